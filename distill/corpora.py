@@ -1,0 +1,358 @@
+"""English text that every installation already has: the documentation of Python and of the installed libraries.
+
+Docstrings are read from source files with :mod:`ast`; no scanned library is ever imported. What is kept is prose:
+sentences of 6 to 40 words without code, tables, addresses or field lists. A sentence that occurs several times
+is kept at its first place only.
+"""
+
+import ast
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import logging
+import os
+import platform
+import re
+import sys
+import sysconfig
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from multiprocessing import get_context
+from pathlib import Path
+
+import platformdirs
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Version of the extraction and of the file; part of the cache key, to be raised when either changes."""
+
+LIBRARIES: Mapping[str, str] = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "numpy": "numpy",
+    "scipy": "scipy",
+    "sklearn": "scikit-learn",
+    "pandas": "pandas",
+    "networkx": "networkx",
+    "sympy": "sympy",
+    "ray": "ray",
+    "optuna": "optuna",
+    "datasets": "datasets",
+    "sqlalchemy": "SQLAlchemy",
+    "accelerate": "accelerate",
+    "huggingface_hub": "huggingface_hub",
+}
+"""Package name -> distribution name of the libraries that are read where they are installed."""
+
+MAX_LIBRARY_BYTES = 12_000_000
+"""At most about this much source is read per library; of a larger one, evenly spaced files."""
+
+SKIPPED_FOLDERS = frozenset(
+    {"test", "tests", "testing", "_vendor", "thirdparty_files", "site-packages", "dist-packages", "idlelib", "lib2to3"}
+)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Distinct sentences in reading order; four columns of equal length, documents contiguous.
+
+    ``documents`` are ids such as ``torch/nn/modules/linear.py``. Two sentences of one document whose ``positions``
+    differ by one follow each other in the text; where something was left out between them, they differ by more.
+    """
+
+    texts: tuple[str, ...]
+    sources: tuple[str, ...]
+    documents: tuple[str, ...]
+    positions: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.texts), len(self.sources), len(self.documents), len(self.positions)}
+        if len(sizes) != 1:
+            raise ValueError(f"Corpus: columns differ in length: {sorted(sizes)}")
+        if len(set(self.texts)) != len(self.texts):
+            raise ValueError("Corpus: a text occurs twice; sentences must be distinct")
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of everything in the corpus, as hexadecimal digits: a key for whatever is derived from it."""
+        digest = hashlib.sha256()
+        for line in _lines(self):
+            digest.update(line)
+        return digest.hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where derived files are kept: ``$FFN_NAS_CACHE``, or the user's cache folder of this platform. Not created."""
+    chosen = os.environ.get("FFN_NAS_CACHE")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("ffn-nas", appauthor=False))
+
+
+def embedded_corpus(folder: Path | None = None) -> Corpus:
+    """The corpus of this installation, from ``folder`` (default: :func:`cache_folder`) or built and stored there.
+
+    A cached file that is damaged is built again. The key covers the versions of all scanned libraries.
+    """
+    path = (folder or cache_folder()) / "corpora" / f"{installation_key()}.jsonl"
+    if path.exists():
+        try:
+            return load_corpus(path)
+        except ValueError as error:
+            log.warning("%s; building it again", error)
+    corpus = build_corpus(installed_sources(), workers=2)
+    save_corpus(corpus, path)
+    return corpus
+
+
+def installed_sources() -> dict[str, Path]:
+    """Source name -> folder, for Python's standard library and every installed library of :data:`LIBRARIES`."""
+    folders = {"python": Path(sysconfig.get_path("stdlib"))}
+    for package in LIBRARIES:
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.submodule_search_locations:
+            folders[package] = Path(spec.submodule_search_locations[0])
+    return folders
+
+
+def installation_key() -> str:
+    """Hexadecimal key of the scanned libraries' versions, the Python version and :data:`FORMAT`."""
+    versions = {"python": platform.python_version(), "format": str(FORMAT)}
+    for package, distribution in LIBRARIES.items():
+        if importlib.util.find_spec(package) is not None:
+            try:
+                versions[package] = importlib.metadata.version(distribution)
+            except importlib.metadata.PackageNotFoundError:
+                versions[package] = "unknown"
+    return hashlib.sha256(json.dumps(versions, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def build_corpus(sources: Mapping[str, Path], workers: int = 1) -> Corpus:
+    """Read every Python file below the given folders (source name -> folder).
+
+    The result depends only on the files: not on ``workers``, the number of processes. Raises ValueError where
+    no prose is found.
+    """
+    files = [(source, root, path) for source, root in sources.items() for path in _python_files(root)]
+    if workers > 1 and len(files) > 100 and _can_spawn():
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            found = list(pool.map(_read_file, files, chunksize=50))
+    else:
+        found = [_read_file(file) for file in files]
+    seen: set[str] = set()
+    rows: list[tuple[str, str, str, int]] = []
+    for source, document, sentences in sorted(part for parts in found for part in parts):
+        for position, text in sentences:
+            same = re.sub(r"\W+", " ", text).casefold()
+            if same not in seen:
+                seen.add(same)
+                rows.append((text, source, document, position))
+    if not rows:
+        raise ValueError(f"no prose found in the Python files of {', '.join(map(str, sources.values())) or 'no folder'}")
+    return Corpus(*zip(*rows, strict=True))
+
+
+def save_corpus(corpus: Corpus, path: Path) -> None:
+    """Write JSON lines: a header, then one line per document. Atomic: readers see the old file or the whole new one."""
+    header = {"format": FORMAT, "sentences": len(corpus), "sha256": corpus.fingerprint}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(json.dumps(header).encode() + b"\n")
+            file.writelines(_lines(corpus))
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load_corpus(path: Path) -> Corpus:
+    """Read what :func:`save_corpus` wrote. Raises ValueError, naming the file, when it is truncated or altered."""
+    first, _, body = path.read_bytes().partition(b"\n")
+    try:
+        header = json.loads(first)
+        expected = (header["format"], header["sha256"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path}: not a corpus file") from None
+    if expected != (FORMAT, hashlib.sha256(body).hexdigest()):
+        raise ValueError(f"{path}: damaged, or of another format than {FORMAT}")
+    texts: list[str] = []
+    sources: list[str] = []
+    documents: list[str] = []
+    positions: list[int] = []
+    for line in body.splitlines():
+        source, document, places, sentences = json.loads(line)
+        texts += sentences
+        positions += places
+        sources += [source] * len(sentences)
+        documents += [document] * len(sentences)
+    return Corpus(tuple(texts), tuple(sources), tuple(documents), tuple(positions))
+
+
+def _lines(corpus: Corpus) -> Iterator[bytes]:
+    rows = zip(corpus.sources, corpus.documents, corpus.positions, corpus.texts, strict=True)
+    for (source, document), group in groupby(rows, key=lambda row: row[:2]):
+        _, _, positions, texts = zip(*group, strict=True)
+        yield json.dumps([source, document, positions, texts]).encode() + b"\n"
+
+
+def _can_spawn() -> bool:
+    """A spawned process imports the main module again, which must then be a file (not a script on standard input)."""
+    main = sys.modules["__main__"]
+    return getattr(main, "__spec__", None) is not None or Path(getattr(main, "__file__", __file__)).is_file()
+
+
+def _python_files(root: Path) -> list[Path]:
+    """Source files below ``root`` in a fixed order, thinned evenly to :data:`MAX_LIBRARY_BYTES`."""
+    found = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    size = sum(path.stat().st_size for path in found)
+    return sorted(found)[:: max(1, round(size / MAX_LIBRARY_BYTES))]
+
+
+Document = tuple[str, str, list[tuple[int, str]]]
+
+
+def _read_file(file: tuple[str, Path, Path]) -> list[Document]:
+    """The documents of one source file: itself, or for the table of Python's help topics, each topic."""
+    source, root, path = file
+    name = f"{source}/{path.relative_to(root).as_posix()}"
+    try:
+        code = path.read_bytes()
+        if b'"""' not in code and b"'''" not in code:
+            return []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's sources
+            tree = ast.parse(code)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []  # unreadable, or template files that are no Python
+    if name == "python/pydoc_data/topics.py":
+        texts = {f"{name}#{topic}": [text] for topic, text in _topics(tree)}
+    else:
+        texts = {name: list(_docstrings(tree))}
+    documents = ((document, _numbered(parts)) for document, parts in texts.items())
+    return [(source, document, sentences) for document, sentences in documents if sentences]
+
+
+def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
+                    yield str(key.value), str(value.value)
+
+
+def _docstrings(tree: ast.Module) -> Iterator[str]:
+    """Strings that stand as statements, and long ones given to calls that stand as statements (``add_docstr``)."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        body: Sequence[ast.stmt] = getattr(node, "body", [])
+        for statement in body:
+            if isinstance(statement, ast.Expr):
+                value = statement.value
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield value.value
+                elif isinstance(value, ast.Call) and isinstance(node, ast.Module):
+                    for part in ast.walk(value):
+                        if isinstance(part, ast.Constant) and isinstance(part.value, str) and "\n\n" in part.value:
+                            yield part.value
+        pending += [
+            statement
+            for statement in reversed(body)
+            if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.If | ast.Try)
+        ]
+
+
+def _numbered(texts: Sequence[str]) -> list[tuple[int, str]]:
+    """Prose sentences with positions; a dropped sentence and the border of two texts leave a gap."""
+    position = 0
+    kept = []
+    for text in texts:
+        for paragraph in paragraphs(text):
+            for sentence in SENTENCE_END.split(paragraph):
+                if is_prose(sentence):
+                    kept.append((position, sentence))
+                position += 1
+        position += 1
+    return kept
+
+
+SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)(?<!etc\.)(?<!vs\.)(?<!cf\.)\s+(?=[A-Z\"'(])")
+FIELD = re.compile(
+    r"""[:@]\w+[^:]*:          # :param x:, @return:
+      | [\w*.,\s]{1,40}\s:\s    # numpy style:  name : type
+      | \*{0,2}[\w.*`]+\s*(\([^)]*\))?\s*:(\s|$)  # google style:  name (type): text;  also headings
+      | [-=~^*+|#_\s]+$          # rules and borders of tables
+      | \|  | \.\.\s | \+-  | \#+\s """,
+    re.VERBOSE,
+)
+BULLET = re.compile(r"([-*+•]|\(?\w{1,2}[.)])\s+")
+ROLE = re.compile(r":[\w:.+-]+:(?=`)")
+LINK = re.compile(r"`([^`<]*)\s<[^>`]*>`_{0,2}|\[([^\]]*)\]\([^)]*\)")
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Running text of a docstring, markup removed, one string per paragraph or list item.
+
+    Left out are doctests, fenced and literal blocks, headings, field lists and tables.
+    """
+    lines = inspect.cleandoc(text).splitlines()
+    current: list[str] = []
+    literal: int | None = None  # indentation of the line that opened a literal block
+    fenced = doctest = False
+    for line in [*lines, ""]:
+        content = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if content.startswith(("```", "~~~")):
+            fenced = not fenced
+            content = ""
+        elif fenced:
+            content = ""
+        elif literal is not None and content:
+            if indent > literal:
+                content = ""
+            else:
+                literal = None
+        doctest = (doctest and bool(content)) or content.startswith(">>>")
+        start = BULLET.match(content)
+        if doctest or not content or start or FIELD.match(content):
+            if current:
+                yield _plain(" ".join(current))
+            current = []
+            if doctest or not content or not start:
+                continue
+            content = content[start.end() :]
+        if content.endswith("::"):
+            literal = indent
+        current.append(content)
+
+
+def _plain(text: str) -> str:
+    text = LINK.sub(lambda match: match[1] or match[2] or "", ROLE.sub("", text))
+    text = re.sub(r"[`*]+|(?<=\w)_(?=\s)", "", text).replace("“", '"').replace("”", '"').replace("’", "'")
+    return re.sub(r"\s+", " ", text).strip()
+
+
+CODE = re.compile(r"https?:|www\.|::|->|[=<>{}\[\]\\|~^@#$%&;]|\(\)|\.\.|--|[^\x00-\x7f]")
+WORD = re.compile(r"""["'(]*[A-Za-z]+(['-][A-Za-z]+)*['")]*[.,:!?]*["')]*""")
+
+
+def is_prose(sentence: str) -> bool:
+    """Whether this is an English sentence: 6 to 40 words, four fifths of them plain, no sign of code."""
+    words = sentence.split(" ")
+    if not 6 <= len(words) <= 40 or not sentence[0].isupper() or sentence[-1] not in ".!?" or CODE.search(sentence):
+        return False
+    return sum(WORD.fullmatch(word) is not None for word in words) >= 0.8 * len(words)

@@ -1,0 +1,141 @@
+"""The one training loop, used by the teacher, the warm-up, candidates and the final training; and evaluation."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import Tensor, nn
+from transformers import get_linear_schedule_with_warmup
+
+from distill.objectives import Objective
+from distill.outputs import LOGITS, Batch, Outputs, run
+
+# Returns the teacher's outputs for batch number `step`.
+TeacherOutputs = Callable[[int, Batch], Outputs]
+
+
+class Diverged(ArithmeticError):
+    """The loss or the scores stopped being finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Hyper-parameters of one training run.
+
+    Attributes:
+        steps: optimiser steps, one batch each.
+        batch_size: sentences in a batch.
+        learning_rate: peak; it rises linearly over the first `warmup` share of the steps, then falls to 0.
+        weight_decay: of AdamW, not applied to biases and LayerNorms.
+        clip: largest gradient norm.
+    """
+
+    steps: int
+    batch_size: int = 32
+    learning_rate: float = 1e-4
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+    clip: float = 1.0
+
+
+def make_accelerator(device: str = "auto") -> Accelerator:
+    """Device and precision: `device` is "auto", "cpu" or "cuda"; bfloat16 where the processor computes in it."""
+    cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    if cpu:
+        able = torch.cpu.get_capabilities()
+        bf16 = bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+    else:
+        bf16 = torch.cuda.is_bf16_supported()
+    return Accelerator(cpu=cpu, mixed_precision="bf16" if bf16 else "no")
+
+
+def train(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    objective: Objective,
+    recipe: Recipe,
+    *,
+    accelerator: Accelerator,
+    teacher: TeacherOutputs | None = None,
+    seed: int = 0,
+    after_step: Callable[[int, float], None] | None = None,
+) -> list[float]:
+    """Train `model` in place for `recipe.steps` batches and return the loss of each step.
+
+    Args:
+        batches: at least `recipe.steps` of them.
+        teacher: gives the teacher's outputs of a batch; required when the objective needs them.
+        seed: of dropout.
+        after_step: called with the number of finished steps and the loss of the last.
+
+    Raises:
+        Diverged: a loss is NaN or infinite.
+        ValueError: there are too few batches, or the teacher is missing.
+    """
+    if objective.needs_teacher and teacher is None:
+        raise ValueError("this objective compares with a teacher: pass its outputs")
+    set_seed(seed)
+    parameters = _parameter_groups([model, objective], recipe.weight_decay)
+    optimizer = torch.optim.AdamW(parameters, lr=recipe.learning_rate, fused=True)
+    schedule = get_linear_schedule_with_warmup(optimizer, round(recipe.warmup * recipe.steps), recipe.steps)
+    objective.to(accelerator.device)
+    model.to(accelerator.device)
+    prepared = accelerator.prepare_model(model) if accelerator.num_processes > 1 else model
+    prepared.train()
+    history: list[float] = []
+    for batch in batches:
+        if len(history) == recipe.steps:
+            break
+        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+        target = teacher(len(history), batch) if teacher and objective.needs_teacher else None
+        with accelerator.autocast():
+            student = run(prepared, batch, objective.needs)
+            loss = objective(student, target, batch)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise Diverged(f"the loss is {value} at step {len(history) + 1}")
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(prepared.parameters(), recipe.clip)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        history.append(value)
+        if after_step:
+            after_step(len(history), value)
+            prepared.train()
+    if len(history) < recipe.steps:
+        raise ValueError(f"{recipe.steps} steps need as many batches; there were {len(history)}")
+    return history
+
+
+def _parameter_groups(modules: Sequence[nn.Module], decay: float) -> list[dict]:
+    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+@torch.inference_mode()
+def predict(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelerator) -> Tensor:
+    """Logits (N, C) in float32 on the CPU, of all rows of `batches` in their order; the model in eval mode.
+
+    Raises:
+        Diverged: a logit is NaN or infinite.
+    """
+    model.to(accelerator.device)
+    training = model.training
+    model.eval()
+    rows = []
+    for batch in batches:
+        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+        with accelerator.autocast():
+            rows.append(run(model, batch, frozenset({LOGITS})).logits.float().cpu())
+    model.train(training)
+    logits = torch.cat(rows)
+    if not torch.isfinite(logits).all():
+        raise Diverged("the model's logits are not finite")
+    return logits

@@ -1,0 +1,193 @@
+"""The configuration of a study: presets, a user's own TOML file, and what the command line overrides."""
+
+import difflib
+import tomllib
+from fractions import Fraction
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+
+from distill.loop import Recipe
+from search_spaces.architecture import Base
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names the place and what would be right."""
+
+
+def _fraction(value: Any) -> Fraction:
+    if isinstance(value, bool | float):
+        raise ValueError(f"{value!r}: write it as a fraction in quotes, such as \"1/4\"")
+    try:
+        fraction = Fraction(value)
+    except (ValueError, ZeroDivisionError, TypeError):
+        raise ValueError(f"{value!r} is not a fraction such as \"1/4\"") from None
+    if not 0 < fraction <= 1:
+        raise ValueError(f"{value} is not above 0 and at most 1")
+    return fraction
+
+
+_SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def count(value: Any) -> int:
+    """A whole number, also written as "15M", "15.4M", "900K" or "1G"."""
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a number such as 15M")
+    text = str(value).strip().upper()
+    suffix = text[-1:] if text[-1:] in ("K", "M", "G") else ""
+    try:
+        number = Fraction(text.removesuffix(suffix)) * _SUFFIXES[suffix]
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"{value!r} is not a number such as 15M or 15400000") from None
+    if number <= 0 or number.denominator != 1:
+        raise ValueError(f"{value!r} is not a positive whole number")
+    return int(number)
+
+
+Expansion = Annotated[Fraction, BeforeValidator(_fraction), PlainSerializer(str)]
+Count = Annotated[int, BeforeValidator(count)]
+Steps = Annotated[int, Field(ge=0, le=10_000_000)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BaseTable(Table):
+    """A student that starts from scratch; fields as in `search_spaces.architecture.Base`."""
+
+    depth: int
+    width: int
+    heads: int
+    inner: int
+    embedding: int | None = None
+
+    def build(self, vocabulary: int) -> Base:
+        return Base(vocabulary=vocabulary, **self.model_dump())
+
+
+class SpaceTable(Table):
+    stacks: Annotated[tuple[Annotated[int, Field(ge=1, le=16)], ...], Field(min_length=1)]
+    expansions: Annotated[tuple[Expansion, ...], Field(min_length=1)]
+    uniform: Expansion | None = None
+    slack: Share = 0.05
+    min_params: Count | None = None
+    max_params: Count | None = None
+    edit_rate: Share = 0.1
+
+    @model_validator(mode="after")
+    def _a_box(self) -> "SpaceTable":
+        if self.uniform is None and self.max_params is None:
+            raise ValueError("give the parameter box: max_params, or uniform (the expansion of a uniform slice)")
+        return self
+
+
+class ObjectiveTable(Table):
+    attention: Weight = 1.0
+    hidden: Weight = 1.0
+    embedding: Weight = 1.0
+    prediction: Weight = 1.0
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+
+class RecipeTable(Table):
+    """Fields as in `distill.loop.Recipe`."""
+
+    steps: Steps
+    batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    warmup: Share = 0.1
+
+    def build(self) -> Recipe:
+        return Recipe(
+            steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate, warmup=self.warmup
+        )
+
+
+class WarmupTable(RecipeTable):
+    """`graphs`: train the complete GELU supernet, or one with graphs drawn anew from the space in every step."""
+
+    graphs: Literal["gelu", "sampled"] = "gelu"
+    importance_batches: Annotated[int, Field(ge=1)] = 16
+
+
+class StageTable(Table):
+    trials: Annotated[int, Field(ge=1, le=1_000_000)]
+    sampler: str = "random"
+    confirm: Annotated[int, Field(ge=1)] = 3
+    confirm_seeds: Annotated[int, Field(ge=0)] = 2
+
+
+class StudyConfig(Table):
+    """Everything that decides what a study computes; saved as `config.toml` beside its results."""
+
+    teacher: str
+    base: Literal["teacher"] | BaseTable = "teacher"
+    task: str
+    max_length: Annotated[int, Field(ge=8, le=512)] = 128
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    space: SpaceTable
+    objective: ObjectiveTable = ObjectiveTable()
+    finetune: RecipeTable
+    warmup: WarmupTable
+    candidate: RecipeTable
+    pretrain: RecipeTable
+    final: RecipeTable
+    stage1: StageTable
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def presets() -> list[str]:
+    """The names that `load_config` knows."""
+    folder = resources.files("nas") / "presets"
+    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+
+
+def load_config(name: str, overrides: dict[str, Any] | None = None) -> StudyConfig:
+    """The preset `name`, or the TOML file at that path, with `overrides` ("space.max_params": ...) put over it.
+
+    Raises:
+        ConfigError: no such preset or file, no TOML, or a value that cannot be; the message names the place.
+    """
+    if name in presets():
+        text = (resources.files("nas") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+    elif name.endswith(".toml"):
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{name}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
+    else:
+        near = difflib.get_close_matches(name, presets(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"unknown preset {name!r}{hint} (presets: {', '.join(presets())}; or a .toml file)")
+    return parse_config(text, name, overrides)
+
+
+def parse_config(text: str, name: str, overrides: dict[str, Any] | None = None) -> StudyConfig:
+    """A configuration from TOML text; `name` is what errors call it."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: not TOML: {error}") from None
+    for place, value in (overrides or {}).items():
+        *outer, last = place.split(".")
+        table = tables
+        for key in outer:
+            table = table.setdefault(key, {})
+        table[last] = value
+    try:
+        return StudyConfig.model_validate(tables)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise ConfigError(f"{name}: {place}: {message}{more}") from None

@@ -1,0 +1,1 @@
+"""The student encoder, the supernet it inherits from, and what happens to their weights."""

@@ -1,0 +1,204 @@
+"""From an architecture to a model, and the two starting points of a supernet: a teacher, or nothing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+
+from distill.teacher import TeacherError
+from search_spaces.architecture import Architecture, Base
+from search_spaces.graph import GELU, FFNGraph
+from supernet.configuration_nas_bert import AUTO_MAP, NasBertConfig
+from supernet.modeling_nas_bert import (
+    NasBertForMaskedLM,
+    NasBertForQuestionAnswering,
+    NasBertForSequenceClassification,
+    NasBertForTokenClassification,
+    NasBertModel,
+)
+
+HEADS: dict[str, type[PreTrainedModel]] = {
+    "none": NasBertModel,
+    "masked_lm": NasBertForMaskedLM,
+    "classification": NasBertForSequenceClassification,
+    "token_classification": NasBertForTokenClassification,
+    "question_answering": NasBertForQuestionAnswering,
+}
+INHERITED = (
+    "id2label",
+    "label2id",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "classifier_dropout",
+    "layer_norm_eps",
+    "pad_token_id",
+)
+
+# What a teacher's `hidden_act` is in terms of the operations: the base graph's activation and the form of gelu.
+ACTIVATIONS: dict[str, tuple[str, str]] = {
+    "gelu": ("gelu", "erf"),
+    "gelu_new": ("gelu", "tanh"),
+    "gelu_pytorch_tanh": ("gelu", "tanh"),
+    "relu": ("relu", "tanh"),
+    "silu": ("swish", "tanh"),
+    "swish": ("swish", "tanh"),
+}
+
+AutoConfig.register("nas_bert", NasBertConfig)
+AutoModel.register(NasBertConfig, NasBertModel)
+
+
+def config_of(
+    architecture: Architecture, labels: int = 2, like: PretrainedConfig | None = None
+) -> NasBertConfig:
+    """The Hugging Face configuration that describes `architecture` completely, for models with `labels` outputs.
+
+    What no architecture says (labels, dropout, epsilon of LayerNorm, padding token) is taken from `like`, usually
+    the supernet's or the teacher's configuration, where it is given.
+    """
+    base = architecture.base
+    ffn = []
+    for genes in architecture.layers:
+        inner = genes.inner(base)
+        ffn.append(
+            {
+                "formula": str(genes.graph),
+                "program": [[node.op, list(node.inputs)] for node in genes.graph.nodes[1:]],
+                "widths": list(genes.graph.widths(base.width, inner, base.mismatch)),
+                "stack": genes.stack,
+                "inner": inner,
+            }
+        )
+    config = NasBertConfig(
+        vocab_size=base.vocabulary,
+        hidden_size=base.width,
+        num_hidden_layers=base.depth,
+        num_attention_heads=base.heads,
+        intermediate_size=base.inner,
+        hidden_act="gelu" if base.gelu == "erf" else "gelu_pytorch_tanh",
+        max_position_embeddings=base.positions,
+        type_vocab_size=base.token_types,
+        num_labels=labels,
+        ffn=ffn,
+        gelu=base.gelu,
+        mismatch=base.mismatch,
+        embedding_size=base.embedding,
+        auto_map=AUTO_MAP,
+    )
+    for name in INHERITED if like is not None else ():
+        setattr(config, name, getattr(like, name))
+    return config
+
+
+def build(
+    architecture: Architecture,
+    head: str = "classification",
+    labels: int = 2,
+    like: PretrainedConfig | None = None,
+) -> PreTrainedModel:
+    """A freshly initialised model of `architecture`; `head` is a key of `HEADS`, `like` as for `config_of`."""
+    return HEADS[head](config_of(architecture, labels, like))
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy `weights` into `model`; every tensor of either side must have its partner in the other."""
+    model.load_state_dict(dict(weights), strict=True)
+
+
+def base_of_teacher(config: Any) -> tuple[Base, FFNGraph]:
+    """The base and the base graph of a student that starts as a copy of a BERT with this configuration.
+
+    Raises:
+        TeacherError: its activation is not among the operations.
+    """
+    if config.hidden_act not in ACTIVATIONS:
+        raise TeacherError(
+            f"the teacher's hidden_act is {config.hidden_act!r}; needed: one of {', '.join(ACTIVATIONS)}"
+        )
+    activation, gelu = ACTIVATIONS[config.hidden_act]
+    base = Base(
+        depth=config.num_hidden_layers,
+        width=config.hidden_size,
+        heads=config.num_attention_heads,
+        inner=config.intermediate_size,
+        vocabulary=config.vocab_size,
+        positions=config.max_position_embeddings,
+        token_types=config.type_vocab_size,
+        gelu=gelu,
+    )
+    return base, FFNGraph.parse(f"project({activation}(expand(x)))")
+
+
+def full_architecture(base: Base, graph: FFNGraph, stack: int) -> Architecture:
+    """The supernet's own architecture: `stack` blocks of full width in every layer."""
+    return Architecture.uniform(base, graph=graph, stack=stack)
+
+
+def from_scratch(base: Base, stack: int, labels: int = 2) -> PreTrainedModel:
+    """A supernet with random weights, for the papers' own base models."""
+    return build(full_architecture(base, GELU, stack), labels=labels)
+
+
+def from_teacher(
+    teacher: PreTrainedModel, stack: int, block_inputs: list[tuple[float, float]] | None = None
+) -> PreTrainedModel:
+    """A supernet that computes what its teacher computes.
+
+    The lowest block of each layer takes the teacher's FFN. A further block starts near the identity: its projection
+    is zero, and its LayerNorm's gain and shift are the mean standard deviation and mean of its input over tokens.
+
+    Args:
+        teacher: a `BertForSequenceClassification`, as `distill.teacher.load_classifier` checks and loads it.
+        stack: blocks of every layer.
+        block_inputs: (mean standard deviation, mean) of each layer's output; needed when `stack` > 1,
+            `layer_output_statistics` computes it.
+
+    Raises:
+        TeacherError: the teacher's activation is not among the operations.
+    """
+    base, graph = base_of_teacher(teacher.config)
+    supernet = build(full_architecture(base, graph, stack), like=teacher.config)
+    own = supernet.state_dict()
+    for name, tensor in teacher.state_dict().items():
+        own[_student_name(name)] = tensor.clone()
+    if stack > 1:
+        if block_inputs is None:
+            raise ValueError("a supernet of several blocks needs block_inputs: layer_output_statistics(...)")
+        for layer, (deviation, mean) in enumerate(block_inputs):
+            for block in range(1, stack):
+                prefix = f"bert.encoder.layer.{layer}.ffn.{block}."
+                own[prefix + "project.weight"] = torch.zeros_like(own[prefix + "project.weight"])
+                own[prefix + "project.bias"] = torch.zeros_like(own[prefix + "project.bias"])
+                own[prefix + "LayerNorm.weight"] = torch.full_like(own[prefix + "LayerNorm.weight"], deviation)
+                own[prefix + "LayerNorm.bias"] = torch.full_like(own[prefix + "LayerNorm.bias"], mean)
+    load_weights(supernet, own)
+    return supernet
+
+
+def _student_name(name: str) -> str:
+    """A parameter of the stock BERT under the name it has here."""
+    name = name.replace(".intermediate.dense.", ".ffn.0.expand.")
+    if ".attention." not in name:
+        name = name.replace(".output.dense.", ".ffn.0.project.").replace(".output.LayerNorm.", ".ffn.0.LayerNorm.")
+    return name
+
+
+@torch.no_grad()
+def layer_output_statistics(
+    teacher: PreTrainedModel, batches: list[dict[str, Tensor]]
+) -> list[tuple[float, float]]:
+    """Standard deviation over channels and mean of every layer's output, each averaged over the valid tokens."""
+    totals = torch.zeros(teacher.config.num_hidden_layers, 2, dtype=torch.float64)
+    tokens = 0
+    for batch in batches:
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        states = teacher(**inputs, output_hidden_states=True).hidden_states[1:]
+        mask_BT = batch["attention_mask"].bool()
+        tokens += int(mask_BT.sum())
+        for layer, state_BTD in enumerate(states):
+            valid_ND = state_BTD[mask_BT].double()
+            totals[layer, 0] += valid_ND.std(dim=-1, unbiased=False).sum()
+            totals[layer, 1] += valid_ND.mean(dim=-1).sum()
+    return [(float(deviation), float(mean)) for deviation, mean in totals / tokens]

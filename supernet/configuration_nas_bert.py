@@ -1,0 +1,42 @@
+"""Configuration of a BERT whose feed-forward networks follow a searched architecture.
+
+This file, `ffn.py` and `modeling_nas_bert.py` travel inside every exported checkpoint, so they import torch,
+transformers and each other, and nothing else of this project.
+"""
+
+from transformers import BertConfig
+
+MODELING = "modeling_nas_bert"
+
+
+class NasBertConfig(BertConfig):
+    """A `BertConfig` plus the feed-forward networks of every layer.
+
+    Attributes:
+        ffn: one entry a layer, `{"formula", "program", "widths", "stack", "inner"}`. `program` lists the operations
+            in order as `[name, [inputs]]`, where value 0 is the input of the block and value i+1 the result of
+            operation i; `widths` are the channels of all values, the input first.
+        gelu: `"tanh"` or `"erf"`, the form of the operation `gelu`.
+        mismatch: `"narrow"` or `"wide"`: what a binary operation does with inputs of different width.
+        embedding_size: width of a factorised word embedding over trigrams (MobileBERT); `None` for BERT's own.
+    """
+
+    model_type = "nas_bert"
+    _auto_class = "AutoConfig"
+
+    ffn: list | None = None
+    gelu: str = "tanh"
+    mismatch: str = "narrow"
+    embedding_size: int | None = None
+    trigram_input: bool = True
+    normalization_type: str = "layer_norm"
+
+
+AUTO_MAP = {
+    "AutoConfig": "configuration_nas_bert.NasBertConfig",
+    "AutoModel": f"{MODELING}.NasBertModel",
+    "AutoModelForMaskedLM": f"{MODELING}.NasBertForMaskedLM",
+    "AutoModelForSequenceClassification": f"{MODELING}.NasBertForSequenceClassification",
+    "AutoModelForTokenClassification": f"{MODELING}.NasBertForTokenClassification",
+    "AutoModelForQuestionAnswering": f"{MODELING}.NasBertForQuestionAnswering",
+}

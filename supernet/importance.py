@@ -1,0 +1,116 @@
+"""How much each inner neuron matters, and the reordering that puts the important ones first."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+Batch = dict[str, Tensor]
+
+
+def neuron_importance(
+    model: PreTrainedModel, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], Tensor]
+) -> list[list[Tensor]]:
+    """Importance of every inner neuron (MoEBERT, equation 4), from one backward pass a batch.
+
+    For a sample x and neuron j the score is |W1_j . dL/dW1_j + W2_j . dL/dW2_j|. Summed over the sample's tokens t,
+    the first term is sum_t (pre_tj - b1_j) dL/dpre_tj and the second sum_t h_tj dL/dh_tj, with `pre` what expand
+    returns and `h` what project is given, so activations and their gradients are all it takes. Scores of samples
+    add up. The model is put into eval mode; use training data, as a score from the data that is reported on leaks.
+
+    Args:
+        model: with `FFNBlock`s in its layers.
+        batches: of tensors (B, ...).
+        loss: the *sum* over the batch of each sample's loss; a mean would weight samples by their batch.
+
+    Returns:
+        `[layer][block]` -> (inner,) float64. Every graph in which the input of project is as wide as the output of
+        expand has a score.
+    """
+    blocks = [list(layer.ffn) for layer in model.base_model.encoder.layer]
+    scores = [
+        [torch.zeros(block.expand.out_features, dtype=torch.float64) for block in layer] for layer in blocks
+    ]
+    seen: dict[tuple[int, int], list[Tensor]] = {}
+    hooks = []
+    for i, layer in enumerate(blocks):
+        for j, block in enumerate(layer):
+            seen[i, j] = [torch.empty(0), torch.empty(0)]
+            hooks.append(block.expand.register_forward_hook(_keep_output(seen[i, j])))
+            hooks.append(block.project.register_forward_pre_hook(_keep_input(seen[i, j])))
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            total = loss(model, batch)
+            tensors = [tensor for pair in seen.values() for tensor in pair]
+            gradients = torch.autograd.grad(total, tensors, allow_unused=True)
+            for index, (i, j) in enumerate(seen):
+                pre_BTE, inner_BTE = seen[i, j]
+                pre_grad, inner_grad = gradients[2 * index : 2 * index + 2]
+                bias_E = blocks[i][j].expand.bias
+                first = 0 if pre_grad is None else ((pre_BTE - bias_E) * pre_grad).sum(dim=1)
+                second = 0 if inner_grad is None else (inner_BTE * inner_grad).sum(dim=1)
+                score_BE = torch.as_tensor(first + second).detach().abs().double()
+                scores[i][j] += score_BE.sum(dim=0).cpu()
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(was_training)
+    return scores
+
+
+def _keep_output(kept: list[Tensor]) -> Callable[..., None]:
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        kept[0] = output
+
+    return hook
+
+
+def _keep_input(kept: list[Tensor]) -> Callable[..., None]:
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        kept[1] = inputs[0]
+
+    return hook
+
+
+def sort_channels(weights: Mapping[str, Tensor], importance: list[list[Tensor]]) -> dict[str, Tensor]:
+    """The same function with the inner channels of every block in descending importance.
+
+    Holds for graphs that treat inner channels alike, as the supernet's do. `importance` as `neuron_importance`
+    returns it. The names may carry any prefix before `encoder.layer`.
+    """
+    prefix = next(name for name in weights if "encoder.layer.0." in name).split("encoder.layer.")[0]
+    result = {name: tensor.clone() for name, tensor in weights.items()}
+    for i, layer in enumerate(importance):
+        for j, score in enumerate(layer):
+            order = torch.argsort(score, descending=True, stable=True)
+            block = f"{prefix}encoder.layer.{i}.ffn.{j}."
+            for name, dimension in (("expand.weight", 0), ("expand.bias", 0), ("project.weight", 1)):
+                result[block + name] = weights[block + name].index_select(dimension, order)
+    return result
+
+
+def allocate(importance: list[Tensor], total: int, least: int = 1) -> list[int]:
+    """Split `total` inner neurons over the layers by importance over the whole network.
+
+    The `total` highest scores of all layers together are kept, but no layer falls below `least` neurons.
+
+    Raises:
+        ValueError: `total` is less than `least` for each layer, or more than there are.
+    """
+    layers = len(importance)
+    most = sum(len(score) for score in importance)
+    if not least * layers <= total <= most:
+        raise ValueError(f"cannot give {total} neurons to {layers} layers: between {least * layers} and {most}")
+    rows = [
+        (float(value), layer)
+        for layer, score in enumerate(importance)
+        for value in torch.sort(score, descending=True).values[least:]
+    ]
+    rows.sort(key=lambda row: row[0], reverse=True)
+    kept = [least] * layers
+    for _, layer in rows[: total - least * layers]:
+        kept[layer] += 1
+    return kept

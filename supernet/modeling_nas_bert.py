@@ -1,0 +1,158 @@
+"""BERT with searched feed-forward networks: attention, embeddings and heads are the library's own.
+
+Part of every exported checkpoint: imports torch, transformers and its two neighbours only.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    BertPreTrainedModel,
+)
+from transformers import initialization as init
+from transformers.models.albert.modeling_albert import AlbertMLMHead
+from transformers.models.bert.modeling_bert import (
+    BertEmbeddings,
+    BertEncoder,
+    BertLayer,
+    BertOnlyMLMHead,
+    BertPooler,
+)
+from transformers.models.mobilebert.modeling_mobilebert import MobileBertEmbeddings
+
+from .configuration_nas_bert import NasBertConfig
+from .ffn import FFNBlock
+
+
+class NasBertEmbeddings(MobileBertEmbeddings):
+    """Factorised embedding: trigrams of `embedding_size` wide word vectors, mapped to the model width."""
+
+    def forward(self, *args: Any, past_key_values_length: int = 0, **kwargs: Any) -> Tensor:
+        return super().forward(*args, **kwargs)
+
+
+class NasBertLayer(BertLayer):
+    """A Transformer layer whose FFN is a stack of `FFNBlock`s."""
+
+    def __init__(self, config: NasBertConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx=layer_idx)
+        del self.intermediate, self.output
+        genes = config.ffn[layer_idx]
+        self.ffn = nn.ModuleList(
+            FFNBlock(genes["program"], genes["widths"], genes["inner"], config) for _ in range(genes["stack"])
+        )
+
+    def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
+        hidden_BTD = attention_output
+        for block in self.ffn:
+            hidden_BTD = block(hidden_BTD)
+        return hidden_BTD
+
+
+class NasBertEncoder(BertEncoder):
+    def __init__(self, config: NasBertConfig) -> None:
+        nn.Module.__init__(self)
+        self.config = config
+        self.layer = nn.ModuleList(NasBertLayer(config, index) for index in range(config.num_hidden_layers))
+
+
+class NasBertPreTrainedModel(BertPreTrainedModel):
+    config_class = NasBertConfig
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, MobileBertEmbeddings):
+            init.copy_(module.position_ids, torch.arange(module.position_ids.shape[-1]).expand((1, -1)))
+
+
+class NasBertModel(NasBertPreTrainedModel, BertModel):
+    """The encoder: (B, T) token ids -> (B, T, width) hidden states and the pooled (B, width)."""
+
+    _auto_class = "AutoModel"
+
+    def __init__(self, config: NasBertConfig, add_pooling_layer: bool = True) -> None:
+        BertPreTrainedModel.__init__(self, config)
+        if not config.ffn or len(config.ffn) != config.num_hidden_layers:
+            raise ValueError(
+                f"config.ffn describes {len(config.ffn or ())} layers but num_hidden_layers is "
+                f"{config.num_hidden_layers}: build the configuration from an architecture"
+            )
+        self.config = config
+        self.gradient_checkpointing = False
+        self.embeddings = BertEmbeddings(config) if config.embedding_size is None else NasBertEmbeddings(config)
+        self.encoder = NasBertEncoder(config)
+        self.pooler = BertPooler(config) if add_pooling_layer else None
+        self.post_init()
+
+
+class FactorisedMLMHead(nn.Module):
+    """ALBERT's head, (B, T, width) -> (B, T, vocabulary), under the name that BERT's has."""
+
+    def __init__(self, config: NasBertConfig) -> None:
+        super().__init__()
+        self.predictions = AlbertMLMHead(config)
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        return self.predictions(hidden_BTD)
+
+
+class NasBertForMaskedLM(NasBertPreTrainedModel, BertForMaskedLM):
+    """Masked-LM head tied to the word embedding; a factorised one is tied as ALBERT does it."""
+
+    _auto_class = "AutoModelForMaskedLM"
+
+    def __init__(self, config: NasBertConfig) -> None:
+        BertPreTrainedModel.__init__(self, config)
+        self.bert = NasBertModel(config, add_pooling_layer=False)
+        if config.embedding_size is None:
+            self.cls = BertOnlyMLMHead(config)
+        else:
+            self.cls = FactorisedMLMHead(config)
+        self.post_init()
+
+
+def _head(model: Any, config: NasBertConfig, outputs: int) -> nn.Linear:
+    """Dropout and linear layer under the names that the library's forward methods use."""
+    probability = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+    model.dropout = nn.Dropout(probability)
+    return nn.Linear(config.hidden_size, outputs)
+
+
+class NasBertForSequenceClassification(NasBertPreTrainedModel, BertForSequenceClassification):
+    _auto_class = "AutoModelForSequenceClassification"
+
+    def __init__(self, config: NasBertConfig) -> None:
+        BertPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.bert = NasBertModel(config)
+        self.classifier = _head(self, config, config.num_labels)
+        self.post_init()
+
+
+class NasBertForTokenClassification(NasBertPreTrainedModel, BertForTokenClassification):
+    _auto_class = "AutoModelForTokenClassification"
+
+    def __init__(self, config: NasBertConfig) -> None:
+        BertPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.bert = NasBertModel(config, add_pooling_layer=False)
+        self.classifier = _head(self, config, config.num_labels)
+        self.post_init()
+
+
+class NasBertForQuestionAnswering(NasBertPreTrainedModel, BertForQuestionAnswering):
+    _auto_class = "AutoModelForQuestionAnswering"
+
+    def __init__(self, config: NasBertConfig) -> None:
+        BertPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.bert = NasBertModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()

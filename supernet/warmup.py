@@ -1,0 +1,67 @@
+"""Warm-up distillation of the supernet, before anything inherits from it (EfficientBERT, section 3.2)."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+
+from distill.loop import Recipe, TeacherOutputs, train
+from distill.objectives import Objective
+from distill.outputs import Batch
+from search_spaces.architecture import Base
+from search_spaces.graph import FFNGraph
+
+
+def warm_up(
+    supernet: PreTrainedModel,
+    base: Base,
+    batches: Iterable[Batch],
+    objective: Objective,
+    recipe: Recipe,
+    *,
+    teacher: TeacherOutputs,
+    accelerator: Accelerator,
+    draw_graphs: Callable[[], Sequence[FFNGraph]] | None = None,
+    seed: int = 0,
+    after_step: Callable[[int, float], None] | None = None,
+) -> list[float]:
+    """Train the complete supernet in place; returns the losses.
+
+    With `draw_graphs` the layers compute other graphs in every step, so that the weights suit more than the one
+    activation; a drawn graph whose project would be narrower than the supernet's leaves its layer as it is.
+    """
+    layers = supernet.base_model.encoder.layer
+    own = [layer.ffn[0].steps for layer in layers]
+
+    def set_graphs() -> None:
+        if draw_graphs is None:
+            return
+        for layer, steps, graph in zip(layers, own, draw_graphs(), strict=True):
+            widths = graph.widths(base.width, base.inner, base.mismatch)
+            project = next(node for node in graph.nodes if node.op == "project")
+            if widths[project.inputs[0]] == base.inner:
+                steps = tuple((node.op, node.inputs) for node in graph.nodes[1:])
+            for block in layer.ffn:
+                block.steps = steps
+
+    def next_step(step: int, loss: float) -> None:
+        set_graphs()
+        if after_step:
+            after_step(step, loss)
+
+    set_graphs()
+    try:
+        return train(
+            supernet,
+            batches,
+            objective,
+            recipe,
+            accelerator=accelerator,
+            teacher=teacher,
+            seed=seed,
+            after_step=next_step,
+        )
+    finally:
+        for layer, steps in zip(layers, own, strict=True):
+            for block in layer.ffn:
+                block.steps = steps
