@@ -52,7 +52,7 @@ LIBRARIES: Mapping[str, str] = {
 }
 """Package name -> distribution name of the libraries that are read where they are installed."""
 
-MAX_LIBRARY_BYTES = 12_000_000
+MAX_LIBRARY_BYTES = 20_000_000
 """At most about this much source is read per library; of a larger one, evenly spaced files."""
 
 SKIPPED_FOLDERS = frozenset(

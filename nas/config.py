@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
-from distill.loop import Recipe
+from distill.recipe import Recipe
 from search_spaces.architecture import Base
 
 
@@ -119,7 +119,7 @@ class WarmupTable(RecipeTable):
 
 class StageTable(Table):
     trials: Annotated[int, Field(ge=1, le=1_000_000)]
-    sampler: str = "random"
+    sampler: Literal["random", "tpe"] = "random"
     confirm: Annotated[int, Field(ge=1)] = 3
     confirm_seeds: Annotated[int, Field(ge=0)] = 2
 

@@ -7,7 +7,7 @@ from search_spaces.operations import OPERATIONS
 
 
 def expression(graph: FFNGraph, named: bool = False) -> sympy.Expr:
-    """The function as a sympy expression of the real symbol `x`; W_1 and W_2 stand for `expand` and `project`.
+    """The function as a sympy expression of the real symbol `x`; W_1 and W_2 are `expand` and `project`.
 
     With `named`, activations stay functions of their names (`gelu(x)`) instead of being written out.
     """

@@ -1,11 +1,12 @@
 """The feed-forward network of a layer as a value: a directed acyclic graph of operations.
 
-The text form is the formula read as a tree, `tanh(project(gelu(expand(x))))`; subterms that are spelled twice are one
-node, so a formula describes a graph whose intermediate results are reused.
+The text form is the formula read as a tree, `tanh(project(gelu(expand(x))))`; subterms that are spelled twice
+are one node, so a formula describes a graph whose intermediate results are reused.
 
-Every value has a static kind: "outer" (the width of the model, like the input `x`), "inner" (what `expand` makes) or
-"mixed" (a binary operation of the two). `expand` leads from outer to inner, `project` from inner or mixed to outer, and
-each occurs exactly once. The space's rules of style are not part of the type: see `breaks_rules`.
+Every value has a static kind: "outer" (the width of the model, like the input `x`), "inner" (what `expand`
+makes) or "mixed" (a binary operation of the two). `expand` leads from outer to inner, `project` from inner or
+mixed to outer, and each occurs exactly once. The space's rules of style are not part of the type: see
+`breaks_rules`.
 """
 
 import re
@@ -44,9 +45,9 @@ class Node:
 class FFNGraph:
     """An immutable, hashable graph with one input `x` and one output of the model's width.
 
-    Nodes may be given in any order, as long as `inputs` are positions in that order; they are stored merged (equal
-    subterms are one node) and numbered in post-order from the output, so equal formulas are equal values: node 0 is
-    the input, every node comes after its inputs, the last node is the output.
+    Nodes may be given in any order, as long as `inputs` are positions in that order; they are stored merged
+    (equal subterms are one node) and numbered in post-order from the output, so equal formulas are equal
+    values: node 0 is the input, every node comes after its inputs, the last node is the output.
 
     Raises GraphError if the nodes are not such a graph.
     """
@@ -54,7 +55,9 @@ class FFNGraph:
     nodes: tuple[Node, ...]
 
     def __post_init__(self) -> None:
-        given = {place: (node.op, node.inputs) for place, node in enumerate(self.nodes)}
+        given: dict[Hashable, tuple[str, tuple[Hashable, ...]]] = {
+            place: (node.op, node.inputs) for place, node in enumerate(self.nodes)
+        }
         object.__setattr__(self, "nodes", _normalise(given))
         _check_linear(self.nodes)
         _check_kinds(self)
@@ -68,7 +71,8 @@ class FFNGraph:
 
     @classmethod
     def from_json(cls, value: object, place: str = "graph") -> "FFNGraph":
-        """The graph from a formula, or from a list of `{"id": ..., "op": ..., "inputs": [ids]}`, where `x` is the input.
+        """The graph from a formula, or from a list of `{"id": ..., "op": ..., "inputs": [ids]}` with the
+        input "x".
 
         Raises GraphError, whose message starts with `place`.
         """
@@ -87,7 +91,7 @@ class FFNGraph:
 
     @classmethod
     def from_networkx(cls, graph: "nx.DiGraph[Any]") -> "FFNGraph":
-        """The inverse of `to_networkx`; a plain integer `position` is understood too, and so is a MultiDiGraph."""
+        """The inverse of `to_networkx`; takes plain integers as `position` too, and a MultiDiGraph."""
         if not graph.is_directed():
             raise GraphError("must be a directed graph")
         arguments: dict[Hashable, dict[int, Hashable]] = {name: {} for name in graph.nodes}
@@ -105,7 +109,7 @@ class FFNGraph:
         return cls(_normalise(given))
 
     def to_networkx(self) -> "nx.DiGraph[Any]":
-        """Nodes carry `op`, edges `position`: the tuple of argument places, `(0, 1)` where both inputs are the same."""
+        """Nodes carry `op`, edges `position`, a tuple of argument places: `(0, 1)` if both are the same."""
         graph: nx.DiGraph[Any] = nx.DiGraph()
         for number, node in enumerate(self.nodes):
             graph.add_node(number, op=node.op)
@@ -133,10 +137,12 @@ class FFNGraph:
         return tuple(self.fold(kind))
 
     def widths(self, outer: int, inner: int, mismatch: str = "narrow") -> tuple[int, ...]:
-        """The number of channels of every node's value, for a model `outer` wide whose `expand` makes `inner` channels.
+        """The number of channels of every node's value, for a model `outer` wide whose `expand` makes `inner`
+        channels.
 
-        A binary operation on different widths keeps the leading channels of the narrower one ("narrow": EfficientBERT),
-        or works on those and lets the rest of the wider one pass unchanged ("wide": its transfer to TinyBERT).
+        A binary operation on different widths keeps the leading channels of the narrower one ("narrow":
+        EfficientBERT), or works on those and lets the rest of the wider one pass unchanged ("wide": its
+        transfer to TinyBERT).
         """
         if mismatch not in MISMATCH:
             raise ValueError(f"mismatch: must be 'narrow' or 'wide', not {shown(mismatch)}")
@@ -168,14 +174,17 @@ class TermBuilder:
 
 
 def read_terms(text: str, make: Callable[[str, tuple[T, ...]], T]) -> T:
-    """Read `name` and `name(term, ...)`, calling `make(name, arguments)` as each term closes; returns the last result.
+    """Read `name` and `name(term, ...)`; calls `make(name, arguments)` as each term closes, returns the last
+    result.
 
-    Works without recursion and stops reading at MAX_TERMS, so hostile text is refused quickly. Raises GraphError.
+    Works without recursion and stops reading at MAX_TERMS, so hostile text is refused quickly. Raises
+    GraphError.
     """
     if not isinstance(text, str):
         raise GraphError(f"must be a formula, not {shown(text)}")
     # A term has at most four tokens of its own: its name, two brackets and a comma.
-    tokens = [(match[1], match.start(1)) for match in islice(_TOKEN.finditer(text), 4 * MAX_TERMS + 1)]
+    matches = islice(_TOKEN.finditer(text.rstrip()), 4 * MAX_TERMS + 1)
+    tokens = [(match[1], match.start(1)) for match in matches]
     if len(tokens) > 4 * MAX_TERMS or sum(_is_name(token) for token, _ in tokens) > MAX_TERMS:
         raise GraphError(f"the formula has more than {MAX_TERMS} terms")
     tokens.append(("", len(text)))
@@ -274,7 +283,9 @@ def _given_from_list(items: Sequence[object]) -> dict[Hashable, tuple[str, tuple
 
 
 def _normalise(given: Mapping[Hashable, tuple[str, tuple[Hashable, ...]]]) -> tuple[Node, ...]:
-    """Check arity, references, cycles, the single output and the size; merge equal nodes and number them in post-order."""
+    """Check arity, references, cycles, the one output and the size; merge equal nodes, number them in
+    post-order.
+    """
     if not given:
         raise GraphError("the graph is empty")
     if len(given) > MAX_TERMS:
@@ -330,7 +341,9 @@ def _check_kinds(graph: FFNGraph) -> None:
     if graph.kinds[graph.nodes[number].inputs[0]] == "outer":
         raise GraphError(f"{shown(graph.texts[number])}: 'project' needs a value that comes from 'expand'")
     if graph.kinds[-1] != "outer":
-        raise GraphError(f"the output has the {graph.kinds[-1]} width; the model's width is needed (apply 'project')")
+        raise GraphError(
+            f"the output has the {graph.kinds[-1]} width, not the model's; it must come after 'project'"
+        )
 
 
 GELU = FFNGraph.parse("project(gelu(expand(x)))")

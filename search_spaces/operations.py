@@ -1,10 +1,11 @@
 """The primitive operations of a feed-forward network (EfficientBERT, table 1), and its two linear maps.
 
-`meaning` is the definition every implementation is tested against. `flops` counts scalar operations per element of the
-result: an addition, product, quotient, comparison, `exp` or `tanh` is one each; the multiply-accumulates of the linear
-maps are counted elsewhere (`search_spaces.cost`).
+`meaning` is the definition every implementation is tested against. `flops` counts scalar operations per
+element of the result: an addition, product, quotient, comparison, `exp` or `tanh` is one each; the
+multiply-accumulates of the linear maps are counted elsewhere (`search_spaces.cost`).
 """
 
+import reprlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,7 +15,7 @@ import sympy
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation: `kind` is "linear", "unary" or "binary"; `meaning` maps sympy arguments to a sympy expression."""
+    """`kind` is "linear", "unary" or "binary"; `meaning` builds a sympy expression from sympy arguments."""
 
     name: str
     arity: int
@@ -65,6 +66,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def shown(value: object, limit: int = 60) -> str:
     """`repr(value)`, cut to a length that fits into one line of an error."""
-    # Cut text before repr, so that a text of megabytes costs nothing.
-    text = repr(value[: limit + 1]) if isinstance(value, str) else repr(value)
+    # Never the full repr: the value may be megabytes of text, or lists nested a thousand deep.
+    text = repr(value[: limit + 1]) if isinstance(value, str) else reprlib.repr(value)
     return text if len(text) <= limit + 2 else f"{text[: limit - 3]}..."

@@ -136,9 +136,9 @@ def full_architecture(base: Base, graph: FFNGraph, stack: int) -> Architecture:
     return Architecture.uniform(base, graph=graph, stack=stack)
 
 
-def from_scratch(base: Base, stack: int, labels: int = 2) -> PreTrainedModel:
+def from_scratch(base: Base, stack: int, labels: int = 2, like: PretrainedConfig | None = None) -> PreTrainedModel:
     """A supernet with random weights, for the papers' own base models."""
-    return build(full_architecture(base, GELU, stack), labels=labels)
+    return build(full_architecture(base, GELU, stack), labels=labels, like=like)
 
 
 def from_teacher(

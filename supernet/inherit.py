@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from search_spaces.architecture import Architecture
+from search_spaces.cost import project_width
 
 _BLOCK = re.compile(r"(?:.*\.)?encoder\.layer\.(\d+)\.ffn\.(\d+)\.(\w+)\.(weight|bias)")
 
@@ -27,13 +28,7 @@ def inherit(weights: Mapping[str, Tensor], architecture: Architecture) -> dict[s
         ValueError: the supernet has too few blocks or channels for a layer.
     """
     base = architecture.base
-    sizes = []
-    for genes in architecture.layers:
-        inner = genes.inner(base)
-        widths = genes.graph.widths(base.width, inner, base.mismatch)
-        project = next(node for node in genes.graph.nodes if node.op == "project")
-        sizes.append((genes.stack, inner, widths[project.inputs[0]]))
-
+    sizes = [(genes.stack, genes.inner(base), project_width(base, genes)) for genes in architecture.layers]
     inherited = {}
     blocks = [0] * len(sizes)
     for name, tensor in weights.items():

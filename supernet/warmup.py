@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from distill.loop import Recipe, TeacherOutputs, train
+from distill.loop import TeacherOutputs, train
 from distill.objectives import Objective
 from distill.outputs import Batch
-from search_spaces.architecture import Base
+from distill.recipe import Recipe
+from search_spaces.architecture import Base, Genes
+from search_spaces.cost import project_width
 from search_spaces.graph import FFNGraph
 
 
@@ -37,9 +39,7 @@ def warm_up(
         if draw_graphs is None:
             return
         for layer, steps, graph in zip(layers, own, draw_graphs(), strict=True):
-            widths = graph.widths(base.width, base.inner, base.mismatch)
-            project = next(node for node in graph.nodes if node.op == "project")
-            if widths[project.inputs[0]] == base.inner:
+            if project_width(base, Genes(graph)) == base.inner:
                 steps = tuple((node.op, node.inputs) for node in graph.nodes[1:])
             for block in layer.ffn:
                 block.steps = steps

@@ -1,0 +1,248 @@
+"""Three classification tasks whose labels come with the text of a corpus, and the metrics they are scored with.
+
+``library``: which library a sentence documents. ``neighbours``: whether the second sentence follows the first or
+was taken from another document of the same library. ``word_order``: whether two words of the sentence were
+swapped; a bag of words cannot tell. All tasks share one division of the documents into train, search and dev, so that
+no task shows text in training that another one is scored on.
+"""
+
+import difflib
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from distill.corpora import Corpus, embedded_corpus
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is predicted: ``labels[i]`` is the name of class ``i``."""
+
+    name: str
+    labels: tuple[str, ...]
+    kind: str = "classification"
+    metric: str = "accuracy"
+
+    def __post_init__(self) -> None:
+        if len(self.labels) < 2 or len(set(self.labels)) != len(self.labels):
+            raise ValueError(f"Task {self.name!r}: needs two or more distinct labels, not {self.labels}")
+        if self.kind != "classification":
+            raise ValueError(f"Task {self.name!r}: unknown kind {self.kind!r}; only 'classification' is built")
+        if self.metric not in METRICS:
+            raise ValueError(f"Task {self.name!r}: unknown metric {self.metric!r}{_meant(self.metric, METRICS)}")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows of a task: ``texts``, for tasks on two sentences also ``pairs`` (the second ones), and class indices."""
+
+    texts: tuple[str, ...]
+    pairs: tuple[str, ...] | None
+    labels: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        sizes = [len(self.texts), len(self.labels), *([] if self.pairs is None else [len(self.pairs)])]
+        if len(set(sizes)) != 1:
+            raise ValueError(f"Split: texts, labels and pairs differ in length: {sizes}")
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task with its rows: ``search`` scores candidates while searching, ``dev`` gives the final numbers."""
+
+    task: Task
+    train: Split
+    search: Split
+    dev: Split
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The most rows a split gets; it gets fewer, still balanced, where the corpus is too small."""
+
+    train: int = 60_000
+    search: int = 2_000
+    dev: int = 2_000
+
+
+Row = tuple[str, str | None, int]
+
+
+def demo_tasks(corpus: Corpus, sizes: Sizes | None = None, seed: int = 0) -> dict[str, TaskData]:
+    """All tasks on this corpus, by name; the same for the same arguments.
+
+    Raises ValueError where the corpus has too little text for a task.
+    """
+    return {name: demo_task(name, corpus, sizes, seed) for name in TASKS}
+
+
+def load_task(name: str) -> TaskData:
+    """One task on the text of this installation (:func:`distill.corpora.embedded_corpus`)."""
+    _check_name(name)
+    return demo_task(name, embedded_corpus())
+
+
+def demo_task(name: str, corpus: Corpus, sizes: Sizes | None = None, seed: int = 0) -> TaskData:
+    """One task on this corpus. Raises ValueError for an unknown name, and where the corpus is too small."""
+    _check_name(name)
+    task, make_rows = TASKS[name](corpus)
+    sizes = sizes or Sizes()
+    splits = {}
+    for number, (split, indices) in enumerate(document_splits(corpus, seed).items()):
+        rng = np.random.default_rng([seed, number, list(TASKS).index(name)])
+        splits[split] = _balanced(make_rows(indices, rng), len(task.labels), getattr(sizes, split), rng)
+        if not len(splits[split]):
+            raise ValueError(f"task {name!r}: the corpus of {len(corpus)} sentences has no rows for its {split} split")
+    return TaskData(task, **splits)
+
+
+def document_splits(corpus: Corpus, seed: int = 0) -> dict[str, np.ndarray]:
+    """Ascending indices of the sentences of ``train``, ``search`` and ``dev``: 84, 8 and 8 % of the documents."""
+    documents = sorted(set(corpus.documents))
+    places = np.random.default_rng([seed, len(documents)]).permutation(len(documents)) / len(documents)
+    place = dict(zip(documents, places, strict=True))
+    at = np.array([place[document] for document in corpus.documents])
+    return {
+        "train": np.flatnonzero(at >= 0.16),
+        "search": np.flatnonzero(at < 0.08),
+        "dev": np.flatnonzero((at >= 0.08) & (at < 0.16)),
+    }
+
+
+def text_corpus(corpus: Corpus, seed: int = 0) -> list[str]:
+    """Sentences for training without labels: those of the ``train`` documents, which no score is computed on."""
+    return [corpus.texts[index] for index in document_splits(corpus, seed)["train"]]
+
+
+def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
+    """Fraction of a whole split's class indices that are right. Raises ValueError for unequal or no rows."""
+    predicted, expected = np.asarray(predictions), np.asarray(labels)
+    if predicted.shape != expected.shape or predicted.ndim != 1 or not len(expected):
+        raise ValueError(f"accuracy: predictions of shape {predicted.shape} for labels of shape {expected.shape}")
+    return float(np.mean(predicted == expected))
+
+
+METRICS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {"accuracy": accuracy}
+
+
+def standard_error(score: float, rows: int) -> float:
+    """Binomial standard error of an accuracy measured on ``rows`` rows: sqrt(p (1 - p) / n)."""
+    if not 0.0 <= score <= 1.0 or rows < 1:
+        raise ValueError(f"standard_error: needs an accuracy in [0, 1] and rows >= 1, not {score} and {rows}")
+    return math.sqrt(score * (1.0 - score) / rows)
+
+
+MakeRows = Callable[[np.ndarray, np.random.Generator], list[Row]]
+
+LIBRARIES_COMPARED = 8
+
+
+def _library(corpus: Corpus) -> tuple[Task, MakeRows]:
+    common = Counter(corpus.sources).most_common(LIBRARIES_COMPARED)
+    if len(common) < 2:
+        raise ValueError(f"task 'library': needs text of two sources or more, not of {len(common)}")
+    names = tuple(sorted(name for name, _ in common))
+    label = {name: index for index, name in enumerate(names)}
+
+    def make_rows(indices: np.ndarray, rng: np.random.Generator) -> list[Row]:
+        chosen = [index for index in indices if corpus.sources[index] in label]
+        return [(corpus.texts[index], None, label[corpus.sources[index]]) for index in chosen]
+
+    return Task("library", names), make_rows
+
+
+def _neighbours(corpus: Corpus) -> tuple[Task, MakeRows]:
+    def make_rows(indices: np.ndarray, rng: np.random.Generator) -> list[Row]:
+        by_source: dict[str, list[int]] = defaultdict(list)
+        for index, following in pairwise(indices.tolist()):
+            same = corpus.documents[index] == corpus.documents[following]
+            if same and corpus.positions[following] == corpus.positions[index] + 1:
+                by_source[corpus.sources[index]].append(index)
+        rows: list[Row] = []
+        for firsts in by_source.values():
+            shuffled = rng.permutation(firsts).tolist()
+            half = len(shuffled) // 2
+            rows += [(corpus.texts[index], corpus.texts[index + 1], 1) for index in shuffled[:half]]
+            # Second sentences of negatives are second sentences of true pairs too: alone they tell nothing.
+            others = shuffled[half:]
+            for index, other in zip(others, others[1:] + others[:1], strict=True):
+                if corpus.documents[index] != corpus.documents[other]:
+                    rows.append((corpus.texts[index], corpus.texts[other + 1], 0))
+        return rows
+
+    return Task("neighbours", ("elsewhere", "next")), make_rows
+
+
+def _word_order(corpus: Corpus) -> tuple[Task, MakeRows]:
+    def make_rows(indices: np.ndarray, rng: np.random.Generator) -> list[Row]:
+        rows: list[Row] = []
+        for index in indices:
+            text = corpus.texts[index]
+            swapped = swap_two_words(text, rng)
+            if swapped is not None:
+                label = int(rng.integers(2))
+                rows.append((swapped if label else text, None, label))
+        return rows
+
+    return Task("word_order", ("original", "swapped")), make_rows
+
+
+MIN_DISTANCE = 2
+"""Two swapped words are at least this many places apart."""
+
+
+def swap_two_words(sentence: str, rng: np.random.Generator) -> str | None:
+    """Swap two different words, purely lower-case letters both, drawn from all pairs far enough apart; else None.
+
+    First words and words with punctuation stay, so neither capitals nor full stops give the swap away.
+    """
+    words = sentence.split(" ")
+    places = [place for place, word in enumerate(words) if re.fullmatch("[a-z]+", word)]
+    choices = [
+        (first, second)
+        for number, first in enumerate(places)
+        for second in places[number + 1 :]
+        if second - first >= MIN_DISTANCE and words[first] != words[second]
+    ]
+    if not choices:
+        return None
+    first, second = choices[rng.integers(len(choices))]
+    words[first], words[second] = words[second], words[first]
+    return " ".join(words)
+
+
+TASKS: Mapping[str, Callable[[Corpus], tuple[Task, MakeRows]]] = {
+    "library": _library,
+    "neighbours": _neighbours,
+    "word_order": _word_order,
+}
+
+
+def _balanced(rows: Sequence[Row], classes: int, size: int, rng: np.random.Generator) -> Split:
+    """At most ``size`` shuffled rows, equally many of every class."""
+    order = rng.permutation(len(rows))
+    by_class = [[index for index in order if rows[index][2] == label] for label in range(classes)]
+    each = min(size // classes, *map(len, by_class))
+    chosen = rng.permutation([index for members in by_class for index in members[:each]])
+    picked = [rows[int(index)] for index in chosen]
+    pairs = tuple(pair for _, pair, _ in picked if pair is not None)
+    return Split(tuple(text for text, _, _ in picked), pairs or None, tuple(label for _, _, label in picked))
+
+
+def _check_name(name: str) -> None:
+    if name not in TASKS:
+        raise ValueError(f"unknown task {name!r}{_meant(name, TASKS)}; there are {', '.join(TASKS)}")
+
+
+def _meant(value: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(value, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

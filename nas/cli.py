@@ -1,0 +1,29 @@
+"""What all command lines of this package share: one-line errors and exit statuses."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+DONE, FAULT, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+
+
+class UserError(Exception):
+    """A mistake of the user's: shown as one line, exit status 2."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USER_ERROR, f"{self.prog}: {message} (see --help)\n")
+
+
+def guard(prog: str, command: Callable[[], int], mistakes: tuple[type[Exception], ...]) -> int:
+    """Run `command`; exceptions of the types in `mistakes` become one line on stderr and exit status 2."""
+    try:
+        return command()
+    except mistakes as error:
+        line = " ".join(str(error).split())
+        print(f"{prog}: {line}", file=sys.stderr)
+        return USER_ERROR

@@ -1,0 +1,116 @@
+"""One candidate to its score: inherit, distil for a few steps, measure on the search split."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from transformers import AutoConfig, PreTrainedModel
+
+from distill.data import Encoded, collate, eval_batches, load_encoded
+from distill.loop import TeacherOutputs, make_accelerator, predict, train
+from distill.tasks import accuracy, standard_error
+from distill.teacher import LiveTeacher, SavedTeacher, load_classifier
+from nas.prepare import Workspace, objective, training_batches
+from search_spaces.architecture import Architecture
+from supernet.build import build, load_weights
+from supernet.inherit import inherit
+
+# Rows of the search split that intermediate scores are measured on.
+GLANCE = 500
+EVALUATION_BATCH = 100
+
+# Called with the number of training steps so far and the score then.
+Report = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracy on the search split after training, its binomial standard error, and what it was on inheritance."""
+
+    value: float
+    standard_error: float
+    inherited: float
+
+
+def measure(
+    model: PreTrainedModel, rows: Encoded, *, accelerator: Accelerator, pad_id: int, first: int | None = None
+) -> float:
+    """Accuracy on a whole split, or on its `first` rows."""
+    order = [chosen if first is None else chosen[chosen < first] for chosen in eval_batches(rows, EVALUATION_BATCH)]
+    order = [chosen for chosen in order if len(chosen)]
+    logits = predict(model, (collate(rows, chosen, pad_id) for chosen in order), accelerator=accelerator)
+    assert rows.labels is not None
+    expected = torch.cat([torch.from_numpy(rows.labels[chosen]) for chosen in order])
+    return accuracy(logits.argmax(dim=-1).numpy(), expected.numpy())
+
+
+class Evaluator:
+    """What all candidates of a study need, loaded once per process."""
+
+    def __init__(self, workspace: Workspace, device: str = "auto") -> None:
+        self.workspace = workspace
+        self.config = workspace.config
+        self.accelerator = make_accelerator(device)
+        self.weights = load_file(workspace.supernet / "model.safetensors")
+        self.like = AutoConfig.from_pretrained(workspace.supernet)
+        self.teacher_config = AutoConfig.from_pretrained(workspace.teacher)
+        self.train_rows = load_encoded(workspace.data / "train.npz")
+        self.search_rows = load_encoded(workspace.data / "search.npz")
+
+    def student(self, architecture: Architecture) -> PreTrainedModel:
+        """The candidate with its inherited weights."""
+        model = build(architecture, like=self.like)
+        load_weights(model, inherit(self.weights, architecture))
+        return model
+
+    def teacher(self, seed: int, needs: frozenset[str]) -> TeacherOutputs:
+        """Saved outputs for the study's own seed, whose batches are fixed; the teacher itself for other seeds."""
+        if seed == self.config.seed:
+            return SavedTeacher(self.workspace.outputs)
+        labels = list(self.teacher_config.id2label.values())
+        return LiveTeacher(load_classifier(str(self.workspace.teacher), labels), needs, self.accelerator)
+
+    def evaluate(
+        self, architecture: Architecture, seed: int, report: Report = lambda step, score: None
+    ) -> Score:
+        """Train a candidate and score it. All candidates of one seed see the same batches in the same order.
+
+        Raises:
+            distill.loop.Diverged: the loss or the logits stopped being finite.
+        """
+        recipe = self.config.candidate.build()
+        pad_id = self.like.pad_token_id
+        torch.manual_seed(seed)
+        model = self.student(architecture)
+
+        def score(first: int | None) -> float:
+            return measure(model, self.search_rows, accelerator=self.accelerator, pad_id=pad_id, first=first)
+
+        def halfway(step: int, _loss: float) -> None:
+            if step == recipe.steps // 2:
+                report(step, score(GLANCE))
+
+        inherited = score(GLANCE)
+        report(0, inherited)
+        goal = objective(self.config, model.config, self.teacher_config)
+        train(
+            model,
+            training_batches(self.train_rows, recipe.batch_size, recipe.steps, seed, pad_id),
+            goal,
+            recipe,
+            accelerator=self.accelerator,
+            teacher=self.teacher(seed, goal.needs),
+            seed=seed,
+            after_step=halfway,
+        )
+        value = score(None)
+        return Score(value, standard_error(value, len(self.search_rows)), inherited)
+
+
+@lru_cache(maxsize=1)
+def evaluator(workspace: Workspace, device: str) -> Evaluator:
+    """The evaluator of this process; a worker keeps it from one trial to the next."""
+    return Evaluator(workspace, device)

@@ -1,0 +1,109 @@
+"""Show what an architecture is and what it costs.
+
+python -m nas.inspect ARCH [--tokens 128] [--labels 3] [--json]
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from search_spaces import PUBLISHED, Architecture, ArchitectureError
+from search_spaces import cost as costs
+from search_spaces.operations import did_you_mean, shown
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def resolve(name: str) -> Architecture:
+    """The published architecture of this name, or the one in this file. Raises ArchitectureError."""
+    if name in PUBLISHED:
+        return PUBLISHED[name]
+    if os.sep in name or name.endswith(".json") or os.path.lexists(name):
+        return Architecture.load(name)
+    raise ArchitectureError(
+        f"{shown(name)} is neither a file nor a published architecture"
+        f"{did_you_mean(name, PUBLISHED)}; published are {', '.join(PUBLISHED)}"
+    )
+
+
+def describe(architecture: Architecture, tokens: int = 128, labels: int = 3) -> dict[str, Any]:
+    """Costs and layers as plain values, the content of `--json`. MACs are per sequence of `tokens` tokens."""
+    return {
+        "params": costs.params(architecture, labels),
+        "params_active": costs.params_active(architecture, labels),
+        "params_published": costs.params_published(architecture),
+        "macs_linear": costs.macs_linear(architecture, tokens),
+        "macs": costs.macs(architecture, tokens, labels),
+        "layers": [
+            {
+                "formula": str(genes.graph),
+                "stack": genes.stack,
+                "expansion": str(genes.expansion),
+                "inner": genes.inner(architecture.base),
+                "experts": 1,
+            }
+            for genes in architecture.layers
+        ],
+    }
+
+
+def show(architecture: Architecture, tokens: int, labels: int, console: Console) -> None:
+    """Print the same as a table."""
+    base = architecture.base
+    facts = describe(architecture, tokens, labels)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("layer", "stack", "expansion", "inner", "params"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("formula", overflow="fold")
+    for number, (layer, genes) in enumerate(zip(facts["layers"], architecture.layers, strict=True), start=1):
+        numbers = (number, layer["stack"], layer["expansion"], layer["inner"])
+        table.add_row(*map(str, numbers), f"{costs.ffn_params(base, genes):,}", layer["formula"])
+    embedding = f"factorised, {base.embedding}" if base.embedding else "full width"
+    console.print(
+        f"{base.depth} layers, width {base.width}, {base.heads} heads, "
+        f"inner width {base.inner} at expansion 1, embedding {embedding}",
+        soft_wrap=True,
+    )
+    console.print(table)
+    console.print(f"parameters   {facts['params']:,} with pooler and {labels} labels")
+    console.print(f"             {facts['params_published']:,} by the convention of EfficientBERT's tables")
+    console.print(f"MACs         {facts['macs']:,} for one sequence of {tokens} tokens")
+    console.print(f"             {facts['macs_linear']:,} of them in the encoder's linear maps")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = _Parser(prog="python -m nas.inspect", description="What an architecture is, and what it costs.")
+    parser.add_argument("architecture", metavar="ARCH", help=f"a JSON file, or one of {', '.join(PUBLISHED)}")
+    parser.add_argument("--tokens", type=int, default=128, help="length of a sequence, for the MACs")
+    parser.add_argument("--labels", type=int, default=3, help="classes of the classifier")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args(argv)
+    try:
+        architecture = resolve(options.architecture)
+    except ArchitectureError as error:
+        parser.error(str(error))
+    positions = architecture.base.positions
+    if not 1 <= options.tokens <= positions:
+        parser.error(f"--tokens: must be from 1 to the base's {positions} positions, not {options.tokens}")
+    if options.labels < 1:
+        parser.error(f"--labels: must be at least 1, not {options.labels}")
+    if options.json:
+        print(json.dumps(describe(architecture, options.tokens, options.labels), indent=2))
+    else:
+        show(architecture, options.tokens, options.labels, Console(highlight=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""What a search needs before its first trial: data, teacher, supernet, and the teacher's outputs.
+
+Each is made once and kept in the user's cache under a key of everything it depends on.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+
+from distill.corpora import cache_folder, embedded_corpus
+from distill.data import Encoded, batches, collate, encode, load_encoded, save_encoded
+from distill.loop import make_accelerator
+from distill.objectives import Objective, efficientbert
+from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, Batch, run
+from distill.tasks import TASKS, TaskData, demo_task, text_corpus
+from distill.teacher import (
+    LiveTeacher,
+    fingerprint,
+    finetune,
+    keep,
+    load_classifier,
+    load_config,
+    load_tokenizer,
+    save_outputs,
+    weights_fingerprint,
+)
+from nas.config import ConfigError, StudyConfig
+from search_spaces.architecture import Base
+from search_spaces.graph import GELU, FFNGraph
+from supernet.build import (
+    base_of_teacher,
+    build,
+    from_scratch,
+    from_teacher,
+    full_architecture,
+    layer_output_statistics,
+    load_weights,
+)
+from supernet.importance import neuron_importance, sort_channels
+from supernet.warmup import warm_up
+
+# Part of every key: raise it when what is kept here changes its meaning.
+FORMAT = 1
+# Batches over which the inputs of further blocks are averaged.
+STATISTICS_BATCHES = 8
+
+# Called with what is being made, and with the share of it that is done where that is known.
+Tell = Callable[[str, float | None], None]
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where everything lies: folders of encoded data, fine-tuned teacher and supernet, the saved outputs' file."""
+
+    config: StudyConfig
+    data: Path
+    teacher: Path
+    supernet: Path
+    outputs: Path
+
+    def base(self) -> tuple[Base, FFNGraph]:
+        """The base of all candidates and its graph."""
+        return student_base(self.config, AutoConfig.from_pretrained(self.teacher))
+
+    def importance(self) -> list[Tensor]:
+        """Importance of the inner neurons of each layer's lowest block, in the supernet's (descending) order."""
+        stored = load_file(self.supernet / "importance.safetensors")
+        return [stored[f"{layer}"] for layer in range(len(stored))]
+
+    @property
+    def labels(self) -> int:
+        """Classes of the task."""
+        return int(AutoConfig.from_pretrained(self.teacher).num_labels)
+
+
+def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
+    """The base model of the study's students, given the teacher's configuration."""
+    if config.base == "teacher":
+        return base_of_teacher(teacher)
+    return config.base.build(teacher.vocab_size), GELU
+
+
+def objective(config: StudyConfig, student: Any, teacher: Any) -> Objective:
+    """The study's objective between models of these Hugging Face configurations."""
+    table = config.objective
+    return efficientbert(
+        student,
+        teacher,
+        attention=table.attention,
+        hidden=table.hidden,
+        embedding=table.embedding,
+        prediction=table.prediction,
+        temperature=table.temperature,
+    )
+
+
+def training_batches(rows: Encoded, batch_size: int, steps: int, seed: int, pad_id: int) -> Iterable[Batch]:
+    """The batches that every candidate of this seed sees."""
+    return (collate(rows, chosen, pad_id) for chosen in batches(rows, batch_size, steps, seed))
+
+
+def prepare(config: StudyConfig, device: str = "auto", tell: Tell = lambda what, share: None) -> Workspace:
+    """Everything a stage starts from, from the cache where it is there.
+
+    Raises:
+        ConfigError, distill.teacher.TeacherError: the configuration names what does not exist or cannot work.
+    """
+    if config.task not in TASKS:
+        raise ConfigError(f"unknown task {config.task!r} (tasks: {', '.join(TASKS)})")
+    accelerator = make_accelerator(device)
+    cache = cache_folder()
+    load_config(config.teacher)
+    tokenizer = load_tokenizer(config.teacher)
+    tell("text", None)
+    corpus = embedded_corpus()
+    source = weights_fingerprint(config.teacher)
+
+    data_key = fingerprint(FORMAT, corpus.fingerprint, source, config.task, config.max_length)
+
+    def make_data(folder: Path) -> None:
+        tell(f"data of the task {config.task}", None)
+        folder.mkdir()
+        task = demo_task(config.task, corpus)
+        for name in ("train", "search", "dev"):
+            save_encoded(encode(tokenizer, getattr(task, name), config.max_length), folder / f"{name}.npz")
+        save_encoded(encode(tokenizer, text_corpus(corpus), config.max_length), folder / "text.npz")
+        (folder / "labels.txt").write_text("\n".join(task.task.labels), encoding="utf-8")
+
+    data = keep(cache / "data" / data_key, make_data)
+    labels = (data / "labels.txt").read_text(encoding="utf-8").splitlines()
+    train_rows = load_encoded(data / "train.npz")
+
+    def some_batches(size: int, steps: int, seed: int) -> list[Batch]:
+        return list(training_batches(train_rows, size, steps, seed, tokenizer.pad_token_id))
+
+    teacher_key = fingerprint(FORMAT, data_key, config.finetune.model_dump(), config.seed)
+
+    def make_teacher(folder: Path) -> None:
+        recipe = config.finetune.build()
+        model = finetune(
+            config.teacher,
+            labels,
+            some_batches(recipe.batch_size, recipe.steps, config.seed),
+            recipe,
+            accelerator=accelerator,
+            seed=config.seed,
+            after_step=lambda step, loss: tell("teacher: fine-tuning", step / recipe.steps),
+        )
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    teacher_folder = keep(cache / "teachers" / teacher_key, make_teacher)
+    teacher_config = AutoConfig.from_pretrained(teacher_folder)
+
+    supernet_key = fingerprint(
+        FORMAT,
+        teacher_key,
+        config.model_dump(mode="json", include={"base", "warmup", "objective", "seed"}),
+        max(config.space.stacks),
+    )
+
+    def make_supernet(folder: Path) -> None:
+        teacher = load_classifier(str(teacher_folder), labels).eval()
+        recipe = config.warmup.build()
+        stack = max(config.space.stacks)
+        base, graph = student_base(config, teacher_config)
+        if config.base == "teacher":
+            glance = some_batches(recipe.batch_size, STATISTICS_BATCHES, config.seed)
+            supernet = from_teacher(teacher, stack, layer_output_statistics(teacher, glance))
+        else:
+            torch.manual_seed(config.seed)
+            supernet = from_scratch(base, stack, like=teacher_config)
+        goal = objective(config, supernet.config, teacher_config)
+        if recipe.steps:
+            warm_up(
+                supernet,
+                base,
+                some_batches(recipe.batch_size, recipe.steps, config.seed + 1),
+                goal,
+                recipe,
+                teacher=LiveTeacher(teacher, goal.needs, accelerator),
+                accelerator=accelerator,
+                seed=config.seed,
+                after_step=lambda step, loss: tell("supernet: warm-up", step / recipe.steps),
+            )
+        tell("supernet: importance of its neurons", None)
+        scores = neuron_importance(
+            supernet,
+            some_batches(recipe.batch_size, config.warmup.importance_batches, config.seed + 2),
+            summed_cross_entropy,
+        )
+        load_weights(supernet, sort_channels(supernet.state_dict(), scores))
+        supernet.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        lowest = {f"{i}": layer[0].sort(descending=True).values for i, layer in enumerate(scores)}
+        save_file(lowest, folder / "importance.safetensors")
+
+    supernet = keep(cache / "supernets" / supernet_key, make_supernet)
+
+    goal = objective(config, AutoConfig.from_pretrained(supernet), teacher_config)
+    outputs_key = fingerprint(
+        FORMAT, teacher_key, config.candidate.batch_size, config.candidate.steps, sorted(goal.needs), config.seed
+    )
+
+    def make_outputs(path: Path) -> None:
+        tell("teacher: outputs for the candidates", None)
+        teacher = LiveTeacher(load_classifier(str(teacher_folder), labels), goal.needs, accelerator)
+        save_outputs(
+            teacher, some_batches(config.candidate.batch_size, config.candidate.steps, config.seed), path
+        )
+
+    outputs = keep(cache / "outputs" / f"{outputs_key}.safetensors", make_outputs)
+    return Workspace(config, data, teacher_folder, supernet, outputs)
+
+
+def summed_cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
+    """The task's loss, summed over the sentences of a batch."""
+    logits = run(model, batch, frozenset({LOGITS})).logits
+    return F.cross_entropy(logits.float(), batch["labels"], reduction="sum")

@@ -1,0 +1,198 @@
+"""Ray Tune drives, Optuna remembers: trials are asked of a study, run by Ray's workers, and told back.
+
+Ray's own snapshots are not used. A searcher hands out what the study proposes, a callback writes down what happens,
+and a search that was cut short goes on from the study alone.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
+os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "3600")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+
+import optuna
+import ray
+import torch
+from ray import tune
+from ray.exceptions import RayActorError
+from ray.tune.experiment import Trial
+from ray.tune.search import Searcher
+
+from distill.loop import Diverged
+from nas import ledger
+from nas.evaluate import evaluator
+from nas.prepare import Workspace
+from search_spaces.architecture import Architecture
+from search_spaces.spaces import Space
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+# Called after every trial with the study and the trial's number.
+Watch = Callable[[optuna.Study, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Where trials run: `workers` at a time, each with its share of the processors."""
+
+    workers: int = 2
+    address: str | None = None
+    device: str = "auto"
+
+
+@contextlib.contextmanager
+def connected(cluster: Cluster) -> Iterator[None]:
+    """A Ray session: a local one that ends with the block, or one of the cluster at `cluster.address`."""
+    path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+    ray.init(
+        address=cluster.address,
+        include_dashboard=None if cluster.address else False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def run(
+    study: optuna.Study,
+    space: Space,
+    workspace: Workspace,
+    cluster: Cluster,
+    *,
+    trials: int,
+    origin: str,
+    watch: Watch,
+) -> None:
+    """Run trials until `trials` of the study have ended; those that already have count.
+
+    A KeyboardInterrupt leaves the running trials RUNNING in the study: `ledger.settle` puts them in line again.
+    """
+    left = trials - len(ledger.finished(study))
+    if left <= 0:
+        return
+    processors = max(1, int(ray.cluster_resources().get("CPU", 1)) // cluster.workers)
+    graphics = min(1.0, ray.cluster_resources().get("GPU", 0) / cluster.workers)
+    proposals = Proposals(study, space, origin, workspace)
+    with tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch:
+        tuner = tune.Tuner(
+            tune.with_resources(
+                tune.with_parameters(evaluate_trial, workspace=workspace, device=cluster.device),
+                {"cpu": processors, "gpu": graphics},
+            ),
+            tune_config=tune.TuneConfig(
+                search_alg=proposals,
+                num_samples=left,
+                max_concurrent_trials=cluster.workers,
+                reuse_actors=True,
+                trial_dirname_creator=lambda trial: trial.trial_id,
+            ),
+            run_config=tune.RunConfig(
+                name="trials", storage_path=scratch, verbose=0, callbacks=[Recorder(study, watch)]
+            ),
+        )
+        tuner.fit()
+
+
+def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str) -> None:
+    """One trial in a worker: reports `{"step", "score"}` on the way and the final score with its attributes last.
+
+    A candidate that diverges or does not fit into memory is a finding about it, reported as `failure`; any other
+    error is a fault and left to Ray.
+    """
+    architecture = Architecture.from_json(json.loads(config[ledger.ARCHITECTURE]))
+    try:
+        score = evaluator(workspace, device).evaluate(
+            architecture,
+            config[ledger.SEED],
+            lambda step, value: tune.report({"step": step, "score": value}),
+        )
+    except Diverged as error:
+        tune.report({ledger.FAILURE: f"diverged: {error}"})
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        tune.report({ledger.FAILURE: f"out of memory: {error}"})
+    else:
+        tune.report(
+            {
+                "final": score.value,
+                "attributes": {"standard_error": score.standard_error, "inherited": score.inherited},
+            }
+        )
+
+
+class Proposals(Searcher):
+    """Asks the study for the next trial whenever Ray has room for one."""
+
+    def __init__(self, study: optuna.Study, space: Space, origin: str, workspace: Workspace) -> None:
+        super().__init__()
+        self.study = study
+        self.space = space
+        self.origin = origin
+        self.workspace = workspace
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        trial, architecture = ledger.ask(self.study, self.space, self.origin, self.workspace.labels)
+        seed = trial.user_attrs.get(ledger.SEED, self.workspace.config.seed)
+        return {
+            "number": trial.number,
+            ledger.ARCHITECTURE: json.dumps(architecture.to_json()),
+            ledger.SEED: seed,
+        }
+
+    def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
+        """The recorder writes results down."""
+
+    def save_to_dir(self, checkpoint_dir: str, session_str: str = "default") -> None:
+        """Nothing to save: the study has it all."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune pickles its parts for a restore that is never used."""
+        return {}
+
+
+class Recorder(tune.Callback):
+    """Writes every report and every end of a trial into the study."""
+
+    def __init__(self, study: optuna.Study, watch: Watch) -> None:
+        self.study = study
+        self.watch = watch
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As for `Proposals`."""
+        return {}
+
+    def on_trial_result(self, iteration: int, trials: list[Trial], trial: Trial, result: dict, **info: Any) -> None:
+        number = trial.config["number"]
+        if ledger.FAILURE in result:
+            ledger.fail(self.study, number, result[ledger.FAILURE])
+        elif "final" in result:
+            seconds = {"seconds": round(result["time_total_s"], 2)}
+            ledger.complete(self.study, number, result["final"], result["attributes"] | seconds)
+        else:
+            ledger.report(self.study, number, result["step"], result["score"])
+            return
+        self.watch(self.study, number)
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        number = trial.config["number"]
+        error = trial.get_pickled_error()
+        if isinstance(error, RayActorError):
+            reason = "the worker was lost"
+        else:
+            cause = getattr(error, "cause", None) or error
+            reason = f"error: {type(cause).__name__}: {cause}"
+        ledger.fail(self.study, number, " ".join(reason.split())[:1000])
+        self.watch(self.study, number)

@@ -1,0 +1,239 @@
+"""What is searched for: the base model, the genes of each layer, the architecture they make, and its JSON.
+
+{"version": 1, "base": {"depth": 6, "width": 540, ...},
+ "layers": [{"graph": "project(gelu(expand(x)))", "stack": 1, "expansion": "1/2"}, ...]}
+"""
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from search_spaces.graph import GELU, MISMATCH, FFNGraph, GraphError
+from search_spaces.operations import did_you_mean, shown
+
+VERSION = 1
+MAX_STACK = 16
+MAX_BYTES = 1_000_000
+# Far above any encoder there is, and low enough that sizes stay sums a machine can hold.
+LARGEST = {
+    "depth": 256,
+    "width": 65_536,
+    "heads": 65_536,
+    "inner": 1_048_576,
+    "vocabulary": 16_777_216,
+    "positions": 1_048_576,
+    "token_types": 65_536,
+    "embedding": 65_536,
+}
+_FRACTION = re.compile(r"\d{1,9}(/\d{1,9}|\.\d{1,9})?", re.ASCII)
+
+
+class ArchitectureError(ValueError):
+    """A value or file is no architecture; the message starts with the place of the fault."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """The parts of the encoder that are not searched. Raises ArchitectureError.
+
+    depth: Transformer layers. width: d. heads: attention heads. inner: the FFN's channels at expansion 1.
+    embedding: None for BERT's word embedding of full width; a size for MobileBERT's factorised one, where the
+    embeddings of the previous, this and the next word are concatenated and mapped to the width.
+    gelu: the form of the operation `gelu`, "tanh" or "erf" (a base copied from a model with the exact one).
+    mismatch: how a binary operation treats different widths, see `FFNGraph.widths`.
+    """
+
+    depth: int
+    width: int
+    heads: int
+    inner: int
+    vocabulary: int = 30522
+    positions: int = 512
+    token_types: int = 2
+    embedding: int | None = None
+    gelu: str = "tanh"
+    mismatch: str = "narrow"
+
+    def __post_init__(self) -> None:
+        for name, largest in LARGEST.items():
+            value = getattr(self, name)
+            if name == "embedding" and value is None:
+                continue
+            _check_integer(f"base.{name}", value, largest)
+        for name, choices in (("gelu", ("tanh", "erf")), ("mismatch", MISMATCH)):
+            value = getattr(self, name)
+            if value not in choices:
+                expected = " or ".join(map(repr, choices))
+                raise ArchitectureError(f"base.{name}: must be {expected}, not {shown(value)}")
+        if self.width % self.heads:
+            raise ArchitectureError(f"base.heads: {self.heads} heads do not divide the width {self.width}")
+
+
+@dataclass(frozen=True)
+class Genes:
+    """One layer's FFN: `stack` blocks of the same graph, each floor(expansion * base inner width) channels
+    wide.
+    """
+
+    graph: FFNGraph
+    stack: int = 1
+    expansion: Fraction = Fraction(1)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.graph, FFNGraph):
+            raise ArchitectureError(f"graph: must be an FFNGraph, not {shown(self.graph)}")
+        _check_integer("stack", self.stack, MAX_STACK)
+        if isinstance(self.expansion, bool) or not isinstance(self.expansion, int | Fraction):
+            raise ArchitectureError(f"expansion: must be a Fraction, not {shown(self.expansion)}")
+        if not 0 < self.expansion <= 1:
+            raise ArchitectureError(f"expansion: must be above 0 and at most 1, not {self.expansion}")
+        object.__setattr__(self, "expansion", Fraction(self.expansion))
+
+    def inner(self, base: Base) -> int:
+        """The inner width e of this layer's blocks, in channels."""
+        return math.floor(self.expansion * base.inner)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A base and the genes of all its layers, lowest first; a hashable value. Raises ArchitectureError."""
+
+    base: Base
+    layers: tuple[Genes, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))
+        if len(self.layers) != self.base.depth:
+            raise ArchitectureError(f"layers: {len(self.layers)} given, but base.depth is {self.base.depth}")
+        for place, genes in enumerate(self.layers):
+            if genes.inner(self.base) < 1:
+                share = f"{genes.expansion} of the inner width {self.base.inner}"
+                raise ArchitectureError(f"layers[{place}].expansion: {share} leaves no channel")
+
+    @classmethod
+    def uniform(
+        cls, base: Base, graph: FFNGraph = GELU, stack: int = 1, expansion: Fraction | int = 1
+    ) -> "Architecture":
+        """The same genes in every layer; by default the base model itself."""
+        return cls(base, (Genes(graph, stack, Fraction(expansion)),) * base.depth)
+
+    def to_json(self) -> dict[str, Any]:
+        """Values that `json.dumps` takes; the inverse of `from_json`."""
+        layers = [
+            {"graph": genes.graph.to_json(), "stack": genes.stack, "expansion": str(genes.expansion)}
+            for genes in self.layers
+        ]
+        return {"version": VERSION, "base": asdict(self.base), "layers": layers}
+
+    @classmethod
+    def from_json(cls, value: object) -> "Architecture":
+        """The architecture from parsed JSON. Raises ArchitectureError."""
+        top = _object("the architecture", value, required=("version", "base", "layers"))
+        version = top["version"]
+        if isinstance(version, bool) or version != VERSION:
+            raise ArchitectureError(f"version: {shown(version)} is unknown; this is for version {VERSION}")
+        required = [field.name for field in fields(Base) if field.default is MISSING]
+        optional = [field.name for field in fields(Base) if field.default is not MISSING]
+        base = Base(**_object("base", top["base"], required, optional))
+        layers = top["layers"]
+        if not isinstance(layers, list):
+            raise ArchitectureError(f"layers: must be a list, not {shown(layers)}")
+        if len(layers) != base.depth:
+            raise ArchitectureError(f"layers: {len(layers)} given, but base.depth is {base.depth}")
+        return cls(base, tuple(_genes(f"layers[{place}]", layer) for place, layer in enumerate(layers)))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Architecture":
+        """Read a file that `save` or a person wrote. Raises ArchitectureError, starting with the path."""
+        try:
+            with open(path, "rb") as file:
+                content = file.read(MAX_BYTES + 1)
+            if len(content) > MAX_BYTES:
+                raise ArchitectureError(f"larger than {MAX_BYTES:,} bytes; this is no architecture")
+            value = json.loads(
+                content.decode("utf-8-sig"), object_pairs_hook=_distinct, parse_constant=_no_constant
+            )
+            return cls.from_json(value)
+        except ArchitectureError as error:
+            reason = str(error)
+        except OSError as error:
+            reason = (error.strerror or type(error).__name__).lower()
+        except UnicodeDecodeError as error:
+            reason = f"not UTF-8 text: {error.reason} at byte {error.start}"
+        except RecursionError:
+            reason = "nested too deeply; this is no architecture"
+        except ValueError as error:  # JSONDecodeError, or a number with thousands of digits
+            reason = f"not JSON: {str(error).splitlines()[0]}"
+        raise ArchitectureError(f"{os.fspath(path)}: {reason}")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write readable JSON. The file appears whole or not at all."""
+        path = Path(path)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+
+
+def _genes(place: str, value: object) -> Genes:
+    layer = _object(place, value, required=("graph",), optional=("stack", "expansion"))
+    try:
+        graph = FFNGraph.from_json(layer["graph"], f"{place}.graph")
+    except GraphError as error:
+        raise ArchitectureError(str(error)) from None
+    try:
+        return Genes(graph, layer.get("stack", 1), _expansion(layer.get("expansion", 1)))
+    except ArchitectureError as error:
+        raise ArchitectureError(f"{place}.{error}") from None
+
+
+def _expansion(value: object) -> Fraction:
+    """From "1/8", "0.125", 1 or 0.125. Only short decimals: Fraction("1e999999999") would fill the memory."""
+    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not _FRACTION.fullmatch(text):
+        raise ArchitectureError(f'expansion: must be a fraction such as "1/8", not {shown(value)}')
+    if re.search("/0+$", text):
+        raise ArchitectureError(f"expansion: {shown(text)} divides by zero")
+    return Fraction(text)
+
+
+def _object(
+    place: str, value: object, required: Sequence[str], optional: Sequence[str] = ()
+) -> Mapping[str, Any]:
+    """`value`, if it is a JSON object with all required keys and no unknown ones."""
+    if not isinstance(value, dict):
+        raise ArchitectureError(f"{place}: must be a JSON object, not {shown(value)}")
+    known = (*required, *optional)
+    for key in value:
+        if key not in known:
+            hint = did_you_mean(str(key), known) or f"; known are {', '.join(known)}"
+            raise ArchitectureError(f"{place}: unknown key {shown(key)}{hint}")
+    for key in required:
+        if key not in value:
+            raise ArchitectureError(f"{place}: the key {key!r} is missing")
+    return value
+
+
+def _check_integer(place: str, value: object, largest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArchitectureError(f"{place}: must be a whole number, not {shown(value)}")
+    if not 1 <= value <= largest:
+        raise ArchitectureError(f"{place}: must be from 1 to {largest:,}, not {shown(value)}")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
+        raise ArchitectureError(f"the key {shown(twice)} occurs twice in one object")
+    return result
+
+
+def _no_constant(name: str) -> None:
+    raise ArchitectureError(f"{name} is not a number that JSON has")

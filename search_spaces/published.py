@@ -1,0 +1,112 @@
+"""The architectures of EfficientBERT (Dong et al., 2021), from the strings its authors released.
+
+A released string names both linear maps of a layer `linear<stack>_<1/expansion>` and their weights `wb1` and
+`wb2`: `linear2_2(gelu(linear2_2(max(x,tanh(x)),wb1)),wb2)` is `project(gelu(expand(max(x,tanh(x)))))`, two
+blocks, half width.
+
+The paper counts 16.0 M parameters for EfficientBERT++. That is what an inner width of 540 gives, and what is
+used here; the released configuration has 360, hence 14.24 M.
+"""
+
+import re
+from dataclasses import replace
+from fractions import Fraction
+
+from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.graph import FFNGraph, GraphError, TermBuilder, read_terms
+
+_LINEAR = re.compile(r"linear([1-9]\d?)_([1-9]\d{0,3})", re.ASCII)
+_ROLES = {"wb1": "expand", "wb2": "project"}
+
+
+def parse_released(text: str) -> tuple[FFNGraph, int, Fraction]:
+    """Graph, stack and expansion of a released string. Raises GraphError."""
+    builder = TermBuilder()
+    names: set[str] = set()
+
+    def term(name: str, inputs: tuple[int | str, ...]) -> int | str:
+        if name in _ROLES and not inputs:
+            return name
+        weights = [value for value in inputs if isinstance(value, str)]
+        values = tuple(value for value in inputs if isinstance(value, int))
+        if _LINEAR.fullmatch(name):
+            if len(values) != 1 or len(weights) != 1 or inputs[0] != values[0]:
+                raise GraphError(f"{name!r} takes a value and wb1 or wb2")
+            names.add(name)
+            return builder.term(_ROLES[weights[0]], values)
+        if weights or name in _ROLES.values():
+            raise GraphError(f"{name!r} is no linear map; released strings name them like 'linear2_3'")
+        return builder.term(name, values)
+
+    read_terms(text, term)
+    if len(names) != 1:
+        found = ", ".join(sorted(names)) or "none"
+        raise GraphError(f"the linear maps of one layer have one name, found {found}")
+    match = _LINEAR.fullmatch(names.pop())
+    assert match is not None
+    return FFNGraph(tuple(builder.numbers)), int(match[1]), Fraction(1, int(match[2]))
+
+
+def print_released(graph: FFNGraph, stack: int, expansion: Fraction) -> str:
+    """The inverse of `parse_released`. Raises ValueError for an expansion that is not 1/n."""
+    if Fraction(expansion).numerator != 1:
+        raise ValueError(f"released strings only have expansions 1/n, not {expansion}")
+    linear = f"linear{stack}_{Fraction(expansion).denominator}"
+
+    def spell(op: str, inputs: tuple[str, ...]) -> str:
+        weights = {role: name for name, role in _ROLES.items()}
+        if op in weights:
+            return f"{linear}({inputs[0]},{weights[op]})"
+        return f"{op}({','.join(inputs)})" if inputs else op
+
+    return graph.fold(spell)[-1]
+
+
+RELEASED: dict[str, tuple[str, ...]] = {
+    "base": ("linear1_1(gelu(linear1_1(x,wb1)),wb2)",) * 6,
+    "stage1": (
+        "tanh(linear4_2(gelu(linear4_2(x,wb1)),wb2))",
+        "linear2_1(gelu(linear2_1(x,wb1)),wb2)",
+        "sigmoid(linear1_4(gelu(linear1_4(x,wb1)),wb2))",
+        "linear4_4(gelu(linear4_4(x,wb1)),wb2)",
+        "linear1_3(gelu(linear1_3(x,wb1)),wb2)",
+        "leaky_relu(linear2_4(gelu(linear2_4(x,wb1)),wb2))",
+    ),
+    "stage2": (
+        "tanh(linear4_2(gelu(linear4_2(x,wb1)),wb2))",
+        "elu(linear2_1(gelu(linear2_1(x,wb1)),wb2))",
+        "sigmoid(linear1_4(relu(linear1_4(x,wb1)),wb2))",
+        "linear4_4(gelu(linear4_4(max(x,tanh(x)),wb1)),wb2)",
+        "linear1_3(relu(mul(linear1_3(x,wb1),x)),wb2)",
+        "leaky_relu(linear2_4(gelu(linear2_4(x,wb1)),wb2))",
+    ),
+    "efficientbert": (
+        "tanh(linear4_2(gelu(linear4_2(x,wb1)),wb2))",
+        "elu(linear2_1(gelu(linear2_1(x,wb1)),wb2))",
+        "sigmoid(linear1_2(relu(linear1_2(x,wb1)),wb2))",
+        "linear2_2(gelu(linear2_2(max(x,tanh(x)),wb1)),wb2)",
+        "linear1_2(relu(mul(linear1_2(x,wb1),x)),wb2)",
+        "leaky_relu(linear2_3(gelu(linear2_3(x,wb1)),wb2))",
+    ),
+}
+
+_BASE = Base(depth=6, width=540, heads=12, inner=540, embedding=128)
+_TINY = replace(_BASE, width=360, inner=360)
+_DEEP = replace(_BASE, depth=12, width=360)
+_TINYBERT6 = Base(depth=6, width=768, heads=12, inner=3072, mismatch="wide")
+
+
+def _architecture(base: Base, released: str, repeat: int = 1) -> Architecture:
+    layers = [Genes(*parse_released(text)) for text in RELEASED[released] for _ in range(repeat)]
+    return Architecture(base, tuple(layers))
+
+
+PUBLISHED: dict[str, Architecture] = {
+    "base": _architecture(_BASE, "base"),
+    "stage1": _architecture(_BASE, "stage1"),
+    "stage2": _architecture(_BASE, "stage2"),
+    "efficientbert": _architecture(_BASE, "efficientbert"),
+    "efficientbert-tiny": _architecture(_TINY, "efficientbert"),
+    "efficientbert++": _architecture(_DEEP, "efficientbert", repeat=2),
+    "efficientbert-tinybert6": _architecture(_TINYBERT6, "efficientbert"),
+}

@@ -1,0 +1,78 @@
+"""`python -m nas.inspect`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nas.inspect import describe, main
+from search_spaces import PUBLISHED, cost
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--json", "--tokens", "64", "--labels", "2"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    architecture = PUBLISHED[name]
+    assert set(facts) == {"params", "params_active", "params_published", "macs_linear", "macs", "layers"}
+    assert facts["params"] == cost.params(architecture, 2)
+    assert facts["params_published"] == cost.params_published(architecture)
+    assert facts["macs"] == cost.macs(architecture, 64, 2)
+    assert facts["macs_linear"] == cost.macs_linear(architecture, 64)
+    assert len(facts["layers"]) == architecture.base.depth
+
+
+def test_layers() -> None:
+    layer = describe(PUBLISHED["efficientbert"])["layers"][3]
+    formula = "project(gelu(expand(max(x,tanh(x)))))"
+    assert layer == {"formula": formula, "stack": 2, "expansion": "1/2", "inner": 270, "experts": 1}
+
+
+def test_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["base"]) == 0
+    output = capsys.readouterr().out
+    assert "project(gelu(expand(x)))" in output
+    assert "15,217,119" in output
+    assert "15,338,844" in output
+
+
+def test_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "architecture.json"
+    PUBLISHED["stage1"].save(path)
+    assert main([str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == describe(PUBLISHED["stage1"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["effcientbert"], "did you mean 'efficientbert'?; published are base, stage1"),
+        (["missing.json"], "missing.json: no such file"),
+        (["/"], "/: is a directory"),
+        (["base", "--tokens", "0"], "--tokens: must be from 1 to the base's 512 positions, not 0"),
+        (["base", "--tokens", "513"], "not 513"),
+        (["base", "--tokens", "many"], "invalid int value: 'many'"),
+        (["base", "--labels", "0"], "--labels: must be at least 1, not 0"),
+        ([], "required: ARCH"),
+    ],
+)
+def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_as_a_program(tmp_path: Path) -> None:
+    program = "import sys, nas.inspect as i; i.main(['base']); assert not {'torch', 'ray'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    path = tmp_path / "bad.json"
+    path.write_text('{"version": 1, "base": {}, "layers": NaN}')
+    result = subprocess.run([sys.executable, "-m", "nas.inspect", path], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr == f"python -m nas.inspect: {path}: NaN is not a number that JSON has\n"

@@ -1,0 +1,44 @@
+"""Random values for property tests."""
+
+from fractions import Fraction
+
+from hypothesis import strategies as st
+
+from search_spaces import BINARY, UNARY, Architecture, Base, FFNGraph, Genes, Space
+
+BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> FFNGraph:
+    """Any valid graph, whether it keeps the rules of style or not, with values reused at random."""
+
+    def grow(values: list[str], needs: str) -> str:
+        # `needs` stays part of every new value, so that everything built is used.
+        value = needs
+        for _ in range(draw(st.integers(0, 3))):
+            op = draw(st.sampled_from([*UNARY, *BINARY]))
+            if op in UNARY:
+                value = f"{op}({value})"
+            else:
+                pair = [value, draw(st.sampled_from([*values, value]))]
+                value = f"{op}({','.join(draw(st.permutations(pair)))})"
+        return value
+
+    pre = grow(["x"], "x")
+    mid = grow(["x", pre, f"expand({pre})"], f"expand({pre})")
+    return FFNGraph.parse(grow(["x", pre, f"project({mid})"], f"project({mid})"))
+
+
+@st.composite
+def architectures(draw: st.DrawFn) -> Architecture:
+    """Any valid architecture of three small layers."""
+    expansions = st.fractions(Fraction(1, BASE.inner), 1, max_denominator=BASE.inner)
+    genes = st.builds(Genes, graphs(), st.integers(1, 4), expansions)
+    return Architecture(BASE, tuple(draw(st.lists(genes, min_size=3, max_size=3))))
+
+
+def small_space(low: int, high: int, mismatch: str = "narrow", edit_rate: float = 0.5) -> Space:
+    """Three layers with six sizes each; the narrowest one is below the model's width, the widest above."""
+    base = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20, mismatch=mismatch)
+    return Space(base, (1, 2), (Fraction(1), Fraction(1, 2), Fraction(1, 4)), low, high, edit_rate)

@@ -1,0 +1,184 @@
+"""Architectures as values and as files."""
+
+import copy
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from search_spaces import GELU, PUBLISHED, Architecture, ArchitectureError, Base, Genes
+from tests.search_spaces.strategies import architectures
+
+SMALL = Architecture.uniform(Base(depth=4, width=12, heads=3, inner=24), expansion=Fraction(1, 8))
+
+
+@given(architectures())
+def test_json_round_trip(architecture: Architecture) -> None:
+    text = json.dumps(architecture.to_json(), allow_nan=False)
+    again = Architecture.from_json(json.loads(text))
+    assert again == architecture
+    assert hash(again) == hash(architecture)
+    assert json.dumps(again.to_json()) == text
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_file_round_trip(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "architecture.json"
+    PUBLISHED[name].save(path)
+    assert Architecture.load(path) == PUBLISHED[name]
+    first = path.read_bytes()
+    Architecture.load(path).save(path)
+    assert path.read_bytes() == first
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_schema() -> None:
+    value = SMALL.to_json()
+    assert value["version"] == 1
+    assert value["layers"] == [{"graph": "project(gelu(expand(x)))", "stack": 1, "expansion": "1/8"}] * 4
+    assert value["base"]["embedding"] is None
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [(1, 1), ("1", 1), (0.5, "1/2"), ("0.125", "1/8"), ("2/4", "1/2")]
+)
+def test_expansions_people_write(written: object, meant: object) -> None:
+    value = SMALL.to_json()
+    value["layers"][0] = {"graph": str(GELU), "expansion": written}
+    assert Architecture.from_json(value).layers[0] == Genes(GELU, 1, Fraction(str(meant)))
+
+
+def test_inner_width_is_rounded_down() -> None:
+    base = Base(depth=1, width=10, heads=2, inner=10)
+    assert [Genes(GELU, 1, Fraction(1, n)).inner(base) for n in (1, 2, 3, 4)] == [10, 5, 3, 2]
+
+
+FAULTS: list[tuple[str, object, str]] = [
+    ("version", 2, "version: 2 is unknown"),
+    ("version", True, "version: True is unknown"),
+    ("version", None, "version: None is unknown"),
+    ("surprise", 1, "unknown key 'surprise'; known are version, base, layers"),
+    ("layer", [], "unknown key 'layer'; did you mean 'layers'?"),
+    ("base", [], "base: must be a JSON object, not []"),
+    ("base.detph", 3, "base: unknown key 'detph'; did you mean 'depth'?"),
+    ("base.width", True, "base.width: must be a whole number, not True"),
+    ("base.width", 12.0, "base.width: must be a whole number, not 12.0"),
+    ("base.width", "12", "base.width: must be a whole number, not '12'"),
+    ("base.width", float("nan"), "base.width: must be a whole number, not nan"),
+    ("base.width", float("inf"), "base.width: must be a whole number, not inf"),
+    ("base.width", 0, "base.width: must be from 1 to 65,536, not 0"),
+    ("base.width", 10**30, "base.width: must be from 1 to 65,536, not 1000"),
+    ("base.depth", 10**9, "base.depth: must be from 1 to 256"),
+    ("base.depth", 5, "layers: 4 given, but base.depth is 5"),
+    ("base.heads", 5, "base.heads: 5 heads do not divide the width 12"),
+    ("base.inner", -1, "base.inner: must be from 1"),
+    ("base.embedding", 0, "base.embedding: must be from 1"),
+    ("base.gelu", "exact", "base.gelu: must be 'tanh' or 'erf', not 'exact'"),
+    ("base.mismatch", ["wide"], "base.mismatch: must be 'narrow' or 'wide', not ['wide']"),
+    ("layers", {}, "layers: must be a list, not {}"),
+    ("layers", [], "layers: 0 given, but base.depth is 4"),
+    ("layers.2", 7, "layers[2]: must be a JSON object, not 7"),
+    ("layers.2.experts", 7, "layers[2]: unknown key 'experts'"),
+    (
+        "layers.3.graph",
+        "project(gleu(expand(x)))",
+        "layers[3].graph: unknown operation 'gleu'; did you mean 'gelu'?",
+    ),
+    ("layers.3.graph", 5, "layers[3].graph: must be a formula or a list of nodes, not 5"),
+    ("layers.1.stack", 0, "layers[1].stack: must be from 1 to 16, not 0"),
+    ("layers.1.stack", 17, "layers[1].stack: must be from 1 to 16, not 17"),
+    ("layers.1.stack", None, "layers[1].stack: must be a whole number, not None"),
+    ("layers.1.expansion", 0, "layers[1].expansion: must be above 0 and at most 1, not 0"),
+    ("layers.1.expansion", "9/8", "layers[1].expansion: must be above 0 and at most 1, not 9/8"),
+    ("layers.1.expansion", "-1/2", "layers[1].expansion: must be a fraction such as \"1/8\", not '-1/2'"),
+    ("layers.1.expansion", "1/0", "layers[1].expansion: '1/0' divides by zero"),
+    ("layers.1.expansion", "1/25", "layers[1].expansion: 1/25 of the inner width 24 leaves no channel"),
+    ("layers.1.expansion", float("nan"), "layers[1].expansion: must be a fraction"),
+    ("layers.1.expansion", True, "layers[1].expansion: must be a fraction"),
+    ("layers.1.expansion", "1e999999999", "layers[1].expansion: must be a fraction"),
+    ("layers.1.expansion", "1/" + "9" * 5000, "layers[1].expansion: must be a fraction"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "message"), FAULTS)
+def test_faults_name_their_place(place: str, value: object, message: str) -> None:
+    document: Any = copy.deepcopy(SMALL.to_json())
+    *parents, last = place.split(".")
+    target = document
+    for key in parents:
+        target = target[int(key)] if isinstance(target, list) else target[key]
+    target[int(last) if isinstance(target, list) else last] = value
+    with pytest.raises(ArchitectureError) as error:
+        Architecture.from_json(document)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (("version",), "the key 'version' is missing"),
+        (("base",), "the key 'base' is missing"),
+        (("base", "heads"), "base: the key 'heads' is missing"),
+        (("layers", 2, "graph"), "layers[2]: the key 'graph' is missing"),
+    ],
+)
+def test_missing_keys(place: tuple[Any, ...], message: str) -> None:
+    document: Any = copy.deepcopy(SMALL.to_json())
+    target = document
+    for key in place[:-1]:
+        target = target[key]
+    del target[place[-1]]
+    with pytest.raises(ArchitectureError) as error:
+        Architecture.from_json(document)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not JSON: Expecting value"),
+        (b"{", "not JSON: "),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"layers": ' * 50_000, "nested too deeply"),
+        (b"[" * 900 + b"]" * 900, "the architecture: must be a JSON object"),
+        (b"\xff\xfe\x00", "not UTF-8 text"),
+        (b" " * 1_000_001, "larger than 1,000,000 bytes"),
+        (b'{"version": 1, "version": 2}', "the key 'version' occurs twice"),
+        (b'{"version": NaN}', "NaN is not a number that JSON has"),
+        (b'{"version": -Infinity}', "-Infinity is not a number that JSON has"),
+        (b'{"version": ' + b"9" * 5000 + b"}", "not JSON: "),
+        (b'"project(gelu(expand(x)))"', "the architecture: must be a JSON object"),
+        (b'{"\\ud800": 1}', "unknown key '\\ud800'"),
+    ],
+)
+def test_faulty_files(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(ArchitectureError) as error:
+        Architecture.load(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ArchitectureError, match=r"missing\.json: no such file"):
+        Architecture.load(tmp_path / "missing.json")
+    with pytest.raises(ArchitectureError, match="is a directory"):
+        Architecture.load(tmp_path)
+
+
+@pytest.mark.parametrize("expansion", [0.5, "1/2", True, Fraction(0), Fraction(3, 2)])
+def test_genes_check_their_expansion(expansion: Any) -> None:
+    with pytest.raises(ArchitectureError, match=r"^expansion: "):
+        Genes(GELU, 1, expansion)
+
+
+def test_the_number_of_layers_is_checked() -> None:
+    with pytest.raises(ArchitectureError, match=r"layers: 3 given, but base\.depth is 4"):
+        Architecture(SMALL.base, SMALL.layers[:3])

@@ -1,0 +1,84 @@
+"""The closed forms against an itemised count of every tensor of the model."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search_spaces import Architecture, Base, FFNGraph, Genes, cost
+from tests.search_spaces.strategies import architectures
+
+
+def shapes(architecture: Architecture, labels: int) -> list[tuple[int, ...]]:
+    """The shape of every parameter, tensor by tensor."""
+    base = architecture.base
+    d = base.width
+    found: list[tuple[int, ...]] = [(base.positions, d), (base.token_types, d), (d,), (d,)]
+    if base.embedding is None:
+        found.append((base.vocabulary, d))
+    else:
+        found += [(base.vocabulary, base.embedding), (3 * base.embedding, d), (d,)]
+    for genes in architecture.layers:
+        found += [(d, d), (d,)] * 4 + [(d,), (d,)]
+        nodes, widths = genes.graph.nodes, genes.graph.widths(d, genes.inner(base), base.mismatch)
+        for _ in range(genes.stack):
+            for number, node in enumerate(nodes):
+                if node.op in ("expand", "project"):
+                    found += [(widths[node.inputs[0]], widths[number]), (widths[number],)]
+            found += [(d,), (d,)]
+    return [*found, (d, d), (d,), (d, labels), (labels,)]
+
+
+def size(shape: tuple[int, ...]) -> int:
+    return shape[0] * (shape[1] if len(shape) > 1 else 1)
+
+
+@given(architectures(), st.integers(1, 5), st.sampled_from([None, 7]), st.sampled_from(["narrow", "wide"]))
+def test_parameters(drawn: Architecture, labels: int, embedding: int | None, mismatch: str) -> None:
+    architecture = Architecture(replace(drawn.base, embedding=embedding, mismatch=mismatch), drawn.layers)
+    expected = shapes(architecture, labels)
+    assert cost.params(architecture, labels) == sum(map(size, expected))
+    assert cost.params_active(architecture, labels) == cost.params(architecture, labels)
+    ffn = sum(cost.ffn_params(architecture.base, genes) for genes in architecture.layers)
+    assert cost.fixed_params(architecture.base, labels) + ffn == cost.params(architecture, labels)
+
+
+@given(architectures(), st.integers(1, 20), st.integers(1, 5))
+def test_macs(architecture: Architecture, tokens: int, labels: int) -> None:
+    base, d = architecture.base, architecture.base.width
+    matrices = [shape for shape in shapes(architecture, labels) if len(shape) == 2]
+    # Word, position and type embeddings are look-ups, pooler and classifier see one token.
+    encoder = matrices[3:-2]
+    assert cost.macs_linear(architecture, tokens) == tokens * sum(map(size, encoder))
+    attention = base.depth * 2 * base.heads * tokens * tokens * (d // base.heads)
+    head = d * d + d * labels
+    assert (
+        cost.macs(architecture, tokens, labels) == cost.macs_linear(architecture, tokens) + attention + head
+    )
+
+
+def test_macs_of_the_factorised_embedding() -> None:
+    plain = Architecture.uniform(Base(depth=2, width=12, heads=3, inner=12))
+    factorised = Architecture.uniform(replace(plain.base, embedding=5))
+    assert cost.macs(factorised, 7) - cost.macs(plain, 7) == 7 * 15 * 12
+
+
+@pytest.mark.parametrize(
+    ("text", "per_token"),
+    [
+        ("project(relu(expand(x)))", 6),
+        ("project(gelu(expand(x)))", 9 * 6),
+        ("tanh(project(relu(expand(x))))", 6 + 10),
+        # The product has 6 channels, what follows too; with "wide" 6 are multiplied and 4 pass, 10 follow.
+        ("project(relu(mul(expand(x),x)))", 6 + 6),
+    ],
+)
+def test_elementwise(text: str, per_token: int) -> None:
+    base = Base(depth=1, width=10, heads=2, inner=12)
+    genes = Genes(FFNGraph.parse(text), 3, Fraction(1, 2))
+    assert cost.elementwise(Architecture(base, (genes,)), 4) == 4 * 3 * per_token
+    wide = replace(base, mismatch="wide")
+    extra = 4 if "mul" in text else 0
+    assert cost.elementwise(Architecture(wide, (genes,)), 4) == 4 * 3 * (per_token + extra)

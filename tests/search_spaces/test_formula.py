@@ -1,0 +1,36 @@
+"""Formulas as mathematics."""
+
+import sympy
+from hypothesis import given, settings
+
+from search_spaces import GELU, FFNGraph
+from search_spaces.formula import expression, latex
+from tests.search_spaces.strategies import graphs
+
+X = sympy.Symbol("x", real=True)
+W_1, W_2 = sympy.Function("W_1", real=True), sympy.Function("W_2", real=True)
+
+
+def test_expression() -> None:
+    graph = FFNGraph.parse("sigmoid(project(relu(mul(expand(x),x))))")
+    assert expression(graph) == 1 / (1 + sympy.exp(-W_2(sympy.Max(0, X * W_1(X)))))
+
+
+def test_meanings_prove_identities() -> None:
+    once = expression(FFNGraph.parse("project(relu(expand(x)))"))
+    assert expression(FFNGraph.parse("project(relu(relu(expand(x))))")) == once
+    assert expression(FFNGraph.parse("project(max(relu(expand(x)),expand(x)))")) == once
+    swish = expression(FFNGraph.parse("project(swish(expand(x)))"))
+    assert expression(FFNGraph.parse("project(mul(sigmoid(expand(x)),expand(x)))")) == swish
+
+
+def test_latex() -> None:
+    gelu = r"\operatorname{gelu}{\left(W_{1}{\left(x \right)} \right)}"
+    assert latex(GELU) == rf"W_{{2}}{{\left({gelu} \right)}}"
+
+
+@settings(max_examples=20)
+@given(graphs())
+def test_every_graph_has_a_formula(graph: FFNGraph) -> None:
+    assert expression(graph, named=True).free_symbols == {X}
+    assert "x" in latex(graph)

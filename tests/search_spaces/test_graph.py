@@ -1,0 +1,267 @@
+"""The graph type: round trips, identity, checks, static widths, hostile input."""
+
+import itertools
+from fractions import Fraction
+from typing import Any
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search_spaces.graph import GELU, MAX_NODES, MAX_TERMS, FFNGraph, GraphError, Node, breaks_rules
+from tests.search_spaces.strategies import graphs
+
+
+def listed(graph: FFNGraph) -> list[dict[str, Any]]:
+    """The graph as a JSON list of nodes."""
+    names = ["x", *(f"n{number}" for number in range(1, len(graph.nodes)))]
+    return [
+        {"id": names[number], "op": node.op, "inputs": [names[source] for source in node.inputs]}
+        for number, node in enumerate(graph.nodes)
+        if number
+    ]
+
+
+@given(graphs())
+def test_round_trips(graph: FFNGraph) -> None:
+    for same in (
+        FFNGraph.parse(str(graph)),
+        FFNGraph.parse(str(graph).replace(",", " ,\n").replace("(", "\t( ")),
+        FFNGraph.from_json(graph.to_json()),
+        FFNGraph.from_json(listed(graph)),
+        FFNGraph.from_networkx(graph.to_networkx()),
+        FFNGraph(graph.nodes),
+    ):
+        assert same == graph
+        assert hash(same) == hash(graph)
+        assert str(same) == str(graph)
+        assert same.nodes == graph.nodes
+
+
+@given(graphs(), st.randoms(use_true_random=False))
+def test_numbering_does_not_depend_on_the_order_given(graph: FFNGraph, rng: Any) -> None:
+    items = listed(graph)
+    rng.shuffle(items)
+    assert FFNGraph.from_json(items).nodes == graph.nodes
+    labels = list(range(len(graph.nodes)))
+    rng.shuffle(labels)
+    renamed = nx.relabel_nodes(graph.to_networkx(), dict(enumerate(labels)))
+    assert FFNGraph.from_networkx(renamed).nodes == graph.nodes
+
+
+@given(graphs())
+def test_structure(graph: FFNGraph) -> None:
+    assert graph.nodes[0] == Node("x")
+    assert len(set(graph.nodes)) == len(graph.nodes)
+    for number, node in enumerate(graph.nodes):
+        assert all(source < number for source in node.inputs)
+    as_networkx = graph.to_networkx()
+    assert nx.is_directed_acyclic_graph(as_networkx)
+    assert [node for node, degree in as_networkx.out_degree() if not degree] == [len(graph.nodes) - 1]
+
+
+@given(graphs(), graphs())
+def test_equal_exactly_if_the_formulas_are(one: FFNGraph, two: FFNGraph) -> None:
+    assert (one == two) == (str(one) == str(two))
+
+
+@given(graphs(), st.integers(1, 40), st.integers(1, 40))
+def test_widths(graph: FFNGraph, outer: int, inner: int) -> None:
+    expected = {"outer": {outer}, "inner": {inner}}
+    for mismatch, mixed in (("narrow", min(outer, inner)), ("wide", max(outer, inner))):
+        widths = graph.widths(outer, inner, mismatch)
+        assert widths[-1] == outer
+        for kind, width in zip(graph.kinds, widths, strict=True):
+            assert width in expected.get(kind, {mixed})
+
+
+def test_shared_subterms_are_one_node() -> None:
+    graph = FFNGraph.parse("project(mul(gelu(expand(x)),expand(x)))")
+    assert [node.op for node in graph.nodes] == ["x", "expand", "gelu", "mul", "project"]
+    assert graph.nodes[3].inputs == (2, 1)
+    squared = FFNGraph.parse("project(mul(relu(expand(x)),relu(expand(x))))")
+    assert squared.nodes[3] == Node("mul", (2, 2))
+    assert squared.to_networkx().edges[2, 3]["position"] == (0, 1)
+
+
+def test_a_multigraph_with_integer_positions() -> None:
+    graph = nx.MultiDiGraph()
+    graph.add_nodes_from(
+        [("in", {"op": "x"}), ("e", {"op": "expand"}), ("m", {"op": "mul"}), ("p", {"op": "project"})]
+    )
+    graph.add_edges_from([("in", "e"), ("m", "p")])
+    graph.add_edges_from([("e", "m", {"position": 1}), ("e", "m", {"position": 0})])
+    assert str(FFNGraph.from_networkx(graph)) == "project(mul(expand(x),expand(x)))"
+
+
+def test_mixed_widths_are_typed() -> None:
+    graph = FFNGraph.parse("project(relu(mul(expand(x),x)))")
+    assert graph.kinds == ("outer", "inner", "mixed", "mixed", "outer")
+    assert graph.widths(540, 270) == (540, 270, 270, 270, 540)
+    assert graph.widths(540, 270, "wide") == (540, 270, 540, 540, 540)
+    with pytest.raises(ValueError, match="'narrow' or 'wide'"):
+        graph.widths(540, 270, "pad")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("project(gleu(expand(x)))", "unknown operation 'gleu'; did you mean 'gelu'?"),
+        ("project(gelu(expand(y)))", "unknown operation 'y'; known are x, add"),
+        ("project(add(expand(x)))", "'add' takes 2 inputs, found 1"),
+        ("project(gelu(expand(x),x))", "'gelu' takes 1 input, found 2"),
+        ("project(gelu)", "'gelu' takes 1 input, found 0"),
+        ("gelu(x)", "exactly one 'expand', found none"),
+        ("gelu(expand(x))", "exactly one 'project', found none"),
+        ("project(add(expand(x),expand(tanh(x))))", "exactly one 'expand', found 2 different ones"),
+        ("add(project(expand(x)),project(tanh(expand(x))))", "exactly one 'project', found 2 different ones"),
+        ("expand(project(x))", "'project' needs a value that comes from 'expand'"),
+        ("add(project(expand(x)),expand(x))", "the output has the mixed width"),
+        ("", "the formula ends"),
+        ("project(gelu(expand(x))", "expected ',' or ')', but the formula ends"),
+        ("project(gelu(expand(x))))", "expected the end, but found ')' at character 25"),
+        ("project(gelu(expand(x))) x", "expected the end, but found 'x'"),
+        ("project()", "expected an operation or 'x', but found ')' at character 9"),
+        ("x(project(expand(x)))", "'x' is the input and takes no arguments"),
+        ("2 + x", "found '2' at character 1"),
+        ("__import__('os')", 'found "\'"'),
+        ("\x00", "found '\\x00'"),
+    ],
+)
+def test_faulty_formulas(text: str, message: str) -> None:
+    with pytest.raises(GraphError) as error:
+        FFNGraph.parse(text)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    with pytest.raises(GraphError, match=r"^layers\[3\]\.graph: "):
+        FFNGraph.from_json(text, "layers[3].graph")
+
+
+def chain(*nodes: tuple[object, object, list[object]]) -> list[dict[str, object]]:
+    return [{"id": name, "op": op, "inputs": inputs} for name, op, inputs in nodes]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (chain(("e", "expand", ["x"]), ("a", "gelu", ["b"]), ("b", "tanh", ["a"])), "a cycle: "),
+        (chain(("a", "add", ["a", "x"])), "a cycle: 'a' -> 'a'"),
+        (
+            chain(("e", "expand", ["x"]), ("p", "project", ["e"]), ("q", "tanh", ["e"])),
+            "2 outputs, nothing uses",
+        ),
+        (chain(("e", "expand", ["x"]), ("p", "project", ["h"])), "there is no node 'h'"),
+        (chain(("e", "expand", ["x"]), ("e", "project", ["e"])), "'e' is already taken"),
+        (chain(("x", "expand", ["x"])), "'x' is the input's"),
+        (chain(("y", "x", [])), "refer to it by the id 'x'"),
+        (chain(("e", ["expand"], ["x"])), "unknown operation ['expand']"),
+        (chain(("e", "expand", [["x"]])), "an id is a text or a whole number"),
+        (chain((None, "expand", ["x"])), "an id is a text or a whole number, not None"),
+        ([{"id": "e", "op": "expand"}], "[0]: must have exactly the keys"),
+        ([{"id": "e", "op": "expand", "inputs": "x"}], "must be a list of ids"),
+        ([], "exactly one 'expand', found none"),
+        (None, "must be a formula or a list of nodes, not None"),
+        (float("nan"), "not nan"),
+        ({"op": "x"}, "must be a formula or a list"),
+    ],
+)
+def test_faulty_json(value: object, message: str) -> None:
+    with pytest.raises(GraphError) as error:
+        FFNGraph.from_json(value, "here")
+    assert str(error.value).startswith("here: ")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("edges", "message"),
+    [
+        ([("x", "e"), ("e", "p"), ("x", "p")], "two inputs at position 0"),
+        ([("x", "e"), ("e", "p", {"position": 1})], "the positions of its inputs are [1]"),
+        ([("x", "e"), ("e", "p", {"position": "left"})], "the positions of its inputs are ['left']"),
+    ],
+)
+def test_faulty_networkx(edges: list[tuple[Any, ...]], message: str) -> None:
+    graph = nx.DiGraph()
+    graph.add_nodes_from([("x", {"op": "x"}), ("e", {"op": "expand"}), ("p", {"op": "project"})])
+    graph.add_edges_from(edges)
+    with pytest.raises(GraphError) as error:
+        FFNGraph.from_networkx(graph)
+    assert message in str(error.value)
+
+
+def test_networkx_without_operation_or_direction() -> None:
+    graph = nx.DiGraph([("x", "e")])
+    with pytest.raises(GraphError, match="unknown operation None"):
+        FFNGraph.from_networkx(graph)
+    with pytest.raises(GraphError, match="directed"):
+        FFNGraph.from_networkx(GELU.to_networkx().to_undirected())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tanh(" * 10_000 + "project(expand(x))" + ")" * 10_000,
+        "(" * 100_000,
+        "add(" * 9_999 + "x" + ",x)" * 9_999,
+        "x," * 5_000_000,
+        " " * 5_000_000,
+        "project(expand(x" + " " * 5_000_000 + "))" + " " * 5_000_000 + "!",
+        "tanh" * 2_000_000 + "(x)",
+    ],
+    ids=["deep", "brackets", "nodes", "commas", "spaces", "padding", "name"],
+)
+def test_hostile_text_is_refused(text: str) -> None:
+    with pytest.raises(GraphError) as error:
+        FFNGraph.parse(text)
+    assert len(str(error.value)) < 200
+
+
+def test_ten_thousand_nodes_are_refused() -> None:
+    nodes = chain(*((n, "tanh", [n - 1 if n else "x"]) for n in range(10_000)))
+    with pytest.raises(GraphError, match="10000 nodes; at most 64"):
+        FFNGraph.from_json(nodes)
+
+
+def test_sharing_must_not_blow_up_the_formula() -> None:
+    # Forty doublings would be a formula of 2**40 terms.
+    doubling = [(n, "add", [n - 1, n - 1]) for n in range(1, 41)]
+    with pytest.raises(GraphError, match=f"terms; at most {MAX_TERMS}"):
+        FFNGraph.from_json(chain((0, "expand", ["x"]), *doubling, ("p", "project", [40])))
+
+
+def test_limits_are_inclusive() -> None:
+    longest = "tanh(" * (MAX_NODES - 3) + "project(expand(x))" + ")" * (MAX_NODES - 3)
+    assert len(FFNGraph.parse(longest).nodes) == MAX_NODES
+    with pytest.raises(GraphError, match=f"{MAX_NODES + 1} nodes"):
+        FFNGraph.parse(f"relu({longest})")
+
+
+@pytest.mark.parametrize(
+    ("text", "broken"),
+    [
+        ("project(gelu(expand(x)))", []),
+        ("project(relu(mul(expand(x),x)))", []),
+        ("project(expand(x))", ["project(expand(x)): a linear map on a linear map"]),
+        ("project(relu(tanh(expand(x))))", ["relu(tanh(expand(x))): an activation on an activation"]),
+        ("project(add(expand(x),expand(x)))", ["add(expand(x),expand(x)): both inputs are equal"]),
+    ],
+)
+def test_rules_belong_to_the_space(text: str, broken: list[str]) -> None:
+    assert breaks_rules(FFNGraph.parse(text)) == broken
+
+
+@given(graphs())
+def test_rules_by_enumeration(graph: FFNGraph) -> None:
+    text = str(graph)
+    unary = ("gelu", "sigmoid", "tanh", "relu", "leaky_relu", "elu", "swish")
+    stacked = any(f"{one}({two}(" in text for one, two in itertools.product(unary, unary))
+    stacked |= "project(expand(" in text or any(len(set(n.inputs)) < len(n.inputs) for n in graph.nodes)
+    assert bool(breaks_rules(graph)) == stacked
+
+
+def test_other_types_are_refused() -> None:
+    with pytest.raises(GraphError, match="must be a formula, not Fraction"):
+        FFNGraph.parse(Fraction(1))  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match="empty"):
+        FFNGraph(())

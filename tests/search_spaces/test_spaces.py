@@ -1,0 +1,335 @@
+"""The coarse search's space: reach, validity, the box, and the law of its draws."""
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search_spaces import (
+    GELU,
+    PUBLISHED,
+    Architecture,
+    Base,
+    FFNGraph,
+    Genes,
+    Space,
+    SpaceError,
+    breaks_rules,
+    cost,
+)
+from search_spaces.spaces import count_within
+from tests.search_spaces.strategies import small_space
+
+LOW, HIGH = 18_000, 24_000
+BASE = PUBLISHED["base"].base
+PAPER = Space(BASE, (1, 2, 3, 4), tuple(Fraction(1, n) for n in (1, 2, 3, 4)), 14_900_000, 15_900_000)
+
+
+@dataclass
+class Scripted:
+    """A trial that takes given choices, the first choice where none is given, and checks how it is asked."""
+
+    choices: dict[str, str]
+    size: float = 0.5
+    seen: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
+        assert name not in self.seen
+        assert len(set(choices)) == len(choices) > 1
+        assert all(isinstance(choice, str) for choice in choices)
+        self.seen[name] = tuple(choices)
+        chosen = self.choices.get(name, choices[0])
+        assert chosen in choices
+        return chosen
+
+    def suggest_float(self, name: str, low: float, high: float) -> float:
+        assert (low, high) == (0.0, 1.0)
+        return self.size
+
+
+def sizes(space: Space, graphs: Sequence[FFNGraph]) -> list[tuple[Genes, ...]]:
+    """Every combination of sizes inside the box, by brute force."""
+    options = [
+        [Genes(graph, stack, expansion) for stack in space.stacks for expansion in space.expansions]
+        for graph in graphs
+    ]
+    return [
+        layers
+        for layers in itertools.product(*options)
+        if space.min_params <= cost.params(Architecture(space.base, layers), space.labels) <= space.max_params
+    ]
+
+
+def assert_member(space: Space, architecture: Architecture) -> None:
+    assert architecture.base == space.base
+    assert space.min_params <= cost.params(architecture, space.labels) <= space.max_params
+    for genes in architecture.layers:
+        assert breaks_rules(genes.graph) == []
+        assert genes.stack in space.stacks
+        assert genes.expansion in space.expansions
+
+
+@settings(max_examples=200)
+@given(
+    st.randoms(use_true_random=False), st.sampled_from(["narrow", "wide"]), st.sampled_from([0.0, 0.3, 1.0])
+)
+def test_draws_are_members(rng: random.Random, mismatch: str, edit_rate: float) -> None:
+    space = small_space(LOW, HIGH, mismatch, edit_rate)
+    architecture = space.sample(rng)
+    assert_member(space, architecture)
+    if not edit_rate:
+        assert {genes.graph for genes in architecture.layers} == {GELU}
+
+
+@given(st.randoms(use_true_random=False))
+def test_draws_from_the_papers_space(rng: random.Random) -> None:
+    assert_member(PAPER, PAPER.sample(rng))
+
+
+def window(mismatch: str, low: int, high: int) -> Space:
+    """A box so tight that most mixed graphs leave it."""
+    fixed = cost.fixed_params(small_space(LOW, HIGH, mismatch).base)
+    return small_space(fixed + low, fixed + high, mismatch, 1.0)
+
+
+@pytest.mark.parametrize("mismatch", ["narrow", "wide"])
+@pytest.mark.parametrize("end", ["smallest", "largest"])
+def test_draws_stay_in_a_tight_box(mismatch: str, end: str) -> None:
+    base = small_space(LOW, HIGH, mismatch).base
+    stack, expansion = (1, Fraction(1, 4)) if end == "smallest" else (2, Fraction(1))
+    only = 3 * cost.ffn_params(base, Genes(GELU, stack, expansion))
+    space = window(mismatch, only, only)
+    assert space.size_count() == 1
+    for seed in range(100):
+        assert_member(space, space.sample(random.Random(seed)))
+
+
+def test_any_choice_of_floats_is_a_member() -> None:
+    space = small_space(LOW, HIGH)
+    for size in (0.0, 1e-300, 0.25, 0.999999999, 1.0):
+        assert_member(space, space.suggest(Scripted({}, size)))
+    smallest, largest = (cost.params(space.suggest(Scripted({}, size))) for size in (0.0, 1.0))
+    assert smallest < largest
+
+
+def test_one_name_has_one_set_of_choices() -> None:
+    rng = random.Random(0)
+
+    class Recorder(Scripted):
+        def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
+            super().suggest_categorical(name, choices)
+            return rng.choice(choices)
+
+    seen: dict[str, tuple[str, ...]] = {}
+    for _ in range(300):
+        trial = Recorder({})
+        PAPER.suggest(trial)
+        for name, choices in trial.seen.items():
+            assert seen.setdefault(name, choices) == choices
+
+
+def test_names_and_base_choices() -> None:
+    trial = Scripted({})
+    assert {genes.graph for genes in PAPER.suggest(trial).layers} == {GELU}
+    assert [trial.seen[f"layer1/{part}/op"][0] for part in ("pre", "mid", "post")] == ["none", "gelu", "none"]
+    assert "none" not in trial.seen["layer1/mid/op"]
+    assert {len(choices) for choices in trial.seen.values()} == {10, 11}
+
+
+SPELLED: dict[str, dict[str, str]] = {
+    "project(gelu(expand(x)))": {},
+    "tanh(project(gelu(expand(x))))": {"post/op": "tanh"},
+    "elu(project(gelu(expand(x))))": {"post/op": "elu"},
+    "leaky_relu(project(gelu(expand(x))))": {"post/op": "leaky_relu"},
+    "sigmoid(project(gelu(expand(x))))": {"post/op": "sigmoid"},
+    "sigmoid(project(relu(expand(x))))": {"mid/op": "relu", "post/op": "sigmoid"},
+    "project(gelu(expand(max(x,tanh(x)))))": {"pre/op": "max", "pre/right/own-not-plain": "tanh"},
+    "project(relu(mul(expand(x),x)))": {"mid/op": "mul", "mid/right/own-x": "x", "mid/outer": "relu"},
+    # An intermediate result used three times.
+    "add(project(mul(expand(max(x,tanh(x))),max(x,tanh(x)))),relu(max(x,tanh(x))))": {
+        "pre/op": "max",
+        "pre/right/own-not-plain": "tanh",
+        "mid/op": "mul",
+        "mid/right/own-x-pre": "pre",
+        "post/op": "add",
+        "post/right/own-x-pre": "pre",
+        "post/right/pre": "relu",
+    },
+}
+
+
+@pytest.mark.parametrize("text", SPELLED)
+def test_spelled_graphs_are_reached(text: str) -> None:
+    trial = Scripted({f"layer2/{name}": choice for name, choice in SPELLED[text].items()})
+    assert str(PAPER.suggest(trial).layers[1].graph) == text
+    assert set(trial.choices) <= set(trial.seen)
+
+
+def test_every_published_layer_is_spelled() -> None:
+    published = {str(genes.graph) for architecture in PUBLISHED.values() for genes in architecture.layers}
+    assert published <= set(SPELLED)
+
+
+def test_an_activated_intermediate_is_not_activated_again() -> None:
+    choices = {"pre/op": "add", "pre/right/own-not-plain": "tanh", "pre/outer": "relu"}
+    choices |= {"mid/op": "mul", "mid/right/own-x-pre": "pre"}
+    trial = Scripted({f"layer1/{name}": choice for name, choice in choices.items()})
+    graph = PAPER.suggest(trial).layers[0].graph
+    assert str(graph) == "project(mul(expand(relu(add(x,tanh(x)))),relu(add(x,tanh(x)))))"
+    assert "layer1/mid/right/pre" not in trial.seen
+
+
+def test_sizes_are_uniform_in_the_box() -> None:
+    space = small_space(LOW, HIGH)
+    graphs = [GELU, FFNGraph.parse("project(relu(mul(expand(x),x)))"), GELU]
+    choices = {"layer2/mid/op": "mul", "layer2/mid/right/own-x": "x", "layer2/mid/outer": "relu"}
+    expected = sizes(space, graphs)
+    assert 20 < len(expected) < 216
+
+    # A chi-squared test: its statistic has mean `degrees` and variance 2 * degrees.
+    rng = random.Random(0)
+
+    class Drawn(Scripted):
+        def suggest_float(self, name: str, low: float, high: float) -> float:
+            return rng.random()
+
+    draws = 60 * len(expected)
+    found = Counter(space.suggest(Drawn(choices)).layers for _ in range(draws))
+    assert set(found) == set(expected)
+    statistic = sum((found[layers] - 60) ** 2 / 60 for layers in expected)
+    degrees = len(expected) - 1
+    assert statistic < degrees + 4 * (2 * degrees) ** 0.5
+
+
+@pytest.mark.parametrize("low", [1, 14_000, LOW])
+def test_size_count_by_brute_force(low: int) -> None:
+    space = small_space(low, HIGH)
+    assert space.size_count() == len(sizes(space, [GELU] * 3))
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), min_size=1, max_size=5),
+    st.integers(-5, 90),
+    st.integers(-5, 90),
+)
+def test_count_within_by_brute_force(costs: list[list[int]], low: int, high: int) -> None:
+    expected = sum(low <= sum(chosen) <= high for chosen in itertools.product(*costs))
+    assert count_within(costs, low, high) == expected
+
+
+def test_the_released_box() -> None:
+    # The released search decides by a rounded table, in hundreds: 16 sizes of a layer, and the rest.
+    table = [
+        5854,
+        2935,
+        1962,
+        1476,
+        11707,
+        5870,
+        3924,
+        2951,
+        17561,
+        8805,
+        5886,
+        4427,
+        23414,
+        11740,
+        7848,
+        5902,
+    ]
+    rest = 48_088 + 6 * 11_696
+    assert count_within([table] * 6, 150_000 - rest, 160_000 - rest) == 4_480_424
+    assert count_within([table] * 6, 0, 10**9) == 16**6
+
+
+def test_deep_spaces_count_beyond_floats() -> None:
+    base = Base(depth=256, width=12, heads=3, inner=12)
+    space = Space(base, (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16), (Fraction(1),), 1, 10**9)
+    assert space.size_count() == 16**256
+    assert_member(space, space.sample(random.Random(0)))
+
+
+def test_draw_edits_operations_only() -> None:
+    rng = random.Random(0)
+    space = small_space(LOW, HIGH, edit_rate=0.2)
+    operations = Counter(space.draw("layer1/pre/op", ("none", "a", "b"), rng) for _ in range(5000))
+    assert operations["none"] / 5000 == pytest.approx(0.8, abs=0.03)
+    assert operations["a"] / operations["b"] == pytest.approx(1, abs=0.2)
+    others = Counter(space.draw("layer1/pre/left", ("plain", "a", "b"), rng) for _ in range(6000))
+    assert all(count / 6000 == pytest.approx(1 / 3, abs=0.03) for count in others.values())
+
+
+def test_sampling_repeats_with_its_seed() -> None:
+    first, second = ([PAPER.sample(random.Random(seed)) for seed in range(5)] for _ in range(2))
+    assert first == second
+    assert len(set(first)) == 5
+
+
+def test_another_base_activation() -> None:
+    graph = FFNGraph.parse("project(relu(expand(x)))")
+    space = Space(BASE, (1, 2), (Fraction(1),), 1, 10**9, edit_rate=0.0, graph=graph)
+    assert {genes.graph for genes in space.sample(random.Random(0)).layers} == {graph}
+    trial = Scripted({})
+    space.suggest(trial)
+    assert sorted(trial.seen["layer1/mid/op"]) == sorted(set(trial.seen["layer1/mid/op"]))
+    with pytest.raises(SpaceError, match=r"graph: must be 'project\(<activation>\(expand\(x\)\)\)'"):
+        Space(BASE, (1,), (Fraction(1),), 1, 10**9, graph=FFNGraph.parse("tanh(project(gelu(expand(x))))"))
+
+
+def test_an_optuna_trial_will_do() -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(20):
+        trial = study.ask()
+        assert_member(PAPER, PAPER.suggest(trial))
+        study.tell(trial, 0.0)
+
+
+HALF = (Fraction(1, 2),)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ((1,), HALF, 1, 2),
+            "no architecture has 1 to 2 parameters: this space reaches from 13,465,899 to 13,465,899",
+        ),
+        (((1,), HALF, 1, 2), "raise max_params, or allow smaller expansions or stacks"),
+        (((1,), HALF, 10**8, 10**9), "lower min_params, or allow larger expansions or stacks"),
+        (((1, 4), HALF, 13_600_000, 13_600_001), "no size in between fits; widen the box"),
+        (((1,), HALF, 3, 2), "min_params 3 is above max_params 2"),
+        (((), HALF, 1, 10**9), "stacks: must be different values, at least one, not ()"),
+        (((1, 1), HALF, 1, 10**9), "stacks: must be different values"),
+        (((1,), (), 1, 10**9), "expansions: must be different values"),
+        (((0,), HALF, 1, 10**9), "stacks and expansions: stack: must be from 1 to 16, not 0"),
+        (((1,), (Fraction(3, 2),), 1, 10**9), "expansion: must be above 0 and at most 1, not 3/2"),
+        (((1,), (Fraction(1, 541),), 1, 10**9), "1/541 of the inner width 540 leaves no channel"),
+        (((1,), HALF, 1, 10**9, 1.5), "edit_rate: must be from 0 to 1, not 1.5"),
+        (((1,), HALF, 1, 10**9, float("nan")), "edit_rate: must be from 0 to 1, not nan"),
+    ],
+)
+def test_faulty_spaces(arguments: tuple, message: str) -> None:
+    with pytest.raises(SpaceError) as error:
+        Space(BASE, *arguments)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_importing_is_light() -> None:
+    program = (
+        "import json, sys, search_spaces.formula, search_spaces.spaces; print(json.dumps(list(sys.modules)))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert not {"torch", "ray", "transformers", "optuna"} & set(json.loads(output))
