@@ -6,32 +6,36 @@ Needs scikit-learn (extra ``test``).
 """
 
 import argparse
+import re
 
 import numpy as np
-from scipy.sparse import csr_matrix, hstack
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from distill.corpora import embedded_corpus
 from distill.tasks import TASKS, Split, TaskData, accuracy, demo_task, standard_error
 
+WORD = re.compile(r"\w+")
 
-def features(vectorizer: CountVectorizer, split: Split) -> csr_matrix:
-    """Counts of the words of a sentence; of two sentences: both bags, and the words they share."""
-    first = vectorizer.transform(split.texts)
+
+def bags(split: Split) -> list[list[str]]:
+    """The words of each sentence; of two sentences: both bags and the shared words, told apart by a mark."""
+    first = [set(WORD.findall(text.lower())) for text in split.texts]
     if split.pairs is None:
-        return first
-    second = vectorizer.transform(split.pairs)
-    return hstack([first, second, first.minimum(second)], format="csr")
+        return [sorted(words) for words in first]
+    second = [set(WORD.findall(text.lower())) for text in split.pairs]
+    return [
+        [f"{mark}:{word}" for mark, words in (("1", a), ("2", b), ("both", a & b)) for word in sorted(words)]
+        for a, b in zip(first, second, strict=True)
+    ]
 
 
 def bag_of_words(data: TaskData) -> np.ndarray:
     """Class indices that logistic regression on word counts predicts for the dev split."""
-    vectorizer = CountVectorizer(binary=True, min_df=2)
-    vectorizer.fit([*data.train.texts, *(data.train.pairs or ())])
+    vectorizer = CountVectorizer(analyzer=list, min_df=2)
     model = LogisticRegression(C=0.3, max_iter=200, tol=1e-3)
-    model.fit(features(vectorizer, data.train), np.asarray(data.train.labels))
-    return model.predict(features(vectorizer, data.dev))
+    model.fit(vectorizer.fit_transform(bags(data.train)), np.asarray(data.train.labels))
+    return model.predict(vectorizer.transform(bags(data.dev)))
 
 
 def main() -> None:

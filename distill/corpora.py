@@ -1,8 +1,8 @@
-"""English text that every installation already has: the documentation of Python and of the installed libraries.
+"""English text that every installation already has: the documentation of Python and of its libraries.
 
-Docstrings are read from source files with :mod:`ast`; no scanned library is ever imported. What is kept is prose:
-sentences of 6 to 40 words without code, tables, addresses or field lists. A sentence that occurs several times
-is kept at its first place only.
+Docstrings are read from source files with :mod:`ast`; no scanned library is ever imported. What is kept is
+prose: sentences of 6 to 40 words without code, tables, addresses or field lists. A sentence that occurs more
+than once is kept at its first place only.
 """
 
 import ast
@@ -55,17 +55,17 @@ LIBRARIES: Mapping[str, str] = {
 MAX_LIBRARY_BYTES = 20_000_000
 """At most about this much source is read per library; of a larger one, evenly spaced files."""
 
-SKIPPED_FOLDERS = frozenset(
-    {"test", "tests", "testing", "_vendor", "thirdparty_files", "site-packages", "dist-packages", "idlelib", "lib2to3"}
-)
+VENDORED_FOLDERS = ("_vendor", "thirdparty_files", "site-packages", "dist-packages")
+SKIPPED_FOLDERS = frozenset({"test", "tests", "testing", "idlelib", "lib2to3", *VENDORED_FOLDERS})
 
 
 @dataclass(frozen=True)
 class Corpus:
     """Distinct sentences in reading order; four columns of equal length, documents contiguous.
 
-    ``documents`` are ids such as ``torch/nn/modules/linear.py``. Two sentences of one document whose ``positions``
-    differ by one follow each other in the text; where something was left out between them, they differ by more.
+    ``documents`` are ids such as ``torch/nn/modules/linear.py``. Two sentences of one document whose
+    ``positions`` differ by one follow each other in the text; where something was left out between them, they
+    differ by more.
     """
 
     texts: tuple[str, ...]
@@ -85,7 +85,7 @@ class Corpus:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of everything in the corpus, as hexadecimal digits: a key for whatever is derived from it."""
+        """SHA-256 of the whole corpus, as hexadecimal digits: a key for whatever is derived from it."""
         digest = hashlib.sha256()
         for line in _lines(self):
             digest.update(line)
@@ -93,13 +93,15 @@ class Corpus:
 
 
 def cache_folder() -> Path:
-    """Where derived files are kept: ``$FFN_NAS_CACHE``, or the user's cache folder of this platform. Not created."""
+    """Where derived files are kept: ``$FFN_NAS_CACHE``, or this platform's cache folder. Not created."""
     chosen = os.environ.get("FFN_NAS_CACHE")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("ffn-nas", appauthor=False))
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(platformdirs.user_cache_dir("ffn-nas", appauthor=False))
 
 
 def embedded_corpus(folder: Path | None = None) -> Corpus:
-    """The corpus of this installation, from ``folder`` (default: :func:`cache_folder`) or built and stored there.
+    """The corpus of this installation, read from ``folder`` (:func:`cache_folder`) or built and kept there.
 
     A cached file that is damaged is built again. The key covers the versions of all scanned libraries.
     """
@@ -115,7 +117,7 @@ def embedded_corpus(folder: Path | None = None) -> Corpus:
 
 
 def installed_sources() -> dict[str, Path]:
-    """Source name -> folder, for Python's standard library and every installed library of :data:`LIBRARIES`."""
+    """Source name -> folder: Python's standard library and every installed one of :data:`LIBRARIES`."""
     folders = {"python": Path(sysconfig.get_path("stdlib"))}
     for package in LIBRARIES:
         spec = importlib.util.find_spec(package)
@@ -157,12 +159,13 @@ def build_corpus(sources: Mapping[str, Path], workers: int = 1) -> Corpus:
                 seen.add(same)
                 rows.append((text, source, document, position))
     if not rows:
-        raise ValueError(f"no prose found in the Python files of {', '.join(map(str, sources.values())) or 'no folder'}")
+        folders = ", ".join(map(str, sources.values())) or "no folder"
+        raise ValueError(f"no prose found in the Python files of {folders}")
     return Corpus(*zip(*rows, strict=True))
 
 
 def save_corpus(corpus: Corpus, path: Path) -> None:
-    """Write JSON lines: a header, then one line per document. Atomic: readers see the old file or the whole new one."""
+    """Write JSON lines: a header, then a line per document. Readers see the old file or the whole new one."""
     header = {"format": FORMAT, "sentences": len(corpus), "sha256": corpus.fingerprint}
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -177,7 +180,7 @@ def save_corpus(corpus: Corpus, path: Path) -> None:
 
 
 def load_corpus(path: Path) -> Corpus:
-    """Read what :func:`save_corpus` wrote. Raises ValueError, naming the file, when it is truncated or altered."""
+    """Read what :func:`save_corpus` wrote. Raises ValueError, naming the file, when it is damaged."""
     first, _, body = path.read_bytes().partition(b"\n")
     try:
         header = json.loads(first)
@@ -207,7 +210,7 @@ def _lines(corpus: Corpus) -> Iterator[bytes]:
 
 
 def _can_spawn() -> bool:
-    """A spawned process imports the main module again, which must then be a file (not a script on standard input)."""
+    """A spawned process imports the main module again, which a script on standard input does not allow."""
     main = sys.modules["__main__"]
     return getattr(main, "__spec__", None) is not None or Path(getattr(main, "__file__", __file__)).is_file()
 
@@ -216,7 +219,7 @@ def _python_files(root: Path) -> list[Path]:
     """Source files below ``root`` in a fixed order, thinned evenly to :data:`MAX_LIBRARY_BYTES`."""
     found = []
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and name[0] != "."]
         found += [Path(folder, name) for name in names if name.endswith(".py")]
     size = sum(path.stat().st_size for path in found)
     return sorted(found)[:: max(1, round(size / MAX_LIBRARY_BYTES))]
@@ -255,7 +258,7 @@ def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[str]:
-    """Strings that stand as statements, and long ones given to calls that stand as statements (``add_docstr``)."""
+    """Strings that stand as statements, and long ones in calls that stand as statements (``add_docstr``)."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -266,9 +269,8 @@ def _docstrings(tree: ast.Module) -> Iterator[str]:
                 if isinstance(value, ast.Constant) and isinstance(value.value, str):
                     yield value.value
                 elif isinstance(value, ast.Call) and isinstance(node, ast.Module):
-                    for part in ast.walk(value):
-                        if isinstance(part, ast.Constant) and isinstance(part.value, str) and "\n\n" in part.value:
-                            yield part.value
+                    constants = (part.value for part in ast.walk(value) if isinstance(part, ast.Constant))
+                    yield from (text for text in constants if isinstance(text, str) and "\n\n" in text)
         pending += [
             statement
             for statement in reversed(body)
@@ -353,6 +355,7 @@ WORD = re.compile(r"""["'(]*[A-Za-z]+(['-][A-Za-z]+)*['")]*[.,:!?]*["')]*""")
 def is_prose(sentence: str) -> bool:
     """Whether this is an English sentence: 6 to 40 words, four fifths of them plain, no sign of code."""
     words = sentence.split(" ")
-    if not 6 <= len(words) <= 40 or not sentence[0].isupper() or sentence[-1] not in ".!?" or CODE.search(sentence):
+    if not 6 <= len(words) <= 40 or not sentence[0].isupper() or sentence[-1] not in ".!?":
         return False
-    return sum(WORD.fullmatch(word) is not None for word in words) >= 0.8 * len(words)
+    plain = sum(WORD.fullmatch(word) is not None for word in words)
+    return plain >= 0.8 * len(words) and not CODE.search(sentence)

@@ -4,7 +4,7 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ POOL_BATCHES = 50
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Token ids of N rows, concatenated: row ``i`` is ``input_ids[offsets[i]:offsets[i + 1]]``, without padding.
+    """Token ids of N rows, joined without padding: row ``i`` is ``input_ids[offsets[i]:offsets[i + 1]]``.
 
-    ``input_ids`` int32 and ``token_type_ids`` int8, both of shape (tokens,); ``offsets`` int64 of shape (N + 1,);
-    ``labels`` int64 of shape (N,), or None for text without labels.
+    ``input_ids`` int32 and ``token_type_ids`` int8, both of shape (tokens,); ``offsets`` int64 of shape
+    (N + 1,); ``labels`` int64 of shape (N,), or None for text without labels.
     """
 
     input_ids: np.ndarray
@@ -50,10 +50,10 @@ class Encoded:
 
 
 def encode(tokenizer: Any, rows: Split | Sequence[str], max_length: int = 64) -> Encoded:
-    """Tokenise a split (or plain texts, then without labels) once, truncated to ``max_length`` tokens per row.
+    """Tokenise a split (or plain texts, then without labels) once, each row cut to ``max_length`` tokens.
 
-    ``tokenizer`` is a fast Hugging Face tokenizer. Raises ValueError for no rows and for a ``max_length`` that leaves
-    no room beside the special tokens.
+    ``tokenizer`` is a fast Hugging Face tokenizer. Raises ValueError for no rows, and for a ``max_length``
+    that leaves no room beside the special tokens.
     """
     split = rows if isinstance(rows, Split) else Split(tuple(rows), None, (0,) * len(rows))
     pair = split.pairs is not None
@@ -67,9 +67,8 @@ def encode(tokenizer: Any, rows: Split | Sequence[str], max_length: int = 64) ->
     for start in range(0, len(split), 10_000):  # bounds the memory of Python lists
         chunk = slice(start, start + 10_000)
         second = [] if split.pairs is None else [list(split.pairs[chunk])]
-        out = tokenizer(
-            list(split.texts[chunk]), *second, truncation=True, max_length=max_length, return_attention_mask=False
-        )
+        texts = [list(split.texts[chunk]), *second]
+        out = tokenizer(*texts, truncation=True, max_length=max_length, return_attention_mask=False)
         lengths += map(len, out["input_ids"])
         ids.append(np.concatenate([np.asarray(row, np.int32) for row in out["input_ids"]]))
         kinds = out.get("token_type_ids")
@@ -85,9 +84,9 @@ def encode(tokenizer: Any, rows: Split | Sequence[str], max_length: int = 64) ->
 
 def save_encoded(encoded: Encoded, path: Path) -> None:
     """Write an ``.npz`` file, atomically."""
-    arrays = {"input_ids": encoded.input_ids, "token_type_ids": encoded.token_type_ids, "offsets": encoded.offsets}
-    if encoded.labels is not None:
-        arrays["labels"] = encoded.labels
+    arrays = {field.name: getattr(encoded, field.name) for field in fields(encoded)}
+    if encoded.labels is None:
+        del arrays["labels"]
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -102,7 +101,8 @@ def save_encoded(encoded: Encoded, path: Path) -> None:
 def load_encoded(path: Path) -> Encoded:
     """Read what :func:`save_encoded` wrote. Raises ValueError, naming the file, when it is damaged."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # NumPy does not close a damaged file that it was given by name.
+        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         return Encoded(**arrays)
     except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
@@ -112,8 +112,8 @@ def load_encoded(path: Path) -> Encoded:
 def batches(encoded: Encoded, batch_size: int, steps: int, seed: int) -> list[np.ndarray]:
     """Row indices of exactly ``steps`` batches of ``batch_size`` rows, similar in length within a batch.
 
-    Epochs follow one another, each a fresh permutation. The same arguments give the same batches, and fewer steps give the first
-    ones of more steps, so that candidates trained for different times see the same beginning.
+    Epochs follow one another, each a fresh permutation. The same arguments give the same batches, and fewer
+    steps give the first ones of more steps: candidates trained for different times see the same beginning.
     """
     if batch_size < 1 or steps < 0:
         raise ValueError(f"batches: needs batch_size >= 1 and steps >= 0, not {batch_size} and {steps}")
@@ -147,8 +147,8 @@ def eval_batches(encoded: Encoded, batch_size: int) -> list[np.ndarray]:
 def collate(encoded: Encoded, rows: np.ndarray, pad_id: int) -> dict[str, torch.Tensor]:
     """A model's input for these rows, padded on the right to the longest of them.
 
-    int64 tensors ``input_ids``, ``attention_mask`` and ``token_type_ids`` of shape (B, T), and ``labels`` of shape
-    (B,) where there are labels. Padding is ``pad_id``, masked by 0.
+    int64 tensors ``input_ids``, ``attention_mask`` and ``token_type_ids`` of shape (B, T), and ``labels`` of
+    shape (B,) where there are labels. Padding is ``pad_id``, masked by 0.
     """
     lengths = encoded.lengths[rows]
     mask_BT = np.arange(lengths.max()) < lengths[:, None]

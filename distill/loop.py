@@ -1,4 +1,4 @@
-"""The one training loop, used by the teacher, the warm-up, candidates and the final training; and evaluation."""
+"""The one training loop, for the teacher, the warm-up, candidates and the final training; and evaluation."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor, nn
-from transformers import get_linear_schedule_with_warmup
+from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
 from distill.objectives import Objective
 from distill.outputs import LOGITS, Batch, Outputs, run
@@ -22,7 +22,7 @@ class Diverged(ArithmeticError):
 
 
 def make_accelerator(device: str = "auto") -> Accelerator:
-    """Device and precision: `device` is "auto", "cpu" or "cuda"; bfloat16 where the processor computes in it."""
+    """`device` is "auto", "cpu" or "cuda"; the precision is bfloat16 where the processor computes in it."""
     cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
     if cpu:
         able = torch.cpu.get_capabilities()
@@ -33,7 +33,7 @@ def make_accelerator(device: str = "auto") -> Accelerator:
 
 
 def train(
-    model: nn.Module,
+    model: PreTrainedModel,
     batches: Iterable[Batch],
     objective: Objective,
     recipe: Recipe,
@@ -58,6 +58,7 @@ def train(
     if objective.needs_teacher and teacher is None:
         raise ValueError("this objective compares with a teacher: pass its outputs")
     set_seed(seed)
+    model.base_model.get_input_embeddings().weight.requires_grad_(not recipe.freeze_embeddings)
     parameters = _parameter_groups([model, objective], recipe.weight_decay)
     optimizer = torch.optim.AdamW(parameters, lr=recipe.learning_rate, fused=True)
     schedule = get_linear_schedule_with_warmup(optimizer, round(recipe.warmup * recipe.steps), recipe.steps)
@@ -78,7 +79,7 @@ def train(
         if not math.isfinite(value):
             raise Diverged(f"the loss is {value} at step {len(history) + 1}")
         accelerator.backward(loss)
-        accelerator.clip_grad_norm_(prepared.parameters(), recipe.clip)
+        accelerator.clip_grad_norm_([*prepared.parameters(), *objective.parameters()], recipe.clip)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)

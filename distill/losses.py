@@ -8,8 +8,8 @@ from torch.nn import functional as F
 def attention_mse(student_BHTT: Tensor, teacher_BHTT: Tensor, mask_BT: Tensor) -> Tensor:
     """Mean square error of attention scores (EfficientBERT, equation 1).
 
-    The mean is over sentences, heads and the pairs of valid query and key positions. The released code clips masked
-    scores to 0 and divides by all pairs, padding included.
+    The mean is over sentences, heads and the pairs of valid query and key positions. The released code clips
+    masked scores to 0 and divides by all pairs, padding included.
 
     Raises:
         ValueError: the head counts differ.
@@ -25,7 +25,11 @@ def attention_mse(student_BHTT: Tensor, teacher_BHTT: Tensor, mask_BT: Tensor) -
 
 
 def hidden_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Mean square error of hidden states over valid tokens and channels (EfficientBERT, equation 2)."""
+    """Mean square error of hidden states over valid tokens and channels (EfficientBERT, equation 2).
+
+    Raises:
+        ValueError: the widths differ.
+    """
     if student_BTD.shape != teacher_BTD.shape:
         raise ValueError(
             f"hidden states need equal widths: student {tuple(student_BTD.shape)}, "
@@ -40,6 +44,14 @@ def soft_cross_entropy(student_BC: Tensor, teacher_BC: Tensor, temperature: floa
     """Cross-entropy with the teacher's probabilities, mean over sentences (EfficientBERT, equation 3).
 
     The released code divides by the number of classes as well.
+
+    Raises:
+        ValueError: the numbers of sentences or classes differ.
     """
+    if student_BC.shape != teacher_BC.shape:
+        raise ValueError(
+            f"soft labels need equal shapes: student {tuple(student_BC.shape)}, "
+            f"teacher {tuple(teacher_BC.shape)}"
+        )
     targets = F.softmax(teacher_BC.float() / temperature, dim=-1)
     return F.cross_entropy(student_BC.float() / temperature, targets)

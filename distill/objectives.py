@@ -62,15 +62,16 @@ def efficientbert(
 ) -> Objective:
     """EfficientBERT's objective, equation 4: sum over layers (L_attn + L_hidn) + L_embd + gamma L_pred.
 
-    Student layer m learns from teacher layer m N / M. The transforms W_h and W_e are learned where the widths differ
-    and the identity where they agree; the released code has one transform for both. `prediction` is gamma: 0 in the
-    paper's pre-training, 1 in its fine-tuning. A term of weight 0 is not computed.
+    Student layer m learns from teacher layer m N / M. The transforms W_h and W_e are learned where the widths
+    differ and the identity where they agree; the released code has one transform for both. `prediction` is
+    gamma: 0 in the paper's pre-training, 1 in its fine-tuning. A term of weight 0 is not computed.
 
     Args:
         student, teacher: Hugging Face configurations.
 
     Raises:
-        ValueError: head counts differ while attention is used, or the student's depth does not divide the teacher's.
+        ValueError: head counts differ while attention is used, or the student's depth does not divide the
+            teacher's.
     """
     layers = layer_maps.uniform(student.num_hidden_layers, teacher.num_hidden_layers)
     if attention and student.num_attention_heads != teacher.num_attention_heads:
@@ -80,7 +81,9 @@ def efficientbert(
         )
     projections: dict[str, nn.Module] = {}
     if student.hidden_size != teacher.hidden_size:
-        projections = {name: nn.Linear(student.hidden_size, teacher.hidden_size) for name in ("hidden", "embedding")}
+        projections = {
+            name: nn.Linear(student.hidden_size, teacher.hidden_size) for name in ("hidden", "embedding")
+        }
 
     def project(name: str, state: Tensor) -> Tensor:
         return objective.projections[name](state) if projections else state

@@ -13,6 +13,7 @@ class Recipe:
         learning_rate: peak; it rises linearly over the first `warmup` share of the steps, then falls to 0.
         weight_decay: of AdamW, not applied to biases and LayerNorms.
         clip: largest gradient norm.
+        freeze_embeddings: leave the word embedding as it is, which spares its gradient and its optimiser state.
     """
 
     steps: int
@@ -21,3 +22,4 @@ class Recipe:
     warmup: float = 0.1
     weight_decay: float = 0.01
     clip: float = 1.0
+    freeze_embeddings: bool = False

@@ -1,9 +1,9 @@
-"""Three classification tasks whose labels come with the text of a corpus, and the metrics they are scored with.
+"""Three classification tasks whose labels come with the text of a corpus, and the metrics that score them.
 
-``library``: which library a sentence documents. ``neighbours``: whether the second sentence follows the first or
-was taken from another document of the same library. ``word_order``: whether two words of the sentence were
-swapped; a bag of words cannot tell. All tasks share one division of the documents into train, search and dev, so that
-no task shows text in training that another one is scored on.
+``library``: which library a sentence documents. ``neighbours``: whether the second sentence follows the first
+or was taken from another document of the same library. ``word_order``: whether two words of the sentence were
+swapped; a bag of words cannot tell. All tasks share one division of the documents into train, search and dev,
+so that no task shows text in training that another one is scored on.
 """
 
 import difflib
@@ -33,14 +33,15 @@ class Task:
         if len(self.labels) < 2 or len(set(self.labels)) != len(self.labels):
             raise ValueError(f"Task {self.name!r}: needs two or more distinct labels, not {self.labels}")
         if self.kind != "classification":
-            raise ValueError(f"Task {self.name!r}: unknown kind {self.kind!r}; only 'classification' is built")
+            raise ValueError(f"Task {self.name!r}: unknown kind {self.kind!r}, not 'classification'")
         if self.metric not in METRICS:
-            raise ValueError(f"Task {self.name!r}: unknown metric {self.metric!r}{_meant(self.metric, METRICS)}")
+            meant = _meant(self.metric, METRICS)
+            raise ValueError(f"Task {self.name!r}: unknown metric {self.metric!r}{meant}")
 
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of a task: ``texts``, for tasks on two sentences also ``pairs`` (the second ones), and class indices."""
+    """Rows of a task: ``texts``, on two sentences also ``pairs`` (the second ones), and class indices."""
 
     texts: tuple[str, ...]
     pairs: tuple[str, ...] | None
@@ -101,12 +102,12 @@ def demo_task(name: str, corpus: Corpus, sizes: Sizes | None = None, seed: int =
         rng = np.random.default_rng([seed, number, list(TASKS).index(name)])
         splits[split] = _balanced(make_rows(indices, rng), len(task.labels), getattr(sizes, split), rng)
         if not len(splits[split]):
-            raise ValueError(f"task {name!r}: the corpus of {len(corpus)} sentences has no rows for its {split} split")
+            raise ValueError(f"task {name!r}: the corpus of {len(corpus)} sentences has no rows for {split}")
     return TaskData(task, **splits)
 
 
 def document_splits(corpus: Corpus, seed: int = 0) -> dict[str, np.ndarray]:
-    """Ascending indices of the sentences of ``train``, ``search`` and ``dev``: 84, 8 and 8 % of the documents."""
+    """Ascending sentence indices of ``train``, ``search`` and ``dev``: 84, 8 and 8 % of the documents."""
     documents = sorted(set(corpus.documents))
     places = np.random.default_rng([seed, len(documents)]).permutation(len(documents)) / len(documents)
     place = dict(zip(documents, places, strict=True))
@@ -119,7 +120,7 @@ def document_splits(corpus: Corpus, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def text_corpus(corpus: Corpus, seed: int = 0) -> list[str]:
-    """Sentences for training without labels: those of the ``train`` documents, which no score is computed on."""
+    """Sentences for training without labels: those of the ``train`` documents; no score is taken on them."""
     return [corpus.texts[index] for index in document_splits(corpus, seed)["train"]]
 
 
@@ -127,7 +128,8 @@ def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
     """Fraction of a whole split's class indices that are right. Raises ValueError for unequal or no rows."""
     predicted, expected = np.asarray(predictions), np.asarray(labels)
     if predicted.shape != expected.shape or predicted.ndim != 1 or not len(expected):
-        raise ValueError(f"accuracy: predictions of shape {predicted.shape} for labels of shape {expected.shape}")
+        shapes = f"predictions of shape {predicted.shape} for labels of shape {expected.shape}"
+        raise ValueError(f"accuracy: {shapes}")
     return float(np.mean(predicted == expected))
 
 
@@ -201,7 +203,7 @@ MIN_DISTANCE = 2
 
 
 def swap_two_words(sentence: str, rng: np.random.Generator) -> str | None:
-    """Swap two different words, purely lower-case letters both, drawn from all pairs far enough apart; else None.
+    """Swap two different words of lower-case letters, drawn from all pairs far enough apart, or None.
 
     First words and words with punctuation stay, so neither capitals nor full stops give the swap away.
     """

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification, PreTrainedModel
 
@@ -29,7 +29,7 @@ class TeacherError(ValueError):
 
 
 def locate(source: str) -> str:
-    """A local folder for `source` where there is one (itself, or inside a package), else `source` as a hub name."""
+    """A local folder for `source` where there is one (itself or in a package), else the hub name."""
     package, folder = PACKAGED.get(source, ("", ""))
     spec = importlib.util.find_spec(package) if package else None
     if spec and spec.origin:
@@ -48,10 +48,13 @@ def load_config(source: str, labels: int | None = None) -> Any:
         config = AutoConfig.from_pretrained(locate(source), **extra)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise TeacherError(f"no teacher at {source!r}: neither a folder with a model nor a hub name ({reason})") from None
+        raise TeacherError(
+            f"no teacher at {source!r}: neither a folder with a model nor a hub name ({reason})"
+        ) from None
     if config.model_type != "bert":
         raise TeacherError(
-            f"the teacher {source!r} is of type {config.model_type!r}; a BERT-shaped one (type 'bert') is needed"
+            f"the teacher {source!r} is of type {config.model_type!r}; "
+            "a BERT-shaped one (type 'bert') is needed"
         )
     if getattr(config, "is_decoder", False):
         raise TeacherError(f"the teacher {source!r} is a decoder; an encoder is needed")
@@ -59,22 +62,38 @@ def load_config(source: str, labels: int | None = None) -> Any:
 
 
 def load_tokenizer(source: str) -> Any:
-    """The fast tokenizer beside the teacher."""
+    """The fast tokenizer beside the teacher.
+
+    Raises:
+        TeacherError: there is none.
+    """
     try:
-        return AutoTokenizer.from_pretrained(locate(source))
+        tokenizer = AutoTokenizer.from_pretrained(locate(source))
     except (OSError, ValueError) as error:
-        raise TeacherError(f"the teacher {source!r} has no tokenizer: {str(error).strip().splitlines()[0]}") from None
+        reason = str(error).strip().splitlines()[0]
+        raise TeacherError(f"the teacher {source!r} has no tokenizer: {reason}") from None
+    # Where the files are missing, the library makes one that knows no word.
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise TeacherError(f"the teacher {source!r} has no tokenizer: its vocabulary is empty")
+    return tokenizer
 
 
 def load_classifier(source: str, labels: Sequence[str]) -> PreTrainedModel:
-    """The encoder with a sequence-classification head; the head is new unless the checkpoint has one of this size."""
+    """The encoder with a sequence-classification head; the head is new unless the checkpoint has its size.
+
+    Raises:
+        TeacherError: as `load_config`, or there are no weights.
+    """
     config = load_config(source, len(labels))
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: index for index, label in enumerate(labels)}
-    model = BertForSequenceClassification.from_pretrained(
-        locate(source), config=config, dtype=torch.float32, ignore_mismatched_sizes=True
-    )
-    return model
+    try:
+        return BertForSequenceClassification.from_pretrained(
+            locate(source), config=config, dtype=torch.float32, ignore_mismatched_sizes=True
+        )
+    except (OSError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise TeacherError(f"the teacher {source!r} has no readable weights: {reason}") from None
 
 
 def fingerprint(*parts: object) -> str:
@@ -90,11 +109,12 @@ def fingerprint(*parts: object) -> str:
     return digest.hexdigest()[:20]
 
 
-def weights_fingerprint(source: str) -> str:
-    """Key of a teacher: its weight files where they are local, else its name."""
+def source_fingerprint(source: str) -> str:
+    """Key of a teacher: its files (weights, configuration, tokenizer) where they are local, else its name."""
     folder = Path(locate(source))
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin")) if folder.is_dir() else []
-    return fingerprint(*files) if files else fingerprint(source)
+    kinds = (".safetensors", ".bin", ".json", ".txt")
+    files = sorted(file for file in folder.glob("*") if file.suffix in kinds) if folder.is_dir() else []
+    return fingerprint([file.name for file in files], *files) if files else fingerprint(source)
 
 
 def keep(path: Path, write: Callable[[Path], None]) -> Path:
@@ -143,10 +163,14 @@ def save_outputs(teacher: LiveTeacher, batches: Sequence[Batch], path: Path) -> 
     """Write the teacher's outputs on `batches` to one file, in half precision."""
     tensors: dict[str, torch.Tensor] = {}
     for step, batch in enumerate(batches):
-        outputs = teacher(step, {name: tensor.to(teacher.accelerator.device) for name, tensor in batch.items()})
+        outputs = teacher(
+            step, {name: tensor.to(teacher.accelerator.device) for name, tensor in batch.items()}
+        )
         tensors[f"{step}.logits"] = outputs.logits
         tensors |= {f"{step}.{HIDDEN_STATES}.{i}": state for i, state in enumerate(outputs.hidden_states)}
-        tensors |= {f"{step}.{ATTENTION_SCORES}.{i}": score for i, score in enumerate(outputs.attention_scores)}
+        tensors |= {
+            f"{step}.{ATTENTION_SCORES}.{i}": score for i, score in enumerate(outputs.attention_scores)
+        }
         for name in [name for name in tensors if name.startswith(f"{step}.")]:
             tensors[name] = tensors[name].half().cpu().contiguous()
     save_file(tensors, path)
@@ -166,9 +190,12 @@ class SavedTeacher:
         logits = self.file.get_tensor(f"{step}.logits").to(device)
         if len(logits) != len(batch["input_ids"]):
             raise ValueError(
-                f"saved outputs of batch {step} are for {len(logits)} sentences, not {len(batch['input_ids'])}"
+                f"saved outputs of batch {step} are for {len(logits)} sentences, "
+                f"not {len(batch['input_ids'])}"
             )
-        return Outputs(logits, self._all(step, HIDDEN_STATES, device), self._all(step, ATTENTION_SCORES, device))
+        return Outputs(
+            logits, self._all(step, HIDDEN_STATES, device), self._all(step, ATTENTION_SCORES, device)
+        )
 
     def _all(self, step: int, kind: str, device: torch.device) -> tuple[torch.Tensor, ...]:
         count = 0

@@ -103,11 +103,10 @@ class RecipeTable(Table):
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     warmup: Share = 0.1
+    freeze_embeddings: bool = False
 
     def build(self) -> Recipe:
-        return Recipe(
-            steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate, warmup=self.warmup
-        )
+        return Recipe(**{name: getattr(self, name) for name in RecipeTable.model_fields})
 
 
 class WarmupTable(RecipeTable):
@@ -131,6 +130,7 @@ class StudyConfig(Table):
     base: Literal["teacher"] | BaseTable = "teacher"
     task: str
     max_length: Annotated[int, Field(ge=8, le=512)] = 128
+    dropout: Share = 0.1
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     space: SpaceTable
     objective: ObjectiveTable = ObjectiveTable()

@@ -83,7 +83,6 @@ class Evaluator:
         """
         recipe = self.config.candidate.build()
         pad_id = self.like.pad_token_id
-        torch.manual_seed(seed)
         model = self.student(architecture)
 
         def score(first: int | None) -> float:
@@ -95,6 +94,7 @@ class Evaluator:
 
         inherited = score(GLANCE)
         report(0, inherited)
+        torch.manual_seed(seed)
         goal = objective(self.config, model.config, self.teacher_config)
         train(
             model,

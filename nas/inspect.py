@@ -3,25 +3,20 @@
 python -m nas.inspect ARCH [--tokens 128] [--labels 3] [--json]
 """
 
-import argparse
 import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from nas.cli import Parser
 from search_spaces import PUBLISHED, Architecture, ArchitectureError
 from search_spaces import cost as costs
 from search_spaces.operations import did_you_mean, shown
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def resolve(name: str) -> Architecture:
@@ -83,7 +78,7 @@ def show(architecture: Architecture, tokens: int, labels: int, console: Console)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = _Parser(prog="python -m nas.inspect", description="What an architecture is, and what it costs.")
+    parser = Parser(prog="nas.inspect", description="What an architecture is, and what it costs.")
     parser.add_argument("architecture", metavar="ARCH", help=f"a JSON file, or one of {', '.join(PUBLISHED)}")
     parser.add_argument("--tokens", type=int, default=128, help="length of a sequence, for the MACs")
     parser.add_argument("--labels", type=int, default=3, help="classes of the classifier")

@@ -30,7 +30,7 @@ from distill.teacher import (
     load_config,
     load_tokenizer,
     save_outputs,
-    weights_fingerprint,
+    source_fingerprint,
 )
 from nas.config import ConfigError, StudyConfig
 from search_spaces.architecture import Base
@@ -121,7 +121,7 @@ def prepare(config: StudyConfig, device: str = "auto", tell: Tell = lambda what,
     tokenizer = load_tokenizer(config.teacher)
     tell("text", None)
     corpus = embedded_corpus()
-    source = weights_fingerprint(config.teacher)
+    source = source_fingerprint(config.teacher)
 
     data_key = fingerprint(FORMAT, corpus.fingerprint, source, config.task, config.max_length)
 
@@ -163,7 +163,7 @@ def prepare(config: StudyConfig, device: str = "auto", tell: Tell = lambda what,
     supernet_key = fingerprint(
         FORMAT,
         teacher_key,
-        config.model_dump(mode="json", include={"base", "warmup", "objective", "seed"}),
+        config.model_dump(mode="json", include={"base", "dropout", "warmup", "objective", "seed"}),
         max(config.space.stacks),
     )
 
@@ -178,6 +178,7 @@ def prepare(config: StudyConfig, device: str = "auto", tell: Tell = lambda what,
         else:
             torch.manual_seed(config.seed)
             supernet = from_scratch(base, stack, like=teacher_config)
+        set_dropout(supernet, config.dropout)
         goal = objective(config, supernet.config, teacher_config)
         if recipe.steps:
             warm_up(
@@ -219,6 +220,14 @@ def prepare(config: StudyConfig, device: str = "auto", tell: Tell = lambda what,
 
     outputs = keep(cache / "outputs" / f"{outputs_key}.safetensors", make_outputs)
     return Workspace(config, data, teacher_folder, supernet, outputs)
+
+
+def set_dropout(model: PreTrainedModel, probability: float) -> None:
+    """Give every dropout of the model, and its configuration, this probability."""
+    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = probability
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = probability
 
 
 def summed_cross_entropy(model: nn.Module, batch: Batch) -> Tensor:

@@ -19,11 +19,12 @@ class Progress:
     """Prints a line for every preparation that took time and for every trial; the line in work is redrawn."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(highlight=False, soft_wrap=True)
         self.status = self.console.status("")
         self.begun = time.monotonic()
         self.what: str | None = None
         self.since = self.begun
+        self.told = 0.0
         self.first: dict[str, tuple[float, int]] = {}
 
     def __enter__(self) -> "Progress":
@@ -44,11 +45,15 @@ class Progress:
         """`what` is being made, `share` of it is done."""
         if what != self.what:
             self.prepared()
-            self.what, self.since = what, time.monotonic()
+            self.what, self.since, self.told = what, time.monotonic(), 0.0
         spent = time.monotonic() - self.since
         left = f", {clock(spent / share - spent)} left" if share and spent > 1 else ""
         done = f" {share:.0%}" if share is not None else ""
-        self.status.update(f"{what}{done} ({clock(spent)}{left})")
+        line = f"{what}{done} ({clock(spent)}{left})"
+        self.status.update(line)
+        if not self.console.is_terminal and share and share >= self.told + 0.25:
+            self.told = share
+            self.say(line)
 
     def prepared(self) -> None:
         """What was being made is there."""

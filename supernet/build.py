@@ -36,7 +36,7 @@ INHERITED = (
     "pad_token_id",
 )
 
-# What a teacher's `hidden_act` is in terms of the operations: the base graph's activation and the form of gelu.
+# What a teacher's `hidden_act` is here: the activation of the base graph, and the form of gelu.
 ACTIVATIONS: dict[str, tuple[str, str]] = {
     "gelu": ("gelu", "erf"),
     "gelu_new": ("gelu", "tanh"),
@@ -53,10 +53,10 @@ AutoModel.register(NasBertConfig, NasBertModel)
 def config_of(
     architecture: Architecture, labels: int = 2, like: PretrainedConfig | None = None
 ) -> NasBertConfig:
-    """The Hugging Face configuration that describes `architecture` completely, for models with `labels` outputs.
+    """The Hugging Face configuration that describes `architecture` completely, with `labels` outputs.
 
-    What no architecture says (labels, dropout, epsilon of LayerNorm, padding token) is taken from `like`, usually
-    the supernet's or the teacher's configuration, where it is given.
+    What no architecture says (labels, dropout, epsilon of LayerNorm, padding token) is taken from `like`,
+    usually the supernet's or the teacher's configuration, where it is given.
     """
     base = architecture.base
     ffn = []
@@ -98,7 +98,7 @@ def build(
     labels: int = 2,
     like: PretrainedConfig | None = None,
 ) -> PreTrainedModel:
-    """A freshly initialised model of `architecture`; `head` is a key of `HEADS`, `like` as for `config_of`."""
+    """A fresh model of `architecture`; `head` is a key of `HEADS`, `like` as for `config_of`."""
     return HEADS[head](config_of(architecture, labels, like))
 
 
@@ -136,7 +136,9 @@ def full_architecture(base: Base, graph: FFNGraph, stack: int) -> Architecture:
     return Architecture.uniform(base, graph=graph, stack=stack)
 
 
-def from_scratch(base: Base, stack: int, labels: int = 2, like: PretrainedConfig | None = None) -> PreTrainedModel:
+def from_scratch(
+    base: Base, stack: int, labels: int = 2, like: PretrainedConfig | None = None
+) -> PreTrainedModel:
     """A supernet with random weights, for the papers' own base models."""
     return build(full_architecture(base, GELU, stack), labels=labels, like=like)
 
@@ -146,8 +148,9 @@ def from_teacher(
 ) -> PreTrainedModel:
     """A supernet that computes what its teacher computes.
 
-    The lowest block of each layer takes the teacher's FFN. A further block starts near the identity: its projection
-    is zero, and its LayerNorm's gain and shift are the mean standard deviation and mean of its input over tokens.
+    The lowest block of each layer takes the teacher's FFN. A further block starts near the identity: its
+    projection is zero, and its LayerNorm's gain and shift are the mean standard deviation and mean of its
+    input over tokens.
 
     Args:
         teacher: a `BertForSequenceClassification`, as `distill.teacher.load_classifier` checks and loads it.
@@ -171,7 +174,9 @@ def from_teacher(
                 prefix = f"bert.encoder.layer.{layer}.ffn.{block}."
                 own[prefix + "project.weight"] = torch.zeros_like(own[prefix + "project.weight"])
                 own[prefix + "project.bias"] = torch.zeros_like(own[prefix + "project.bias"])
-                own[prefix + "LayerNorm.weight"] = torch.full_like(own[prefix + "LayerNorm.weight"], deviation)
+                own[prefix + "LayerNorm.weight"] = torch.full_like(
+                    own[prefix + "LayerNorm.weight"], deviation
+                )
                 own[prefix + "LayerNorm.bias"] = torch.full_like(own[prefix + "LayerNorm.bias"], mean)
     load_weights(supernet, own)
     return supernet
@@ -181,7 +186,9 @@ def _student_name(name: str) -> str:
     """A parameter of the stock BERT under the name it has here."""
     name = name.replace(".intermediate.dense.", ".ffn.0.expand.")
     if ".attention." not in name:
-        name = name.replace(".output.dense.", ".ffn.0.project.").replace(".output.LayerNorm.", ".ffn.0.LayerNorm.")
+        name = name.replace(".output.dense.", ".ffn.0.project.").replace(
+            ".output.LayerNorm.", ".ffn.0.LayerNorm."
+        )
     return name
 
 
@@ -189,7 +196,7 @@ def _student_name(name: str) -> str:
 def layer_output_statistics(
     teacher: PreTrainedModel, batches: list[dict[str, Tensor]]
 ) -> list[tuple[float, float]]:
-    """Standard deviation over channels and mean of every layer's output, each averaged over the valid tokens."""
+    """Standard deviation over channels and mean of every layer's output, averaged over the valid tokens."""
     totals = torch.zeros(teacher.config.num_hidden_layers, 2, dtype=torch.float64)
     tokens = 0
     for batch in batches:

@@ -13,12 +13,12 @@ class NasBertConfig(BertConfig):
     """A `BertConfig` plus the feed-forward networks of every layer.
 
     Attributes:
-        ffn: one entry a layer, `{"formula", "program", "widths", "stack", "inner"}`. `program` lists the operations
-            in order as `[name, [inputs]]`, where value 0 is the input of the block and value i+1 the result of
-            operation i; `widths` are the channels of all values, the input first.
+        ffn: one entry a layer, `{"formula", "program", "widths", "stack", "inner"}`. `program` lists the
+            operations in order as `[name, [inputs]]`, where value 0 is the input of the block and value i+1
+            the result of operation i; `widths` are the channels of all values, the input first.
         gelu: `"tanh"` or `"erf"`, the form of the operation `gelu`.
         mismatch: `"narrow"` or `"wide"`: what a binary operation does with inputs of different width.
-        embedding_size: width of a factorised word embedding over trigrams (MobileBERT); `None` for BERT's own.
+        embedding_size: width of a factorised word embedding over trigrams (MobileBERT), or `None`.
     """
 
     model_type = "nas_bert"

@@ -28,7 +28,7 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def combine(op: str, a: Tensor, b: Tensor, mismatch: str) -> Tensor:
     """Binary operation on the leading channels that `a` (..., A) and `b` (..., B) share.
 
-    `mismatch="narrow"` returns those min(A, B) channels; `"wide"` appends the other channels of the wider one.
+    `mismatch="narrow"` returns those min(A, B) channels; `"wide"` appends the wider one's other channels.
     """
     function = BINARY[op]
     shared = min(a.shape[-1], b.shape[-1])
@@ -46,7 +46,7 @@ class FFNBlock(nn.Module):
 
     Args:
         program, widths, inner: an entry of `NasBertConfig.ffn`.
-        config: of the model; width, dropout, the epsilon of LayerNorm, the forms of gelu and of width mismatch.
+        config: of the model; width, dropout, epsilon of LayerNorm, the forms of gelu and mismatch.
     """
 
     def __init__(self, program: Sequence[Any], widths: Sequence[int], inner: int, config: Any) -> None:

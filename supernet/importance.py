@@ -14,10 +14,11 @@ def neuron_importance(
 ) -> list[list[Tensor]]:
     """Importance of every inner neuron (MoEBERT, equation 4), from one backward pass a batch.
 
-    For a sample x and neuron j the score is |W1_j . dL/dW1_j + W2_j . dL/dW2_j|. Summed over the sample's tokens t,
-    the first term is sum_t (pre_tj - b1_j) dL/dpre_tj and the second sum_t h_tj dL/dh_tj, with `pre` what expand
-    returns and `h` what project is given, so activations and their gradients are all it takes. Scores of samples
-    add up. The model is put into eval mode; use training data, as a score from the data that is reported on leaks.
+    For a sample x and neuron j the score is |W1_j . dL/dW1_j + W2_j . dL/dW2_j|. Summed over the sample's
+    tokens t, the first term is sum_t (pre_tj - b1_j) dL/dpre_tj and the second sum_t h_tj dL/dh_tj, with
+    `pre` what expand returns and `h` what project is given, so activations and their gradients are all it
+    takes. Scores of samples add up. The model is put into eval mode; use training data, as a score from the
+    data that is reported on leaks.
 
     Args:
         model: with `FFNBlock`s in its layers.
@@ -25,8 +26,8 @@ def neuron_importance(
         loss: the *sum* over the batch of each sample's loss; a mean would weight samples by their batch.
 
     Returns:
-        `[layer][block]` -> (inner,) float64. Every graph in which the input of project is as wide as the output of
-        expand has a score.
+        `[layer][block]` -> (inner,) float64. Every graph in which the input of project is as wide as the
+        output of expand has a score.
     """
     blocks = [list(layer.ffn) for layer in model.base_model.encoder.layer]
     scores = [
@@ -78,8 +79,8 @@ def _keep_input(kept: list[Tensor]) -> Callable[..., None]:
 def sort_channels(weights: Mapping[str, Tensor], importance: list[list[Tensor]]) -> dict[str, Tensor]:
     """The same function with the inner channels of every block in descending importance.
 
-    Holds for graphs that treat inner channels alike, as the supernet's do. `importance` as `neuron_importance`
-    returns it. The names may carry any prefix before `encoder.layer`.
+    Holds for graphs that treat inner channels alike, as the supernet's do. `importance` as
+    `neuron_importance` returns it. The names may carry any prefix before `encoder.layer`.
     """
     prefix = next(name for name in weights if "encoder.layer.0." in name).split("encoder.layer.")[0]
     result = {name: tensor.clone() for name, tensor in weights.items()}
@@ -98,12 +99,18 @@ def allocate(importance: list[Tensor], total: int, least: int = 1) -> list[int]:
     The `total` highest scores of all layers together are kept, but no layer falls below `least` neurons.
 
     Raises:
-        ValueError: `total` is less than `least` for each layer, or more than there are.
+        ValueError: `total` is less than `least` for each layer or more than there are, or a layer has fewer
+            than `least`.
     """
     layers = len(importance)
     most = sum(len(score) for score in importance)
+    smallest = min(len(score) for score in importance)
+    if not 0 <= least <= smallest:
+        raise ValueError(f"cannot give every layer at least {least} neurons: one has {smallest}")
     if not least * layers <= total <= most:
-        raise ValueError(f"cannot give {total} neurons to {layers} layers: between {least * layers} and {most}")
+        raise ValueError(
+            f"cannot give {total} neurons to {layers} layers: between {least * layers} and {most}"
+        )
     rows = [
         (float(value), layer)
         for layer, score in enumerate(importance)

@@ -36,7 +36,9 @@ def inherit(weights: Mapping[str, Tensor], architecture: Architecture) -> dict[s
         if match:
             layer, block = int(match[1]), int(match[2])
             if layer >= len(sizes):
-                raise ValueError(f"the supernet has a layer {layer}; the architecture has {len(sizes)} layers")
+                raise ValueError(
+                    f"the supernet has a layer {layer}; the architecture has {len(sizes)} layers"
+                )
             stack, inner, projected = sizes[layer]
             if block >= stack:
                 continue
@@ -48,7 +50,9 @@ def inherit(weights: Mapping[str, Tensor], architecture: Architecture) -> dict[s
         inherited[name] = tensor.clone()
     for layer, (stack, *_) in enumerate(sizes):
         if blocks[layer] < stack:
-            raise ValueError(f"layers[{layer}].stack is {stack}; the supernet has {blocks[layer]} blocks there")
+            raise ValueError(
+                f"layers[{layer}].stack is {stack}; the supernet has {blocks[layer]} blocks there"
+            )
     return inherited
 
 

@@ -33,8 +33,26 @@ from .ffn import FFNBlock
 class NasBertEmbeddings(MobileBertEmbeddings):
     """Factorised embedding: trigrams of `embedding_size` wide word vectors, mapped to the model width."""
 
-    def forward(self, *args: Any, past_key_values_length: int = 0, **kwargs: Any) -> Tensor:
-        return super().forward(*args, **kwargs)
+    def __init__(self, config: NasBertConfig) -> None:
+        super().__init__(config)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values_length: int = 0,
+    ) -> Tensor:
+        if inputs_embeds is None:
+            inputs_embeds = self.word_embeddings(input_ids)
+            padding = self.word_embeddings.padding_idx
+            if padding is not None:
+                # The last trigram reaches one word beyond the sentence, and a tied masked-LM head trains the
+                # vector of padding away from zero.
+                inputs_embeds = inputs_embeds * (input_ids != padding)[..., None]
+        return super().forward(None, token_type_ids, position_ids, inputs_embeds)
 
 
 class NasBertLayer(BertLayer):
@@ -43,6 +61,7 @@ class NasBertLayer(BertLayer):
     def __init__(self, config: NasBertConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx=layer_idx)
         del self.intermediate, self.output
+        assert config.ffn is not None  # checked by the model
         genes = config.ffn[layer_idx]
         self.ffn = nn.ModuleList(
             FFNBlock(genes["program"], genes["widths"], genes["inner"], config) for _ in range(genes["stack"])
@@ -86,7 +105,9 @@ class NasBertModel(NasBertPreTrainedModel, BertModel):
             )
         self.config = config
         self.gradient_checkpointing = False
-        self.embeddings = BertEmbeddings(config) if config.embedding_size is None else NasBertEmbeddings(config)
+        self.embeddings = (
+            BertEmbeddings(config) if config.embedding_size is None else NasBertEmbeddings(config)
+        )
         self.encoder = NasBertEncoder(config)
         self.pooler = BertPooler(config) if add_pooling_layer else None
         self.post_init()
@@ -120,7 +141,9 @@ class NasBertForMaskedLM(NasBertPreTrainedModel, BertForMaskedLM):
 
 def _head(model: Any, config: NasBertConfig, outputs: int) -> nn.Linear:
     """Dropout and linear layer under the names that the library's forward methods use."""
-    probability = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+    probability = (
+        config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+    )
     model.dropout = nn.Dropout(probability)
     return nn.Linear(config.hidden_size, outputs)
 

@@ -29,8 +29,8 @@ def warm_up(
 ) -> list[float]:
     """Train the complete supernet in place; returns the losses.
 
-    With `draw_graphs` the layers compute other graphs in every step, so that the weights suit more than the one
-    activation; a drawn graph whose project would be narrower than the supernet's leaves its layer as it is.
+    With `draw_graphs` the layers compute other graphs in every step, so that the weights suit more than the
+    one activation; a drawn graph with another width of project leaves its layer as it is.
     """
     layers = supernet.base_model.encoder.layer
     own = [layer.ffn[0].steps for layer in layers]
@@ -49,8 +49,8 @@ def warm_up(
         if after_step:
             after_step(step, loss)
 
-    set_graphs()
     try:
+        set_graphs()
         return train(
             supernet,
             batches,

@@ -1,0 +1,24 @@
+"""For all tests: nothing is fetched from the hub, and a full-precision accelerator."""
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+# Read once, when the library is first imported.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+@pytest.fixture
+def accelerator() -> "Iterator[Accelerator]":
+    """float32 on the CPU; the library's process-wide state, which holds the precision, is reset around it."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield Accelerator(cpu=True, mixed_precision="no")
+    AcceleratorState._reset_state(reset_partial_state=True)

@@ -1,0 +1,168 @@
+"""The training loop: it learns, stops where it must, and repeats itself exactly."""
+
+import math
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from distill.loop import Diverged, make_accelerator, predict, train
+from distill.objectives import Objective, Term, efficientbert, hard_labels
+from distill.outputs import LOGITS, Outputs
+from distill.recipe import Recipe
+from distill.teacher import LiveTeacher
+from tests.tiny import batch, bert, inputs
+
+
+def task(seed: int) -> dict[str, Tensor]:
+    """Is the first word's id above 25?"""
+    given = batch(16, 6, seed=seed)
+    return {**given, "labels": (given["input_ids"][:, 0] > 25).long()}
+
+
+def tiny(**changes: object) -> torch.nn.Module:
+    return bert(labels=2, num_hidden_layers=1, **changes)
+
+
+def test_learns(accelerator: Accelerator) -> None:
+    model = tiny()
+    recipe = Recipe(steps=150, learning_rate=5e-3)
+    calls: list[tuple[int, float]] = []
+    losses = train(
+        model,
+        (task(seed) for seed in range(150)),
+        hard_labels(),
+        recipe,
+        accelerator=accelerator,
+        after_step=lambda step, loss: calls.append((step, loss)),
+    )
+    assert calls == list(enumerate(losses, start=1))
+    fresh = [task(seed) for seed in range(1000, 1010)]
+    correct = predict(model, fresh, accelerator=accelerator).argmax(dim=1) == torch.cat(
+        [b["labels"] for b in fresh]
+    )
+    assert correct.float().mean() > 0.95
+
+
+def test_same_seed_same_losses(accelerator: Accelerator) -> None:
+    def losses(seed: int) -> list[float]:
+        recipe = Recipe(steps=5, learning_rate=1e-3)
+        return train(tiny(), map(task, range(5)), hard_labels(), recipe, accelerator=accelerator, seed=seed)
+
+    assert losses(1) == losses(1)
+    assert losses(1) != losses(2)  # dropout
+
+
+def test_uses_no_more_batches_than_steps(accelerator: Accelerator) -> None:
+    losses = train(tiny(), map(task, range(9)), hard_labels(), Recipe(steps=4), accelerator=accelerator)
+    assert len(losses) == 4
+
+
+def test_too_few_batches(accelerator: Accelerator) -> None:
+    with pytest.raises(ValueError, match="4 steps need as many batches; there were 3"):
+        train(tiny(), map(task, range(3)), hard_labels(), Recipe(steps=4), accelerator=accelerator)
+
+
+def test_missing_teacher(accelerator: Accelerator) -> None:
+    model = tiny()
+    with pytest.raises(ValueError, match="pass its outputs"):
+        train(
+            model,
+            [task(0)],
+            efficientbert(model.config, model.config),
+            Recipe(steps=1),
+            accelerator=accelerator,
+        )
+
+
+def test_a_weight_that_is_no_number(accelerator: Accelerator) -> None:
+    model = tiny()
+    model.classifier.weight.data[0, 0] = float("nan")
+    with pytest.raises(Diverged, match="the loss is nan at step 1"):
+        train(model, [task(0)], hard_labels(), Recipe(steps=1), accelerator=accelerator)
+    with pytest.raises(Diverged, match="logits are not finite"):
+        predict(model, [task(0)], accelerator=accelerator)
+
+
+def test_a_learning_rate_out_of_reason(accelerator: Accelerator) -> None:
+    recipe = Recipe(steps=8, learning_rate=1e36, warmup=0.0)
+    with pytest.raises(Diverged, match=r"the loss is (nan|inf) at step [2-8]"):
+        train(tiny(), map(task, range(8)), hard_labels(), recipe, accelerator=accelerator)
+
+
+def still(student: Outputs, _teacher: Outputs | None, _batch: dict[str, Tensor]) -> Tensor:
+    return 0 * student.logits.sum()
+
+
+def test_weight_decay_spares_biases_and_norms(accelerator: Accelerator) -> None:
+    """With a gradient of zero, decay is all that AdamW does."""
+    model = tiny()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    recipe = Recipe(steps=1, learning_rate=0.1, warmup=0.0, weight_decay=0.5)
+    nothing = Objective([Term("nothing", 1.0, frozenset({LOGITS}), still)], teacher=False)
+    train(model, [task(0)], nothing, recipe, accelerator=accelerator)
+    for name, parameter in model.named_parameters():
+        spared = name.endswith("bias") or "LayerNorm" in name
+        torch.testing.assert_close(parameter.detach(), before[name] * (1.0 if spared else 0.95), msg=name)
+
+
+def test_one_step_is_that_of_adamw(accelerator: Accelerator) -> None:
+    recipe = Recipe(steps=1, learning_rate=1e-3, warmup=0.0, weight_decay=0.0, clip=0.01)
+    model, other = (tiny(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0) for _ in range(2))
+    train(model, [task(0)], hard_labels(), recipe, accelerator=accelerator)
+
+    other.train()
+    other(**task(0)).loss.backward()
+    norm = math.sqrt(sum(float(parameter.grad.square().sum()) for parameter in other.parameters()))
+    assert norm > recipe.clip
+    for mine, reference in zip(model.parameters(), other.parameters(), strict=True):
+        gradient = reference.grad * recipe.clip / norm
+        # The first step of Adam: both moments, bias-corrected, are those of this gradient.
+        expected = reference.detach() - recipe.learning_rate * gradient / (gradient.abs() + 1e-8)
+        torch.testing.assert_close(mine.detach(), expected, rtol=1e-4, atol=2e-6)
+
+
+def test_distils_and_trains_the_projections(accelerator: Accelerator) -> None:
+    teacher = bert(7, labels=2)
+    student = bert(8, labels=2, hidden_size=16)
+    objective = efficientbert(student.config, teacher.config)
+    first = objective.projections["hidden"].weight.detach().clone()
+    live = LiveTeacher(teacher, objective.needs, accelerator)
+    recipe = Recipe(steps=60, learning_rate=5e-3)
+    batches = [task(seed % 3) for seed in range(60)]
+    losses = train(student, batches, objective, recipe, accelerator=accelerator, teacher=live)
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    assert not torch.equal(first, objective.projections["hidden"].weight)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_freezing_the_word_embedding(accelerator: Accelerator, frozen: bool) -> None:
+    model = tiny()
+    words = model.get_input_embeddings().weight.detach().clone()
+    recipe = Recipe(steps=3, warmup=0.0, freeze_embeddings=frozen)
+    train(model, map(task, range(3)), hard_labels(), recipe, accelerator=accelerator)
+    assert torch.equal(words, model.get_input_embeddings().weight) == frozen
+
+
+def test_predict(accelerator: Accelerator) -> None:
+    model, batches = tiny().train(), [task(0), batch(3, 4, labels=2)]
+    logits = predict(model, batches, accelerator=accelerator)
+    assert model.training
+    model.eval()
+    with torch.no_grad():
+        expected = torch.cat([model(**inputs(given)).logits for given in batches])
+    assert (logits.dtype, logits.shape) == (torch.float32, (19, 2))
+    torch.testing.assert_close(logits, expected)
+
+
+def test_this_machines_precision(accelerator: Accelerator) -> None:
+    """Whatever precision is chosen here: training works, and what is computed is near full precision."""
+    full = predict(tiny(), [task(0)], accelerator=accelerator)
+    type(accelerator.state)._reset_state(reset_partial_state=True)
+    chosen = make_accelerator("cpu")
+    assert chosen.device.type == "cpu"
+    assert chosen.mixed_precision in ("no", "bf16")
+    torch.testing.assert_close(predict(tiny(), [task(0)], accelerator=chosen), full, rtol=0.1, atol=0.1)
+    losses = train(tiny(), map(task, range(3)), hard_labels(), Recipe(steps=3), accelerator=chosen)
+    assert all(map(math.isfinite, losses))

@@ -1,0 +1,186 @@
+"""Real parameter counts against the closed form, and supernets that compute what their teachers compute."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+from torch import Tensor
+
+from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, run
+from distill.teacher import TeacherError
+from search_spaces import PUBLISHED, Architecture, Base, cost
+from supernet.build import (
+    ACTIVATIONS,
+    HEADS,
+    base_of_teacher,
+    build,
+    config_of,
+    from_scratch,
+    from_teacher,
+    layer_output_statistics,
+    load_weights,
+)
+from tests.tiny import BASE, architectures, bases, batch, bert
+
+EVERYTHING = frozenset({HIDDEN_STATES, ATTENTION_SCORES})
+
+
+def drawn(count: int) -> Iterator[Architecture]:
+    for seed, base in enumerate(islice(bases(), count)):
+        yield next(architectures(1, base, seed))
+
+
+def stored(architecture: Architecture, labels: int) -> int:
+    with torch.device("meta"):
+        model = build(architecture, labels=labels)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_parameters_are_the_closed_form() -> None:
+    for number, architecture in enumerate(drawn(200)):
+        labels = 1 + number % 4
+        assert stored(architecture, labels) == cost.params(architecture, labels), architecture
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_of_the_published_architectures(name: str) -> None:
+    assert stored(PUBLISHED[name], 3) == cost.params(PUBLISHED[name], 3)
+
+
+def test_configuration_survives_json() -> None:
+    for architecture in drawn(20):
+        config = config_of(architecture, labels=4)
+        again = type(config).from_dict(config.to_dict())
+        assert again.to_dict() == config.to_dict()
+        assert [entry["formula"] for entry in again.ffn] == [
+            str(genes.graph) for genes in architecture.layers
+        ]
+
+
+def test_configuration_takes_over_what_no_architecture_says() -> None:
+    teacher = bert(labels=5, layer_norm_eps=1e-3, hidden_dropout_prob=0.3, pad_token_id=4).config
+    teacher.id2label = dict(enumerate("abcde"))
+    config = config_of(next(architectures(1)), like=teacher)
+    assert (config.num_labels, config.layer_norm_eps, config.hidden_dropout_prob) == (5, 1e-3, 0.3)
+    assert (config.pad_token_id, config.id2label) == (4, teacher.id2label)
+
+
+def same(
+    teacher: torch.nn.Module, student: torch.nn.Module, given: dict[str, Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    with torch.no_grad():
+        expected, actual = run(teacher, given, EVERYTHING), run(student.eval(), given, EVERYTHING)
+    yield expected.logits, actual.logits
+    yield from zip(expected.hidden_states, actual.hidden_states, strict=True)
+    yield from zip(expected.attention_scores, actual.attention_scores, strict=True)
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-3])
+@pytest.mark.parametrize("act", ["gelu", "gelu_pytorch_tanh", "relu", "silu"])
+def test_one_block_is_the_teacher_exactly(act: str, eps: float) -> None:
+    teacher = bert(hidden_act=act, layer_norm_eps=eps)
+    for expected, actual in same(teacher, from_teacher(teacher, stack=1), batch()):
+        assert torch.equal(expected, actual)
+
+
+def test_one_block_is_a_gelu_new_teacher_up_to_rounding() -> None:
+    # The library writes this activation out in single operations; the fused one rounds differently.
+    teacher = bert(hidden_act="gelu_new", layer_norm_eps=1e-5)
+    for expected, actual in same(teacher, from_teacher(teacher, stack=1), batch()):
+        torch.testing.assert_close(expected, actual, rtol=1e-4, atol=1e-5)
+
+
+def test_the_supernet_shares_no_memory_with_its_teacher() -> None:
+    teacher = bert()
+    places = {parameter.untyped_storage().data_ptr() for parameter in teacher.parameters()}
+    student = from_teacher(teacher, stack=1)
+    assert places.isdisjoint(parameter.untyped_storage().data_ptr() for parameter in student.parameters())
+
+
+def layer_errors(teacher: torch.nn.Module, stack: int) -> list[float]:
+    """Relative error of every layer's valid hidden states."""
+    given = [batch(6, 12, seed=seed) for seed in range(3)]
+    student = from_teacher(teacher, stack, layer_output_statistics(teacher, given)).eval()
+    errors = []
+    with torch.no_grad():
+        expected = run(teacher, given[0], EVERYTHING).hidden_states
+        actual = run(student, given[0], EVERYTHING).hidden_states
+    mask = given[0]["attention_mask"].bool()
+    for a, b in zip(expected, actual, strict=True):
+        errors.append(float((a[mask] - b[mask]).norm() / a[mask].norm()))
+    return errors
+
+
+def test_further_blocks_are_the_identity_where_all_tokens_have_the_same_statistics() -> None:
+    teacher = bert()
+    for name, parameter in teacher.named_parameters():
+        if name.endswith(".output.LayerNorm.weight"):
+            torch.nn.init.constant_(parameter, 0.7)
+        if name.endswith(".output.LayerNorm.bias"):
+            torch.nn.init.constant_(parameter, 0.1)
+    assert max(layer_errors(teacher, 4)) < 1e-5
+
+
+def test_further_blocks_are_near_the_identity() -> None:
+    # Gains and shifts vary by a fifth here, which is what makes tokens differ in mean and deviation.
+    errors = layer_errors(bert(), 2)
+    assert errors[0] == 0
+    assert errors[1] < 0.1
+    assert errors[2] < 0.2
+
+
+def test_layer_output_statistics() -> None:
+    teacher, given = bert(), [batch(4, 9, seed=1), batch(2, 5, seed=2)]
+    found = layer_output_statistics(teacher, given)
+    for layer, (deviation, mean) in enumerate(found, start=1):
+        deviations, means = [], []
+        for one in given:
+            states = run(teacher, one, EVERYTHING).hidden_states[layer].detach().double().numpy()
+            for row, length in enumerate(one["attention_mask"].sum(dim=1).tolist()):
+                deviations += [states[row, token].std() for token in range(length)]
+                means += [states[row, token].mean() for token in range(length)]
+        assert deviation == pytest.approx(sum(deviations) / len(deviations), rel=1e-6)
+        assert mean == pytest.approx(sum(means) / len(means), rel=1e-5, abs=1e-7)
+
+
+def test_several_blocks_need_statistics() -> None:
+    with pytest.raises(ValueError, match="needs block_inputs"):
+        from_teacher(bert(), stack=2)
+
+
+def test_unsupported_activation() -> None:
+    with pytest.raises(TeacherError, match="hidden_act is 'quick_gelu'; needed: one of gelu, gelu_new"):
+        from_teacher(bert(hidden_act="quick_gelu"), stack=1)
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_base_of_teacher(act: str) -> None:
+    base, graph = base_of_teacher(bert(hidden_act=act).config)
+    assert replace(base, gelu="tanh") == replace(BASE, depth=2)
+    assert base.gelu == ("erf" if act == "gelu" else "tanh")
+    assert str(graph) == f"project({ACTIVATIONS[act][0]}(expand(x)))"
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_trains(head: str) -> None:
+    model = build(next(architectures(1)), head, labels=2)
+    outputs = model(**{name: tensor for name, tensor in batch().items() if name != "labels"})
+    sum(tensor.square().sum() for tensor in outputs.values()).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_from_scratch() -> None:
+    base = Base(depth=2, width=12, heads=2, inner=20, vocabulary=30, positions=10, embedding=5)
+    model = from_scratch(base, stack=3, labels=4)
+    assert [len(layer.ffn) for layer in model.base_model.encoder.layer] == [3, 3]
+    assert model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 4)
+
+
+def test_load_weights_is_strict() -> None:
+    model = build(next(architectures(1)))
+    weights = dict(model.state_dict())
+    del weights["classifier.bias"]
+    with pytest.raises(RuntimeError, match=r"classifier\.bias"):
+        load_weights(model, weights)

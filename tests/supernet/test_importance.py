@@ -1,0 +1,131 @@
+"""Importance against its definition on the weights, the sort that changes nothing, and the allocation."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from search_spaces import FFNGraph
+from supernet.build import build, from_scratch, full_architecture
+from supernet.importance import allocate, neuron_importance, sort_channels
+from tests.tiny import BASE, batch, inputs, shaken
+
+
+def loss(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(model(**inputs(given)).logits, given["labels"], reduction="sum")
+
+
+def supernet() -> nn.Module:
+    return shaken(from_scratch(BASE, stack=2, labels=3)).double()
+
+
+def flat(scores: list[list[Tensor]]) -> list[Tensor]:
+    return [score for layer in scores for score in layer]
+
+
+def by_definition(model: nn.Module, batches: list[dict[str, Tensor]]) -> list[list[Tensor]]:
+    """|W1_j . dL/dW1_j + W2_j . dL/dW2_j| from the gradients of the weights, one sample at a time."""
+    layers = model.eval().base_model.encoder.layer
+    scores = [[torch.zeros(block.expand.out_features).double() for block in layer.ffn] for layer in layers]
+    for one in batches:
+        for row in range(len(one["labels"])):
+            model.zero_grad()
+            loss(model, {name: tensor[row : row + 1] for name, tensor in one.items()}).backward()
+            for layer, sums in zip(layers, scores, strict=True):
+                for block, total in zip(layer.ffn, sums, strict=True):
+                    up, down = block.expand.weight, block.project.weight
+                    total += ((up * up.grad).sum(dim=1) + (down * down.grad).sum(dim=0)).abs().detach()
+    return scores
+
+
+@pytest.mark.parametrize(
+    "formula", ["project(gelu(expand(x)))", "tanh(project(mul(expand(x),sigmoid(expand(x)))))"]
+)
+def test_definition(formula: str) -> None:
+    model = shaken(build(full_architecture(BASE, FFNGraph.parse(formula), 2), labels=3)).double()
+    batches = [batch(4, 9, seed=1), batch(3, 6, seed=2), batch(1, 4, seed=3)]
+    found = neuron_importance(model, batches, loss)
+    for actual, expected in zip(flat(found), flat(by_definition(model, batches)), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_independent_of_batching_and_of_training_mode() -> None:
+    model, given = supernet().train(), batch(4, 9)
+    rows = [{name: tensor[row : row + 1] for name, tensor in given.items()} for row in range(4)]
+    together = neuron_importance(model, [given], loss)
+    assert model.training
+    apart = neuron_importance(model, rows, loss)
+    torch.testing.assert_close(flat(together), flat(apart), rtol=1e-9, atol=1e-12)
+
+
+def test_leaves_no_hooks_and_no_gradients() -> None:
+    def fails(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+        raise RuntimeError("no loss today")
+
+    model = supernet().train()
+    neuron_importance(model, [batch()], loss)
+    with pytest.raises(RuntimeError, match="no loss today"):
+        neuron_importance(model, [batch()], fails)
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("part", ["whole", "encoder"])
+def test_sorting_leaves_the_function_unchanged(part: str) -> None:
+    model = supernet().float().eval()
+    scores = neuron_importance(model, [batch(seed=seed) for seed in range(2)], loss)
+    with torch.no_grad():
+        before = model(**inputs(batch(seed=9))).logits
+    owner = model if part == "whole" else model.base_model
+    old = {name: tensor.clone() for name, tensor in owner.state_dict().items()}
+    new = sort_channels(owner.state_dict(), scores)
+    assert any(not torch.equal(old[name], new[name]) for name in old)
+    assert all(torch.equal(old[name], tensor) for name, tensor in owner.state_dict().items())
+    owner.load_state_dict(new)
+    with torch.no_grad():
+        assert (model(**inputs(batch(seed=9))).logits - before).abs().max() < 1e-5
+
+    again = neuron_importance(model, [batch(seed=seed) for seed in range(2)], loss)
+    for score, first in zip(flat(again), flat(scores), strict=True):
+        torch.testing.assert_close(score, first.sort(descending=True).values, rtol=1e-3, atol=1e-5)
+
+
+def test_equal_scores_keep_their_order() -> None:
+    weights = dict(supernet().state_dict())
+    same = sort_channels(weights, [[torch.zeros(48)] * 2] * 3)
+    assert all(torch.equal(same[name], weights[name]) for name in weights)
+
+
+LAYERS = st.integers(1, 8).flatmap(
+    lambda inner: st.lists(
+        st.lists(st.integers(0, 9).map(float), min_size=inner, max_size=inner), min_size=1, max_size=4
+    )
+)
+
+
+@given(LAYERS, st.data())
+def test_allocation(values: list[list[float]], data: st.DataObject) -> None:
+    least = data.draw(st.integers(0, len(values[0])))
+    total = data.draw(st.integers(least * len(values), sum(map(len, values))))
+    kept = allocate([torch.tensor(layer) for layer in values], total, least)
+    assert sum(kept) == total
+    ordered = [sorted(layer, reverse=True) for layer in values]
+    assert all(least <= count <= len(layer) for count, layer in zip(kept, ordered, strict=True))
+    # No swap of a neuron that is kept by its score for one that is dropped would gain anything.
+    chosen = [value for layer, count in zip(ordered, kept, strict=True) for value in layer[least:count]]
+    dropped = [value for layer, count in zip(ordered, kept, strict=True) for value in layer[count:]]
+    assert not chosen or not dropped or min(chosen) >= max(dropped)
+
+
+def test_impossible_allocations() -> None:
+    scores = [torch.rand(4), torch.rand(4)]
+    for total, least in ((1, 1), (9, 1), (5, 3)):
+        with pytest.raises(
+            ValueError, match=f"cannot give {total} neurons to 2 layers: between {2 * least} and 8"
+        ):
+            allocate(scores, total, least)
+    with pytest.raises(ValueError, match="at least 3 neurons: one has 2"):
+        allocate([torch.rand(2), torch.rand(8)], 7, 3)

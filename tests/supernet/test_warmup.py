@@ -1,0 +1,110 @@
+"""Warming up: the loss falls, drawn graphs are what is trained, and nothing of them stays."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from distill.objectives import efficientbert
+from distill.recipe import Recipe
+from distill.teacher import LiveTeacher
+from search_spaces import FFNGraph, Genes
+from search_spaces.cost import project_width
+from supernet.build import from_scratch
+from supernet.warmup import warm_up
+from tests.tiny import BASE, batch, bert, graphs
+
+Program = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def program(graph: FFNGraph) -> Program:
+    return tuple((node.op, node.inputs) for node in graph.nodes[1:])
+
+
+def programs(supernet: nn.Module) -> list[Program]:
+    layers = [layer.ffn for layer in supernet.base_model.encoder.layer]
+    assert all(block.steps == layer[0].steps for layer in layers for block in layer)
+    return [layer[0].steps for layer in layers]
+
+
+def warm(
+    accelerator: Accelerator, steps: int, supernet: nn.Module | None = None, **options: object
+) -> tuple[nn.Module, list[float]]:
+    teacher = bert(num_hidden_layers=3)
+    if supernet is None:
+        torch.manual_seed(0)
+        supernet = from_scratch(BASE, stack=2, like=teacher.config)
+    objective = efficientbert(supernet.config, teacher.config)
+    recipe = Recipe(steps=steps, learning_rate=3e-3)
+    live = LiveTeacher(teacher, objective.needs, accelerator)
+    batches = [batch(8, 10, seed=seed % 4) for seed in range(steps)]
+    losses = warm_up(
+        supernet, BASE, batches, objective, recipe, teacher=live, accelerator=accelerator, **options
+    )
+    return supernet, losses
+
+
+def test_reduces_the_loss(accelerator: Accelerator) -> None:
+    supernet, losses = warm(accelerator, 40)
+    assert len(losses) == 40
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    assert programs(supernet) == [program(FFNGraph.parse("project(gelu(expand(x)))"))] * 3
+
+
+def test_drawn_graphs_are_trained_and_then_gone(accelerator: Accelerator) -> None:
+    drawn = [[graph] * 3 for graph in graphs(200) if project_width(BASE, Genes(graph)) == BASE.inner][:6]
+    rest = iter(drawn)
+    seen: list[list[Program]] = []
+    supernet = from_scratch(BASE, stack=2, labels=3)
+    original = programs(supernet)
+    warm(
+        accelerator,
+        5,
+        supernet,
+        draw_graphs=lambda: next(rest),
+        after_step=lambda step, loss: seen.append(programs(supernet)),
+    )
+    assert seen == [[program(graph) for graph in layers] for layers in drawn[1:]]
+    assert programs(supernet) == original
+
+    _, plain = warm(accelerator, 5)
+    rest = iter(drawn)
+    _, changed = warm(accelerator, 5, draw_graphs=lambda: next(rest))
+    assert plain[0] != changed[0]
+
+
+def test_a_graph_that_does_not_fit_leaves_its_layer(accelerator: Accelerator) -> None:
+    narrow, fits = FFNGraph.parse("project(add(expand(x),x))"), FFNGraph.parse("project(relu(expand(x)))")
+    seen: list[list[Program]] = []
+    supernet = from_scratch(BASE, stack=2, labels=3)
+    original = programs(supernet)
+    warm(
+        accelerator,
+        2,
+        supernet,
+        draw_graphs=lambda: [narrow, fits, narrow],
+        after_step=lambda step, loss: seen.append(programs(supernet)),
+    )
+    assert seen == [[original[0], program(fits), original[2]]] * 2
+
+
+def fail(*_: object) -> list[FFNGraph]:
+    raise RuntimeError("interrupted")
+
+
+@pytest.mark.parametrize("where", ["first draw", "later draw", "after a step", "too few graphs"])
+def test_programs_are_restored_after_an_exception(accelerator: Accelerator, where: str) -> None:
+    relu = FFNGraph.parse("project(relu(expand(x)))")
+    calls = iter([lambda: [relu] * 3] * (where != "first draw") + [fail] * 9)
+    draw: Callable[[], list[FFNGraph]] = lambda: next(calls)()  # noqa: E731
+    if where == "after a step":
+        draw = lambda: [relu] * 3  # noqa: E731
+    elif where == "too few graphs":
+        draw = lambda: [relu] * 2  # noqa: E731
+    supernet = from_scratch(BASE, stack=2, labels=3)
+    original = programs(supernet)
+    with pytest.raises((RuntimeError, ValueError), match=r"interrupted|shorter"):
+        warm(accelerator, 3, supernet, draw_graphs=draw, after_step=fail if where == "after a step" else None)
+    assert programs(supernet) == original

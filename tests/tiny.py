@@ -1,0 +1,96 @@
+"""Tiny random BERTs, batches and architectures."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertForSequenceClassification
+
+from search_spaces import Architecture, Base, FFNGraph, Genes, Space
+
+BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 20,
+}
+
+
+def bert(seed: int = 0, labels: int = 3, **changes: object) -> BertForSequenceClassification:
+    """A teacher in eval mode whose every parameter, LayerNorms and biases included, is random."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = BertForSequenceClassification(BertConfig(**{**SIZES, "num_labels": labels, **changes}))
+    return shaken(model, seed).eval()
+
+
+@torch.no_grad()
+def shaken(model: nn.Module, seed: int = 0, scale: float = 0.2) -> nn.Module:
+    """`model` after noise on every parameter: nothing is zero or one by construction any more."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter += scale * torch.randn(parameter.shape, generator=generator).to(parameter)
+    return model
+
+
+def batch(rows: int = 4, tokens: int = 9, labels: int = 3, seed: int = 0) -> dict[str, Tensor]:
+    """Sentences of different lengths, the first without padding, the last (of several) one token long."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.linspace(tokens, 1, rows).long()
+    mask_BT = (torch.arange(tokens) < lengths[:, None]).long()
+    draw = lambda high, *shape: torch.randint(0, high, shape, generator=generator)  # noqa: E731
+    return {
+        "input_ids": (1 + draw(49, rows, tokens)) * mask_BT,
+        "attention_mask": mask_BT,
+        "token_type_ids": draw(2, rows, tokens) * mask_BT,
+        "labels": draw(labels, rows),
+    }
+
+
+def inputs(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in given.items() if name != "labels"}
+
+
+def graphs(count: int, seed: int = 0) -> list[FFNGraph]:
+    """Graphs of the coarse search's space, most of them far from the base graph."""
+    space = Space(BASE, (1,), (Fraction(1),), 0, 10**9, edit_rate=0.9)
+    rng = random.Random(seed)
+    found: list[FFNGraph] = []
+    while len(found) < count:
+        found += [genes.graph for genes in space.sample(rng).layers]
+    return found[:count]
+
+
+def architectures(count: int, base: Base = BASE, seed: int = 0) -> Iterator[Architecture]:
+    """Random graphs, stacks and expansions, down to fewer inner channels than the model is wide."""
+    rng = random.Random(seed)
+    for number in range(count):
+        drawn = graphs(base.depth, seed=1000 * seed + number)
+        layers = [Genes(graph, rng.randint(1, 3), Fraction(rng.randint(3, 16), 16)) for graph in drawn]
+        yield Architecture(base, tuple(layers))
+
+
+def bases(seed: int = 0) -> Iterator[Base]:
+    """Endless random bases: factorised and plain embeddings, both forms of mismatch and of gelu."""
+    rng = random.Random(seed)
+    while True:
+        heads = rng.choice((1, 2, 4))
+        yield replace(
+            BASE,
+            depth=rng.randint(1, 3),
+            width=heads * rng.randint(2, 8),
+            heads=heads,
+            inner=rng.randint(8, 64),
+            vocabulary=rng.randint(10, 80),
+            positions=rng.randint(5, 30),
+            token_types=rng.randint(1, 3),
+            embedding=rng.choice((None, rng.randint(2, 9))),
+            gelu=rng.choice(("tanh", "erf")),
+            mismatch=rng.choice(("narrow", "wide")),
+        )
