@@ -17,7 +17,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from nas.cli import DONE, INTERRUPTED, Parser, guard
-from nas.config import ConfigError, StudyConfig, load_config
+from nas.config import ConfigError, RecipeTable, StudyConfig, load_config
 from search_spaces import cost
 from search_spaces.architecture import Architecture, ArchitectureError
 
@@ -44,7 +44,13 @@ def main(argv: list[str] | None = None) -> int:
         out = options.out or options.architecture.parent / "final"
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"--out {out} exists and is not empty: choose another folder")
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {out}: {error.strerror}") from None
         seed = config.seed if options.seed is None else options.seed
+        if not 0 <= seed < 2**31:
+            raise ConfigError(f"--seed {seed}: from 0 to {2**31 - 1}")
         return run(config, architecture, out, seed, options.device, with_base=not options.skip_base)
 
     try:
@@ -70,7 +76,7 @@ def run(
     from distill.teacher import LiveTeacher, TeacherError, load_classifier
     from nas.evaluate import Evaluator, measure
     from nas.latency import latencies
-    from nas.prepare import objective, prepare, training_batches
+    from nas.prepare import objective, prepare, training, training_batches
     from nas.progress import Progress
 
     transformers_logging.set_verbosity_error()
@@ -83,6 +89,9 @@ def run(
             base, graph = workspace.base()
             if architecture.base != base:
                 raise ConfigError(f"the architecture's base is {architecture.base}; this configuration's is {base}")
+            stack = max(genes.stack for genes in architecture.layers)
+            if stack > max(config.space.stacks):
+                raise ConfigError(f"the architecture has a stack of {stack}; the supernet has {max(config.space.stacks)}")
             accelerator = make_accelerator(device)
             evaluator = Evaluator(workspace, device)
             pad_id = evaluator.like.pad_token_id
@@ -93,26 +102,29 @@ def run(
             dev = load_encoded(workspace.data / "dev.npz")
 
             def trained(name: str, genes: Architecture) -> Any:
+                torch.manual_seed(seed)
                 model = evaluator.student(genes)
-                for phase, table, rows, weights in (
+                for phase, place, rows, weights in (
                     # Text has no labels: the paper pre-trains with gamma = 0.
-                    ("pre-training", config.pretrain, text, config.objective.model_copy(update={"prediction": 0.0})),
-                    ("fine-tuning", config.final, task, config.objective),
+                    ("pre-training", "pretrain", text, config.objective.model_copy(update={"prediction": 0.0})),
+                    ("fine-tuning", "final", task, config.objective),
                 ):
-                    if not table.steps:
-                        continue
+                    table: RecipeTable = getattr(config, place)
                     what = f"{name}: {phase}"
                     goal = objective(config.model_copy(update={"objective": weights}), model.config, teacher_config)
-                    train(
-                        model,
-                        training_batches(rows, table.batch_size, table.steps, seed, pad_id),
-                        goal,
-                        table.build(),
-                        accelerator=accelerator,
-                        teacher=LiveTeacher(teacher, goal.needs, accelerator),
-                        seed=seed,
-                        after_step=lambda step, loss, w=what, n=table.steps: progress.prepare(w, step / n),
-                    )
+                    if not goal.terms:  # the study's objective is the prediction alone, which needs labels
+                        continue
+                    with training(place):
+                        train(
+                            model,
+                            training_batches(rows, table.batch_size, table.steps, seed, pad_id),
+                            goal,
+                            table.build(),
+                            accelerator=accelerator,
+                            teacher=LiveTeacher(teacher, goal.needs, accelerator),
+                            seed=seed,
+                            after_step=lambda step, loss, w=what, n=table.steps: progress.prepare(w, step / n),
+                        )
                 return model.eval()
 
             architectures = {"student": architecture}
@@ -170,7 +182,7 @@ def run(
                 f"{slowest / row['latency_ms']:.2f}×",
             )
         console.print(table)
-        console.print(f"wrote {out}: load it with AutoModelForSequenceClassification.from_pretrained(..., trust_remote_code=True)")
+        console.print(f"wrote {out}: AutoModelForSequenceClassification.from_pretrained(..., trust_remote_code=True)")
         return DONE
 
     return guard("train_final.py", command, (ConfigError, TeacherError))

@@ -1,7 +1,8 @@
 """The one training loop, for the teacher, the warm-up, candidates and the final training; and evaluation."""
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from accelerate import Accelerator
@@ -67,29 +68,42 @@ def train(
     prepared = accelerator.prepare_model(model) if accelerator.num_processes > 1 else model
     prepared.train()
     history: list[float] = []
-    for batch in batches:
-        if len(history) == recipe.steps:
-            break
-        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-        target = teacher(len(history), batch) if teacher and objective.needs_teacher else None
-        with accelerator.autocast():
-            student = run(prepared, batch, objective.needs)
-            loss = objective(student, target, batch)
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise Diverged(f"the loss is {value} at step {len(history) + 1}")
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_([*prepared.parameters(), *objective.parameters()], recipe.clip)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad(set_to_none=True)
-        history.append(value)
-        if after_step:
-            after_step(len(history), value)
-            prepared.train()
+    with _attention_for_training(model, accelerator.device):
+        for batch in batches:
+            if len(history) == recipe.steps:
+                break
+            batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+            target = teacher(len(history), batch) if teacher and objective.needs_teacher else None
+            with accelerator.autocast():
+                student = run(prepared, batch, objective.needs)
+                loss = objective(student, target, batch)
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                raise Diverged(f"the loss is {value} at step {len(history) + 1}")
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_([*prepared.parameters(), *objective.parameters()], recipe.clip)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+            history.append(value)
+            if after_step:
+                after_step(len(history), value)
+                prepared.train()
     if len(history) < recipe.steps:
         raise ValueError(f"{recipe.steps} steps need as many batches; there were {len(history)}")
     return history
+
+
+@contextlib.contextmanager
+def _attention_for_training(model: PreTrainedModel, device: torch.device) -> Iterator[None]:
+    """Eager attention on a CPU: torch's fused one takes longer for its backward pass than all of the eager one."""
+    usual = model.config._attn_implementation
+    if device.type == "cpu":
+        model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(usual)
 
 
 def _parameter_groups(modules: Sequence[nn.Module], decay: float) -> list[dict]:

@@ -1,9 +1,9 @@
 """Three classification tasks whose labels come with the text of a corpus, and the metrics that score them.
 
 ``library``: which library a sentence documents. ``neighbours``: whether the second sentence follows the first
-or was taken from another document of the same library. ``word_order``: whether two words of the sentence were
-swapped; a bag of words cannot tell. All tasks share one division of the documents into train, search and dev,
-so that no task shows text in training that another one is scored on.
+or was taken from another document of the same library. ``word_order``: whether two neighbouring words of the
+sentence were swapped; a bag of words cannot tell. All tasks share one division of the documents into train,
+search and dev, so that no task shows text in training that another one is scored on.
 """
 
 import difflib
@@ -72,7 +72,7 @@ class Sizes:
 
     train: int = 60_000
     search: int = 2_000
-    dev: int = 2_000
+    dev: int = 6_000
 
 
 Row = tuple[str, str | None, int]
@@ -198,27 +198,22 @@ def _word_order(corpus: Corpus) -> tuple[Task, MakeRows]:
     return Task("word_order", ("original", "swapped")), make_rows
 
 
-MIN_DISTANCE = 2
-"""Two swapped words are at least this many places apart."""
-
-
 def swap_two_words(sentence: str, rng: np.random.Generator) -> str | None:
-    """Swap two different words of lower-case letters, drawn from all pairs far enough apart, or None.
+    """Swap two neighbouring, different words, purely lower-case letters both, drawn from all such pairs; else None.
 
     First words and words with punctuation stay, so neither capitals nor full stops give the swap away.
     """
     words = sentence.split(" ")
-    places = [place for place, word in enumerate(words) if re.fullmatch("[a-z]+", word)]
+    plain = [re.fullmatch("[a-z]+", word) is not None for word in words]
     choices = [
-        (first, second)
-        for number, first in enumerate(places)
-        for second in places[number + 1 :]
-        if second - first >= MIN_DISTANCE and words[first] != words[second]
+        place
+        for place in range(len(words) - 1)
+        if plain[place] and plain[place + 1] and words[place] != words[place + 1]
     ]
     if not choices:
         return None
-    first, second = choices[rng.integers(len(choices))]
-    words[first], words[second] = words[second], words[first]
+    place = choices[rng.integers(len(choices))]
+    words[place], words[place + 1] = words[place + 1], words[place]
     return " ".join(words)
 
 

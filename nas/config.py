@@ -1,6 +1,6 @@
 """The configuration of a study: presets, a user's own TOML file, and what the command line overrides."""
 
-import difflib
+import re
 import tomllib
 from fractions import Fraction
 from importlib import resources
@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 from distill.recipe import Recipe
 from search_spaces.architecture import Base
+from search_spaces.operations import did_you_mean
 
 
 class ConfigError(ValueError):
@@ -21,10 +30,11 @@ class ConfigError(ValueError):
 def _fraction(value: Any) -> Fraction:
     if isinstance(value, bool | float):
         raise ValueError(f"{value!r}: write it as a fraction in quotes, such as \"1/4\"")
-    try:
-        fraction = Fraction(value)
-    except (ValueError, ZeroDivisionError, TypeError):
-        raise ValueError(f"{value!r} is not a fraction such as \"1/4\"") from None
+    # No exponents: Fraction("1e999999999") would fill the memory.
+    match = re.fullmatch(r"(\d{1,9})(?:/(\d{1,9}))?", str(value), re.ASCII)
+    if match is None or int(match[2] or 1) == 0:
+        raise ValueError(f"{value!r} is not a fraction such as \"1/4\"")
+    fraction = Fraction(match[0])
     if not 0 < fraction <= 1:
         raise ValueError(f"{value} is not above 0 and at most 1")
     return fraction
@@ -37,12 +47,10 @@ def count(value: Any) -> int:
     """A whole number, also written as "15M", "15.4M", "900K" or "1G"."""
     if isinstance(value, bool):
         raise ValueError(f"{value!r} is not a number such as 15M")
-    text = str(value).strip().upper()
-    suffix = text[-1:] if text[-1:] in ("K", "M", "G") else ""
-    try:
-        number = Fraction(text.removesuffix(suffix)) * _SUFFIXES[suffix]
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(f"{value!r} is not a number such as 15M or 15400000") from None
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMG]?)", str(value).strip().upper(), re.ASCII)
+    if match is None:
+        raise ValueError(f"{value!r} is not a number such as 15M or 15400000")
+    number = Fraction(match[1]) * _SUFFIXES[match[2]]
     if number <= 0 or number.denominator != 1:
         raise ValueError(f"{value!r} is not a positive whole number")
     return int(number)
@@ -51,7 +59,7 @@ def count(value: Any) -> int:
 Expansion = Annotated[Fraction, BeforeValidator(_fraction), PlainSerializer(str)]
 Count = Annotated[int, BeforeValidator(count)]
 Steps = Annotated[int, Field(ge=0, le=10_000_000)]
-Share = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -94,6 +102,12 @@ class ObjectiveTable(Table):
     embedding: Weight = 1.0
     prediction: Weight = 1.0
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+    @model_validator(mode="after")
+    def _a_term(self) -> "ObjectiveTable":
+        if not (self.attention or self.hidden or self.embedding or self.prediction):
+            raise ValueError("at least one of attention, hidden, embedding and prediction must be above 0")
+        return self
 
 
 class RecipeTable(Table):
@@ -145,6 +159,15 @@ class StudyConfig(Table):
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
+def _keys(place: tuple[int | str, ...]) -> list[str]:
+    """The keys of the table at this place."""
+    table: Any = StudyConfig
+    for key in place:
+        field = getattr(table, "model_fields", {}).get(key)
+        table = field and field.annotation
+    return list(getattr(table, "model_fields", ()))
+
+
 def presets() -> list[str]:
     """The names that `load_config` knows."""
     folder = resources.files("nas") / "presets"
@@ -165,9 +188,7 @@ def load_config(name: str, overrides: dict[str, Any] | None = None) -> StudyConf
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{name}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
     else:
-        near = difflib.get_close_matches(name, presets(), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"unknown preset {name!r}{hint} (presets: {', '.join(presets())}; or a .toml file)")
+        raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, presets())} (presets: {', '.join(presets())}; or a .toml file)")
     return parse_config(text, name, overrides)
 
 
@@ -175,19 +196,24 @@ def parse_config(text: str, name: str, overrides: dict[str, Any] | None = None) 
     """A configuration from TOML text; `name` is what errors call it."""
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and deep nesting
         raise ConfigError(f"{name}: not TOML: {error}") from None
     for place, value in (overrides or {}).items():
         *outer, last = place.split(".")
         table = tables
         for key in outer:
-            table = table.setdefault(key, {})
-        table[last] = value
+            table = table.setdefault(key, {}) if isinstance(table, dict) else {}
+        if isinstance(table, dict):  # else a fault that the check below names
+            table[last] = value
     try:
         return StudyConfig.model_validate(tables)
     except ValidationError as error:
-        first = error.errors()[0]
+        # A misspelt key first: it explains why another one is missing.
+        faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+        first = faults[0]
         place = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            message = f"unknown key{did_you_mean(str(first['loc'][-1]), _keys(first['loc'][:-1]))}"
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise ConfigError(f"{name}: {place}: {message}{more}") from None

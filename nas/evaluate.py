@@ -11,6 +11,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from distill.data import Encoded, collate, eval_batches, load_encoded
 from distill.loop import TeacherOutputs, make_accelerator, predict, train
+from distill.recipe import Recipe
 from distill.tasks import accuracy, standard_error
 from distill.teacher import LiveTeacher, SavedTeacher, load_classifier
 from nas.prepare import Workspace, objective, training_batches
@@ -24,6 +25,8 @@ EVALUATION_BATCH = 100
 
 # Called with the number of training steps so far and the score then.
 Report = Callable[[int, float], None]
+# Called with the same and the model as it is then.
+AfterStep = Callable[[int, PreTrainedModel], None]
 
 
 @dataclass(frozen=True)
@@ -66,48 +69,58 @@ class Evaluator:
         load_weights(model, inherit(self.weights, architecture))
         return model
 
-    def teacher(self, seed: int, needs: frozenset[str]) -> TeacherOutputs:
-        """Saved outputs for the study's own seed, whose batches are fixed; the teacher itself for other seeds."""
-        if seed == self.config.seed:
+    def train(
+        self, architecture: Architecture, recipe: Recipe, seed: int, after_step: AfterStep = lambda step, model: None
+    ) -> PreTrainedModel:
+        """A candidate, trained. All candidates of one seed see the same batches in the same order.
+
+        Raises:
+            distill.loop.Diverged: the loss stopped being finite.
+        """
+        model = self.student(architecture)
+        torch.manual_seed(seed)  # of the learned projections, where there are any
+        goal = objective(self.config, model.config, self.teacher_config)
+        after_step(0, model)
+        train(
+            model,
+            training_batches(self.train_rows, recipe.batch_size, recipe.steps, seed, self.like.pad_token_id),
+            goal,
+            recipe,
+            accelerator=self.accelerator,
+            teacher=self.teacher(recipe, seed, goal.needs),
+            seed=seed,
+            after_step=lambda step, _loss: after_step(step, model),
+        )
+        return model
+
+    def teacher(self, recipe: Recipe, seed: int, needs: frozenset[str]) -> TeacherOutputs:
+        """Saved outputs for the candidates of the study's own seed; the teacher itself for anything else."""
+        if seed == self.config.seed and recipe == self.config.candidate.build():
             return SavedTeacher(self.workspace.outputs)
         labels = list(self.teacher_config.id2label.values())
         return LiveTeacher(load_classifier(str(self.workspace.teacher), labels), needs, self.accelerator)
 
-    def evaluate(
-        self, architecture: Architecture, seed: int, report: Report = lambda step, score: None
-    ) -> Score:
-        """Train a candidate and score it. All candidates of one seed see the same batches in the same order.
+    def score(self, model: PreTrainedModel, rows: Encoded, first: int | None = None) -> float:
+        """Accuracy of a model on a split, or on its `first` rows."""
+        return measure(model, rows, accelerator=self.accelerator, pad_id=self.like.pad_token_id, first=first)
+
+    def evaluate(self, architecture: Architecture, seed: int, report: Report = lambda step, score: None) -> Score:
+        """Train a candidate and score it on the search split; `report` gets glances before and halfway.
 
         Raises:
             distill.loop.Diverged: the loss or the logits stopped being finite.
         """
         recipe = self.config.candidate.build()
-        pad_id = self.like.pad_token_id
-        model = self.student(architecture)
+        glances = {}
 
-        def score(first: int | None) -> float:
-            return measure(model, self.search_rows, accelerator=self.accelerator, pad_id=pad_id, first=first)
+        def glance(step: int, model: PreTrainedModel) -> None:
+            if step in (0, recipe.steps // 2) and step not in glances:
+                glances[step] = self.score(model, self.search_rows, GLANCE)
+                report(step, glances[step])
 
-        def halfway(step: int, _loss: float) -> None:
-            if step == recipe.steps // 2:
-                report(step, score(GLANCE))
-
-        inherited = score(GLANCE)
-        report(0, inherited)
-        torch.manual_seed(seed)
-        goal = objective(self.config, model.config, self.teacher_config)
-        train(
-            model,
-            training_batches(self.train_rows, recipe.batch_size, recipe.steps, seed, pad_id),
-            goal,
-            recipe,
-            accelerator=self.accelerator,
-            teacher=self.teacher(seed, goal.needs),
-            seed=seed,
-            after_step=halfway,
-        )
-        value = score(None)
-        return Score(value, standard_error(value, len(self.search_rows)), inherited)
+        model = self.train(architecture, recipe, seed, glance)
+        value = self.score(model, self.search_rows)
+        return Score(value, standard_error(value, len(self.search_rows)), glances[0])
 
 
 @lru_cache(maxsize=1)

@@ -5,7 +5,7 @@ the attribute `failure`, and so is a trial that was running when its process die
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def open_study(url: str, name: str, sampler: BaseSampler | None = None) -> optun
     connect = {"timeout": 60} if url.startswith("sqlite") else {}
     try:
         storage = RDBStorage(url, engine_kwargs={"connect_args": connect})
-    except (SQLAlchemyError, ImportError) as error:
+    except (SQLAlchemyError, ImportError, ValueError) as error:  # ValueError: a port that is no number
         raise StorageError(f"cannot open the storage {url!r}: {str(error).splitlines()[0]}") from None
     return optuna.create_study(
         storage=storage,
@@ -60,6 +60,18 @@ def enqueue(study: optuna.Study, architecture: Architecture, origin: str, seed: 
     if seed is not None:
         attributes[SEED] = seed
     study.enqueue_trial({}, user_attrs=attributes)
+
+
+def line_up(study: optuna.Study, wanted: Sequence[tuple[Architecture, str, int | None]]) -> int:
+    """Enqueue each (architecture, origin, seed) whose origin and seed the study does not have. Returns how many.
+
+    A search that was killed in between lines up the rest when it is resumed.
+    """
+    there = {(t.user_attrs.get(ORIGIN), t.user_attrs.get(SEED)) for t in study.get_trials(deepcopy=False)}
+    missing = [row for row in wanted if row[1:] not in there]
+    for row in missing:
+        enqueue(study, *row)
+    return len(missing)
 
 
 def ask(study: optuna.Study, space: Space, origin: str, labels: int) -> tuple[optuna.Trial, Architecture]:

@@ -3,28 +3,30 @@
 Each is made once and kept in the user's cache under a key of everything it depends on.
 """
 
-from collections.abc import Callable, Iterable
+import contextlib
+import random
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from distill.corpora import cache_folder, embedded_corpus
 from distill.data import Encoded, batches, collate, encode, load_encoded, save_encoded
-from distill.loop import make_accelerator
+from distill.loop import Diverged, make_accelerator
 from distill.objectives import Objective, efficientbert
-from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, Batch, run
-from distill.tasks import TASKS, TaskData, demo_task, text_corpus
+from distill.outputs import LOGITS, Batch, run
+from distill.tasks import TASKS, demo_task, text_corpus
 from distill.teacher import (
     LiveTeacher,
-    fingerprint,
     finetune,
+    fingerprint,
     keep,
     load_classifier,
     load_config,
@@ -33,14 +35,16 @@ from distill.teacher import (
     source_fingerprint,
 )
 from nas.config import ConfigError, StudyConfig
-from search_spaces.architecture import Base
+from search_spaces import cost
+from search_spaces.architecture import Architecture, ArchitectureError, Base
 from search_spaces.graph import GELU, FFNGraph
+from search_spaces.operations import did_you_mean
+from search_spaces.spaces import Space
 from supernet.build import (
     base_of_teacher,
-    build,
+    config_of,
     from_scratch,
     from_teacher,
-    full_architecture,
     layer_output_statistics,
     load_weights,
 )
@@ -85,7 +89,10 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
     """The base model of the study's students, given the teacher's configuration."""
     if config.base == "teacher":
         return base_of_teacher(teacher)
-    return config.base.build(teacher.vocab_size), GELU
+    try:
+        return config.base.build(teacher.vocab_size), GELU
+    except ArchitectureError as error:
+        raise ConfigError(str(error)) from None
 
 
 def objective(config: StudyConfig, student: Any, teacher: Any) -> Objective:
@@ -107,17 +114,42 @@ def training_batches(rows: Encoded, batch_size: int, steps: int, seed: int, pad_
     return (collate(rows, chosen, pad_id) for chosen in batches(rows, batch_size, steps, seed))
 
 
+def check(config: StudyConfig) -> None:
+    """Refuse what cannot work before anything is trained.
+
+    Raises:
+        ConfigError, distill.teacher.TeacherError: as `prepare`.
+    """
+    if config.task not in TASKS:
+        raise ConfigError(f"unknown task {config.task!r}{did_you_mean(config.task, TASKS)} (tasks: {', '.join(TASKS)})")
+    teacher = load_config(config.teacher)
+    if config.max_length > teacher.max_position_embeddings:
+        raise ConfigError(f"max_length: the teacher has {teacher.max_position_embeddings} positions, not {config.max_length}")
+    base, graph = student_base(config, teacher)
+    try:
+        objective(config, config_of(Architecture.uniform(base, graph=graph)), teacher)
+    except ValueError as error:
+        raise ConfigError(f"base: {error}") from None
+
+
+@contextlib.contextmanager
+def training(table: str) -> Iterator[None]:
+    """Turns a divergence while the study is prepared into a mistake in this table of the configuration."""
+    try:
+        yield
+    except Diverged as error:
+        raise ConfigError(f"{table}: {error}; lower {table}.learning_rate") from None
+
+
 def prepare(config: StudyConfig, device: str = "auto", tell: Tell = lambda what, share: None) -> Workspace:
     """Everything a stage starts from, from the cache where it is there.
 
     Raises:
         ConfigError, distill.teacher.TeacherError: the configuration names what does not exist or cannot work.
     """
-    if config.task not in TASKS:
-        raise ConfigError(f"unknown task {config.task!r} (tasks: {', '.join(TASKS)})")
+    check(config)
     accelerator = make_accelerator(device)
     cache = cache_folder()
-    load_config(config.teacher)
     tokenizer = load_tokenizer(config.teacher)
     tell("text", None)
     corpus = embedded_corpus()
@@ -145,15 +177,16 @@ def prepare(config: StudyConfig, device: str = "auto", tell: Tell = lambda what,
 
     def make_teacher(folder: Path) -> None:
         recipe = config.finetune.build()
-        model = finetune(
-            config.teacher,
-            labels,
-            some_batches(recipe.batch_size, recipe.steps, config.seed),
-            recipe,
-            accelerator=accelerator,
-            seed=config.seed,
-            after_step=lambda step, loss: tell("teacher: fine-tuning", step / recipe.steps),
-        )
+        with training("finetune"):
+            model = finetune(
+                config.teacher,
+                labels,
+                some_batches(recipe.batch_size, recipe.steps, config.seed),
+                recipe,
+                accelerator=accelerator,
+                seed=config.seed,
+                after_step=lambda step, loss: tell("teacher: fine-tuning", step / recipe.steps),
+            )
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
@@ -180,7 +213,7 @@ def prepare(config: StudyConfig, device: str = "auto", tell: Tell = lambda what,
             supernet = from_scratch(base, stack, like=teacher_config)
         set_dropout(supernet, config.dropout)
         goal = objective(config, supernet.config, teacher_config)
-        if recipe.steps:
+        with training("warmup"):
             warm_up(
                 supernet,
                 base,
@@ -189,6 +222,7 @@ def prepare(config: StudyConfig, device: str = "auto", tell: Tell = lambda what,
                 recipe,
                 teacher=LiveTeacher(teacher, goal.needs, accelerator),
                 accelerator=accelerator,
+                draw_graphs=graph_draws(config, base, graph),
                 seed=config.seed,
                 after_step=lambda step, loss: tell("supernet: warm-up", step / recipe.steps),
             )
@@ -220,6 +254,16 @@ def prepare(config: StudyConfig, device: str = "auto", tell: Tell = lambda what,
 
     outputs = keep(cache / "outputs" / f"{outputs_key}.safetensors", make_outputs)
     return Workspace(config, data, teacher_folder, supernet, outputs)
+
+
+def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[], list[FFNGraph]] | None:
+    """Draws a graph for every layer from the space; None where the warm-up is to use the base graph alone."""
+    if config.warmup.graphs == "gelu":
+        return None
+    full = Architecture.uniform(base, graph=graph)
+    space = Space(base, (1,), (Fraction(1),), 1, cost.params(full), config.space.edit_rate, graph=graph)
+    rng = random.Random(config.seed)
+    return lambda: [genes.graph for genes in space.sample(rng).layers]
 
 
 def set_dropout(model: PreTrainedModel, probability: float) -> None:

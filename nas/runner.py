@@ -5,6 +5,7 @@ and a search that was cut short goes on from the study alone.
 """
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -59,7 +60,8 @@ def connected(cluster: Cluster) -> Iterator[None]:
         include_dashboard=None if cluster.address else False,
         log_to_driver=False,
         logging_level=logging.ERROR,
-        runtime_env={"env_vars": {"PYTHONPATH": path}},
+        # One arena: memory that a candidate frees is there for the next one, whichever thread asks.
+        runtime_env={"env_vars": {"PYTHONPATH": path, "MALLOC_ARENA_MAX": "1"}},
     )
     try:
         yield
@@ -114,6 +116,7 @@ def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str) ->
     error is a fault and left to Ray.
     """
     architecture = Architecture.from_json(json.loads(config[ledger.ARCHITECTURE]))
+    gc.collect()  # the last candidate: its model and closures refer to each other
     try:
         score = evaluator(workspace, device).evaluate(
             architecture,

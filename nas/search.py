@@ -27,7 +27,7 @@ def parser() -> Parser:
     result.add_argument("--teacher", help="a BERT-shaped encoder: hub name or folder")
     result.add_argument("--tasks", help="the task to search on")
     result.add_argument("--storage", help="Optuna storage URL (default: study.db in the study's folder)")
-    result.add_argument("--workers", type=int, help="candidates trained at a time (default: one per processor, 2 at most)")
+    result.add_argument("--workers", type=int, help="candidates trained at a time (default: one a processor, at most 2)")
     result.add_argument("--address", help="of a running Ray cluster")
     result.add_argument("--resume", action="store_true", help="go on with a study that was cut short")
     result.add_argument("--seed", type=int, help="of everything random")
@@ -46,6 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         "seed": options.seed,
     }
 
+    path = options.out / (options.study if options.study is not None else Path(options.preset).stem)
+
     def command() -> int:
         if options.max_params is not None:
             try:
@@ -53,17 +55,18 @@ def main(argv: list[str] | None = None) -> int:
             except ValueError as error:
                 raise ConfigError(f"--max-params: {error}") from None
         config = load_config(options.preset, {key: value for key, value in overrides.items() if value is not None})
-        name = options.study or Path(options.preset).stem
+        name = path.name if options.study is None else options.study
         if not re.fullmatch(r"\w[\w.+-]*", name):
             raise ConfigError(f"--study {name!r}: use letters, digits, '.', '_', '+' and '-'")
         if options.workers is not None and options.workers < 1:
             raise ConfigError(f"--workers {options.workers}: at least 1")
-        return search(config, options, options.out / name)
+        return search(config, options, path)
 
     try:
         return guard("nas.search", command, (ConfigError,))
     except KeyboardInterrupt:
-        print("nas.search: interrupted; the same command with --resume goes on", file=sys.stderr)
+        again = "with --resume goes on" if (path / "config.toml").exists() else "starts again"
+        print(f"nas.search: interrupted; the same command {again}", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -77,6 +80,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
     from nas.progress import Progress
     from nas.runner import Cluster
     from nas.stages import Folder, run_stage_1
+    from search_spaces.architecture import ArchitectureError
     from search_spaces.spaces import SpaceError
 
     transformers_logging.set_verbosity_error()
@@ -86,7 +90,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
 
     def command() -> int:
         folder = Folder(path)
-        folder.open(config, options.resume)
+        folder.check(config, options.resume)
         with Progress() as progress:
             workspace = prepare(config, options.device, progress.prepare)
             progress.prepared()
@@ -99,7 +103,8 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         progress.say(f"wrote {folder.architecture}; next: python train_final.py {folder.architecture}")
         return DONE
 
-    return guard("nas.search", command, (ConfigError, TeacherError, SpaceError, StorageError))
+    mistakes = (ConfigError, TeacherError, ArchitectureError, SpaceError, StorageError)
+    return guard("nas.search", command, mistakes)
 
 
 if __name__ == "__main__":

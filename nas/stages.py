@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,7 +13,7 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from nas import ledger
-from nas.config import ConfigError, StudyConfig, parse_config
+from nas.config import ConfigError, StudyConfig, load_config
 from nas.prepare import Workspace
 from nas.runner import Cluster, Watch, connected, run
 from nas.samplers import SAMPLERS
@@ -50,14 +49,14 @@ class Folder:
     def best(self, stage: int) -> Path:
         return self.path / f"stage-{stage}" / "best.json"
 
-    def open(self, config: StudyConfig, resume: bool) -> None:
-        """Make the folder for a new study, or check that the one there is of this configuration.
+    def check(self, config: StudyConfig, resume: bool) -> None:
+        """Check that a new study may go here, or that the one to resume is of this configuration.
 
         Raises:
             ConfigError: it holds another configuration, or a study that nobody asked to resume.
         """
         if self.config.exists():
-            stored = parse_config(self.config.read_text(encoding="utf-8"), str(self.config))
+            stored = load_config(str(self.config))
             if stored != config:
                 raise ConfigError(
                     f"{self.path} belongs to another configuration ({_difference(stored, config)}): "
@@ -72,8 +71,19 @@ class Folder:
             raise ConfigError(f"{self.path} is not a study's folder: it has no config.toml; choose another --study")
         if resume:
             raise ConfigError(f"nothing to resume: there is no {self.config}")
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.config.write_text(config.to_toml(), encoding="utf-8")
+
+    def create(self, config: StudyConfig) -> None:
+        """Make the folder of a study, if it is new.
+
+        Raises:
+            ConfigError: it cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{self.path}: {error.strerror}") from None
+        if not self.config.exists():
+            write(self.config, config.to_toml())
 
 
 def _difference(stored: StudyConfig, wanted: StudyConfig) -> str:
@@ -102,10 +112,14 @@ def stage_1_space(config: StudyConfig, base: Base, graph: FFNGraph, labels: int)
         most = cost.params(Architecture.uniform(base, graph=graph, expansion=table.uniform), labels)
     least = table.min_params
     if least is None:
-        smallest = cost.params(
-            Architecture.uniform(base, graph=graph, stack=min(table.stacks), expansion=min(table.expansions)), labels
+        smallest, largest = (
+            cost.params(
+                Architecture.uniform(base, graph=graph, stack=end(table.stacks), expansion=end(table.expansions)), labels
+            )
+            for end in (min, max)
         )
-        least = most - int(table.slack * max(0, most - smallest))
+        reached = min(most, largest)
+        least = reached - int(table.slack * max(0, reached - smallest))
     return Space(
         base=base,
         stacks=table.stacks,
@@ -152,13 +166,18 @@ def run_stage_1(
     """Search, confirm the best with fresh seeds, and write the winner."""
     base, graph = workspace.base()
     space = stage_1_space(config, base, graph, workspace.labels)
+    folder.create(config)
     stage = config.stage1
     study = ledger.open_study(storage, "stage-1", SAMPLERS[stage.sampler](space, config.seed))
     ledger.settle(study)
-    if not study.get_trials(deepcopy=False):
-        ledger.enqueue(study, Architecture.uniform(base, graph=graph), BASE_MODEL)
-        ledger.enqueue(study, largest_uniform(space, graph), UNIFORM)
-        ledger.enqueue(study, globally_important(space, graph, workspace), GLOBAL)
+    ledger.line_up(
+        study,
+        [
+            (Architecture.uniform(base, graph=graph), BASE_MODEL, None),
+            (largest_uniform(space, graph), UNIFORM, None),
+            (globally_important(space, graph, workspace), GLOBAL, None),
+        ],
+    )
 
     def watching(total: int) -> Watch:
         return lambda study, number: watch(study, number, total)
@@ -171,13 +190,12 @@ def run_stage_1(
         confirmation = ledger.open_study(storage, "stage-1-confirmation")
         ledger.settle(confirmation)
         runs = len(ranked) * stage.confirm_seeds
-        if runs and not confirmation.get_trials(deepcopy=False):
+        fresh = range(config.seed + 1, config.seed + 1 + stage.confirm_seeds)
+        wanted = [
+            (ledger.architecture_of(trial), f"trial {trial.number}", seed) for seed in fresh for trial in ranked
+        ]
+        if ledger.line_up(confirmation, wanted):
             say(f"confirming the best {len(ranked)} with {stage.confirm_seeds} fresh seeds each")
-            for seed in range(1, stage.confirm_seeds + 1):
-                for trial in ranked:
-                    ledger.enqueue(
-                        confirmation, ledger.architecture_of(trial), f"trial {trial.number}", config.seed + seed
-                    )
         run(
             confirmation, space, workspace, cluster, trials=runs, origin="confirmation", watch=watching(runs)
         )
@@ -219,7 +237,9 @@ def hand_on(folder: Folder, ranked: list[FrozenTrial], confirmation: optuna.Stud
                 "architecture": architecture.to_json(),
             }
         )
-    winner = max(rows, key=lambda row: row["score"] if row["confirmed_mean"] is None else row["confirmed_mean"])
+    # A finalist that failed with every fresh seed comes after all that did not.
+    confirmed = [row for row in rows if row["confirmed_mean"] is not None]
+    winner = max(confirmed or rows, key=lambda row: row["confirmed_mean"] if confirmed else row["score"])
     best = folder.best(1)
     best.parent.mkdir(exist_ok=True)
     write(best, json.dumps({"winner": winner, "finalists": rows}, indent=2) + "\n")
@@ -230,6 +250,6 @@ def hand_on(folder: Folder, ranked: list[FrozenTrial], confirmation: optuna.Stud
 
 def write(path: Path, text: str) -> None:
     """Replace a file at once: a reader sees the old text or the new one."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.replace(file.name, path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -15,8 +15,8 @@ from search_spaces.spaces import Space
 class RandomSampler(BaseSampler):
     """Draws every gene by itself, operations mostly the base graph's (`Space.edit_rate`).
 
-    A draw depends on the seed, the number of draws before it and the gene's name alone, so a continued search draws what an
-    uninterrupted one would have drawn.
+    A draw depends on the seed, the number of draws before it and the gene's name alone, so a continued search draws
+    what an uninterrupted one would have drawn.
     """
 
     def __init__(self, space: Space, seed: int) -> None:

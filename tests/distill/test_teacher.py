@@ -22,7 +22,7 @@ from distill.teacher import (
     load_config,
     load_tokenizer,
     save_outputs,
-    weights_fingerprint,
+    source_fingerprint,
 )
 from tests.tiny import SIZES, batch, bert, inputs
 
@@ -214,6 +214,6 @@ def test_fingerprints(tmp_path: Path) -> None:
 
     bert(seed=1).save_pretrained(tmp_path / "one")
     bert(seed=2).save_pretrained(tmp_path / "two")
-    assert weights_fingerprint(str(tmp_path / "one")) == weights_fingerprint(str(tmp_path / "one"))
-    assert weights_fingerprint(str(tmp_path / "one")) != weights_fingerprint(str(tmp_path / "two"))
-    assert weights_fingerprint("some/hub-name") != weights_fingerprint("some/other-name")
+    assert source_fingerprint(str(tmp_path / "one")) == source_fingerprint(str(tmp_path / "one"))
+    assert source_fingerprint(str(tmp_path / "one")) != source_fingerprint(str(tmp_path / "two"))
+    assert source_fingerprint("some/hub-name") != source_fingerprint("some/other-name")

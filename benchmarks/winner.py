@@ -1,0 +1,76 @@
+"""Is the winner of a search better than plain baselines of its size, after equal training?
+
+    python -m benchmarks.winner results/demo [--steps 150] [--seeds 3]
+
+Trains the winner, the uniform slice and the global importance allocation with the candidates' recipe for the given
+number of steps, over seeds that the search did not use, and measures them on the whole dev split. All three see the
+same batches under one seed, so differences are taken seed by seed.
+"""
+
+import argparse
+import gc
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+
+from transformers.utils import logging
+
+from distill.data import load_encoded
+from distill.tasks import standard_error
+from nas.config import load_config
+from nas.evaluate import Evaluator
+from nas.prepare import prepare
+from nas.stages import GLOBAL, UNIFORM, globally_important, largest_uniform, stage_1_space
+from search_spaces import cost
+from search_spaces.architecture import Architecture
+
+FIRST_SEED = 101
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compare the winner of a search with baselines of its size.")
+    parser.add_argument("study", type=Path)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write the scores here too")
+    options = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+    config = load_config(str(options.study / "config.toml"))
+    workspace = prepare(config)
+    evaluator = Evaluator(workspace)
+    dev = load_encoded(workspace.data / "dev.npz")
+    base, graph = workspace.base()
+    space = stage_1_space(config, base, graph, workspace.labels)
+    models = {
+        "winner": Architecture.load(options.study / "architecture.json"),
+        UNIFORM: largest_uniform(space, graph),
+        GLOBAL: globally_important(space, graph, workspace),
+    }
+    recipe = replace(config.candidate.build(), steps=options.steps)
+    seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
+    scores: dict[str, list[float]] = {name: [] for name in models}
+    for seed in seeds:
+        for name, architecture in models.items():
+            scores[name].append(evaluator.score(evaluator.train(architecture, recipe, seed), dev))
+            gc.collect()
+            print(f"seed {seed}  {name:<18} {scores[name][-1]:.4f}", flush=True)
+
+    print(f"\n{config.task}, {options.steps} steps, {len(dev)} dev rows, seeds {seeds.start} to {seeds.stop - 1}")
+    for name, values in scores.items():
+        spread = f"{stdev(values):.4f}" if len(values) > 1 else "-"
+        params = cost.params(models[name], workspace.labels)
+        error = standard_error(mean(values), len(dev))
+        print(f"{name:<18} mean {mean(values):.4f}  deviation over seeds {spread}  binomial ± {error:.4f}  {params:,}")
+    for name in (UNIFORM, GLOBAL):
+        gains = [a - b for a, b in zip(scores["winner"], scores[name], strict=True)]
+        error = f" ± {stdev(gains) / len(gains) ** 0.5:.4f}" if len(gains) > 1 else ""
+        print(f"winner - {name}: {mean(gains):+.4f}{error}  (seed by seed: {', '.join(f'{g:+.4f}' for g in gains)})")
+    if options.json:
+        options.json.write_text(json.dumps({"steps": options.steps, "scores": scores}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""A study small enough for seconds: its text, its teacher, its preset, and the commands run on them."""
+
+import os
+import random
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import optuna
+import torch
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+from distill.corpora import Corpus, installation_key, save_corpus
+from nas.config import StudyConfig, load_config
+from nas.ledger import sqlite_url
+
+PROJECT = Path(__file__).resolve().parents[2]
+SOURCES = ("python", "numpy", "torch")
+PATIENCE = 240  # seconds after which a command hangs
+
+PRESET = """\
+teacher = "{teacher}"
+task = "library"
+max_length = 24
+dropout = 0.0
+seed = 0
+
+[space]
+stacks = [1, 2]
+expansions = ["1/8", "1/4", "3/8", "1/2", "1"]
+uniform = "1/2"
+slack = 0.3
+edit_rate = 0.3
+
+[finetune]
+steps = 60
+batch_size = 16
+learning_rate = 2e-3
+
+[warmup]
+importance_batches = 2
+steps = 4
+batch_size = 16
+learning_rate = 1e-4
+
+[candidate]
+steps = 6
+batch_size = 8
+learning_rate = 1e-3
+
+[pretrain]
+steps = 3
+batch_size = 8
+learning_rate = 1e-3
+
+[final]
+steps = 6
+batch_size = 8
+learning_rate = 1e-3
+
+[stage1]
+trials = 6
+confirm = 2
+confirm_seeds = 2
+"""
+
+
+@dataclass(frozen=True)
+class House:
+    """A folder with a teacher, a preset and a cache that holds the text."""
+
+    root: Path
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    @property
+    def teacher(self) -> Path:
+        return self.root / "teacher"
+
+    @property
+    def preset(self) -> Path:
+        return self.root / "tiny.toml"
+
+    @property
+    def config(self) -> StudyConfig:
+        return load_config(str(self.preset))
+
+    def variant(self, path: Path, *changes: tuple[str, str]) -> Path:
+        """The preset as another file, with each `old` text replaced by `new`."""
+        text = self.preset.read_text()
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path.write_text(text)
+        return path
+
+    def start(self, *arguments: object) -> subprocess.Popen[str]:
+        """`python ...` in a session of its own, so that a signal to its group is what Ctrl-C is in a terminal."""
+        return subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            cwd=PROJECT,
+            env=os.environ | {"FFN_NAS_CACHE": str(self.cache), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """As `start`, to its end."""
+        with self.start(*arguments) as process:
+            out, err = process.communicate(timeout=PATIENCE)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def search(self, out: Path, *arguments: object, preset: Path | None = None) -> tuple[object, ...]:
+        """Arguments of a search of stage 1 below `out`, for `start` and `run`."""
+        always = ("-m", "nas.search", "--stage", "1", "--preset", preset or self.preset, "--workers", "2")
+        return (*always, "--out", out, *arguments)
+
+
+def build(root: Path) -> House:
+    """Write the teacher, the preset and the text."""
+    house = House(root)
+    text = corpus()
+    save_corpus(text, house.cache / "corpora" / f"{installation_key()}.jsonl")
+    words = sorted({word for sentence in text.texts for word in re.findall(r"\w+|[.]", sentence.lower())})
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])}
+    BertTokenizerFast(vocab=vocabulary).save_pretrained(house.teacher)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        initializer_range=0.1,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertForSequenceClassification(config).save_pretrained(house.teacher)
+    house.preset.write_text(PRESET.format(teacher=house.teacher))
+    return house
+
+
+def corpus() -> Corpus:
+    """Sentences of eight words, of which about two tell the library."""
+    rng = random.Random(0)
+    syllables = ["ba", "do", "fi", "ku", "le", "mo", "ni", "pa", "ru", "se"]
+    words = [first + second for first in syllables for second in syllables]
+    rng.shuffle(words)
+    own = {source: words[8 * i : 8 * i + 8] for i, source in enumerate(SOURCES)}
+    shared = words[8 * len(SOURCES) :]
+    rows: list[tuple[str, str, str, int]] = []
+    for source in SOURCES:
+        for document in range(60):
+            for position in range(8):
+                chosen = [rng.choice(own[source] if rng.random() < 0.25 else shared) for _ in range(8)]
+                rows.append((" ".join(chosen).capitalize() + ".", source, f"{source}/{document}.py", position))
+    texts, sources, documents, positions = zip(*rows, strict=True)
+    return Corpus(texts, sources, documents, positions)
+
+
+@cache
+def shared(base: Path) -> House:
+    """The one house of the test run whose temporary files lie in `base`."""
+    return build(base / "house")
+
+
+@cache
+def finished(base: Path) -> Path:
+    """The folder of a finished search, one in a test run."""
+    house, out = shared(base), base / "results"
+    result = house.run(*house.search(out, "--study", "s"))
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert "6/6" in result.stdout
+    assert f"next: python train_final.py {out / 's' / 'architecture.json'}" in result.stdout
+    return out / "s"
+
+
+def trials_of(folder: Path, study: str = "stage-1") -> list[FrozenTrial]:
+    """All trials of a study in the folder's database."""
+    storage = RDBStorage(sqlite_url(folder / "study.db"))
+    try:
+        return optuna.load_study(study_name=study, storage=storage).get_trials()
+    finally:
+        storage.engine.dispose()
+
+
+def states(folder: Path, study: str = "stage-1") -> Counter[str]:
+    """How many trials of a study that another process is running are in which state."""
+    path = folder / "study.db"
+    query = "SELECT state FROM trials JOIN studies USING (study_id) WHERE study_name = ?"
+    try:
+        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
+    except sqlite3.OperationalError:  # not there yet
+        return Counter()
+    try:
+        return Counter(state for (state,) in connection.execute(query, (study,)))
+    except sqlite3.OperationalError:  # its tables are not there yet
+        return Counter()
+    finally:
+        connection.close()
+
+
+def wait(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    """Until the condition holds; the process must not end before."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        if process.poll() is not None:
+            raise AssertionError(f"ended too early: {process.communicate()}")
+        if time.monotonic() > end:
+            process.kill()
+            raise AssertionError(f"waited in vain: {process.communicate()}")
+        time.sleep(0.02)
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Processes below this one and their titles."""
+    parents: dict[int, int] = {}
+    titles: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+                titles[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+            except OSError:  # ended meanwhile
+                continue
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    below = {pid}
+    while found := {child for child, parent in parents.items() if parent in below} - below:
+        below |= found
+    return {child: titles[child] for child in below - {pid} if child in titles}

@@ -1,0 +1,156 @@
+"""Configurations: presets, files, overrides, and what is refused."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from nas.config import ConfigError, StudyConfig, count, load_config, parse_config, presets
+
+DEMO = load_config("demo")
+
+
+@pytest.mark.parametrize("name", presets())
+def test_presets_come_back_from_their_toml(name: str) -> None:
+    config = load_config(name)
+    assert isinstance(config, StudyConfig)
+    assert parse_config(config.to_toml(), "again") == config
+    assert hash(parse_config(config.to_toml(), "again")) == hash(config)
+
+
+def test_every_kind_of_value_comes_back_from_toml(tmp_path: Path) -> None:
+    base = {"depth": 6, "width": 540, "heads": 12, "inner": 540, "embedding": 128}
+    changes = {"base": base, "space.uniform": None, "space.max_params": "15.4M", "space.min_params": 15_000_000}
+    config = load_config("demo", changes | {"dropout": 0.1, "objective.temperature": 1 / 3})
+    path = tmp_path / "config.toml"
+    path.write_text(config.to_toml())
+    assert load_config(str(path)) == config
+    assert config.space.max_params == 15_400_000
+    assert config.space.expansions[0] == Fraction(1, 32)
+    assert config.base.build(30522).embedding == 128  # type: ignore[union-attr]
+
+
+def test_overrides_change_only_their_place() -> None:
+    changed = load_config("demo", {"seed": 7, "stage1.trials": 5, "stage1.sampler": "tpe"})
+    assert (changed.seed, changed.stage1.trials, changed.stage1.sampler) == (7, 5, "tpe")
+    stage = DEMO.stage1
+    assert changed.model_copy(update={"seed": DEMO.seed, "stage1": stage}) == DEMO
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("15.4M", 15_400_000),
+        ("900k", 900_000),
+        ("1G", 10**9),
+        (" 12 ", 12),
+        ("0.5K", 500),
+        (15_400_000, 15_400_000),
+        (1.5e7, 15_000_000),
+    ],
+)
+def test_count(text: object, number: int) -> None:
+    assert count(text) == number
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["abc", "", "M", "0", "0M", "-3", "1.5", "1e3", "1e999999999", "nan", "inf", "15MM", "1/2", float("nan"), True],
+)
+def test_count_refuses(value: object) -> None:
+    with pytest.raises(ValueError, match="number"):
+        count(value)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("space.expansions", ["0"], "space.expansions.0: 0 is not above 0 and at most 1"),
+        ("space.expansions", ["1/4", "5/4"], "space.expansions.1: 5/4 is not above 0"),
+        ("space.expansions", ["1/0"], "is not a fraction"),
+        ("space.expansions", ["-1/4"], "is not a fraction"),
+        ("space.expansions", ["1e-999999999"], "is not a fraction"),
+        ("space.expansions", [0.25], "write it as a fraction in quotes"),
+        ("space.expansions", [], "space.expansions: "),
+        ("space.uniform", "half", "space.uniform: 'half' is not a fraction"),
+        ("space.uniform", None, "give the parameter box"),
+        ("space.stacks", [0], "space.stacks.0: "),
+        ("space.stacks", [], "space.stacks: "),
+        ("space.stacks", "1", "space.stacks: "),
+        ("space.slack", float("nan"), "space.slack: "),
+        ("space.slack", -0.1, "space.slack: "),
+        ("space.edit_rate", 1.5, "space.edit_rate: "),
+        ("space.max_params", "much", "space.max_params: 'much' is not a number"),
+        ("dropout", float("nan"), "dropout: "),
+        ("dropout", 2, "dropout: "),
+        ("seed", -1, "seed: "),
+        ("seed", "one", "seed: "),
+        ("seed", 2**31, "seed: "),
+        ("max_length", 513, "max_length: "),
+        ("teacher", 3, "teacher: "),
+        ("base", "student", "base"),
+        ("candidate.learning_rate", 0, "candidate.learning_rate: "),
+        ("candidate.learning_rate", float("inf"), "candidate.learning_rate: "),
+        ("candidate.learning_rate", float("nan"), "candidate.learning_rate: "),
+        ("candidate.batch_size", 0, "candidate.batch_size: "),
+        ("candidate.steps", -1, "candidate.steps: "),
+        ("candidate.warmup", float("nan"), "candidate.warmup: "),
+        ("candidate.momentum", 0.9, "candidate.momentum: unknown key"),
+        ("candidate.learning_rat", 0.9, "candidate.learning_rat: unknown key; did you mean 'learning_rate'?"),
+        ("tsk", "library", "tsk: unknown key; did you mean 'task'?"),
+        ("objective.hidden", float("nan"), "objective.hidden: "),
+        ("objective.hidden", -1, "objective.hidden: "),
+        ("objective.temperature", 0, "objective.temperature: "),
+        ("stage1.trials", 0, "stage1.trials: "),
+        ("stage1.trials", 2.5, "stage1.trials: "),
+        ("stage1.sampler", "genetic", "stage1.sampler: Input should be 'random' or 'tpe'"),
+        ("stage1.trails", 3, "stage1.trails: "),
+        ("stage1", 3, "stage1: "),
+        ("warmup.graphs", "relu", "warmup.graphs: "),
+    ],
+)
+def test_values_that_cannot_be(place: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("demo", {place: value})
+    assert str(caught.value).startswith("demo: ")
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_objective_without_any_term() -> None:
+    nothing = {f"objective.{term}": 0 for term in ("attention", "hidden", "embedding", "prediction")}
+    with pytest.raises(ConfigError, match="objective: .*at least one"):
+        load_config("demo", nothing)
+
+
+def test_overrides_below_what_is_no_table() -> None:
+    with pytest.raises(ConfigError, match="file: .*Field required"):
+        parse_config("stage1 = 3", "file", {"stage1.trials": 3})
+
+
+@pytest.mark.parametrize(
+    "text", ["seed = ", "[space", "a = 1\na = 2", "seed = " + 5000 * "1", "a = " + 100_000 * "["]
+)
+def test_broken_toml(text: str) -> None:
+    with pytest.raises(ConfigError, match="file: not TOML: ") as caught:
+        parse_config(text, "file")
+    assert len(str(caught.value)) < 300
+
+
+def test_all_faults_are_counted() -> None:
+    with pytest.raises(ConfigError, match=r"file: .*Field required \(and \d+ more\)"):
+        parse_config("seed = 1", "file")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes("teacher = \"Müller\"".encode("latin-1"))
+    (tmp_path / "folder.toml").mkdir()
+    for name, message in (
+        ("missing.toml", "No such file or directory"),
+        ("folder.toml", "Is a directory"),
+        ("latin.toml", "is not UTF-8 text"),
+    ):
+        with pytest.raises(ConfigError, match=f"{name}: {message}"):
+            load_config(str(tmp_path / name))
+    with pytest.raises(ConfigError, match="unknown preset 'dmeo'; did you mean 'demo'\\?"):
+        load_config("dmeo")

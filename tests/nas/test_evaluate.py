@@ -1,0 +1,93 @@
+"""One candidate to its score."""
+
+import shutil
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file, save_file
+
+from distill.data import collate, eval_batches
+from distill.loop import Diverged
+from distill.tasks import standard_error
+from distill.teacher import LiveTeacher, SavedTeacher
+from nas.evaluate import Evaluator, evaluator, measure
+from nas.prepare import Workspace
+from search_spaces import Architecture
+from tests.nas.house import House
+
+
+def half(workspace: Workspace) -> Architecture:
+    base, graph = workspace.base()
+    return Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2))
+
+
+def test_a_score_is_decided_by_architecture_and_seed(workspace: Workspace) -> None:
+    architecture = half(workspace)
+    reports: list[tuple[int, float]] = []
+    first = Evaluator(workspace, "cpu").evaluate(architecture, 0, lambda step, score: reports.append((step, score)))
+    again = Evaluator(workspace, "cpu")
+    torch.manual_seed(1)  # what happened before does not matter
+    assert again.evaluate(architecture, 0) == first
+    again.evaluate(architecture, 5)
+    assert again.evaluate(architecture, 0) == first
+    assert [step for step, _ in reports] == [0, 3]
+    assert reports[0][1] == first.inherited
+    assert first.standard_error == standard_error(first.value, len(again.search_rows))
+    assert first.value > 1 / 3
+
+
+def test_training_leaves_the_shared_weights_alone(workspace: Workspace) -> None:
+    shared = Evaluator(workspace, "cpu")
+    before = {name: tensor.clone() for name, tensor in shared.weights.items()}
+    shared.evaluate(half(workspace), 0)
+    assert all(torch.equal(tensor, shared.weights[name]) for name, tensor in before.items())
+
+
+def test_only_candidates_of_the_study_s_own_seed_use_saved_outputs(house: House, workspace: Workspace) -> None:
+    shared = Evaluator(workspace, "cpu")
+    needs = frozenset({"logits"})
+    recipe, seed = house.config.candidate.build(), house.config.seed
+    assert isinstance(shared.teacher(recipe, seed, needs), SavedTeacher)
+    assert isinstance(shared.teacher(recipe, seed + 1, needs), LiveTeacher)
+    assert isinstance(shared.teacher(replace(recipe, steps=recipe.steps + 1), seed, needs), LiveTeacher)
+
+
+def test_measure_counts_every_row_once(workspace: Workspace) -> None:
+    shared = Evaluator(workspace, "cpu")
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(cpu=True, mixed_precision="no")
+    rows = shared.search_rows
+    assert rows.labels is not None
+    model = shared.student(half(workspace)).eval()
+    right = torch.zeros(len(rows), dtype=torch.bool)
+    for chosen in eval_batches(rows, 7):
+        batch = collate(rows, chosen, 0)
+        labels = batch.pop("labels")
+        with torch.inference_mode():
+            right[torch.from_numpy(chosen)] = model(**batch).logits.argmax(-1) == labels
+    score = measure(model, rows, accelerator=accelerator, pad_id=0)
+    assert score == pytest.approx(right.double().mean().item())
+    for first in (1, 20, len(rows), 10_000):
+        part = measure(model, rows, accelerator=accelerator, pad_id=0, first=first)
+        assert part == pytest.approx(right[:first].double().mean().item())
+
+
+def test_broken_weights_are_no_score(workspace: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(workspace.supernet, tmp_path / "supernet")
+    path = tmp_path / "supernet" / "model.safetensors"
+    weights = load_file(path)
+    weights["bert.encoder.layer.1.ffn.0.project.bias"][0] = float("nan")
+    save_file(weights, path)
+    broken = Evaluator(replace(workspace, supernet=tmp_path / "supernet"), "cpu")
+    with pytest.raises(Diverged, match="not finite"):
+        broken.evaluate(half(workspace), 0)
+
+
+def test_a_process_loads_its_evaluator_once(house: House, workspace: Workspace) -> None:
+    assert evaluator(workspace, "cpu") is evaluator(replace(workspace, config=house.config), "cpu")
+    evaluator.cache_clear()

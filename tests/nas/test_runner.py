@@ -1,0 +1,97 @@
+"""Searches that are cut short, and workers that are lost."""
+
+import os
+import signal
+from pathlib import Path
+
+import optuna
+from optuna.trial import TrialState
+
+from nas import ledger
+from nas.prepare import Workspace
+from nas.samplers import SAMPLERS
+from nas.stages import globally_important, largest_uniform, stage_1_space
+from search_spaces import Architecture
+from tests.nas.house import House, descendants, states, trials_of, wait
+
+TRIALS = 30
+
+
+def expected(house: House, workspace: Workspace) -> list[Architecture]:
+    """What an uninterrupted search evaluates: the baselines, then the sampler's draws."""
+    base, graph = workspace.base()
+    space = stage_1_space(house.config, base, graph, workspace.labels)
+    study = optuna.create_study(direction="maximize", sampler=SAMPLERS["random"](space, house.config.seed))
+    for baseline in (
+        Architecture.uniform(base, graph=graph),
+        largest_uniform(space, graph),
+        globally_important(space, graph, workspace),
+    ):
+        ledger.enqueue(study, baseline, "baseline")
+    return [ledger.ask(study, space, "random", workspace.labels)[1] for _ in range(TRIALS)]
+
+
+def test_a_search_survives_everything(
+    searched: Path, house: House, workspace: Workspace, tmp_path: Path
+) -> None:
+    """Interrupted by Ctrl-C, gone on with; a worker lost, then the driver killed; gone on with to the end."""
+    folder = tmp_path / "tiny"
+    command = house.search(tmp_path, "--trials", TRIALS)
+
+    process = house.start(*command)
+    wait(process, lambda: states(folder)["COMPLETE"] >= 3)
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert error == "nas.search: interrupted; the same command with --resume goes on\n"
+    first = trials_of(folder)
+    assert len(ledger_finished(first)) < TRIALS
+
+    process = house.start(*command, "--resume")
+    done = states(folder)["COMPLETE"]
+    wait(process, lambda: states(folder)["COMPLETE"] > done + 1)
+    workers = [pid for pid, title in descendants(process.pid).items() if "ray::" in title and "evaluate" in title]
+    assert workers
+    os.kill(workers[0], signal.SIGKILL)
+    wait(process, lambda: any("lost" in trial.user_attrs.get(ledger.FAILURE, "") for trial in trials_of(folder)))
+    done = states(folder)["COMPLETE"]
+    wait(process, lambda: states(folder)["COMPLETE"] > done and states(folder)["RUNNING"] > 0)
+    process.kill()
+    process.communicate(timeout=120)
+    second = trials_of(folder)
+    assert len(ledger_finished(second)) < TRIALS
+
+    result = house.run(*command, "--resume")
+    assert result.returncode == 0, result.stderr
+    trials = trials_of(folder)
+    finished = ledger_finished(trials)
+    lost = [trial for trial in finished if trial.state == TrialState.FAIL]
+    assert len(finished) == TRIALS
+    assert [trial.user_attrs[ledger.FAILURE] for trial in lost] == ["the worker was lost"]
+    assert {trial.state for trial in trials} <= {TrialState.COMPLETE, TrialState.FAIL}
+    # The same trials as an unkilled run, none lost and none twice.
+    seen = [ledger.architecture_of(trial) for trial in finished]
+    assert sorted(map(repr, seen)) == sorted(map(repr, expected(house, workspace)))
+    # What had ended stayed as it was.
+    for earlier in (first, second):
+        for trial in ledger_finished(earlier):
+            assert trials[trial.number] == trial
+    for trial in trials:
+        if trial.user_attrs.get(ledger.FAILURE) == ledger.INTERRUPTED:
+            assert trial.value is None
+    # And an architecture's score does not depend on when it ran.
+    scores = {ledger.architecture_of(trial): trial.value for trial in trials_of(searched)}
+    again = {ledger.architecture_of(trial): trial.value for trial in finished if trial.value is not None}
+    shared = scores.keys() & again.keys()
+    assert len(shared) >= 5
+    assert {architecture: scores[architecture] for architecture in shared} == {
+        architecture: again[architecture] for architecture in shared
+    }
+
+
+def ledger_finished(trials: list[optuna.trial.FrozenTrial]) -> list[optuna.trial.FrozenTrial]:
+    return [
+        trial
+        for trial in trials
+        if trial.state.is_finished() and trial.user_attrs.get(ledger.FAILURE) != ledger.INTERRUPTED
+    ]

@@ -1,0 +1,204 @@
+"""`python -m nas.search` from the command line to its files."""
+
+import json
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+from transformers import BertConfig, DistilBertConfig
+
+from distill.data import load_encoded
+from distill.tasks import standard_error
+from nas import ledger
+from nas.config import load_config
+from nas.prepare import Workspace
+from nas.search import main
+from nas.stages import stage_1_space
+from search_spaces import Architecture, cost
+from tests.nas.house import House, states, trials_of
+
+
+def test_trials(searched: Path, house: House, workspace: Workspace) -> None:
+    base, graph = workspace.base()
+    space = stage_1_space(house.config, base, graph, workspace.labels)
+    rows = len(load_encoded(workspace.data / "search.npz"))
+    trials = trials_of(searched)
+    origins = [trial.user_attrs[ledger.ORIGIN] for trial in trials]
+    assert origins == ["base model", "uniform slice", "global importance", *3 * ["random"]]
+    assert {trial.state for trial in trials} == {TrialState.COMPLETE}
+    for trial in trials:
+        architecture = ledger.architecture_of(trial)
+        facts = trial.user_attrs
+        assert facts["params"] == cost.params(architecture, workspace.labels)
+        assert facts["params_active"] == cost.params_active(architecture, workspace.labels)
+        assert facts["macs"] == cost.macs(architecture, labels=workspace.labels)
+        assert facts["standard_error"] == standard_error(trial.value or 0.0, rows)
+        assert sorted(trial.intermediate_values) == [0, house.config.candidate.steps // 2]
+        assert trial.intermediate_values[0] == facts["inherited"]
+        assert facts["seconds"] > 0
+        assert facts["formula"].count(";") == base.depth - 1
+        if trial.number:
+            assert space.min_params <= facts["params"] <= space.max_params
+    assert ledger.architecture_of(trials[0]) == Architecture.uniform(base, graph=graph)
+
+
+def test_winner(searched: Path, house: House, workspace: Workspace) -> None:
+    best = json.loads((searched / "stage-1" / "best.json").read_text())
+    finalists = best["finalists"]
+    trials = {trial.number: trial for trial in trials_of(searched)}
+    assert len(finalists) == house.config.stage1.confirm
+    values = sorted((trial.value for number, trial in trials.items() if number), reverse=True)
+    assert finalists[0]["score"] == values[0]
+    assert best["winner"] in finalists
+    assert best["winner"]["confirmed_mean"] == max(row["confirmed_mean"] for row in finalists)
+    winner = Architecture.load(searched / "architecture.json")
+    assert Architecture.from_json(best["winner"]["architecture"]) == winner
+    space = stage_1_space(house.config, *workspace.base(), workspace.labels)
+    assert space.min_params <= cost.params(winner, workspace.labels) <= space.max_params
+    confirmed = trials_of(searched, "stage-1-confirmation")
+    assert sorted(trial.user_attrs[ledger.SEED] for trial in confirmed) == [1, 1, 2, 2]
+    assert load_config(str(searched / "config.toml")) == house.config
+
+
+def test_resuming_a_finished_study_repeats_nothing(copied: Path, house: House) -> None:
+    (copied / "architecture.json").unlink()
+    (copied / "stage-1" / "best.json").unlink()
+    before = trials_of(copied), trials_of(copied, "stage-1-confirmation")
+    result = house.run(*house.search(copied.parent, "--study", "s", "--resume"))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert (trials_of(copied), trials_of(copied, "stage-1-confirmation")) == before
+    assert (copied / "architecture.json").exists()
+    assert (copied / "stage-1" / "best.json").exists()
+
+
+def test_a_study_in_which_everything_fails(house: House, tmp_path: Path) -> None:
+    preset = house.variant(
+        tmp_path / "tiny.toml",
+        ("steps = 6\nbatch_size = 8\nlearning_rate = 1e-3\n\n[pretrain]",
+         "steps = 6\nbatch_size = 8\nlearning_rate = 1e30\n\n[pretrain]"),
+        ("trials = 6", "trials = 4"),
+    )  # fmt: skip
+    result = house.run(*house.search(tmp_path, "--sampler", "tpe", preset=preset))
+    assert result.returncode == 2
+    assert result.stderr.startswith("nas.search: no candidate inside the parameter box got a score")
+    assert result.stderr.count("\n") == 1
+    trials = trials_of(tmp_path / "tiny")
+    assert {trial.state for trial in trials} == {TrialState.FAIL}
+    assert [trial.value for trial in trials] == 4 * [None]
+    assert all(trial.user_attrs[ledger.FAILURE].startswith("diverged: the loss is ") for trial in trials)
+    assert not (tmp_path / "tiny" / "architecture.json").exists()
+
+
+def test_as_a_program(house: House, tmp_path: Path) -> None:
+    result = house.run(*house.search(tmp_path, "--max-params", "3"))
+    assert result.returncode == 2
+    assert result.stderr.startswith("nas.search: no architecture has 2 to 3 parameters") or (
+        result.stderr.startswith("nas.search: no architecture has 3 to 3 parameters")
+    )
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "tiny").exists()
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr of a command that ends with exit status 2."""
+    try:
+        status = main(arguments)
+    except SystemExit as exit_:
+        status = exit_.code  # type: ignore[assignment]
+    error = capsys.readouterr().err
+    assert status == 2, error
+    assert error.startswith("nas.search: ")
+    assert error.endswith("\n")
+    assert error.count("\n") == 1
+    assert "Traceback" not in error
+    return error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--stage", "4"], "invalid choice: '4'"),
+        ([], "required: --stage"),
+        (["--stage", "1", "--presets", "demo"], "unrecognized arguments: --presets demo"),
+        (["--stage", "1", "--preset", "demon"], "unknown preset 'demon'; did you mean 'demo'?"),
+        (["--stage", "1", "--preset", "no/such.toml"], "no/such.toml: No such file or directory"),
+        (["--stage", "1", "--sampler", "genetic"], "stage1.sampler: Input should be 'random' or 'tpe'"),
+        (["--stage", "1", "--trials", "0"], "stage1.trials: "),
+        (["--stage", "1", "--trials", "many"], "invalid int value: 'many'"),
+        (["--stage", "1", "--seed", "-1"], "seed: "),
+        (["--stage", "1", "--max-params", "abc"], "--max-params: 'abc' is not a number such as 15M"),
+        (["--stage", "1", "--max-params", "0"], "--max-params: "),
+        (["--stage", "1", "--max-params=-3"], "--max-params: "),
+        (["--stage", "1", "--max-params", "1.5"], "--max-params: "),
+        (["--stage", "1", "--max-params", "1e999999999"], "--max-params: "),
+        (["--stage", "1", "--study", "a/b"], "--study 'a/b': use letters, digits"),
+        (["--stage", "1", "--study", ".."], "--study '..': "),
+        (["--stage", "1", "--study", ""], "--study '': "),
+        (["--stage", "1", "--workers", "0"], "--workers 0: at least 1"),
+        (["--stage", "1", "--device", "tpu"], "invalid choice: 'tpu'"),
+    ],
+)
+def test_options_that_cannot_be(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(arguments, capsys)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([("[space]", "[space")], "not TOML: "),
+        ([("seed = 0", 'seed = "zero"')], "seed: "),
+        ([("slack = 0.3", "slack = nan")], "space.slack: "),
+        ([("trials = 6", "trails = 6")], "stage1.trails: unknown key; did you mean 'trials'? (and 1 more)"),
+        ([('"1/8"', '"0"')], "space.expansions.0: 0 is not above 0"),
+        ([('"1/8"', '"5/4"')], "space.expansions.0: 5/4 is not above 0 and at most 1"),
+        ([('"1/8"', '"1/100"')], "leaves no channel"),
+        ([('uniform = "1/2"', 'uniform = "1/100"')], "leaves no channel"),
+        ([("stacks = [1, 2]", "stacks = [1, 1]")], "stacks: must be different values"),
+        ([("slack = 0.3", 'slack = 0.3\nmin_params = "1G"\nmax_params = "2G"')], "this space reaches from"),
+        ([('task = "library"', 'task = "libary"')], "unknown task 'libary'"),
+        ([("max_length = 24", "max_length = 512")], "max_length"),
+    ],
+)
+def test_presets_that_cannot_be(
+    changes: list[tuple[str, str]], message: str, house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preset = house.variant(tmp_path / "tiny.toml", *changes)
+    out = tmp_path / "results"
+    assert message in refused(["--stage", "1", "--preset", str(preset), "--out", str(out)], capsys)
+    # A mistake leaves nothing that would be in the way of the corrected command.
+    assert not (out / "tiny").exists()
+
+
+def test_teachers_that_cannot_be(house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    always = ["--stage", "1", "--preset", str(house.preset), "--out", str(tmp_path / "results")]
+    DistilBertConfig(dim=32, n_layers=1, n_heads=2, hidden_dim=64).save_pretrained(tmp_path / "distilled")
+    BertConfig(hidden_act="tanh").save_pretrained(tmp_path / "other")
+    (tmp_path / "empty").mkdir()
+    for folder, message in (
+        ("missing", f"no teacher at '{tmp_path / 'missing'}'"),
+        ("empty", "no teacher at"),
+        ("distilled", "is of type 'distilbert'; a BERT-shaped one (type 'bert') is needed"),
+        ("other", "hidden_act is 'tanh'; needed: one of gelu"),
+    ):
+        assert message in refused([*always, "--teacher", str(tmp_path / folder)], capsys)
+
+
+def test_folders_in_the_way(searched: Path, house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    always = ["--stage", "1", "--preset", str(house.preset), "--study", "s"]
+    there = [*always, "--out", str(searched.parent)]
+    before = trials_of(searched)
+    assert "holds this study already: go on with --resume" in refused(there, capsys)
+    other = refused([*there, "--trials", "9", "--resume"], capsys)
+    assert "belongs to another configuration (stage1.trials is 6 there and 9 here)" in other
+    assert trials_of(searched) == before
+    assert "nothing to resume" in refused([*always, "--out", str(tmp_path), "--resume"], capsys)
+    (tmp_path / "s").touch()
+    assert "is not a study's folder" in refused([*always, "--out", str(tmp_path)], capsys)
+    assert "ot a directory" in refused([*always, "--out", str(tmp_path / "s")], capsys)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "sqlite:////no/such/folder/study.db"])
+def test_storages_that_cannot_be(url: str, house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    always = ["--stage", "1", "--preset", str(house.preset), "--out", str(tmp_path)]
+    assert f"cannot open the storage '{url}'" in refused([*always, "--storage", url], capsys)
+    assert states(tmp_path / "tiny").total() == 0
