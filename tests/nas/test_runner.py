@@ -50,7 +50,7 @@ def test_a_search_survives_everything(
     process = house.start(*command, "--resume")
     done = states(folder)["COMPLETE"]
     wait(process, lambda: states(folder)["COMPLETE"] > done + 1)
-    workers = [pid for pid, title in descendants(process.pid).items() if "ray::" in title and "evaluate" in title]
+    workers = [pid for pid, title in descendants(process.pid).items() if title.startswith("ray::ImplicitFunc")]
     assert workers
     os.kill(workers[0], signal.SIGKILL)
     wait(process, lambda: any("lost" in trial.user_attrs.get(ledger.FAILURE, "") for trial in trials_of(folder)))
