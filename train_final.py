@@ -91,7 +91,8 @@ def run(
                 raise ConfigError(f"the architecture's base is {architecture.base}; this configuration's is {base}")
             stack = max(genes.stack for genes in architecture.layers)
             if stack > max(config.space.stacks):
-                raise ConfigError(f"the architecture has a stack of {stack}; the supernet has {max(config.space.stacks)}")
+                most = max(config.space.stacks)
+                raise ConfigError(f"the architecture has a stack of {stack}; the supernet has {most}")
             accelerator = make_accelerator(device)
             evaluator = Evaluator(workspace, device)
             pad_id = evaluator.like.pad_token_id

@@ -2,8 +2,9 @@
 
     python -m benchmarks.first_run [--out DIR]
 
-Runs `python -m nas.search --stage 1` with an empty cache folder, then once more as another study with the caches there,
-which is stopped at its first trial. Memory is the proportional set size of the process and all its descendants, every second.
+Runs `python -m nas.search --stage 1` with an empty cache folder, then once more as another study with the caches
+there, which is stopped at its first trial. Memory is the proportional set size of the process and all its descendants,
+looked at every second.
 """
 
 import argparse

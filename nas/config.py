@@ -188,7 +188,8 @@ def load_config(name: str, overrides: dict[str, Any] | None = None) -> StudyConf
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{name}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
     else:
-        raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, presets())} (presets: {', '.join(presets())}; or a .toml file)")
+        known = ", ".join(presets())
+        raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, presets())} (presets: {known}; or a .toml file)")
     return parse_config(text, name, overrides)
 
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,9 @@ def check(config: StudyConfig) -> None:
         raise ConfigError(f"unknown task {config.task!r}{did_you_mean(config.task, TASKS)} (tasks: {', '.join(TASKS)})")
     teacher = load_config(config.teacher)
     if config.max_length > teacher.max_position_embeddings:
-        raise ConfigError(f"max_length: the teacher has {teacher.max_position_embeddings} positions, not {config.max_length}")
+        raise ConfigError(
+            f"max_length: the teacher has {teacher.max_position_embeddings} positions, not {config.max_length}"
+        )
     base, graph = student_base(config, teacher)
     try:
         objective(config, config_of(Architecture.uniform(base, graph=graph)), teacher)
@@ -148,112 +151,147 @@ def prepare(config: StudyConfig, device: str = "auto", tell: Tell = lambda what,
         ConfigError, distill.teacher.TeacherError: the configuration names what does not exist or cannot work.
     """
     check(config)
-    accelerator = make_accelerator(device)
-    cache = cache_folder()
-    tokenizer = load_tokenizer(config.teacher)
-    tell("text", None)
-    corpus = embedded_corpus()
-    source = source_fingerprint(config.teacher)
+    made = Preparation(config, device, tell)
+    return Workspace(config, made.data, made.teacher, made.supernet, made.outputs)
 
-    data_key = fingerprint(FORMAT, corpus.fingerprint, source, config.task, config.max_length)
 
-    def make_data(folder: Path) -> None:
-        tell(f"data of the task {config.task}", None)
-        folder.mkdir()
-        task = demo_task(config.task, corpus)
-        for name in ("train", "search", "dev"):
-            save_encoded(encode(tokenizer, getattr(task, name), config.max_length), folder / f"{name}.npz")
-        save_encoded(encode(tokenizer, text_corpus(corpus), config.max_length), folder / "text.npz")
-        (folder / "labels.txt").write_text("\n".join(task.task.labels), encoding="utf-8")
+class Preparation:
+    """Each property is a folder or file in the cache, made on its first use where it is not there yet."""
 
-    data = keep(cache / "data" / data_key, make_data)
-    labels = (data / "labels.txt").read_text(encoding="utf-8").splitlines()
-    train_rows = load_encoded(data / "train.npz")
-
-    def some_batches(size: int, steps: int, seed: int) -> list[Batch]:
-        return list(training_batches(train_rows, size, steps, seed, tokenizer.pad_token_id))
-
-    teacher_key = fingerprint(FORMAT, data_key, config.finetune.model_dump(), config.seed)
-
-    def make_teacher(folder: Path) -> None:
-        recipe = config.finetune.build()
-        with training("finetune"):
-            model = finetune(
-                config.teacher,
-                labels,
-                some_batches(recipe.batch_size, recipe.steps, config.seed),
-                recipe,
-                accelerator=accelerator,
-                seed=config.seed,
-                after_step=lambda step, loss: tell("teacher: fine-tuning", step / recipe.steps),
-            )
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
-    teacher_folder = keep(cache / "teachers" / teacher_key, make_teacher)
-    teacher_config = AutoConfig.from_pretrained(teacher_folder)
-
-    supernet_key = fingerprint(
-        FORMAT,
-        teacher_key,
-        config.model_dump(mode="json", include={"base", "dropout", "warmup", "objective", "seed"}),
-        max(config.space.stacks),
-    )
-
-    def make_supernet(folder: Path) -> None:
-        teacher = load_classifier(str(teacher_folder), labels).eval()
-        recipe = config.warmup.build()
-        stack = max(config.space.stacks)
-        base, graph = student_base(config, teacher_config)
-        if config.base == "teacher":
-            glance = some_batches(recipe.batch_size, STATISTICS_BATCHES, config.seed)
-            supernet = from_teacher(teacher, stack, layer_output_statistics(teacher, glance))
-        else:
-            torch.manual_seed(config.seed)
-            supernet = from_scratch(base, stack, like=teacher_config)
-        set_dropout(supernet, config.dropout)
-        goal = objective(config, supernet.config, teacher_config)
-        with training("warmup"):
-            warm_up(
-                supernet,
-                base,
-                some_batches(recipe.batch_size, recipe.steps, config.seed + 1),
-                goal,
-                recipe,
-                teacher=LiveTeacher(teacher, goal.needs, accelerator),
-                accelerator=accelerator,
-                draw_graphs=graph_draws(config, base, graph),
-                seed=config.seed,
-                after_step=lambda step, loss: tell("supernet: warm-up", step / recipe.steps),
-            )
-        tell("supernet: importance of its neurons", None)
-        scores = neuron_importance(
-            supernet,
-            some_batches(recipe.batch_size, config.warmup.importance_batches, config.seed + 2),
-            summed_cross_entropy,
+    def __init__(self, config: StudyConfig, device: str = "auto", tell: Tell = lambda what, share: None) -> None:
+        self.config = config
+        self.tell = tell
+        self.accelerator = make_accelerator(device)
+        self.cache = cache_folder()
+        self.tokenizer = load_tokenizer(config.teacher)
+        tell("text", None)
+        self.corpus = embedded_corpus()
+        self.data_key = fingerprint(
+            FORMAT, self.corpus.fingerprint, source_fingerprint(config.teacher), config.task, config.max_length
         )
-        load_weights(supernet, sort_channels(supernet.state_dict(), scores))
-        supernet.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        lowest = {f"{i}": layer[0].sort(descending=True).values for i, layer in enumerate(scores)}
-        save_file(lowest, folder / "importance.safetensors")
+        self.teacher_key = fingerprint(FORMAT, self.data_key, config.finetune.model_dump(), config.seed)
 
-    supernet = keep(cache / "supernets" / supernet_key, make_supernet)
+    @cached_property
+    def data(self) -> Path:
+        """The encoded splits of the task and the text without labels."""
 
-    goal = objective(config, AutoConfig.from_pretrained(supernet), teacher_config)
-    outputs_key = fingerprint(
-        FORMAT, teacher_key, config.candidate.batch_size, config.candidate.steps, sorted(goal.needs), config.seed
-    )
+        def make(folder: Path) -> None:
+            self.tell(f"data of the task {self.config.task}", None)
+            folder.mkdir()
+            task = demo_task(self.config.task, self.corpus)
+            splits = {name: getattr(task, name) for name in ("train", "search", "dev")}
+            for name, rows in (splits | {"text": text_corpus(self.corpus)}).items():
+                save_encoded(encode(self.tokenizer, rows, self.config.max_length), folder / f"{name}.npz")
+            (folder / "labels.txt").write_text("\n".join(task.task.labels), encoding="utf-8")
 
-    def make_outputs(path: Path) -> None:
-        tell("teacher: outputs for the candidates", None)
-        teacher = LiveTeacher(load_classifier(str(teacher_folder), labels), goal.needs, accelerator)
-        save_outputs(
-            teacher, some_batches(config.candidate.batch_size, config.candidate.steps, config.seed), path
+        return keep(self.cache / "data" / self.data_key, make)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """Names of the task's classes."""
+        return (self.data / "labels.txt").read_text(encoding="utf-8").splitlines()
+
+    @cached_property
+    def train_rows(self) -> Encoded:
+        return load_encoded(self.data / "train.npz")
+
+    def batches(self, size: int, steps: int, seed: int) -> list[Batch]:
+        """Batches of the training split."""
+        return list(training_batches(self.train_rows, size, steps, seed, self.tokenizer.pad_token_id))
+
+    @cached_property
+    def teacher(self) -> Path:
+        """The teacher, fine-tuned on the task."""
+        config = self.config
+
+        def make(folder: Path) -> None:
+            recipe = config.finetune.build()
+            with training("finetune"):
+                model = finetune(
+                    config.teacher,
+                    self.labels,
+                    self.batches(recipe.batch_size, recipe.steps, config.seed),
+                    recipe,
+                    accelerator=self.accelerator,
+                    seed=config.seed,
+                    after_step=lambda step, loss: self.tell("teacher: fine-tuning", step / recipe.steps),
+                )
+            model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+
+        return keep(self.cache / "teachers" / self.teacher_key, make)
+
+    @cached_property
+    def teacher_config(self) -> Any:
+        return AutoConfig.from_pretrained(self.teacher)
+
+    def live_teacher(self, needs: frozenset[str]) -> LiveTeacher:
+        return LiveTeacher(load_classifier(str(self.teacher), self.labels), needs, self.accelerator)
+
+    @cached_property
+    def supernet(self) -> Path:
+        """The supernet, warmed up and with its inner channels in order of importance, and that importance."""
+        config = self.config
+        key = fingerprint(
+            FORMAT,
+            self.teacher_key,
+            config.model_dump(mode="json", include={"base", "dropout", "warmup", "objective", "seed"}),
+            max(config.space.stacks),
+            config.space.edit_rate if config.warmup.graphs == "sampled" else None,
         )
 
-    outputs = keep(cache / "outputs" / f"{outputs_key}.safetensors", make_outputs)
-    return Workspace(config, data, teacher_folder, supernet, outputs)
+        def make(folder: Path) -> None:
+            size, steps = config.warmup.batch_size, config.warmup.steps
+            base, graph = student_base(config, self.teacher_config)
+            supernet = self.new_supernet(base)
+            set_dropout(supernet, config.dropout)
+            goal = objective(config, supernet.config, self.teacher_config)
+            with training("warmup"):
+                warm_up(
+                    supernet,
+                    base,
+                    self.batches(size, steps, config.seed + 1),
+                    goal,
+                    config.warmup.build(),
+                    teacher=self.live_teacher(goal.needs),
+                    accelerator=self.accelerator,
+                    draw_graphs=graph_draws(config, base, graph),
+                    seed=config.seed,
+                    after_step=lambda step, loss: self.tell("supernet: warm-up", step / steps),
+                )
+            self.tell("supernet: importance of its neurons", None)
+            glances = self.batches(size, config.warmup.importance_batches, config.seed + 2)
+            scores = neuron_importance(supernet, glances, summed_cross_entropy)
+            load_weights(supernet, sort_channels(supernet.state_dict(), scores))
+            supernet.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+            lowest = {f"{i}": layer[0].sort(descending=True).values for i, layer in enumerate(scores)}
+            save_file(lowest, folder / "importance.safetensors")
+
+        return keep(self.cache / "supernets" / key, make)
+
+    def new_supernet(self, base: Base) -> PreTrainedModel:
+        """A supernet at its starting point: a copy of the teacher, or random weights."""
+        stack = max(self.config.space.stacks)
+        if self.config.base != "teacher":
+            torch.manual_seed(self.config.seed)
+            return from_scratch(base, stack, like=self.teacher_config)
+        teacher = load_classifier(str(self.teacher), self.labels).eval()
+        glances = self.batches(self.config.warmup.batch_size, STATISTICS_BATCHES, self.config.seed)
+        return from_teacher(teacher, stack, layer_output_statistics(teacher, glances))
+
+    @cached_property
+    def outputs(self) -> Path:
+        """The teacher's outputs on the batches that the candidates of the study's own seed see."""
+        table, seed = self.config.candidate, self.config.seed
+        needs = objective(self.config, AutoConfig.from_pretrained(self.supernet), self.teacher_config).needs
+        key = fingerprint(FORMAT, self.teacher_key, table.batch_size, table.steps, sorted(needs), seed)
+
+        def make(path: Path) -> None:
+            self.tell("teacher: outputs for the candidates", None)
+            save_outputs(self.live_teacher(needs), self.batches(table.batch_size, table.steps, seed), path)
+
+        return keep(self.cache / "outputs" / f"{key}.safetensors", make)
 
 
 def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[], list[FFNGraph]] | None:

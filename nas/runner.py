@@ -24,7 +24,7 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 import optuna
 import ray
 import torch
-from ray import tune
+from ray import cloudpickle, tune
 from ray.exceptions import RayActorError
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
@@ -191,11 +191,15 @@ class Recorder(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         number = trial.config["number"]
-        error = trial.get_pickled_error()
-        if isinstance(error, RayActorError):
-            reason = "the worker was lost"
-        else:
+        if self.study.get_trials(deepcopy=False)[number].state.is_finished():
+            return  # the worker was lost after its last report
+        reason = "unknown error"
+        if trial.pickled_error_file is not None:
+            # What `Trial.get_pickled_error` reads is a copy that is only made later.
+            with open(trial.pickled_error_file, "rb") as file:
+                error = cloudpickle.load(file)
             cause = getattr(error, "cause", None) or error
-            reason = f"error: {type(cause).__name__}: {cause}"
+            lost = isinstance(error, RayActorError)
+            reason = "the worker was lost" if lost else f"error: {type(cause).__name__}: {cause}"
         ledger.fail(self.study, number, " ".join(reason.split())[:1000])
         self.watch(self.study, number)

@@ -27,7 +27,7 @@ def parser() -> Parser:
     result.add_argument("--teacher", help="a BERT-shaped encoder: hub name or folder")
     result.add_argument("--tasks", help="the task to search on")
     result.add_argument("--storage", help="Optuna storage URL (default: study.db in the study's folder)")
-    result.add_argument("--workers", type=int, help="candidates trained at a time (default: one a processor, at most 2)")
+    result.add_argument("--workers", type=int, help="candidates at a time (default: one a processor, at most 2)")
     result.add_argument("--address", help="of a running Ray cluster")
     result.add_argument("--resume", action="store_true", help="go on with a study that was cut short")
     result.add_argument("--seed", type=int, help="of everything random")

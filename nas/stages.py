@@ -112,11 +112,10 @@ def stage_1_space(config: StudyConfig, base: Base, graph: FFNGraph, labels: int)
         most = cost.params(Architecture.uniform(base, graph=graph, expansion=table.uniform), labels)
     least = table.min_params
     if least is None:
+        ends = [(end(table.stacks), end(table.expansions)) for end in (min, max)]
         smallest, largest = (
-            cost.params(
-                Architecture.uniform(base, graph=graph, stack=end(table.stacks), expansion=end(table.expansions)), labels
-            )
-            for end in (min, max)
+            cost.params(Architecture.uniform(base, graph=graph, stack=stack, expansion=expansion), labels)
+            for stack, expansion in ends
         )
         reached = min(most, largest)
         least = reached - int(table.slack * max(0, reached - smallest))
@@ -186,7 +185,7 @@ def run_stage_1(
         run(study, space, workspace, cluster, trials=stage.trials, origin=stage.sampler, watch=watching(stage.trials))
         ranked = finalists(study, space, stage.confirm)
         if not ranked:
-            raise ConfigError("no candidate inside the parameter box got a score: see the attribute 'failure' of the trials")
+            raise ConfigError("no candidate in the parameter box got a score: see the trials' attribute 'failure'")
         confirmation = ledger.open_study(storage, "stage-1-confirmation")
         ledger.settle(confirmation)
         runs = len(ranked) * stage.confirm_seeds

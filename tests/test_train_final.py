@@ -36,7 +36,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 folder, sentences = sys.argv[1], json.loads(sys.argv[2])
 model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
-batch = AutoTokenizer.from_pretrained(folder)(sentences, padding=True, return_tensors="pt")
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+batch = tokenizer(sentences, padding=True, return_tensors="pt")
 with torch.inference_mode():
     logits = model(**batch).logits
 print(json.dumps([batch["input_ids"].tolist(), logits.tolist(), model.config.id2label]))
@@ -166,7 +167,7 @@ def test_training_that_diverges(
     house: House, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     last = house.config.final.learning_rate
-    preset = house.variant(tmp_path / "hot.toml", (f"learning_rate = 1e-3\n\n[stage1]", "learning_rate = 1e30\n\n[stage1]"))
+    preset = house.variant(tmp_path / "hot.toml", ("learning_rate = 1e-3\n\n[stage1]", "learning_rate = 1e30\n\n[stage1]"))
     assert last == 1e-3
     arguments = [searched / "architecture.json", "--preset", preset, "--out", tmp_path / "final", "--device", "cpu"]
     assert "final: the loss is" in refused(arguments, capsys)

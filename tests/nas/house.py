@@ -1,5 +1,6 @@
 """A study small enough for seconds: its text, its teacher, its preset, and the commands run on them."""
 
+import contextlib
 import os
 import random
 import re
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -118,9 +119,18 @@ class House:
             start_new_session=True,
         )
 
+    @contextlib.contextmanager
+    def running(self, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+        """As `start`, and killed at the end of the block."""
+        with self.start(*arguments) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
     def run(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         """As `start`, to its end."""
-        with self.start(*arguments) as process:
+        with self.running(*arguments) as process:
             out, err = process.communicate(timeout=PATIENCE)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -222,8 +232,7 @@ def wait(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
         if process.poll() is not None:
             raise AssertionError(f"ended too early: {process.communicate()}")
         if time.monotonic() > end:
-            process.kill()
-            raise AssertionError(f"waited in vain: {process.communicate()}")
+            raise AssertionError("waited in vain")
         time.sleep(0.02)
 
 

@@ -75,4 +75,44 @@ def test_as_a_program(tmp_path: Path) -> None:
     path.write_text('{"version": 1, "base": {}, "layers": NaN}')
     result = subprocess.run([sys.executable, "-m", "nas.inspect", path], capture_output=True, text=True)
     assert result.returncode == 2
-    assert result.stderr == f"python -m nas.inspect: {path}: NaN is not a number that JSON has\n"
+    assert result.stderr == f"nas.inspect: {path}: NaN is not a number that JSON has (see --help)\n"
+
+
+def nodes(*given: tuple[str, str, list[str]]) -> list[dict[str, object]]:
+    return [{"id": name, "op": op, "inputs": inputs} for name, op, inputs in given]
+
+
+LONG = nodes(("0", "expand", ["x"]), *((f"{i + 1}", "relu", [f"{i}"]) for i in range(10_000)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"graph": nodes(("a", "expand", ["x"]), ("b", "relu", ["c"]), ("c", "project", ["b"]))}, "cycle"),
+        ({"graph": nodes(("a", "expand", ["x"]), ("b", "project", ["a"]), ("c", "relu", ["b"]), ("d", "tanh", ["b"]))},
+         "output"),
+        ({"graph": "gelu(expand(x))"}, "project"),
+        ({"graph": LONG}, "layers[0].graph: "),
+        ({"graph": "project(" + 10_000 * "gelu(" + "expand(x)" + 10_001 * ")"}, "layers[0].graph: "),
+        ({"graph": "project(gleu(expand(x)))"}, "layers[0].graph: unknown operation 'gleu'; did you mean 'gelu'?"),
+        ({"expansion": "1/100"}, "layers[0].expansion: 1/100 of the inner width 32 leaves no channel"),
+        ({"expansion": float("nan")}, "NaN is not a number that JSON has"),
+        ({"expansion": "5/4"}, "layers[0].expansion: must be above 0 and at most 1"),
+        ({"stack": 10**9}, "layers[0].stack: "),
+    ],
+)  # fmt: skip
+def test_hostile_files(
+    changes: dict[str, object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layer = {"graph": "project(gelu(expand(x)))", "stack": 1, "expansion": "1/2"} | changes
+    base = {"depth": 1, "width": 16, "heads": 4, "inner": 32}
+    path = tmp_path / "hostile.json"
+    path.write_text(json.dumps({"version": 1, "base": base, "layers": [layer]}))
+    with pytest.raises(SystemExit) as exit_:
+        main([str(path)])
+    assert exit_.value.code == 2
+    error = capsys.readouterr().err
+    assert f"{path}: " in error
+    assert message in error
+    assert error.count("\n") == 1
+    assert len(error) < 500

@@ -2,19 +2,23 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import optuna
 from optuna.trial import TrialState
+from ray.tune.experiment import Trial
 
 from nas import ledger
 from nas.prepare import Workspace
+from nas.runner import Recorder
 from nas.samplers import SAMPLERS
 from nas.stages import globally_important, largest_uniform, stage_1_space
 from search_spaces import Architecture
 from tests.nas.house import House, descendants, states, trials_of, wait
 
 TRIALS = 30
+LOST = "the worker was lost"
 
 
 def expected(house: House, workspace: Workspace) -> list[Architecture]:
@@ -31,6 +35,16 @@ def expected(house: House, workspace: Workspace) -> list[Architecture]:
     return [ledger.ask(study, space, "random", workspace.labels)[1] for _ in range(TRIALS)]
 
 
+def test_a_worker_lost_after_its_last_report_changes_nothing() -> None:
+    study = optuna.create_study(direction="maximize")
+    study.ask()
+    ledger.complete(study, 0, 0.5, {})
+    before = study.trials
+    trial = Trial("evaluate_trial", config={"number": 0}, stub=True)
+    Recorder(study, lambda study, number: None).on_trial_error(iteration=1, trials=[trial], trial=trial)
+    assert study.trials == before
+
+
 def test_a_search_survives_everything(
     searched: Path, house: House, workspace: Workspace, tmp_path: Path
 ) -> None:
@@ -38,43 +52,40 @@ def test_a_search_survives_everything(
     folder = tmp_path / "tiny"
     command = house.search(tmp_path, "--trials", TRIALS)
 
-    process = house.start(*command)
-    wait(process, lambda: states(folder)["COMPLETE"] >= 3)
-    os.killpg(process.pid, signal.SIGINT)
-    _, error = process.communicate(timeout=120)
+    with house.running(*command) as process:
+        wait(process, lambda: states(folder)["COMPLETE"] >= 3)
+        os.killpg(process.pid, signal.SIGINT)
+        _, error = process.communicate(timeout=120)
     assert process.returncode == 130
     assert error == "nas.search: interrupted; the same command with --resume goes on\n"
     first = trials_of(folder)
-    assert len(ledger_finished(first)) < TRIALS
+    assert len(ended(first)) < TRIALS
 
-    process = house.start(*command, "--resume")
-    done = states(folder)["COMPLETE"]
-    wait(process, lambda: states(folder)["COMPLETE"] > done + 1)
-    workers = [pid for pid, title in descendants(process.pid).items() if title.startswith("ray::ImplicitFunc")]
-    assert workers
-    os.kill(workers[0], signal.SIGKILL)
-    wait(process, lambda: any("lost" in trial.user_attrs.get(ledger.FAILURE, "") for trial in trials_of(folder)))
-    done = states(folder)["COMPLETE"]
-    wait(process, lambda: states(folder)["COMPLETE"] > done and states(folder)["RUNNING"] > 0)
-    process.kill()
-    process.communicate(timeout=120)
+    with house.running(*command, "--resume") as process:
+        wait(process, lambda: states(folder)["COMPLETE"] > len(ended(first)) + 1)
+        wait(process, lambda: lose_a_worker(process.pid, folder))
+        wait(process, lambda: any(trial.user_attrs.get(ledger.FAILURE) == LOST for trial in trials_of(folder)))
+        done = states(folder)["COMPLETE"]
+        wait(process, lambda: states(folder)["COMPLETE"] > done and states(folder)["RUNNING"] > 0)
+        process.kill()
+        process.communicate(timeout=120)
     second = trials_of(folder)
-    assert len(ledger_finished(second)) < TRIALS
+    assert len(ended(second)) < TRIALS
 
     result = house.run(*command, "--resume")
     assert result.returncode == 0, result.stderr
     trials = trials_of(folder)
-    finished = ledger_finished(trials)
+    finished = ended(trials)
     lost = [trial for trial in finished if trial.state == TrialState.FAIL]
     assert len(finished) == TRIALS
-    assert [trial.user_attrs[ledger.FAILURE] for trial in lost] == ["the worker was lost"]
+    assert [trial.user_attrs[ledger.FAILURE] for trial in lost] == [LOST]
     assert {trial.state for trial in trials} <= {TrialState.COMPLETE, TrialState.FAIL}
     # The same trials as an unkilled run, none lost and none twice.
     seen = [ledger.architecture_of(trial) for trial in finished]
     assert sorted(map(repr, seen)) == sorted(map(repr, expected(house, workspace)))
     # What had ended stayed as it was.
     for earlier in (first, second):
-        for trial in ledger_finished(earlier):
+        for trial in ended(earlier):
             assert trials[trial.number] == trial
     for trial in trials:
         if trial.user_attrs.get(ledger.FAILURE) == ledger.INTERRUPTED:
@@ -89,7 +100,21 @@ def test_a_search_survives_everything(
     }
 
 
-def ledger_finished(trials: list[optuna.trial.FrozenTrial]) -> list[optuna.trial.FrozenTrial]:
+def lose_a_worker(driver: int, folder: Path) -> bool:
+    """Kill one of two workers, if both are in the middle of a trial."""
+    workers = [pid for pid, title in descendants(driver).items() if title.startswith("ray::ImplicitFunc")]
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(0.5)  # what they had reported is written down
+    both = len(workers) == 2 and states(folder)["RUNNING"] == 2
+    if both:
+        os.kill(workers[0], signal.SIGKILL)
+    for pid in workers:
+        os.kill(pid, signal.SIGCONT)
+    return both
+
+
+def ended(trials: list[optuna.trial.FrozenTrial]) -> list[optuna.trial.FrozenTrial]:
     return [
         trial
         for trial in trials

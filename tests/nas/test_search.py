@@ -80,7 +80,7 @@ def test_a_study_in_which_everything_fails(house: House, tmp_path: Path) -> None
     )  # fmt: skip
     result = house.run(*house.search(tmp_path, "--sampler", "tpe", preset=preset))
     assert result.returncode == 2
-    assert result.stderr.startswith("nas.search: no candidate inside the parameter box got a score")
+    assert result.stderr.startswith("nas.search: no candidate in the parameter box got a score")
     assert result.stderr.count("\n") == 1
     trials = trials_of(tmp_path / "tiny")
     assert {trial.state for trial in trials} == {TrialState.FAIL}

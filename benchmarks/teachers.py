@@ -1,6 +1,6 @@
-"""What a bag of words reaches on the demo tasks: the accuracy an encoder has to beat.
+"""What the demo's teacher reaches on each of the demo tasks, and what a bag of words does.
 
-    python -m benchmarks.bag_of_words [TASK ...]
+    python -m benchmarks.teachers [TASK ...]
 
 Needs scikit-learn (extra ``test``).
 """
@@ -11,9 +11,14 @@ import re
 import numpy as np
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
+from transformers.utils import logging
 
-from distill.corpora import embedded_corpus
+from distill.data import load_encoded
 from distill.tasks import TASKS, Split, TaskData, accuracy, demo_task, standard_error
+from distill.teacher import load_classifier
+from nas.config import ConfigError, load_config
+from nas.evaluate import measure
+from nas.prepare import Preparation, check
 
 WORD = re.compile(r"\w+")
 
@@ -39,20 +44,28 @@ def bag_of_words(data: TaskData) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="accuracy of a bag of words on the demo tasks")
+    parser = argparse.ArgumentParser(description="accuracy of the demo's teacher and of a bag of words")
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"default: {' '.join(TASKS)}")
     arguments = parser.parse_args()
-    corpus = embedded_corpus()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     for name in arguments.tasks or TASKS:
+        config = load_config("demo", {"task": name})
         try:
-            data = demo_task(name, corpus)
-        except ValueError as error:
+            check(config)
+        except ConfigError as error:
             parser.error(str(error))
-        score = accuracy(bag_of_words(data), data.dev.labels)
-        rows = len(data.dev)
+        made = Preparation(config)
+        data = demo_task(name, made.corpus)
+        teacher = load_classifier(str(made.teacher), made.labels)
+        rows = load_encoded(made.data / "dev.npz")
+        score = measure(teacher, rows, accelerator=made.accelerator, pad_id=made.tokenizer.pad_token_id)
+        bag = accuracy(bag_of_words(data), data.dev.labels)
         print(
-            f"{name:12} {score:.3f} +- {standard_error(score, rows):.3f} on {rows} rows of dev "
-            f"(chance {1 / len(data.task.labels):.3f}, {len(data.train)} rows of train)",
+            f"{name:12} teacher {score:.4f} ± {standard_error(score, len(rows)):.4f}  "
+            f"bag of words {bag:.4f} ± {standard_error(bag, len(rows)):.4f}  "
+            f"chance {1 / len(data.task.labels):.3f}  ({len(data.train)} rows of train, {len(rows)} of dev, "
+            f"{config.finetune.steps} steps)",
             flush=True,
         )
 
