@@ -8,6 +8,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 
 from nas import ledger
@@ -138,7 +139,9 @@ def test_a_trial_killed_while_its_genes_were_drawn_is_drawn_to_the_end() -> None
     study = memory()
     ask(study)
     trial = study.ask()
-    trial.suggest_categorical("layer1/pre/op", whole.trials[1].distributions["layer1/pre/op"].choices)
+    operations = whole.trials[1].distributions["layer1/pre/op"]
+    assert isinstance(operations, CategoricalDistribution)
+    trial.suggest_categorical("layer1/pre/op", operations.choices)
     assert ledger.settle(study) == 2
     assert [ask(study)[1] for _ in range(3)] == expected
 

@@ -72,6 +72,14 @@ def test_a_supernet_without_warm_up_computes_what_the_teacher_computes(house: Ho
             torch.testing.assert_close(student(**batch).logits, teacher(**batch).logits, atol=1e-5, rtol=0)
 
 
+def test_a_warm_up_with_sampled_graphs_leaves_the_base_graph(house: House, workspace: Workspace) -> None:
+    sampled = changed(house, warmup__graphs="sampled", space__edit_rate=1.0)
+    one, other = (load_file(made.supernet / "model.safetensors") for made in (workspace, sampled))
+    assert one.keys() == other.keys()
+    assert not all(torch.equal(one[name], other[name]) for name in one)
+    assert AutoConfig.from_pretrained(sampled.supernet).ffn == AutoConfig.from_pretrained(workspace.supernet).ffn
+
+
 def test_importance_descends(workspace: Workspace) -> None:
     scores = workspace.importance()
     assert [len(layer) for layer in scores] == [64, 64]
@@ -123,7 +131,8 @@ def test_unknown_tasks(house: House) -> None:
 
 
 def test_dropout_reaches_every_module() -> None:
-    model = set_dropout(student := bert(hidden_dropout_prob=0.3), 0.05) or student
+    model = bert(hidden_dropout_prob=0.3)
+    set_dropout(model, 0.05)
     assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.05}
     assert model.config.hidden_dropout_prob == model.config.attention_probs_dropout_prob == 0.05
 

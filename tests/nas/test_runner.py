@@ -3,11 +3,15 @@
 import os
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import optuna
+import pytest
 from optuna.trial import TrialState
-from ray.tune.experiment import Trial
+from ray import cloudpickle
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from nas import ledger
 from nas.prepare import Workspace
@@ -35,22 +39,41 @@ def expected(house: House, workspace: Workspace) -> list[Architecture]:
     return [ledger.ask(study, space, "random", workspace.labels)[1] for _ in range(TRIALS)]
 
 
-def test_a_worker_lost_after_its_last_report_changes_nothing() -> None:
+@dataclass(frozen=True)
+class Ended:
+    """What is read of Tune's trials, which exist in a Ray session alone."""
+
+    config: dict[str, int]
+    pickled_error_file: str
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ActorDiedError(), LOST),
+        (RayTaskError("train", "...", RuntimeError("two\n lines")), "error: RuntimeError: two lines"),
+    ],
+)
+def test_errors_are_failures_with_a_reason(error: Exception, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "error.pkl").write_bytes(cloudpickle.dumps(error))
+    trial: Any = Ended({"number": 0}, str(tmp_path / "error.pkl"))
     study = optuna.create_study(direction="maximize")
     study.ask()
-    ledger.complete(study, 0, 0.5, {})
-    before = study.trials
-    trial = Trial("evaluate_trial", config={"number": 0}, stub=True)
-    Recorder(study, lambda study, number: None).on_trial_error(iteration=1, trials=[trial], trial=trial)
-    assert study.trials == before
+    seen: list[int] = []
+    recorder = Recorder(study, lambda study, number: seen.append(number))
+    recorder.on_trial_error(iteration=1, trials=[trial], trial=trial)
+    # Tune may say it twice, and a worker may be lost after its last report.
+    recorder.on_trial_error(iteration=1, trials=[trial], trial=trial)
+    assert seen == [0]
+    assert study.trials[0].state == TrialState.FAIL
+    assert study.trials[0].user_attrs[ledger.FAILURE] == reason
 
 
-def test_a_search_survives_everything(
-    searched: Path, house: House, workspace: Workspace, tmp_path: Path
-) -> None:
+def test_a_search_survives_everything(searched: Path, house: House, workspace: Workspace, tmp_path: Path) -> None:
     """Interrupted by Ctrl-C, gone on with; a worker lost, then the driver killed; gone on with to the end."""
-    folder = tmp_path / "tiny"
-    command = house.search(tmp_path, "--trials", TRIALS)
+    folder = tmp_path / "results" / "tiny"
+    preset = house.variant(tmp_path / "tiny.toml", ("confirm_seeds = 2", "confirm_seeds = 0"))
+    command = house.search(tmp_path / "results", "--trials", TRIALS, preset=preset)
 
     with house.running(*command) as process:
         wait(process, lambda: states(folder)["COMPLETE"] >= 3)

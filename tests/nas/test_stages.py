@@ -172,10 +172,10 @@ def test_folders(tmp_path: Path) -> None:
         folder.check(DEMO, resume=False)
     changed = load_config("demo", {"space.stacks": [1, 2, 3], "stage1.trials": 7})
     for resume in (False, True):
-        with pytest.raises(ConfigError, match=r"another configuration \(space.stacks is \[1, 2\] there and \[1, 2, 3\]"):
+        with pytest.raises(ConfigError, match=r"configuration \(space.stacks is \[1, 2\] there and \[1, 2, 3\]"):
             folder.check(changed, resume=resume)
     folder.config.write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="config.toml: is not UTF-8"):
+    with pytest.raises(ConfigError, match=r"config\.toml: is not UTF-8"):
         folder.check(DEMO, resume=True)
 
 
