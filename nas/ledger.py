@@ -20,7 +20,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 
 INTERRUPTED = "interrupted"
-ARCHITECTURE, ORIGIN, SEED, FAILURE = "architecture", "origin", "seed", "failure"
+ARCHITECTURE, ORIGIN, SEED, FAILURE, IN_BOX = "architecture", "origin", "seed", "failure", "in_box"
 
 
 class StorageError(ValueError):
@@ -79,11 +79,13 @@ def ask(study: optuna.Study, space: Space, origin: str, labels: int) -> tuple[op
     trial = study.ask()
     text = trial.user_attrs.get(ARCHITECTURE)
     architecture = Architecture.from_json(json.loads(text)) if text else space.suggest(trial)
+    params = cost.params(architecture, labels)
     attributes = {
         ARCHITECTURE: json.dumps(architecture.to_json()),
         ORIGIN: trial.user_attrs.get(ORIGIN, origin),
+        IN_BOX: space.min_params <= params <= space.max_params,
         "formula": formula(architecture),
-        "params": cost.params(architecture, labels),
+        "params": params,
         "params_active": cost.params_active(architecture, labels),
         "macs": cost.macs(architecture, labels=labels),
     }
@@ -156,6 +158,12 @@ def draw_index(study: optuna.Study, trial: FrozenTrial) -> int:
 def scored(study: optuna.Study) -> list[FrozenTrial]:
     """Trials with a score, in order of their numbers."""
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+
+
+def ranked(study: optuna.Study) -> list[FrozenTrial]:
+    """Trials with a score whose architecture lies in the parameter box, the best first."""
+    inside = [trial for trial in scored(study) if trial.user_attrs[IN_BOX]]
+    return sorted(inside, key=lambda trial: (-(trial.value or 0.0), trial.number))
 
 
 def architecture_of(trial: FrozenTrial) -> Architecture:

@@ -68,7 +68,7 @@ class Progress:
         begun, before = self.first.setdefault(study.study_name, (time.monotonic(), done))
         trials = study.get_trials(deepcopy=False)
         trial = trials[number]
-        best = max(ledger.scored(study), key=lambda other: other.value or 0.0, default=None)
+        best = next(iter(ledger.ranked(study)), None)
         if trial.state == TrialState.COMPLETE:
             attributes = trial.user_attrs
             result = (

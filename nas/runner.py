@@ -24,8 +24,7 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 import optuna
 import ray
 import torch
-from ray import cloudpickle, tune
-from ray.exceptions import RayActorError
+from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
@@ -55,6 +54,7 @@ class Cluster:
 def connected(cluster: Cluster) -> Iterator[None]:
     """A Ray session: a local one that ends with the block, or one of the cluster at `cluster.address`."""
     path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the study has the errors of trials
     ray.init(
         address=cluster.address,
         include_dashboard=None if cluster.address else False,
@@ -193,13 +193,8 @@ class Recorder(tune.Callback):
         number = trial.config["number"]
         if self.study.get_trials(deepcopy=False)[number].state.is_finished():
             return  # the worker was lost after its last report
-        reason = "unknown error"
-        if trial.pickled_error_file is not None:
-            # What `Trial.get_pickled_error` reads is a copy that is only made later.
-            with open(trial.pickled_error_file, "rb") as file:
-                error = cloudpickle.load(file)
-            cause = getattr(error, "cause", None) or error
-            lost = isinstance(error, RayActorError)
-            reason = "the worker was lost" if lost else f"error: {type(cause).__name__}: {cause}"
+        text = Path(trial.error_file).read_text(encoding="utf-8").strip() if trial.error_file else "unknown error"
+        lost = any(line.startswith("The actor died") for line in text.splitlines())
+        reason = "the worker was lost" if lost else f"error: {text.splitlines()[-1]}"
         ledger.fail(self.study, number, " ".join(reason.split())[:1000])
         self.watch(self.study, number)

@@ -95,9 +95,17 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
             workspace = prepare(config, options.device, progress.prepare)
             progress.prepared()
             storage = options.storage or folder.storage
+            prefix = f"{path.name}/" if options.storage else ""
             progress.say(f"study {path} (optuna-dashboard {storage})")
             winner = run_stage_1(
-                config, folder, workspace, cluster, storage=storage, say=progress.say, watch=progress.trial
+                config,
+                folder,
+                workspace,
+                cluster,
+                storage=storage,
+                prefix=prefix,
+                say=progress.say,
+                watch=progress.trial,
             )
         progress.say(f"winner: {formula(winner)}")
         progress.say(f"wrote {folder.architecture}; next: python train_final.py {folder.architecture}")

@@ -159,15 +159,19 @@ def run_stage_1(
     cluster: Cluster,
     *,
     storage: str,
+    prefix: str = "",
     say: Callable[[str], None],
     watch: Callable[[optuna.Study, int, int], None],
 ) -> Architecture:
-    """Search, confirm the best with fresh seeds, and write the winner."""
+    """Search, confirm the best with fresh seeds, and write the winner.
+
+    `prefix` goes before the names of the Optuna studies, for a storage that holds those of others too.
+    """
     base, graph = workspace.base()
     space = stage_1_space(config, base, graph, workspace.labels)
     folder.create(config)
     stage = config.stage1
-    study = ledger.open_study(storage, "stage-1", SAMPLERS[stage.sampler](space, config.seed))
+    study = ledger.open_study(storage, f"{prefix}stage-1", SAMPLERS[stage.sampler](space, config.seed))
     ledger.settle(study)
     ledger.line_up(
         study,
@@ -183,10 +187,10 @@ def run_stage_1(
 
     with connected(cluster):
         run(study, space, workspace, cluster, trials=stage.trials, origin=stage.sampler, watch=watching(stage.trials))
-        ranked = finalists(study, space, stage.confirm)
+        ranked = finalists(study, stage.confirm)
         if not ranked:
             raise ConfigError("no candidate in the parameter box got a score: see the trials' attribute 'failure'")
-        confirmation = ledger.open_study(storage, "stage-1-confirmation")
+        confirmation = ledger.open_study(storage, f"{prefix}stage-1-confirmation")
         ledger.settle(confirmation)
         runs = len(ranked) * stage.confirm_seeds
         fresh = range(config.seed + 1, config.seed + 1 + stage.confirm_seeds)
@@ -201,15 +205,10 @@ def run_stage_1(
     return hand_on(folder, ranked, confirmation)
 
 
-def finalists(study: optuna.Study, space: Space, count: int) -> list[FrozenTrial]:
+def finalists(study: optuna.Study, count: int) -> list[FrozenTrial]:
     """The best `count` different architectures inside the parameter box."""
-    inside = [
-        trial
-        for trial in ledger.scored(study)
-        if space.min_params <= trial.user_attrs["params"] <= space.max_params
-    ]
     best: dict[Architecture, FrozenTrial] = {}
-    for trial in sorted(inside, key=lambda trial: (-(trial.value or 0.0), trial.number)):
+    for trial in ledger.ranked(study):
         best.setdefault(ledger.architecture_of(trial), trial)
     return list(best.values())[:count]
 

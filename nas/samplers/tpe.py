@@ -32,7 +32,7 @@ class TPE(BaseSampler):
         if self.current[0] != trial.number:
             complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
             seed = random.Random(f"{self.seed}/{draw_index(study, trial)}").randrange(2**31)
-            tpe = TPESampler(n_startup_trials=0, constant_liar=True, seed=seed)
+            tpe = TPESampler(n_startup_trials=0, multivariate=False, constant_liar=True, seed=seed)
             self.current = (trial.number, tpe if len(complete) >= START else self.operations)
         return self.current[1]
 

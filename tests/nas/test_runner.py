@@ -10,7 +10,6 @@ from typing import Any
 import optuna
 import pytest
 from optuna.trial import TrialState
-from ray import cloudpickle
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from nas import ledger
@@ -44,19 +43,22 @@ class Ended:
     """What is read of Tune's trials, which exist in a Ray session alone."""
 
     config: dict[str, int]
-    pickled_error_file: str
+    error_file: str
 
 
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
         (ActorDiedError(), LOST),
-        (RayTaskError("train", "...", RuntimeError("two\n lines")), "error: RuntimeError: two lines"),
+        (
+            RayTaskError("train", "Traceback:\n  line 3\nRuntimeError: no room", RuntimeError("no room")),
+            "error: RuntimeError: no room",
+        ),
     ],
 )
 def test_errors_are_failures_with_a_reason(error: Exception, reason: str, tmp_path: Path) -> None:
-    (tmp_path / "error.pkl").write_bytes(cloudpickle.dumps(error))
-    trial: Any = Ended({"number": 0}, str(tmp_path / "error.pkl"))
+    (tmp_path / "error.txt").write_text(f"Failure # 1 (occurred at noon)\n{error}\n", encoding="utf-8")
+    trial: Any = Ended({"number": 0}, str(tmp_path / "error.txt"))
     study = optuna.create_study(direction="maximize")
     study.ask()
     seen: list[int] = []

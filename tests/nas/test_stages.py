@@ -116,11 +116,11 @@ def test_finalists_are_the_best_different_ones_inside_the_box() -> None:
     big, small = Architecture.uniform(BASE), Architecture.uniform(BASE, expansion=Fraction(1, 4))
     rows = [(big, 0.99), (small, 0.98), (a, 0.5), (b, 0.7), (a, 0.8), (c, None), (d, 0.7), (b, 0.6)]
     study = study_of(*rows)
-    chosen = finalists(study, box(), 10)
+    chosen = finalists(study, 10)
     assert [(trial.number, trial.value) for trial in chosen] == [(4, 0.8), (3, 0.7), (6, 0.7)]
     assert [ledger.architecture_of(trial) for trial in chosen] == [a, b, d]
-    assert finalists(study, box(), 2) == chosen[:2]
-    assert finalists(study_of((big, 0.9), (a, None)), box(), 3) == []
+    assert finalists(study, 2) == chosen[:2]
+    assert finalists(study_of((big, 0.9), (a, None)), 3) == []
 
 
 def handed_on(folder: Path, ranked: list[FrozenTrial], confirmation: optuna.Study) -> dict:
@@ -134,7 +134,7 @@ def handed_on(folder: Path, ranked: list[FrozenTrial], confirmation: optuna.Stud
 
 def test_the_best_confirmed_mean_wins(tmp_path: Path) -> None:
     a, b, c = inside(3)
-    ranked = finalists(study_of((a, 0.9), (b, 0.8), (c, 0.7)), box(), 3)
+    ranked = finalists(study_of((a, 0.9), (b, 0.8), (c, 0.7)), 3)
     confirmation = study_of((a, 0.60), (b, 0.75), (c, 0.74), (a, 0.70), (b, 0.71), (c, None))
     best = handed_on(tmp_path, ranked, confirmation)
     assert best["winner"]["trial"] == 2
@@ -146,7 +146,7 @@ def test_the_best_confirmed_mean_wins(tmp_path: Path) -> None:
 
 def test_without_confirmation_the_best_score_wins(tmp_path: Path) -> None:
     a, b = inside(2)
-    ranked = finalists(study_of((a, 0.8), (b, 0.9)), box(), 3)
+    ranked = finalists(study_of((a, 0.8), (b, 0.9)), 3)
     best = handed_on(tmp_path, ranked, study_of())
     assert best["winner"]["trial"] == 1
     assert best["winner"]["confirmed_mean"] is None
@@ -154,7 +154,7 @@ def test_without_confirmation_the_best_score_wins(tmp_path: Path) -> None:
 
 def test_a_failed_confirmation_never_wins_over_a_confirmed_one(tmp_path: Path) -> None:
     a, b = inside(2)
-    ranked = finalists(study_of((a, 0.9), (b, 0.8)), box(), 3)
+    ranked = finalists(study_of((a, 0.9), (b, 0.8)), 3)
     best = handed_on(tmp_path, ranked, study_of((a, None), (b, 0.6)))
     assert best["winner"]["trial"] == 1
 
