@@ -9,6 +9,7 @@ task, and is measured on the whole dev split beside its teacher and its base mod
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,19 +103,24 @@ def run(
             task = load_encoded(workspace.data / "train.npz")
             dev = load_encoded(workspace.data / "dev.npz")
 
+            def told(what: str, steps: int) -> Callable[[int, float], None]:
+                return lambda step, loss: progress.prepare(what, step / steps)
+
             def trained(name: str, genes: Architecture) -> Any:
-                torch.manual_seed(seed)
                 model = evaluator.student(genes)
+                projections: dict[str, Any] = {}
                 for phase, place, rows, weights in (
                     # Text has no labels: the paper pre-trains with gamma = 0.
                     ("pre-training", "pretrain", text, config.objective.model_copy(update={"prediction": 0.0})),
                     ("fine-tuning", "final", task, config.objective),
                 ):
                     table: RecipeTable = getattr(config, place)
-                    what = f"{name}: {phase}"
-                    goal = objective(config.model_copy(update={"objective": weights}), model.config, teacher_config)
+                    phase_config = config.model_copy(update={"objective": weights})
+                    goal = objective(phase_config, model.config, teacher_config, workspace.supernet)
                     if not goal.terms:  # the study's objective is the prediction alone, which needs labels
                         continue
+                    if projections:
+                        goal.load_state_dict(projections)
                     with training(place):
                         train(
                             model,
@@ -124,8 +130,9 @@ def run(
                             accelerator=accelerator,
                             teacher=LiveTeacher(teacher, goal.needs, accelerator),
                             seed=seed,
-                            after_step=lambda step, loss, w=what, n=table.steps: progress.prepare(w, step / n),
+                            after_step=told(f"{name}: {phase}", table.steps),
                         )
+                    projections = goal.state_dict()
                 return model.eval()
 
             architectures = {"student": architecture}
@@ -134,23 +141,23 @@ def run(
             models = {"teacher": teacher}
             models |= {name: trained(name, genes) for name, genes in architectures.items()}
             progress.prepare("measuring", None)
-            rows = {}
+            measured: dict[str, dict[str, Any]] = {}
             example = collate(dev, dev.lengths.argsort()[len(dev) // 2 : len(dev) // 2 + 1], pad_id)
             batch = {key: tensor.to(accelerator.device) for key, tensor in example.items()}
             for name, model in models.items():
                 score = measure(model, dev, accelerator=accelerator, pad_id=pad_id)
-                rows[name] = {"accuracy": score, "standard_error": standard_error(score, len(dev))}
+                measured[name] = {"accuracy": score, "standard_error": standard_error(score, len(dev))}
             for name, latency in latencies(models, batch).items():
-                rows[name]["latency_ms"] = 1e3 * latency.median
-                rows[name]["latency_quartiles_ms"] = [1e3 * latency.lower, 1e3 * latency.upper]
+                measured[name]["latency_ms"] = 1e3 * latency.median
+                measured[name]["latency_quartiles_ms"] = [1e3 * latency.lower, 1e3 * latency.upper]
             tokens = batch["input_ids"].shape[1]
             for name, genes in ({"teacher": Architecture.uniform(base, graph=graph)} | architectures).items():
                 if name == "teacher" and config.base != "teacher":
                     continue
-                rows[name]["ffn_params"] = sum(cost.ffn_params(base, layer) for layer in genes.layers)
-                rows[name]["macs"] = cost.macs(genes, tokens, workspace.labels)
+                measured[name]["ffn_params"] = sum(cost.ffn_params(base, layer) for layer in genes.layers)
+                measured[name]["macs"] = cost.macs(genes, tokens, workspace.labels)
             for name, model in models.items():
-                rows[name]["params"] = sum(parameter.numel() for parameter in model.parameters())
+                measured[name]["params"] = sum(parameter.numel() for parameter in model.parameters())
 
         models["student"].save_pretrained(out)
         AutoTokenizer.from_pretrained(workspace.teacher).save_pretrained(out)
@@ -165,14 +172,14 @@ def run(
             "device": str(accelerator.device),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
-            "models": rows,
+            "models": measured,
         }
         (out / "metrics.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         table = Table(title=f"{config.task}, {len(dev)} dev rows; one sentence of {tokens} tokens")
         for column in ("model", "accuracy", "parameters", "in FFNs", "MACs", "latency", "speed-up"):
             table.add_column(column, justify="left" if column == "model" else "right")
-        slowest = rows["teacher"]["latency_ms"]
-        for name, row in rows.items():
+        slowest = measured["teacher"]["latency_ms"]
+        for name, row in measured.items():
             table.add_row(
                 name,
                 f"{row['accuracy']:.4f} ± {row['standard_error']:.4f}",

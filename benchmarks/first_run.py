@@ -49,8 +49,9 @@ def watch(study: str, out: Path, environment: dict[str, str], stop_at_first: boo
             break
         if not facts["first_trial"] and database.exists():
             running = trials(database, (TrialState.RUNNING, TrialState.COMPLETE))
-            if running:
-                facts["first_trial"] = min(trial.datetime_start.timestamp() for trial in running) - begun
+            starts = [trial.datetime_start.timestamp() for trial in running if trial.datetime_start]
+            if starts:
+                facts["first_trial"] = min(starts) - begun
                 if stop_at_first:
                     process.send_signal(signal.SIGINT)
     facts["end"] = time.time() - begun

@@ -62,8 +62,11 @@ def main() -> None:
     for name, values in scores.items():
         spread = f"{stdev(values):.4f}" if len(values) > 1 else "-"
         params = cost.params(models[name], workspace.labels)
-        error = standard_error(mean(values), len(dev))
-        print(f"{name:<18} mean {mean(values):.4f}  deviation over seeds {spread}  binomial ± {error:.4f}  {params:,}")
+        binomial = standard_error(mean(values), len(dev))
+        print(
+            f"{name:<18} mean {mean(values):.4f}  deviation over seeds {spread}  binomial ± {binomial:.4f}  "
+            f"{params:,} parameters"
+        )
     for name in (UNIFORM, GLOBAL):
         gains = [a - b for a, b in zip(scores["winner"], scores[name], strict=True)]
         error = f" ± {stdev(gains) / len(gains) ** 0.5:.4f}" if len(gains) > 1 else ""

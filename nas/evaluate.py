@@ -78,8 +78,7 @@ class Evaluator:
             distill.loop.Diverged: the loss stopped being finite.
         """
         model = self.student(architecture)
-        torch.manual_seed(seed)  # of the learned projections, where there are any
-        goal = objective(self.config, model.config, self.teacher_config)
+        goal = objective(self.config, model.config, self.teacher_config, self.workspace.supernet)
         after_step(0, model)
         train(
             model,

@@ -56,6 +56,8 @@ from supernet.warmup import warm_up
 FORMAT = 1
 # Batches over which the inputs of further blocks are averaged.
 STATISTICS_BATCHES = 8
+# File in the supernet's folder; no part of any exported model.
+PROJECTIONS = "projections.safetensors"
 
 # Called with what is being made, and with the share of it that is done where that is known.
 Tell = Callable[[str, float | None], None]
@@ -96,10 +98,13 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
         raise ConfigError(str(error)) from None
 
 
-def objective(config: StudyConfig, student: Any, teacher: Any) -> Objective:
-    """The study's objective between models of these Hugging Face configurations."""
+def objective(config: StudyConfig, student: Any, teacher: Any, supernet: Path | None = None) -> Objective:
+    """The study's objective between models of these Hugging Face configurations.
+
+    Where it has learned projections, they start as the warm-up of the supernet in that folder left them.
+    """
     table = config.objective
-    return efficientbert(
+    result = efficientbert(
         student,
         teacher,
         attention=table.attention,
@@ -108,6 +113,9 @@ def objective(config: StudyConfig, student: Any, teacher: Any) -> Objective:
         prediction=table.prediction,
         temperature=table.temperature,
     )
+    if supernet and result.projections:
+        result.load_state_dict(load_file(supernet / PROJECTIONS))
+    return result
 
 
 def training_batches(rows: Encoded, batch_size: int, steps: int, seed: int, pad_id: int) -> Iterable[Batch]:
@@ -265,6 +273,8 @@ class Preparation:
             load_weights(supernet, sort_channels(supernet.state_dict(), scores))
             supernet.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
+            if goal.projections:
+                save_file(goal.state_dict(), folder / PROJECTIONS)
             lowest = {f"{i}": layer[0].sort(descending=True).values for i, layer in enumerate(scores)}
             save_file(lowest, folder / "importance.safetensors")
 

@@ -114,6 +114,12 @@ def test_a_student_from_scratch(house: House) -> None:
     assert 0 <= evaluator.evaluate(Architecture.uniform(made), seed=0).value <= 1
     goal = objective(workspace.config, evaluator.like, evaluator.teacher_config)
     assert set(goal.projections) == {"hidden", "embedding"}
+    warm, again = (
+        objective(workspace.config, evaluator.like, evaluator.teacher_config, workspace.supernet).state_dict()
+        for _ in range(2)
+    )
+    assert all(torch.equal(warm[name], again[name]) for name in warm)
+    assert not any(torch.equal(warm[name], fresh) for name, fresh in goal.state_dict().items())
     for wrong in ({"heads": 3}, {"heads": 2}, {"depth": 3}):
         with pytest.raises(ConfigError, match="base"):
             changed(house, base=base | wrong, finetune__steps=5)
