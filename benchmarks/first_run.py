@@ -53,9 +53,9 @@ def watch(study: str, out: Path, environment: dict[str, str], stop_at_first: boo
             if starts:
                 facts["first_trial"] = min(starts) - begun
                 if stop_at_first:
-                    process.send_signal(signal.SIGINT)
+                    process.terminate()
     facts["end"] = time.time() - begun
-    if process.wait() != (130 if stop_at_first else 0):
+    if process.wait() != (-signal.SIGTERM if stop_at_first else 0):
         sys.exit(f"the search ended with status {process.returncode}")
     return facts
 
