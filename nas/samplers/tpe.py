@@ -15,7 +15,7 @@ from search_spaces.spaces import Space
 START = 8
 
 
-class TPE(BaseSampler):
+class TPE(RandomSampler):
     """`TPESampler` for the sizes once `START` trials are complete; operations are drawn as `RandomSampler` does.
 
     Over the operations Optuna's estimator prefers what the other trials have not tried, and with a segment's eleven
@@ -24,29 +24,22 @@ class TPE(BaseSampler):
     """
 
     def __init__(self, space: Space, seed: int) -> None:
-        self.operations = RandomSampler(space, seed)
-        self.seed = seed
-        self.current: tuple[int, BaseSampler] = (-1, self.operations)
+        super().__init__(space, seed)
+        self.current: tuple[int, BaseSampler | None] = (-1, None)
 
-    def _sizes(self, study: Study, trial: FrozenTrial) -> BaseSampler:
+    def _estimator(self, study: Study, trial: FrozenTrial) -> BaseSampler | None:
+        """The estimator of this trial, all of whose sizes it gives; None while too few trials are complete."""
         if self.current[0] != trial.number:
             complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
             seed = random.Random(f"{self.seed}/{draw_index(study, trial)}").randrange(2**31)
             tpe = TPESampler(n_startup_trials=0, multivariate=False, constant_liar=True, seed=seed)
-            self.current = (trial.number, tpe if len(complete) >= START else self.operations)
+            self.current = (trial.number, tpe if len(complete) >= START else None)
         return self.current[1]
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return {}
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        return {}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        sized = isinstance(param_distribution, FloatDistribution)
-        sampler = self._sizes(study, trial) if sized else self.operations
-        return sampler.sample_independent(study, trial, param_name, param_distribution)
+        estimator = self._estimator(study, trial) if isinstance(param_distribution, FloatDistribution) else None
+        if estimator is None:
+            return super().sample_independent(study, trial, param_name, param_distribution)
+        return estimator.sample_independent(study, trial, param_name, param_distribution)
