@@ -17,7 +17,6 @@ import platform
 import re
 import sys
 import sysconfig
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -28,6 +27,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import platformdirs
+
+from distill.files import replace
 
 log = logging.getLogger(__name__)
 
@@ -167,16 +168,13 @@ def build_corpus(sources: Mapping[str, Path], workers: int = 1) -> Corpus:
 def save_corpus(corpus: Corpus, path: Path) -> None:
     """Write JSON lines: a header, then a line per document. Readers see the old file or the whole new one."""
     header = {"format": FORMAT, "sentences": len(corpus), "sha256": corpus.fingerprint}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
+
+    def write(draft: Path) -> None:
+        with draft.open("wb") as file:
             file.write(json.dumps(header).encode() + b"\n")
             file.writelines(_lines(corpus))
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+
+    replace(path, write)
 
 
 def load_corpus(path: Path) -> Corpus:

@@ -1,7 +1,5 @@
 """Token ids of a split in flat arrays, the order in which they are trained on, and padded batches."""
 
-import os
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -83,19 +81,11 @@ def encode(tokenizer: Any, rows: Split | Sequence[str], max_length: int = 64) ->
 
 
 def save_encoded(encoded: Encoded, path: Path) -> None:
-    """Write an ``.npz`` file, atomically."""
+    """Write an ``.npz`` file."""
     arrays = {field.name: getattr(encoded, field.name) for field in fields(encoded)}
     if encoded.labels is None:
         del arrays["labels"]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    np.savez(path, allow_pickle=False, **arrays)
 
 
 def load_encoded(path: Path) -> Encoded:

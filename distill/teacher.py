@@ -1,10 +1,6 @@
 """Teachers: finding, checking, fine-tuning and keeping them, and their outputs on fixed batches."""
 
-import hashlib
 import importlib.util
-import json
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification, PreTrainedModel
 
+from distill.files import fingerprint
 from distill.loop import train
 from distill.objectives import hard_labels
 from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, Batch, Outputs, run
@@ -96,37 +93,12 @@ def load_classifier(source: str, labels: Sequence[str]) -> PreTrainedModel:
         raise TeacherError(f"the teacher {source!r} has no readable weights: {reason}") from None
 
 
-def fingerprint(*parts: object) -> str:
-    """A short content key of JSON-able values; a `Path` stands for the bytes of its file."""
-    digest = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, Path):
-            with part.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        else:
-            digest.update(json.dumps(part, sort_keys=True).encode())
-        digest.update(b"\0")
-    return digest.hexdigest()[:20]
-
-
 def source_fingerprint(source: str) -> str:
     """Key of a teacher: its files (weights, configuration, tokenizer) where they are local, else its name."""
     folder = Path(locate(source))
     kinds = (".safetensors", ".bin", ".json", ".txt")
     files = sorted(file for file in folder.glob("*") if file.suffix in kinds) if folder.is_dir() else []
     return fingerprint([file.name for file in files], *files) if files else fingerprint(source)
-
-
-def keep(path: Path, write: Callable[[Path], None]) -> Path:
-    """`path`, made by `write` if absent; a writer that is killed leaves nothing under the final name."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unfinished-") as scratch:
-            draft = Path(scratch) / path.name
-            write(draft)
-            if not path.exists():
-                os.replace(draft, path)
-    return path
 
 
 def finetune(

@@ -20,6 +20,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from distill.corpora import cache_folder, embedded_corpus
 from distill.data import Encoded, batches, collate, encode, load_encoded, save_encoded
+from distill.files import fingerprint, keep
 from distill.loop import Diverged, make_accelerator
 from distill.objectives import Objective, efficientbert
 from distill.outputs import LOGITS, Batch, run
@@ -27,8 +28,6 @@ from distill.tasks import TASKS, demo_task, text_corpus
 from distill.teacher import (
     LiveTeacher,
     finetune,
-    fingerprint,
-    keep,
     load_classifier,
     load_config,
     load_tokenizer,

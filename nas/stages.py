@@ -1,7 +1,6 @@
 """What a stage varies, spends and hands on."""
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,6 +11,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial
 
+from distill.files import write_text
 from nas import ledger
 from nas.config import ConfigError, StudyConfig, load_config
 from nas.prepare import Workspace
@@ -83,7 +83,7 @@ class Folder:
         except OSError as error:
             raise ConfigError(f"{self.path}: {error.strerror}") from None
         if not self.config.exists():
-            write(self.config, config.to_toml())
+            write_text(self.config, config.to_toml())
 
 
 def _difference(stored: StudyConfig, wanted: StudyConfig) -> str:
@@ -239,15 +239,7 @@ def hand_on(folder: Folder, ranked: list[FrozenTrial], confirmation: optuna.Stud
     confirmed = [row for row in rows if row["confirmed_mean"] is not None]
     winner = max(confirmed or rows, key=lambda row: row["confirmed_mean"] if confirmed else row["score"])
     best = folder.best(1)
-    best.parent.mkdir(exist_ok=True)
-    write(best, json.dumps({"winner": winner, "finalists": rows}, indent=2) + "\n")
+    write_text(best, json.dumps({"winner": winner, "finalists": rows}, indent=2) + "\n")
     architecture = Architecture.from_json(winner["architecture"])
     architecture.save(folder.architecture)
     return architecture
-
-
-def write(path: Path, text: str) -> None:
-    """Replace a file at once: a reader sees the old text or the new one."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distill import corpora
+from distill import corpora, files
 from distill.corpora import (
     Corpus,
     build_corpus,
@@ -225,7 +225,7 @@ def test_an_interrupted_writer_leaves_the_old_file(
     def interrupt(source: str, target: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(corpora.os, "replace", interrupt)
+    monkeypatch.setattr(files.os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save_corpus(Corpus(("Another text.",), ("s",), ("d",), (0,)), path)
     assert load_corpus(path) == corpus

@@ -89,13 +89,13 @@ def test_collate_pads_to_the_longest_row_of_the_batch() -> None:
 @pytest.mark.parametrize("labels", [True, False])
 def test_round_trip(labels: bool, tmp_path: Path) -> None:
     encoded = rows_of([3, 1, 4], labels)
-    save_encoded(encoded, tmp_path / "new" / "rows.npz")
-    loaded = load_encoded(tmp_path / "new" / "rows.npz")
+    save_encoded(encoded, tmp_path / "rows.npz")
+    loaded = load_encoded(tmp_path / "rows.npz")
     for name in ("input_ids", "token_type_ids", "offsets", "labels"):
         before, after = getattr(encoded, name), getattr(loaded, name)
         assert np.array_equal(before, after) if before is not None else after is None
         assert before is None or before.dtype == after.dtype
-    assert os.listdir(tmp_path / "new") == ["rows.npz"]
+    assert os.listdir(tmp_path) == ["rows.npz"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import BertConfig, DistilBertConfig, GPT2Config
 
+from distill.files import fingerprint, keep
 from distill.loop import predict
 from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS
 from distill.recipe import Recipe
@@ -16,8 +17,6 @@ from distill.teacher import (
     SavedTeacher,
     TeacherError,
     finetune,
-    fingerprint,
-    keep,
     load_classifier,
     load_config,
     load_tokenizer,
