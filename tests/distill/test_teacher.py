@@ -8,7 +8,6 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import BertConfig, DistilBertConfig, GPT2Config
 
-from distill.files import fingerprint, keep
 from distill.loop import predict
 from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS
 from distill.recipe import Recipe
@@ -117,55 +116,7 @@ def test_finetuning_again_gives_the_same(tmp_path: Path, accelerator: Accelerato
         assert torch.equal(a, b)
 
 
-def test_keep_writes_once(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "file"
-    assert keep(path, lambda draft: draft.write_text("first") and None) == path
-    keep(path, lambda draft: pytest.fail("it is there already"))
-    assert path.read_text() == "first"
-    assert list(path.parent.iterdir()) == [path]
-
-
 @pytest.mark.parametrize("folder", [False, True])
-def test_keep_leaves_nothing_of_a_failed_writer(tmp_path: Path, folder: bool) -> None:
-    path = tmp_path / "kept"
-
-    def fails(draft: Path) -> None:
-        if folder:
-            draft.mkdir()
-            draft = draft / "part"
-        draft.write_text("half")
-        assert not path.exists()
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        keep(path, fails)
-    assert not list(tmp_path.iterdir())
-
-
-def test_keep_shows_a_folder_only_when_it_is_complete(tmp_path: Path) -> None:
-    path = tmp_path / "kept"
-
-    def write(draft: Path) -> None:
-        draft.mkdir()
-        (draft / "one").write_text("1")
-        assert not path.exists()
-        (draft / "two").write_text("2")
-
-    keep(path, write)
-    assert sorted(file.name for file in path.iterdir()) == ["one", "two"]
-
-
-def test_keep_respects_who_was_faster(tmp_path: Path) -> None:
-    path = tmp_path / "kept"
-
-    def write(draft: Path) -> None:
-        path.write_text("theirs")
-        draft.write_text("ours")
-
-    keep(path, write)
-    assert path.read_text() == "theirs"
-
-
 def test_live_teacher(accelerator: Accelerator) -> None:
     model = bert().train()
     teacher = LiveTeacher(model, EVERYTHING, accelerator)
@@ -203,14 +154,7 @@ def test_saved_outputs_of_other_batches(tmp_path: Path, accelerator: Accelerator
         saved(1, batch(4))
 
 
-def test_fingerprints(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"weights")
-    assert fingerprint(tmp_path / "a", 1, {"b": 2, "a": 1}) == fingerprint(
-        tmp_path / "a", 1, {"a": 1, "b": 2}
-    )
-    others = [fingerprint("ab", "c"), fingerprint("a", "bc"), fingerprint("abc"), fingerprint(tmp_path / "a")]
-    assert len(set(others)) == 4
-
+def test_fingerprints_of_teachers(tmp_path: Path) -> None:
     bert(seed=1).save_pretrained(tmp_path / "one")
     bert(seed=2).save_pretrained(tmp_path / "two")
     assert source_fingerprint(str(tmp_path / "one")) == source_fingerprint(str(tmp_path / "one"))

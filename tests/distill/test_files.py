@@ -1,0 +1,80 @@
+"""Files that appear whole or not at all, and content keys."""
+
+from pathlib import Path
+
+import pytest
+
+from distill.files import fingerprint, keep, replace, write_text
+
+
+def test_keep_writes_once(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "file"
+    assert keep(path, lambda draft: draft.write_text("first") and None) == path
+    keep(path, lambda draft: pytest.fail("it is there already"))
+    assert path.read_text() == "first"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_keep_leaves_nothing_of_a_failed_writer(tmp_path: Path, folder: bool) -> None:
+    path = tmp_path / "kept"
+
+    def fails(draft: Path) -> None:
+        if folder:
+            draft.mkdir()
+            draft = draft / "part"
+        draft.write_text("half")
+        assert not path.exists()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        keep(path, fails)
+    assert not list(tmp_path.iterdir())
+
+
+def test_keep_shows_a_folder_only_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+
+    def write(draft: Path) -> None:
+        draft.mkdir()
+        (draft / "one").write_text("1")
+        assert not path.exists()
+        (draft / "two").write_text("2")
+
+    keep(path, write)
+    assert sorted(file.name for file in path.iterdir()) == ["one", "two"]
+
+
+def test_keep_respects_who_was_faster(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+
+    def write(draft: Path) -> None:
+        path.write_text("theirs")
+        draft.write_text("ours")
+
+    keep(path, write)
+    assert path.read_text() == "theirs"
+
+
+def test_fingerprints_tell_parts_apart(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"weights")
+    assert fingerprint(tmp_path / "a", 1, {"b": 2, "a": 1}) == fingerprint(
+        tmp_path / "a", 1, {"a": 1, "b": 2}
+    )
+    others = [fingerprint("ab", "c"), fingerprint("a", "bc"), fingerprint("abc"), fingerprint(tmp_path / "a")]
+    assert len(set(others)) == 4
+
+
+def test_replacing_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    write_text(path, "one")
+    write_text(path, "zwei ß")
+    assert path.read_text(encoding="utf-8") == "zwei ß"
+
+    def fail(draft: Path) -> None:
+        draft.write_text("half")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        replace(path, fail)
+    assert path.read_text(encoding="utf-8") == "zwei ß"
+    assert list(path.parent.iterdir()) == [path]
