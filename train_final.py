@@ -66,6 +66,7 @@ def run(
 ) -> int:
     """Train, measure, save."""
     import torch
+    from rich import box
     from rich.console import Console
     from rich.table import Table
     from transformers import AutoConfig, AutoTokenizer
@@ -175,9 +176,9 @@ def run(
             "models": measured,
         }
         (out / "metrics.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        table = Table(title=f"{config.task}, {len(dev)} dev rows; one sentence of {tokens} tokens")
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for column in ("model", "accuracy", "parameters", "in FFNs", "MACs", "latency", "speed-up"):
-            table.add_column(column, justify="left" if column == "model" else "right")
+            table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
         slowest = measured["teacher"]["latency_ms"]
         for name, row in measured.items():
             table.add_row(
@@ -189,6 +190,7 @@ def run(
                 f"{row['latency_ms']:.1f} ms",
                 f"{slowest / row['latency_ms']:.2f}×",
             )
+        console.print(f"{config.task}: accuracy on {len(dev)} dev rows; MACs and latency of one sentence of {tokens} tokens")
         console.print(table)
         console.print(f"wrote {out}: AutoModelForSequenceClassification.from_pretrained(..., trust_remote_code=True)")
         return DONE

@@ -15,6 +15,7 @@ def test_keep_writes_once(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("folder", [False, True])
 def test_keep_leaves_nothing_of_a_failed_writer(tmp_path: Path, folder: bool) -> None:
     path = tmp_path / "kept"
 

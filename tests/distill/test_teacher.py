@@ -116,7 +116,6 @@ def test_finetuning_again_gives_the_same(tmp_path: Path, accelerator: Accelerato
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("folder", [False, True])
 def test_live_teacher(accelerator: Accelerator) -> None:
     model = bert().train()
     teacher = LiveTeacher(model, EVERYTHING, accelerator)
