@@ -190,7 +190,8 @@ def run(
                 f"{row['latency_ms']:.1f} ms",
                 f"{slowest / row['latency_ms']:.2f}×",
             )
-        console.print(f"{config.task}: accuracy on {len(dev)} dev rows; MACs and latency of one sentence of {tokens} tokens")
+        what = f"{config.task}: accuracy on {len(dev)} dev rows; MACs and latency of one sentence of {tokens} tokens"
+        console.print(what, soft_wrap=True)
         console.print(table)
         console.print(f"wrote {out}: AutoModelForSequenceClassification.from_pretrained(..., trust_remote_code=True)")
         return DONE
