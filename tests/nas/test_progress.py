@@ -17,7 +17,7 @@ def test_lines() -> None:
     text = io.StringIO()
     study = optuna.create_study(direction="maximize", study_name="stage-1")
     for origin in ("base model", "random", "random"):
-        study.enqueue_trial({}, user_attrs={ledger.ORIGIN: origin})
+        study.enqueue_trial({}, user_attrs={ledger.ORIGIN: origin, ledger.IN_BOX: origin == "random"})
         study.ask()
     attributes = {"standard_error": 0.0125, "params": 15_400_000, "seconds": 12.3}
     with Progress(Console(file=text, width=200)) as progress:
@@ -42,6 +42,6 @@ def test_lines() -> None:
         "   1/3  trial 1   random             failed: diverged: the loss is nan at step 3  no score"
     )
     assert lines[6].startswith("   2/3  trial 0   base model         score 0.7500 ± 0.0125  15.40 M parameters  12 s")
-    assert "best 0.7500 (trial 0), 0:00 left" in lines[6]
-    assert "3/3" in lines[7] and "best 0.7500 (trial 0)" in lines[7]
+    assert "no score yet, 0:00 left" in lines[6]  # the base model is outside the box
+    assert "3/3" in lines[7] and "best 0.6250 (trial 2), 0:00 left" in lines[7]
     assert len(lines) == 8
