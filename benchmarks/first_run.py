@@ -53,9 +53,9 @@ def watch(study: str, out: Path, environment: dict[str, str], stop_at_first: boo
             if starts:
                 facts["first_trial"] = min(starts) - begun
                 if stop_at_first:
-                    process.terminate()
+                    process.kill()
     facts["end"] = time.time() - begun
-    if process.wait() != (-signal.SIGTERM if stop_at_first else 0):
+    if process.wait() != (-signal.SIGKILL if stop_at_first else 0):
         sys.exit(f"the search ended with status {process.returncode}")
     return facts
 
@@ -77,14 +77,18 @@ def main() -> None:
         out = options.out or Path(scratch) / "results"
         environment = os.environ | {"FFN_NAS_CACHE": str(Path(scratch) / "cache")}
         first = watch("first", out, environment, stop_at_first=False)
-        done = trials(out / "first" / "study.db", (TrialState.COMPLETE,))
+        report(first, trials(out / "first" / "study.db", (TrialState.COMPLETE,)))
         second = watch("second", out, environment, stop_at_first=True)
+    print(f"from full caches: first trial after {second['first_trial']:.0f} s")
+
+
+def report(first: dict[str, float], done: list[optuna.trial.FrozenTrial]) -> None:
+    """Print what the run from nothing took and found."""
     scores = [(trial.value or 0.0) for trial in done]
     errors = [trial.user_attrs["standard_error"] for trial in done]
     print(f"\n{os.cpu_count()} processors, {len(done)} candidates trained")
     print(f"from nothing: first trial after {first['first_trial']:.0f} s, done after {first['end']:.0f} s")
     print(f"peak memory of all processes together: {first['peak_gib']:.2f} GiB")
-    print(f"from full caches: first trial after {second['first_trial']:.0f} s")
     spread = max(scores) - min(scores)
     print(
         f"scores from {min(scores):.4f} to {max(scores):.4f}: a spread of {spread:.4f}, "
