@@ -50,7 +50,7 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     for name in arguments.tasks or TASKS:
-        config = load_config("demo", {"task": name})
+        config = load_config("demo", {"tasks": [name]})
         try:
             check(config)
         except ConfigError as error:

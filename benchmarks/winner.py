@@ -1,14 +1,15 @@
-"""Is the winner of a search better than plain baselines of its size, after equal training?
+"""Are the winners of a search better than each other and than plain baselines of their size, after equal training?
 
     python -m benchmarks.winner results/demo [--steps 150] [--seeds 3]
 
-Trains the winner, the uniform slice and the global importance allocation with the candidates' recipe for the given
-number of steps, over seeds that the search did not use, and measures them on the whole dev split. All three see the
-same batches under one seed, so differences are taken seed by seed.
+Trains the winner of every stage, the uniform slice and the global importance allocation with the candidates' recipe for
+the given number of steps, over seeds that the search did not use, and measures them on the whole dev split. All see
+the same batches under one seed, so differences are taken seed by seed.
 """
 
 import argparse
 import gc
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,12 @@ from transformers.utils import logging
 
 from distill.data import load_encoded
 from distill.tasks import standard_error
+from nas.budget import budgeted_space, globally_important, largest_uniform
 from nas.config import load_config
 from nas.evaluate import Evaluator
+from nas.folder import STAGES, Folder
 from nas.prepare import prepare
-from nas.stages import GLOBAL, UNIFORM, globally_important, largest_uniform, stage_1_space
+from nas.stages import GLOBAL, UNIFORM
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 
@@ -43,19 +46,27 @@ def main() -> None:
     evaluator = Evaluator(workspace)
     dev = load_encoded(workspace.data / "dev.npz")
     base, graph = workspace.base()
-    space = stage_1_space(config, base, graph, workspace.labels)
-    models = {
-        "winner": Architecture.load(options.study / "architecture.json"),
-        UNIFORM: largest_uniform(space, graph),
+    space = budgeted_space(config, base, graph, workspace.labels)
+    folder = Folder(options.study)
+    winners = {
+        f"winner of {stage}": Architecture.from_json(json.loads(folder.best(stage).read_text())["winner"]["architecture"])
+        for stage in STAGES
+        if folder.best(stage).exists()
+    }
+    models = winners | {
+        UNIFORM: largest_uniform(base, graph, workspace.labels, space.max_params),
         GLOBAL: globally_important(space, graph, workspace),
     }
     recipe = replace(config.candidate.build(), steps=options.steps)
     seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
     scores: dict[str, list[float]] = {name: [] for name in models}
     for seed in seeds:
+        known: dict[Architecture, float] = {}
         for name, architecture in models.items():
-            scores[name].append(evaluator.score(evaluator.train(architecture, recipe, seed), dev))
-            gc.collect()
+            if architecture not in known:
+                known[architecture] = evaluator.score(evaluator.train(architecture, recipe, seed), dev)
+                gc.collect()
+            scores[name].append(known[architecture])
             print(f"seed {seed}  {name:<18} {scores[name][-1]:.4f}", flush=True)
 
     print(f"\n{config.task}, {options.steps} steps, {len(dev)} dev rows, seeds {seeds.start} to {seeds.stop - 1}")
@@ -67,10 +78,11 @@ def main() -> None:
             f"{name:<18} mean {mean(values):.4f}  deviation over seeds {spread}  binomial ± {binomial:.4f}  "
             f"{params:,} parameters"
         )
-    for name in (UNIFORM, GLOBAL):
-        gains = [a - b for a, b in zip(scores["winner"], scores[name], strict=True)]
+    for left, right in itertools.combinations(models, 2):
+        gains = [a - b for a, b in zip(scores[left], scores[right], strict=True)]
         error = f" ± {stdev(gains) / len(gains) ** 0.5:.4f}" if len(gains) > 1 else ""
-        print(f"winner - {name}: {mean(gains):+.4f}{error}  (seed by seed: {', '.join(f'{g:+.4f}' for g in gains)})")
+        by_seed = ", ".join(f"{gain:+.4f}" for gain in gains)
+        print(f"{left} - {right}: {mean(gains):+.4f}{error}  (seed by seed: {by_seed})")
     if options.json:
         options.json.write_text(json.dumps({"steps": options.steps, "scores": scores}, indent=2) + "\n")
 

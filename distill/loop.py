@@ -3,12 +3,13 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor, nn
-from transformers import PreTrainedModel, get_linear_schedule_with_warmup
+from transformers import get_linear_schedule_with_warmup
 
 from distill.objectives import Objective
 from distill.outputs import LOGITS, Batch, Outputs, run
@@ -34,21 +35,24 @@ def make_accelerator(device: str = "auto") -> Accelerator:
 
 
 def train(
-    model: PreTrainedModel,
+    model: nn.Module,
     batches: Iterable[Batch],
     objective: Objective,
     recipe: Recipe,
     *,
     accelerator: Accelerator,
     teacher: TeacherOutputs | None = None,
+    accumulate: int = 1,
     seed: int = 0,
     after_step: Callable[[int, float], None] | None = None,
 ) -> list[float]:
-    """Train `model` in place for `recipe.steps` batches and return the loss of each step.
+    """Train `model` in place for `recipe.steps` steps and return the loss of each step.
 
     Args:
-        batches: at least `recipe.steps` of them.
+        model: a `PreTrainedModel`, or what has its base_model, config and set_attn_implementation.
+        batches: at least `recipe.steps * accumulate` of them.
         teacher: gives the teacher's outputs of a batch; required when the objective needs them.
+        accumulate: batches whose mean gradient makes one step.
         seed: of dropout.
         after_step: called with the number of finished steps and the loss of the last.
 
@@ -59,7 +63,8 @@ def train(
     if objective.needs_teacher and teacher is None:
         raise ValueError("this objective compares with a teacher: pass its outputs")
     set_seed(seed)
-    model.base_model.get_input_embeddings().weight.requires_grad_(not recipe.freeze_embeddings)
+    encoder: Any = model.base_model
+    encoder.get_input_embeddings().weight.requires_grad_(not recipe.freeze_embeddings)
     parameters = _parameter_groups([model, objective], recipe.weight_decay)
     optimizer = torch.optim.AdamW(parameters, lr=recipe.learning_rate, fused=True)
     schedule = get_linear_schedule_with_warmup(optimizer, round(recipe.warmup * recipe.steps), recipe.steps)
@@ -69,18 +74,24 @@ def train(
     prepared.train()
     history: list[float] = []
     with _attention_for_training(model, accelerator.device):
-        for batch in batches:
-            if len(history) == recipe.steps:
-                break
-            batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-            target = teacher(len(history), batch) if teacher and objective.needs_teacher else None
-            with accelerator.autocast():
-                student = run(prepared, batch, objective.needs)
-                loss = objective(student, target, batch)
-            value = float(loss.detach())
-            if not math.isfinite(value):
-                raise Diverged(f"the loss is {value} at step {len(history) + 1}")
-            accelerator.backward(loss)
+        stream = enumerate(batches)
+        while len(history) < recipe.steps:
+            value = 0.0
+            for part in range(accumulate):
+                try:
+                    number, batch = next(stream)
+                except StopIteration:
+                    done = len(history) * accumulate + part
+                    raise ValueError(f"{recipe.steps * accumulate} batches are needed; there were {done}") from None
+                batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+                target = teacher(number, batch) if teacher and objective.needs_teacher else None
+                with accelerator.autocast():
+                    student = run(prepared, batch, objective.needs)
+                    loss = objective(student, target, batch) / accumulate
+                value += float(loss.detach())
+                if not math.isfinite(value):
+                    raise Diverged(f"the loss is {value} at step {len(history) + 1}")
+                accelerator.backward(loss)
             accelerator.clip_grad_norm_([*prepared.parameters(), *objective.parameters()], recipe.clip)
             optimizer.step()
             schedule.step()
@@ -89,13 +100,11 @@ def train(
             if after_step:
                 after_step(len(history), value)
                 prepared.train()
-    if len(history) < recipe.steps:
-        raise ValueError(f"{recipe.steps} steps need as many batches; there were {len(history)}")
     return history
 
 
 @contextlib.contextmanager
-def _attention_for_training(model: PreTrainedModel, device: torch.device) -> Iterator[None]:
+def _attention_for_training(model: Any, device: torch.device) -> Iterator[None]:
     """Eager attention on a CPU: torch's fused one takes longer for its backward pass than all of the eager one."""
     usual = model.config._attn_implementation
     if device.type == "cpu":

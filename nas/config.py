@@ -9,12 +9,14 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -56,11 +58,22 @@ def count(value: Any) -> int:
     return int(number)
 
 
+def _latency(value: str) -> str:
+    from nas.latency import parse_latency  # imports torch, which takes seconds
+
+    parse_latency(value)
+    return value
+
+
 Expansion = Annotated[Fraction, BeforeValidator(_fraction), PlainSerializer(str)]
+Latency = Annotated[str, AfterValidator(_latency)]
 Count = Annotated[int, BeforeValidator(count)]
 Steps = Annotated[int, Field(ge=0, le=10_000_000)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+SamplerName = Literal["lanas", "evolution", "local", "random", "tpe", "nsga2"]
 
 
 class Table(BaseModel):
@@ -87,7 +100,10 @@ class SpaceTable(Table):
     slack: Share = 0.05
     min_params: Count | None = None
     max_params: Count | None = None
+    max_macs: Count | None = None
+    max_latency: Latency | None = None
     edit_rate: Share = 0.1
+    gated: bool = False
 
     @model_validator(mode="after")
     def _a_box(self) -> "SpaceTable":
@@ -130,11 +146,41 @@ class WarmupTable(RecipeTable):
     importance_batches: Annotated[int, Field(ge=1)] = 16
 
 
+class SharingTable(RecipeTable):
+    """The training of the weight-sharing supernet of stage 3.
+
+    `sandwich`: every step trains the largest, the smallest and two drawn architectures instead of one drawn.
+    `rows`: of each task's search split, on which candidates are scored; None: all.
+    """
+
+    sandwich: bool = False
+    rows: Annotated[int, Field(ge=1)] | None = None
+
+
 class StageTable(Table):
+    """What a stage spends.
+
+    `stop`: at every one of `rungs` (shares of a candidate's training steps), a candidate whose score then is among
+    the lowest `stop` of all that got there is stopped. `edit_rate`: in place of the space's.
+    """
+
     trials: Annotated[int, Field(ge=1, le=1_000_000)]
-    sampler: Literal["random", "tpe"] = "random"
+    sampler: SamplerName = "lanas"
     confirm: Annotated[int, Field(ge=1)] = 3
     confirm_seeds: Annotated[int, Field(ge=0)] = 2
+    edit_rate: Share | None = None
+    rungs: tuple[Annotated[Fraction, BeforeValidator(_fraction), PlainSerializer(str)], ...] = ()
+    stop: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+
+
+Goal = Literal["score", "params", "macs", "latency"]
+
+
+def _goals(value: Any) -> Any:
+    goals = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+    if goals not in (("score",), *(("score", name) for name in ("params", "macs", "latency"))):
+        raise ValueError(f"{','.join(map(str, goals))!r} is none of score; score,params; score,macs; score,latency")
+    return goals
 
 
 class StudyConfig(Table):
@@ -142,7 +188,8 @@ class StudyConfig(Table):
 
     teacher: str
     base: Literal["teacher"] | BaseTable = "teacher"
-    task: str
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    goals: Annotated[tuple[Goal, ...], BeforeValidator(_goals)] = ("score",)
     max_length: Annotated[int, Field(ge=8, le=512)] = 128
     dropout: Share = 0.1
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -153,7 +200,32 @@ class StudyConfig(Table):
     candidate: RecipeTable
     pretrain: RecipeTable
     final: RecipeTable
+    sharing: SharingTable
     stage1: StageTable
+    stage2: StageTable
+    stage3: StageTable
+    single_trials: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+
+    @property
+    def task(self) -> str:
+        """The task that stages 1 and 2 search on."""
+        return self.tasks[0]
+
+    @model_validator(mode="after")
+    def _samplers_suit_goals(self) -> "StudyConfig":
+        for name in ("stage1", "stage2", "stage3"):
+            sampler = getattr(self, name).sampler
+            if (sampler == "nsga2") != (len(self.goals) > 1):
+                wanted = "nsga2 is for two goals" if sampler == "nsga2" else "two goals need nsga2"
+                raise ValueError(f"{name}.sampler is {sampler} and goals are {','.join(self.goals)}: {wanted}")
+        return self
+
+    @field_validator("tasks")
+    @classmethod
+    def _different(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(tasks)) < len(tasks):
+            raise ValueError("a task is named twice")
+        return tasks
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))

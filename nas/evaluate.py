@@ -1,12 +1,14 @@
 """One candidate to its score: inherit, distil for a few steps, measure on the search split."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
+from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from distill.data import Encoded, collate, eval_batches, load_encoded
@@ -31,15 +33,15 @@ AfterStep = Callable[[int, PreTrainedModel], None]
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy on the search split after training, its binomial standard error, and what it was on inheritance."""
+    """Accuracy on the search split, its binomial standard error, and the scores behind it by their names."""
 
     value: float
     standard_error: float
-    inherited: float
+    parts: dict[str, float]
 
 
 def measure(
-    model: PreTrainedModel, rows: Encoded, *, accelerator: Accelerator, pad_id: int, first: int | None = None
+    model: nn.Module, rows: Encoded, *, accelerator: Accelerator, pad_id: int, first: int | None = None
 ) -> float:
     """Accuracy on a whole split, or on its `first` rows."""
     order = [chosen if first is None else chosen[chosen < first] for chosen in eval_batches(rows, EVALUATION_BATCH)]
@@ -103,23 +105,31 @@ class Evaluator:
         """Accuracy of a model on a split, or on its `first` rows."""
         return measure(model, rows, accelerator=self.accelerator, pad_id=self.like.pad_token_id, first=first)
 
-    def evaluate(self, architecture: Architecture, seed: int, report: Report = lambda step, score: None) -> Score:
-        """Train a candidate and score it on the search split; `report` gets glances before and halfway.
+    def evaluate(
+        self,
+        architecture: Architecture,
+        seed: int,
+        rungs: Sequence[Fraction] = (),
+        report: Report = lambda step, score: None,
+    ) -> Score:
+        """Train a candidate and score it on the search split; `report` gets a glance before the training, and one at
+        each of `rungs`, shares of its steps.
 
         Raises:
             distill.loop.Diverged: the loss or the logits stopped being finite.
         """
         recipe = self.config.candidate.build()
+        wanted = {0, *(int(rung * recipe.steps) for rung in rungs)} - {recipe.steps}
         glances = {}
 
         def glance(step: int, model: PreTrainedModel) -> None:
-            if step in (0, recipe.steps // 2) and step not in glances:
+            if step in wanted and step not in glances:
                 glances[step] = self.score(model, self.search_rows, GLANCE)
                 report(step, glances[step])
 
         model = self.train(architecture, recipe, seed, glance)
         value = self.score(model, self.search_rows)
-        return Score(value, standard_error(value, len(self.search_rows)), glances[0])
+        return Score(value, standard_error(value, len(self.search_rows)), {"inherited": glances[0]})
 
 
 @lru_cache(maxsize=1)

@@ -1,14 +1,69 @@
-"""How long models take on this device, measured in turn so that a busy machine treats them alike."""
+"""How long models take on this device: measured whole, or added up from a table of measured steps.
 
+A search asks for the latency of thousands of architectures before it builds any. So every step that a block can
+take is timed by itself, once, in the place where it is used: behind the attention of a whole model, with its
+inputs just made and its weights as far away as they are in use. An architecture then takes
+
+    fixed + scale * (the times of its steps, added up)
+
+on the straight line through a few reference architectures that are measured whole.
+"""
+
+import copy
+import json
+import platform
+import random
+import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from statistics import quantiles
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import linear_regression, median, quantiles
+from typing import Any
 
 import torch
-from torch import nn
+import transformers
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
+from distill.files import fingerprint, keep
 from distill.outputs import Batch
+from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.graph import FFNGraph
+from search_spaces.operations import BINARY, OPERATIONS, UNARY, shown
+from supernet.build import build
+from supernet.ffn import FFNBlock, combine
+
+# Part of every key: raise it when what is measured here, or how, changes.
+FORMAT = 1
+STEP_ROUNDS = 60
+WHOLE_ROUNDS = 30
+# Architectures that are measured whole to find a table's fixed part and scale.
+REFERENCES = 12
+# What their graphs look like; {0} and {1} are activations, {2} is a binary operation.
+SHAPES = (
+    "project({0}(expand(x)))",
+    "{1}(project({0}(expand(x))))",
+    "project({2}(x,{0}(expand(x))))",
+    "project({2}({0}(expand(x)),gate(x)))",
+    "{2}(x,project({0}(expand({1}(x)))))",
+)
+# Has every linear map.
+PROBED = FFNGraph.parse("project(mul(expand(x),gate(x)))")
+
+_UNITS = {"ms": 1_000, "s": 1_000_000, "x": 1}  # microseconds, or the teacher's latency
+_LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|x)", re.ASCII)
+
+# Called with what is being done, and with the share of it that is done where that is known.
+Tell = Callable[[str, float | None], None]
+
+
+class TooBusy(RuntimeError):
+    """What was measured makes no sense: something else takes the device's time."""
 
 
 @dataclass(frozen=True)
@@ -21,19 +76,290 @@ class Latency:
 
 
 @torch.inference_mode()
-def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = 30) -> dict[str, Latency]:
-    """Time a float32 forward pass of every model on `batch`, round after round, after two rounds to warm up."""
+def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE_ROUNDS) -> dict[str, Latency]:
+    """Time a float32 forward pass of every model on `batch`, round after round.
+
+    In its turn a model runs twice, and the second pass counts: the first one brings back into the caches what the
+    models before it have driven out.
+    """
     inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-    cuda = inputs["input_ids"].is_cuda
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for model in models.values():
         model.eval()
-    for round_number in range(rounds + 2):
+    for _ in range(rounds):
         for name, model in models.items():
-            begun = time.perf_counter()
             model(**inputs)
-            if cuda:
-                torch.cuda.synchronize()
-            if round_number >= 2:
-                seconds[name].append(time.perf_counter() - begun)
+            seconds[name].append(_timed(inputs["input_ids"].is_cuda, lambda: model(**inputs))[1])  # noqa: B023
     return {name: Latency(*quantiles(values, n=4)) for name, values in seconds.items()}
+
+
+@dataclass(frozen=True)
+class LatencyTable:
+    """Latencies of the architectures of one base: sums of whole numbers, so that a budget can be kept exactly.
+
+    batch, tokens: sentences and tokens of each. fixed: microseconds of everything but the FFNs. teacher:
+    microseconds of the whole teacher. steps: nanoseconds of every step of a block by its name: "expand 96", "relu
+    96", "add 96 384" (on values of those widths, in channels), and "norm", what a block does to its graph's output.
+    """
+
+    batch: int
+    tokens: int
+    fixed: int
+    teacher: int
+    steps: tuple[tuple[str, int], ...]
+
+    def ffn(self, base: Base, genes: Genes) -> int:
+        """Microseconds of all blocks of one layer.
+
+        Raises:
+            ValueError: the table is for another width of the model, or not for this inner width.
+        """
+        inner = genes.inner(base)
+        widths = genes.graph.widths(base.width, inner, base.mismatch)
+        names = ["norm"]
+        for node in genes.graph.nodes[1:]:
+            made = (inner,) if node.op in ("expand", "gate") else tuple(widths[number] for number in node.inputs)
+            names.append(_name(node.op, *made))
+        try:
+            return (genes.stack * sum(self._nanoseconds[name] for name in names) + 500) // 1000
+        except KeyError as error:
+            sizes = f"{base.width} wide with {inner} inner channels"
+            raise ValueError(f"{genes.graph}, {sizes}: {error} is not in the latency table") from None
+
+    def total(self, architecture: Architecture) -> int:
+        """Microseconds of a whole model: `fixed`, and `ffn` of every layer."""
+        return self.fixed + sum(self.ffn(architecture.base, genes) for genes in architecture.layers)
+
+    def to_json(self) -> dict[str, Any]:
+        """Values that `json.dumps` takes; the inverse of `from_json`."""
+        return asdict(self) | {"steps": self._nanoseconds}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "LatencyTable":
+        return cls(**{**value, "steps": tuple(value["steps"].items())})
+
+    @cached_property
+    def _nanoseconds(self) -> dict[str, int]:
+        return dict(self.steps)
+
+
+@dataclass(frozen=True)
+class LatencyLimit:
+    """A limit in microseconds, or relative to the teacher's latency."""
+
+    value: Fraction
+    relative: bool
+
+
+def parse_latency(text: str) -> LatencyLimit:
+    """The limit from "12ms", "0.012s", or "0.25x" (a quarter of the teacher's latency). Raises ValueError."""
+    match = _LIMIT.fullmatch(text)
+    value = Fraction(match[1]) if match else Fraction(0)
+    if not match or not value:
+        right = "a time above 0 such as '12ms' or '0.012s', or a part of the teacher's such as '0.25x'"
+        raise ValueError(f"a latency is {right}, not {shown(text)}")
+    return LatencyLimit(value * _UNITS[match[2]], match[2] == "x")
+
+
+def resolve(limit: LatencyLimit, table: LatencyTable) -> int:
+    """The limit in microseconds, rounded down."""
+    return int(limit.value * table.teacher if limit.relative else limit.value)
+
+
+def latency_table(
+    base: Base,
+    teacher: PretrainedConfig,
+    inner_widths: Sequence[int],
+    *,
+    batch: int,
+    tokens: int,
+    device: str,
+    cache: Path,
+    tell: Tell = lambda what, share: None,
+) -> LatencyTable:
+    """The table of this device, kept in the folder `cache`; measured where it is not there yet.
+
+    Args:
+        base: of the architectures.
+        teacher: configuration of the teacher, which is measured with random weights.
+        inner_widths: of all blocks that occur, in channels.
+        batch, tokens: sentences, none of them padded, and tokens of each.
+        device: as torch calls it.
+        cache: see `distill.corpora.cache_folder`.
+        tell: called while the table is measured.
+
+    Raises:
+        ValueError: the base or the teacher has fewer positions than `tokens`.
+        TooBusy: the table would make no sense.
+    """
+    positions = min(base.positions, teacher.max_position_embeddings)
+    if tokens > positions:
+        raise ValueError(f"tokens: there are {positions} positions, not {tokens}")
+    widths = sorted(set(inner_widths))
+    # The folder that the teacher was read from makes it no slower.
+    like = {name: value for name, value in teacher.to_dict().items() if name != "_name_or_path"}
+    place = (_device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
+    key = fingerprint(FORMAT, asdict(base), like, widths, batch, tokens, place)
+
+    def make(path: Path) -> None:
+        # What is drawn later must not depend on whether the table was there.
+        with torch.random.fork_rng(devices=[]):
+            table = _measure(base, teacher, widths, example(base.vocabulary, batch, tokens, device), tell)
+        path.write_text(json.dumps(table.to_json(), indent=1), encoding="utf-8")
+
+    path = keep(cache / "latencies" / f"{key}.json", make)
+    return LatencyTable.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The latency of an architecture: in microseconds as the table has it, and as its whole model has it."""
+
+    predicted: int
+    whole: Latency
+
+
+def measure_whole(
+    architectures: Mapping[str, Architecture], table: LatencyTable, device: str, rounds: int = WHOLE_ROUNDS
+) -> dict[str, Measured]:
+    """Measure models of the architectures, with random weights, on what `table` was measured on."""
+    with torch.random.fork_rng(devices=[]):
+        models = {name: build(architecture).to(device) for name, architecture in architectures.items()}
+    vocabulary = min(architecture.base.vocabulary for architecture in architectures.values())
+    found = latencies(models, example(vocabulary, table.batch, table.tokens, device), rounds)
+    return {name: Measured(table.total(architectures[name]), latency) for name, latency in found.items()}
+
+
+def _measure(base: Base, teacher: PretrainedConfig, widths: Sequence[int], batch: Batch, tell: Tell) -> LatencyTable:
+    device = batch["input_ids"].device
+    rows, tokens = batch["input_ids"].shape
+    # A value of the graph may be as wide as the model where no inner width is.
+    probed = sorted({*widths, base.width})
+    base = replace(base, inner=max(probed))
+    host = build(Architecture.uniform(base, PROBED, expansion=Fraction(widths[0], base.inner))).to(device)
+    tell("latency: steps", None)
+    nanoseconds = {name: round(1e9 * value) for name, value in _step_times(host, base, probed, batch).items()}
+    steps = LatencyTable(rows, tokens, 0, 0, tuple(nanoseconds.items()))
+
+    architectures = {f"{number}": found for number, found in enumerate(islice(_references(base, widths), REFERENCES))}
+    models: dict[str, nn.Module] = {}
+    for name, architecture in architectures.items():
+        # Words of their own would take most of the memory and of the time to build them.
+        model = build(replace(architecture, base=replace(base, vocabulary=1))).to(device)
+        model.bert.embeddings = host.bert.embeddings
+        models[name] = model
+    models["teacher"] = AutoModelForSequenceClassification.from_config(teacher).to(device)
+    tell("latency: whole models", None)
+    whole = {name: 1e6 * latency.median for name, latency in latencies(models, batch).items()}
+    sums = [steps.total(architecture) for architecture in architectures.values()]
+    scale, fixed = linear_regression(sums, [whole[name] for name in architectures])
+    if scale <= 0 or fixed <= 0:
+        raise TooBusy("larger FFNs measure no slower: other programs disturb it; measure when the device is quiet")
+    scaled = tuple((name, round(scale * value)) for name, value in nanoseconds.items())
+    return replace(steps, fixed=round(fixed), teacher=round(whole["teacher"]), steps=scaled)
+
+
+@torch.inference_mode()
+def _step_times(host: PreTrainedModel, base: Base, widths: Sequence[int], batch: Batch) -> dict[str, float]:
+    """Median seconds of every step at each of these inner widths, by its name in `LatencyTable`."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    probes = []
+    for inner in widths:
+        program = [(node.op, node.inputs) for node in PROBED.nodes[1:]]
+        block = FFNBlock(program, PROBED.widths(base.width, inner), inner, host.config)
+        probes.append(_Probe(block, inner, seconds).to(batch["input_ids"].device))
+    host.eval()
+    layers = host.bert.encoder.layer
+    rng = random.Random(0)
+    for _ in range(STEP_ROUNDS):
+        order = rng.sample(probes, len(probes))
+        for start in range(0, len(order), len(layers)):
+            for layer, probe in zip(layers, islice(cycle(order), start, None), strict=False):
+                layer.ffn = nn.ModuleList([probe.eval()])
+            host(**batch)
+    return {name: median(values) for name, values in seconds.items()}
+
+
+class _Probe(nn.Module):
+    """In place of a layer's FFN, times every step that a block of this inner width can take."""
+
+    def __init__(self, block: FFNBlock, inner: int, seconds: dict[str, list[float]]) -> None:
+        super().__init__()
+        self.block = block
+        self.inner = inner
+        self.seconds = seconds
+        self.norm = _only(block)
+        self.alone = {op: _only(block, (op, (0,) * operation.arity)).f for op, operation in OPERATIONS.items()}
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        inner, outer = self.inner, hidden_BTD.shape[-1]
+        inner_BTE = self._time(_name("expand", inner), self.alone["expand"], hidden_BTD)
+        self._time(_name("gate", inner), self.alone["gate"], hidden_BTD)
+        for op in (*UNARY, *BINARY):
+            self._time(_name(op, inner), self.alone[op], inner_BTE)
+        for op in BINARY if inner != outer else ():
+            mixed = lambda a, b, op=op: combine(op, a, b, self.block.mismatch)  # noqa: E731
+            self._time(_name(op, inner, outer), mixed, inner_BTE, hidden_BTD)
+        output_BTD = self._time(_name("project", inner), self.alone["project"], inner_BTE)
+        return self._time("norm", self.norm, output_BTD)
+
+    def _time(self, name: str, step: Callable[..., Tensor], *values_BTN: Tensor) -> Tensor:
+        result, seconds = _timed(values_BTN[0].is_cuda, lambda: step(*values_BTN))
+        self.seconds[name].append(seconds)
+        return result
+
+
+def _only(block: FFNBlock, *steps: tuple[str, tuple[int, ...]]) -> FFNBlock:
+    """A block with the weights of `block` that takes these steps alone."""
+    alone = copy.copy(block)
+    alone.steps = steps
+    return alone
+
+
+def _references(base: Base, widths: Sequence[int]) -> Iterator[Architecture]:
+    """Endless architectures of random graphs and stacks; each has one inner width, so that sizes differ much."""
+    rng = random.Random(0)
+    for inner in cycle(widths):
+        layers = []
+        for _ in range(base.depth):
+            operations = (rng.choice(UNARY), rng.choice(UNARY), rng.choice(BINARY))
+            graph = FFNGraph.parse(rng.choice(SHAPES).format(*operations))
+            layers.append(Genes(graph, rng.randint(1, 2), Fraction(inner, base.inner)))
+        yield Architecture(base, tuple(layers))
+
+
+def _name(op: str, *widths: int) -> str:
+    """The name of a step in a table."""
+    return " ".join([op, *map(str, sorted(set(widths)))])
+
+
+def _timed(cuda: bool, function: Callable[[], Any]) -> tuple[Any, float]:
+    """The function's result and the seconds that it takes, alone on the device."""
+    if cuda:
+        torch.cuda.synchronize()
+    begun = time.perf_counter()
+    result = function()
+    if cuda:
+        torch.cuda.synchronize()
+    return result, time.perf_counter() - begun
+
+
+def example(vocabulary: int, batch: int, tokens: int, device: str) -> Batch:
+    """Sentences of random words without padding."""
+    generator = torch.Generator().manual_seed(0)
+    ids_BT = torch.randint(vocabulary, (batch, tokens), generator=generator).to(device)
+    return {
+        "input_ids": ids_BT,
+        "attention_mask": torch.ones_like(ids_BT),
+        "token_type_ids": torch.zeros_like(ids_BT),
+    }
+
+
+def _device_name(device: str) -> str:
+    """The model of GPU or CPU."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    described = Path("/proc/cpuinfo")
+    text = described.read_text(encoding="utf-8") if described.exists() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return model[1] if model else platform.processor() or platform.machine()

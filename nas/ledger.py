@@ -1,26 +1,40 @@
 """The Optuna studies of a search: the one record that everything else is derived from.
 
-One study a stage, named `stage-1` and so on. A trial that ends early or badly never carries a score: it is FAIL with
-the attribute `failure`, and so is a trial that was running when its process died.
+One study a stage, named `stage-1` and so on. A trial that ends badly never carries a score: it is FAIL with the
+attribute `failure`, and so is a trial that was running when its process died. One that was stopped early is PRUNED with
+its `rung`. One that computes what an earlier trial computed has that trial's score, and its number as `twin`.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from search_spaces import cost
 from search_spaces.architecture import Architecture
+from search_spaces.canonical import function_key
 from search_spaces.spaces import Space
 
-INTERRUPTED = "interrupted"
 ARCHITECTURE, ORIGIN, SEED, FAILURE, IN_BOX = "architecture", "origin", "seed", "failure", "in_box"
+FUNCTION, TWIN, RUNG, ATTEMPT, GOALS = "function", "twin", "rung", "attempt", "goals"
+# Failures that say nothing about the candidate; such a trial is void: another one is run in its place.
+INTERRUPTED, LOST = "interrupted", "the worker was lost; tried again"
+VOID = (INTERRUPTED, LOST)
+# How often a candidate whose worker was lost is run again: it may be what kills its workers.
+ATTEMPTS = 3
+# Trials at a rung from which on later ones are compared with them.
+CROWD = 5
+# Attributes that a repeated trial keeps.
+LASTING = (ORIGIN, SEED, ATTEMPT)
 
 
 class StorageError(ValueError):
@@ -32,8 +46,11 @@ def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path.resolve()}"
 
 
-def open_study(url: str, name: str, sampler: BaseSampler | None = None) -> optuna.Study:
-    """The study `name` in the storage `url`, made if absent; scores are maximised.
+def open_study(
+    url: str, name: str, sampler: BaseSampler | None = None, goals: Sequence[str] = ("score",)
+) -> optuna.Study:
+    """The study `name` in the storage `url`, made if absent. The first goal is the score, to be maximised; another one
+    is a cost, by the name of its attribute.
 
     Raises:
         StorageError: there is no such storage.
@@ -44,14 +61,17 @@ def open_study(url: str, name: str, sampler: BaseSampler | None = None) -> optun
         storage = RDBStorage(url, engine_kwargs={"connect_args": connect})
     except (SQLAlchemyError, ImportError, ValueError) as error:  # ValueError: a port that is no number
         raise StorageError(f"cannot open the storage {url!r}: {str(error).splitlines()[0]}") from None
-    return optuna.create_study(
+    study = optuna.create_study(
         storage=storage,
         study_name=name,
         sampler=sampler,
         pruner=optuna.pruners.NopPruner(),
-        direction="maximize",
+        directions=[StudyDirection.MAXIMIZE, *(StudyDirection.MINIMIZE for _ in goals[1:])],
         load_if_exists=True,
     )
+    if GOALS not in study.user_attrs:
+        study.set_user_attr(GOALS, list(goals))
+    return study
 
 
 def enqueue(study: optuna.Study, architecture: Architecture, origin: str, seed: int | None = None) -> None:
@@ -75,23 +95,61 @@ def line_up(study: optuna.Study, wanted: Sequence[tuple[Architecture, str, int |
 
 
 def ask(study: optuna.Study, space: Space, origin: str, labels: int) -> tuple[optuna.Trial, Architecture]:
-    """The next trial: what is in line, or a draw from the space; its costs become attributes."""
+    """The next trial: what is in line, or a proposal of the sampler; its costs become attributes."""
     trial = study.ask()
-    text = trial.user_attrs.get(ARCHITECTURE)
-    architecture = Architecture.from_json(json.loads(text)) if text else space.suggest(trial)
-    params = cost.params(architecture, labels)
+    given = trial.user_attrs
+    text = given.get(ARCHITECTURE)
+    architecture = _parsed(text) if text else space.suggest(trial)
     attributes = {
-        ARCHITECTURE: json.dumps(architecture.to_json()),
-        ORIGIN: trial.user_attrs.get(ORIGIN, origin),
-        IN_BOX: space.min_params <= params <= space.max_params,
+        ARCHITECTURE: text or json.dumps(architecture.to_json()),
+        ORIGIN: given.get(ORIGIN, origin),
+        IN_BOX: space.keeps_budget(architecture),
+        FUNCTION: function_key(architecture),
         "formula": formula(architecture),
-        "params": params,
+        "params": cost.params(architecture, labels),
         "params_active": cost.params_active(architecture, labels),
         "macs": cost.macs(architecture, labels=labels),
-    }
+    } | {limit.name: limit.total(architecture) for limit in space.limits}
     for key, value in attributes.items():
         trial.set_user_attr(key, value)
     return trial, architecture
+
+
+def replay(study: optuna.Study, number: int) -> bool:
+    """Give a trial the result of an earlier one that computes the same with the same seed, if there is one.
+
+    Where that one is still running the trial waits for it and gets its result when it ends.
+    """
+    trials = study.get_trials(deepcopy=False)
+    own = trials[number].user_attrs
+    for earlier in trials[:number]:
+        there = earlier.user_attrs
+        if (
+            there.get(FUNCTION) == own[FUNCTION]
+            and there.get(SEED) == own.get(SEED)
+            and TWIN not in there
+            and there.get(FAILURE) not in VOID
+            and earlier.state != TrialState.WAITING
+        ):
+            _set(study, number, {TWIN: earlier.number})
+            if earlier.state.is_finished():
+                _copy_result(study, earlier, number)
+            return True
+    return False
+
+
+def _copy_result(study: optuna.Study, earlier: FrozenTrial, number: int) -> None:
+    own = study.get_trials(deepcopy=False)[number].user_attrs
+    _set(study, number, {key: value for key, value in earlier.user_attrs.items() if key not in own})
+    study.tell(number, earlier.values if earlier.state == TrialState.COMPLETE else None, earlier.state)
+
+
+def _answer_twins(study: optuna.Study, number: int) -> None:
+    """Give the result of a trial that ended to those that wait for it."""
+    trials = study.get_trials(deepcopy=False)
+    for trial in trials:
+        if trial.state == TrialState.RUNNING and trial.user_attrs.get(TWIN) == number:
+            _copy_result(study, trials[number], trial.number)
 
 
 def formula(architecture: Architecture) -> str:
@@ -104,15 +162,53 @@ def formula(architecture: Architecture) -> str:
 
 
 def complete(study: optuna.Study, number: int, score: float, attributes: Mapping[str, Any]) -> None:
-    """Record a finished trial with its score."""
+    """Record a finished trial with its score, and with its cost where that is the study's second goal."""
     _set(study, number, attributes)
-    study.tell(number, score)
+    own = study.get_trials(deepcopy=False)[number].user_attrs
+    study.tell(number, [score, *(own[goal] for goal in study.user_attrs.get(GOALS, ["score"])[1:])])
+    _answer_twins(study, number)
 
 
 def fail(study: optuna.Study, number: int, reason: str) -> None:
     """Record a trial that has no score, and why."""
     _set(study, number, {FAILURE: reason})
     study.tell(number, state=TrialState.FAIL)
+    _answer_twins(study, number)
+
+
+def stop(study: optuna.Study, number: int, step: int, attributes: Mapping[str, Any]) -> None:
+    """Record a trial that was stopped after `step` training steps, at which its score was reported."""
+    _set(study, number, {RUNG: step, **attributes})
+    study.tell(number, state=TrialState.PRUNED)
+    _answer_twins(study, number)
+
+
+def lose(study: optuna.Study, number: int) -> None:
+    """Record that the worker of a trial is gone, and put the trial in line again unless that happened too often."""
+    trial = study.get_trials(deepcopy=False)[number]
+    attempt = trial.user_attrs.get(ATTEMPT, 1)
+    if attempt >= ATTEMPTS:
+        fail(study, number, f"the worker was lost {attempt} times")
+    else:
+        _repeat(study, trial, LOST, {ATTEMPT: attempt + 1})
+
+
+def _repeat(study: optuna.Study, trial: FrozenTrial, reason: str, changes: Mapping[str, Any]) -> None:
+    """A trial becomes void, and an equal one is put in line."""
+    _set(study, trial.number, {FAILURE: reason})
+    study.tell(trial.number, state=TrialState.FAIL)
+    # A draw is made again from its parameters, so that samplers see them; other architectures are kept whole.
+    keys = LASTING if trial.params else (ARCHITECTURE, *LASTING)
+    kept = {key: trial.user_attrs[key] for key in keys if key in trial.user_attrs}
+    study.enqueue_trial(trial.params, user_attrs=kept | dict(changes))
+    _answer_twins_again(study, trial.number)
+
+
+def _answer_twins_again(study: optuna.Study, number: int) -> None:
+    """Trials that wait for one that became void are asked for again themselves."""
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if trial.user_attrs.get(TWIN) == number:
+            _repeat(study, trial, INTERRUPTED, {})
 
 
 def report(study: optuna.Study, number: int, step: int, score: float) -> None:
@@ -132,27 +228,84 @@ def _set(study: optuna.Study, number: int, attributes: Mapping[str, Any]) -> Non
 
 
 def settle(study: optuna.Study) -> int:
-    """After a process died: trials left RUNNING become FAIL and are put in line again. Returns how many."""
+    """After a process died: trials left RUNNING become void and are put in line again. Returns how many."""
     left = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
     for trial in left:
-        fail(study, trial.number, INTERRUPTED)
-        # A draw is made again from its parameters, so that samplers see them; other architectures are kept whole.
-        keys = (ORIGIN, SEED) if trial.params else (ARCHITECTURE, ORIGIN, SEED)
-        kept = {key: trial.user_attrs[key] for key in keys if key in trial.user_attrs}
-        study.enqueue_trial(trial.params, user_attrs=kept)
+        if not study.get_trials(deepcopy=False)[trial.number].state.is_finished():
+            _repeat(study, trial, INTERRUPTED, {})
     return len(left)
 
 
+def in_line(study: optuna.Study) -> list[FrozenTrial]:
+    """Trials that were put in line and wait to be asked for."""
+    return study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+
+
+def running(study: optuna.Study) -> list[FrozenTrial]:
+    """Trials that are being evaluated."""
+    alive = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    return [trial for trial in alive if TWIN not in trial.user_attrs]
+
+
+def is_hopeless(study: optuna.Study, number: int, step: int, share: float) -> bool:
+    """Whether a trial's score after `step` training steps is among the lowest `share` of all trials that got there.
+
+    Never for what was put in line as it is, for comparison, nor before `CROWD` other trials got there.
+    """
+    trials = study.get_trials(deepcopy=False)
+    if not share or not trials[number].params:
+        return False
+    others = [
+        trial.intermediate_values[step]
+        for trial in trials
+        if step in trial.intermediate_values
+        and trial.number != number
+        and trial.user_attrs.get(FAILURE) not in VOID
+        and TWIN not in trial.user_attrs
+    ]
+    better = sum(value > trials[number].intermediate_values[step] for value in others)
+    return len(others) >= CROWD and better > (1 - share) * len(others)
+
+
 def finished(study: optuna.Study) -> list[FrozenTrial]:
-    """Trials that need not run again: with a score, or with a failure of their own."""
-    ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
-    return [trial for trial in ended if trial.user_attrs.get(FAILURE) != INTERRUPTED]
+    """Trials that were evaluated and need not run again: with a score, stopped, or with a failure of their own."""
+    ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL))
+    return [t for t in ended if t.user_attrs.get(FAILURE) not in VOID and TWIN not in t.user_attrs]
 
 
 def draw_index(study: optuna.Study, trial: FrozenTrial) -> int:
-    """The trial's number had no trial been interrupted: what a sampler derives its random state from."""
+    """The trial's number had none become void: what a sampler derives its random state from."""
     failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-    return trial.number - sum(other.user_attrs.get(FAILURE) == INTERRUPTED for other in failed)
+    return trial.number - sum(other.user_attrs.get(FAILURE) in VOID for other in failed)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What samplers know of a trial that runs or has ended.
+
+    `values` are the score, to be maximised, and what else the study is for; None unless the trial is COMPLETE.
+    """
+
+    architecture: Architecture
+    key: str
+    state: TrialState
+    values: tuple[float, ...] | None
+
+
+def history(study: optuna.Study) -> list[Tried]:
+    """All trials that run or have ended, in order, without void ones and repeats."""
+    return [
+        Tried(
+            _parsed(trial.user_attrs[ARCHITECTURE]),
+            trial.user_attrs[FUNCTION],
+            trial.state,
+            tuple(trial.values) if trial.state == TrialState.COMPLETE else None,
+        )
+        for trial in study.get_trials(deepcopy=False)
+        if FUNCTION in trial.user_attrs
+        and trial.user_attrs.get(FAILURE) not in VOID
+        and TWIN not in trial.user_attrs
+    ]
 
 
 def scored(study: optuna.Study) -> list[FrozenTrial]:
@@ -161,11 +314,16 @@ def scored(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def ranked(study: optuna.Study) -> list[FrozenTrial]:
-    """Trials with a score whose architecture lies in the parameter box, the best first."""
+    """Trials with a score whose architecture keeps the budget, the best score first."""
     inside = [trial for trial in scored(study) if trial.user_attrs[IN_BOX]]
-    return sorted(inside, key=lambda trial: (-(trial.value or 0.0), trial.number))
+    return sorted(inside, key=lambda trial: (-trial.values[0], trial.number))
 
 
 def architecture_of(trial: FrozenTrial) -> Architecture:
     """The architecture that a trial evaluated."""
-    return Architecture.from_json(json.loads(trial.user_attrs[ARCHITECTURE]))
+    return _parsed(trial.user_attrs[ARCHITECTURE])
+
+
+@lru_cache(maxsize=10_000)
+def _parsed(text: str) -> Architecture:
+    return Architecture.from_json(json.loads(text))

@@ -63,14 +63,30 @@ Tell = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True)
+class TaskFolders:
+    """Where one task's encoded data and the teacher that was fine-tuned on it lie."""
+
+    data: Path
+    teacher: Path
+
+    def labels(self) -> list[str]:
+        """Names of the task's classes."""
+        return (self.data / "labels.txt").read_text(encoding="utf-8").splitlines()
+
+
+@dataclass(frozen=True)
 class Workspace:
-    """Where everything lies: folders of encoded data, fine-tuned teacher and supernet, the saved outputs' file."""
+    """Where everything lies: folders of encoded data, fine-tuned teacher and supernet, the saved outputs' file; and
+    for stage 3 the folders of all tasks and of the weight-sharing supernet.
+    """
 
     config: StudyConfig
     data: Path
     teacher: Path
     supernet: Path
     outputs: Path
+    tasks: tuple[TaskFolders, ...] = ()
+    shared: Path | None = None
 
     def base(self) -> tuple[Base, FFNGraph]:
         """The base of all candidates and its graph."""
@@ -128,8 +144,9 @@ def check(config: StudyConfig) -> None:
     Raises:
         ConfigError, distill.teacher.TeacherError: as `prepare`.
     """
-    if config.task not in TASKS:
-        raise ConfigError(f"unknown task {config.task!r}{did_you_mean(config.task, TASKS)} (tasks: {', '.join(TASKS)})")
+    for task in config.tasks:
+        if task not in TASKS:
+            raise ConfigError(f"unknown task {task!r}{did_you_mean(task, TASKS)} (tasks: {', '.join(TASKS)})")
     teacher = load_config(config.teacher)
     if config.max_length > teacher.max_position_embeddings:
         raise ConfigError(

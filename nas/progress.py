@@ -69,15 +69,18 @@ class Progress:
         trials = study.get_trials(deepcopy=False)
         trial = trials[number]
         best = next(iter(ledger.ranked(study)), None)
+        attributes = trial.user_attrs
         if trial.state == TrialState.COMPLETE:
-            attributes = trial.user_attrs
             result = (
-                f"score {trial.value:.4f} ± {attributes['standard_error']:.4f}  "
+                f"score {trial.values[0]:.4f} ± {attributes['standard_error']:.4f}  "
                 f"{attributes['params'] / 1e6:.2f} M parameters  {attributes['seconds']:.0f} s"
             )
+        elif trial.state == TrialState.PRUNED:
+            step = attributes[ledger.RUNG]
+            result = f"stopped after {step} steps with {trial.intermediate_values[step]:.4f}"
         else:
-            result = f"failed: {trial.user_attrs.get(ledger.FAILURE, 'no reason given')}"
-        best_text = f"best {best.value:.4f} (trial {best.number})" if best else "no score yet"
+            result = f"failed: {attributes.get(ledger.FAILURE, 'no reason given')}"
+        best_text = f"best {best.values[0]:.4f} (trial {best.number})" if best else "no score yet"
         spent = time.monotonic() - begun
         left = f", {clock(spent / (done - before) * (total - done))} left" if done > before else ""
         origin = trial.user_attrs.get(ledger.ORIGIN, "")

@@ -10,8 +10,9 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,21 @@ import ray
 import torch
 from ray import tune
 from ray.tune.experiment import Trial
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from distill.loop import Diverged
 from nas import ledger
 from nas.evaluate import evaluator
 from nas.prepare import Workspace
+from nas.sharing import shared_evaluator
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
+
+# Repeats of what was evaluated, one after the other, after which the space counts as exhausted.
+REPEATS = 100
+# How Ray begins the message about a worker that is no more.
+GONE = ("The actor died", "The actor is dead", "The worker died", "The node")
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -76,29 +84,35 @@ def run(
     workspace: Workspace,
     cluster: Cluster,
     *,
-    trials: int,
+    trials: int | None,
     origin: str,
+    rungs: Sequence[Fraction] = (),
+    stop: float = 0.0,
     watch: Watch,
 ) -> None:
-    """Run trials until `trials` of the study have ended; those that already have count.
+    """Run trials until `trials` of the study have ended, of which those count that already have; None: run what is
+    in line. A proposal that computes what another trial computes costs nothing and is not counted.
+
+    At each of `rungs`, shares of the training steps, a candidate among the lowest `stop` is stopped.
 
     A KeyboardInterrupt leaves the running trials RUNNING in the study: `ledger.settle` puts them in line again.
     """
-    left = trials - len(ledger.finished(study))
+    left = len(ledger.in_line(study)) if trials is None else trials - len(ledger.finished(study))
     if left <= 0:
         return
     processors = max(1, int(ray.cluster_resources().get("CPU", 1)) // cluster.workers)
     graphics = min(1.0, ray.cluster_resources().get("GPU", 0) / cluster.workers)
-    proposals = Proposals(study, space, origin, workspace)
+    proposals = Proposals(study, space, origin, workspace, trials)
     with tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch:
         tuner = tune.Tuner(
             tune.with_resources(
-                tune.with_parameters(evaluate_trial, workspace=workspace, device=cluster.device),
+                tune.with_parameters(evaluate_trial, workspace=workspace, device=cluster.device, rungs=tuple(rungs)),
                 {"cpu": processors, "gpu": graphics},
             ),
             tune_config=tune.TuneConfig(
                 search_alg=proposals,
-                num_samples=left,
+                scheduler=Rungs(study, stop, watch),
+                num_samples=-1,
                 max_concurrent_trials=cluster.workers,
                 reuse_actors=True,
                 trial_dirname_creator=lambda trial: trial.trial_id,
@@ -110,7 +124,7 @@ def run(
         tuner.fit()
 
 
-def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str) -> None:
+def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
     """One trial in a worker: reports `{"step", "score"}` on the way and the final score with its attributes last.
 
     A candidate that diverges or does not fit into memory is a finding about it, reported as `failure`; any other
@@ -119,42 +133,57 @@ def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str) ->
     architecture = Architecture.from_json(json.loads(config[ledger.ARCHITECTURE]))
     gc.collect()  # the last candidate: its model and closures refer to each other
     try:
-        score = evaluator(workspace, device).evaluate(
-            architecture,
-            config[ledger.SEED],
-            lambda step, value: tune.report({"step": step, "score": value}),
-        )
+        if workspace.shared:
+            score = shared_evaluator(workspace, device).evaluate(architecture)
+        else:
+            score = evaluator(workspace, device).evaluate(
+                architecture,
+                config[ledger.SEED],
+                rungs,
+                lambda step, value: tune.report({"step": step, "score": value}),
+            )
     except Diverged as error:
         tune.report({ledger.FAILURE: f"diverged: {error}"})
     except (MemoryError, torch.OutOfMemoryError) as error:
         tune.report({ledger.FAILURE: f"out of memory: {error}"})
     else:
-        tune.report(
-            {
-                "final": score.value,
-                "attributes": {"standard_error": score.standard_error, "inherited": score.inherited},
-            }
-        )
+        tune.report({"final": score.value, "attributes": {"standard_error": score.standard_error, **score.parts}})
 
 
 class Proposals(Searcher):
     """Asks the study for the next trial whenever Ray has room for one."""
 
-    def __init__(self, study: optuna.Study, space: Space, origin: str, workspace: Workspace) -> None:
+    def __init__(
+        self, study: optuna.Study, space: Space, origin: str, workspace: Workspace, trials: int | None
+    ) -> None:
         super().__init__()
         self.study = study
         self.space = space
         self.origin = origin
         self.workspace = workspace
+        self.trials = trials
 
-    def suggest(self, trial_id: str) -> dict[str, Any]:
-        trial, architecture = ledger.ask(self.study, self.space, self.origin, self.workspace.labels)
-        seed = trial.user_attrs.get(ledger.SEED, self.workspace.config.seed)
-        return {
-            "number": trial.number,
-            ledger.ARCHITECTURE: json.dumps(architecture.to_json()),
-            ledger.SEED: seed,
-        }
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        for _ in range(REPEATS):
+            room = self._room()
+            if room is not None:
+                return room
+            trial, architecture = ledger.ask(self.study, self.space, self.origin, self.workspace.labels)
+            if not ledger.replay(self.study, trial.number):
+                return {
+                    "number": trial.number,
+                    ledger.ARCHITECTURE: json.dumps(architecture.to_json()),
+                    ledger.SEED: trial.user_attrs.get(ledger.SEED, self.workspace.config.seed),
+                }
+        return Searcher.FINISHED  # the space has nothing new
+
+    def _room(self) -> str | None:
+        """Whether to end the search or to wait; else there is a trial to ask for."""
+        if self.trials is None:
+            done = not ledger.in_line(self.study)
+        else:
+            done = len(ledger.finished(self.study)) + len(ledger.running(self.study)) >= self.trials
+        return Searcher.FINISHED if done else None
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
         """The recorder writes results down."""
@@ -167,8 +196,35 @@ class Proposals(Searcher):
         return {}
 
 
+class Rungs(FIFOScheduler):
+    """Writes every report on the way into the study and stops the hopeless there: successive halving without
+    waiting, as Ray's ASHA, but by the study alone, so that a continued search stops whom the whole one would have.
+    """
+
+    def __init__(self, study: optuna.Study, share: float, watch: Watch) -> None:
+        super().__init__()
+        self.study = study
+        self.share = share
+        self.watch = watch
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As for `Proposals`."""
+        return {}
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict) -> str:
+        if "step" not in result or len(self.study.directions) > 1:
+            return TrialScheduler.CONTINUE
+        number = trial.config["number"]
+        ledger.report(self.study, number, result["step"], result["score"])
+        if result["step"] == 0 or not ledger.is_hopeless(self.study, number, result["step"], self.share):
+            return TrialScheduler.CONTINUE
+        ledger.stop(self.study, number, result["step"], {"seconds": round(result["time_total_s"], 2)})
+        self.watch(self.study, number)
+        return TrialScheduler.STOP
+
+
 class Recorder(tune.Callback):
-    """Writes every report and every end of a trial into the study."""
+    """Writes every end of a trial into the study."""
 
     def __init__(self, study: optuna.Study, watch: Watch) -> None:
         self.study = study
@@ -186,7 +242,6 @@ class Recorder(tune.Callback):
             seconds = {"seconds": round(result["time_total_s"], 2)}
             ledger.complete(self.study, number, result["final"], result["attributes"] | seconds)
         else:
-            ledger.report(self.study, number, result["step"], result["score"])
             return
         self.watch(self.study, number)
 
@@ -195,7 +250,9 @@ class Recorder(tune.Callback):
         if self.study.get_trials(deepcopy=False)[number].state.is_finished():
             return  # the worker was lost after its last report
         text = Path(trial.error_file).read_text(encoding="utf-8").strip() if trial.error_file else "unknown error"
-        lost = any(line.startswith("The actor died") for line in text.splitlines())
-        reason = "the worker was lost" if lost else f"error: {text.splitlines()[-1]}"
-        ledger.fail(self.study, number, " ".join(reason.split())[:1000])
+        if any(line.startswith(GONE) for line in text.splitlines()):
+            ledger.lose(self.study, number)
+        else:
+            reason = f"error: {text.splitlines()[-1]}"
+            ledger.fail(self.study, number, " ".join(reason.split())[:1000])
         self.watch(self.study, number)

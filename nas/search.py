@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads that wait in a spin make a machine with other work on it many times slower.
@@ -13,19 +14,37 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 from nas.cli import DONE, INTERRUPTED, Parser, guard
 from nas.config import ConfigError, StudyConfig, count, load_config, presets
 
+STAGES = {"1": ("1",), "2": ("2",), "3": ("3",), "all": ("1", "2", "3")}
+
 
 def parser() -> Parser:
     """The command line's options."""
     result = Parser(prog="nas.search", description="Search the feed-forward networks of a small BERT-like encoder.")
-    result.add_argument("--stage", required=True, choices=["1"], help="1: operations, stacks and expansions together")
-    result.add_argument("--preset", default="demo", help=f"{', '.join(presets())}, or a .toml file (default: demo)")
+    what = result.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--stage",
+        choices=STAGES,
+        help="1: operations, stacks and expansions together; 2: operations; 3: stacks and expansions on a "
+        "weight-sharing supernet; all: one after the other",
+    )
+    what.add_argument("--single-stage", action="store_true", help="everything at once with the trials of 1 and 2")
+    result.add_argument(
+        "--preset", help=f"{', '.join(presets())}, or a .toml file (default: the study's own configuration, else demo)"
+    )
     result.add_argument("--study", help="name of the study and its folder (default: the preset's name)")
     result.add_argument("--out", type=Path, default=Path("results"), help="folder of all studies (default: results)")
-    result.add_argument("--trials", type=int, help="candidates to evaluate, the enqueued baselines among them")
-    result.add_argument("--sampler", help="random or tpe")
+    result.add_argument("--trials", type=int, help="candidates to evaluate in a stage, the baselines among them")
+    result.add_argument("--sampler", help="lanas, evolution, local, random, tpe, or nsga2 for two goals")
+    result.add_argument(
+        "--objective", help="score (default); or two goals: score,params or score,macs or score,latency"
+    )
     result.add_argument("--max-params", help="largest student, such as 15M, pooler and classifier included")
+    result.add_argument("--max-macs", help="most multiply-accumulates of one sentence of max_length tokens, such as 1G")
+    result.add_argument("--max-latency", help="slowest student, such as 12ms, or 0.25x of the teacher")
     result.add_argument("--teacher", help="a BERT-shaped encoder: hub name or folder")
-    result.add_argument("--tasks", help="the task to search on")
+    result.add_argument("--tasks", help="tasks to search on, such as a,b: stages 1 and 2 use the first, stage 3 all")
+    result.add_argument("--from", dest="given", type=Path, metavar="ARCH.json", help="what stage 2 or 3 refines")
+    result.add_argument("--sandwich", action="store_true", help="stage 3 trains largest, smallest and two more a step")
     result.add_argument("--storage", help="Optuna storage URL (default: study.db in the study's folder)")
     result.add_argument("--workers", type=int, help="candidates at a time (default: one a processor, at most 2)")
     result.add_argument("--address", help="of a running Ray cluster")
@@ -38,29 +57,20 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
-    overrides = {
-        "stage1.trials": options.trials,
-        "stage1.sampler": options.sampler,
-        "teacher": options.teacher,
-        "task": options.tasks,
-        "seed": options.seed,
-    }
-
-    path = options.out / (options.study if options.study is not None else Path(options.preset).stem)
+    preset = options.preset or "demo"
+    path = options.out / (options.study if options.study is not None else Path(preset).stem)
 
     def command() -> int:
-        if options.max_params is not None:
-            try:
-                overrides["space.max_params"] = count(options.max_params)
-            except ValueError as error:
-                raise ConfigError(f"--max-params: {error}") from None
-        config = load_config(options.preset, {key: value for key, value in overrides.items() if value is not None})
         name = path.name if options.study is None else options.study
         if not re.fullmatch(r"\w[\w.+-]*", name):
             raise ConfigError(f"--study {name!r}: use letters, digits, '.', '_', '+' and '-'")
         if options.workers is not None and options.workers < 1:
             raise ConfigError(f"--workers {options.workers}: at least 1")
-        return search(config, options, path)
+        if options.given and options.stage not in ("2", "3"):
+            raise ConfigError("--from is what stage 2 or 3 refines; give --stage 2 or --stage 3")
+        own = path / "config.toml"
+        source = str(own) if options.preset is None and own.exists() else preset
+        return search(load_config(source, overrides(options)), options, path)
 
     try:
         return guard("nas.search", command, (ConfigError,))
@@ -70,48 +80,93 @@ def main(argv: list[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def stages_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """The stages that the command names."""
+    return ("single",) if options.single_stage else STAGES[options.stage]
+
+
+def overrides(options: argparse.Namespace) -> dict[str, Any]:
+    """What the command line puts over the configuration.
+
+    Raises:
+        ConfigError: a number that is none.
+    """
+    result: dict[str, Any] = {
+        "teacher": options.teacher,
+        "tasks": options.tasks and options.tasks.split(","),
+        "goals": options.objective,
+        "seed": options.seed,
+        "space.max_latency": options.max_latency,
+        "sharing.sandwich": options.sandwich or None,
+    }
+    for name in ("max_params", "max_macs"):
+        value = getattr(options, name)
+        try:
+            result[f"space.{name}"] = value if value is None else count(value)
+        except ValueError as error:
+            raise ConfigError(f"--{name.replace('_', '-')}: {error}") from None
+    sampler = options.sampler
+    if sampler is None and options.objective not in (None, "score"):
+        sampler = "nsga2"
+    # With two goals all stages need the sampler for it, those that do not run too.
+    named = ("1", "2", "3") if sampler == "nsga2" else stages_of(options)
+    for stage in named:
+        result[f"stage{stage.replace('single', '1')}.sampler"] = sampler
+    for stage in stages_of(options):
+        result["single_trials" if stage == "single" else f"stage{stage}.trials"] = options.trials
+    return {place: value for place, value in result.items() if value is not None}
+
+
 def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
     """Prepare, search and report; torch, transformers and ray are only imported here, as that takes seconds."""
     from transformers.utils import logging as transformers_logging
 
     from distill.teacher import TeacherError
+    from nas.folder import Folder
     from nas.ledger import StorageError, formula
+    from nas.lock import StudyInUse, sole_driver
     from nas.prepare import prepare
     from nas.progress import Progress
     from nas.runner import Cluster
-    from nas.stages import Folder, run_stage_1
-    from search_spaces.architecture import ArchitectureError
+    from nas.stages import Search, incumbent_of
+    from search_spaces.architecture import Architecture, ArchitectureError
     from search_spaces.spaces import SpaceError
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     workers = options.workers or min(2, os.cpu_count() or 1)
     cluster = Cluster(workers=workers, address=options.address, device=options.device)
+    stages = stages_of(options)
 
     def command() -> int:
         folder = Folder(path)
-        folder.check(config, options.resume)
+        folder.check(config, stages, options.resume)
+        given = Architecture.load(options.given) if options.given else None
+        incumbent_of(folder, stages[0], given)
         with Progress() as progress:
             workspace = prepare(config, options.device, progress.prepare)
             progress.prepared()
+            folder.create()
             storage = options.storage or folder.storage
-            prefix = f"{path.name}/" if options.storage else ""
-            progress.say(f"study {path} (optuna-dashboard {storage})")
-            winner = run_stage_1(
-                config,
-                folder,
-                workspace,
-                cluster,
-                storage=storage,
-                prefix=prefix,
-                say=progress.say,
-                watch=progress.trial,
-            )
+            with sole_driver(storage, path.name):
+                progress.say(f"study {path} (optuna-dashboard {storage})")
+                study = Search(
+                    config,
+                    folder,
+                    workspace,
+                    cluster,
+                    storage=storage,
+                    prefix=f"{path.name}/" if options.storage else "",
+                    say=progress.say,
+                    tell=progress.prepare,
+                    watch=progress.trial,
+                )
+                winner = study.stages(stages, given)
         progress.say(f"winner: {formula(winner)}")
         progress.say(f"wrote {folder.architecture}; next: python train_final.py {folder.architecture}")
         return DONE
 
-    mistakes = (ConfigError, TeacherError, ArchitectureError, SpaceError, StorageError)
+    mistakes = (ConfigError, TeacherError, ArchitectureError, SpaceError, StorageError, StudyInUse)
     return guard("nas.search", command, mistakes)
 
 

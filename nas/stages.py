@@ -1,10 +1,9 @@
-"""What a stage varies, spends and hands on."""
+"""What each stage varies, starts from, spends and hands on (EfficientBERT, section 3.3)."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from fractions import Fraction
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from statistics import mean, stdev
 from typing import Any
 
@@ -13,233 +12,291 @@ from optuna.trial import FrozenTrial
 
 from distill.files import write_text
 from nas import ledger
-from nas.config import ConfigError, StudyConfig, load_config
-from nas.prepare import Workspace
-from nas.runner import Cluster, Watch, connected, run
+from nas.budget import budgeted_space, globally_important, largest_uniform, latencies_of, limits_of
+from nas.config import ConfigError, StageTable, StudyConfig
+from nas.folder import Folder
+from nas.latency import measure_whole
+from nas.prepare import Tell, Workspace
+from nas.runner import Cluster, connected, run
 from nas.samplers import SAMPLERS
-from search_spaces import cost
-from search_spaces.architecture import Architecture, Base, Genes
+from nas.sharing import prepare_shared
+from search_spaces.architecture import Architecture, Genes
 from search_spaces.graph import FFNGraph
-from search_spaces.spaces import Space
-from supernet.importance import allocate
+from search_spaces.spaces import GRAPHS, SIZES, Space
 
 BASE_MODEL, UNIFORM, GLOBAL = "base model", "uniform slice", "global importance"
-# Least inner neurons that global importance leaves a layer.
-LEAST = 4
+WINNER, TWIN_OF_WINNER = "winner so far", "its twin of base graphs"
+CONFIRMATION = "confirmation"
+# Stages that refine an architecture, and the stage whose winner that is unless another one is given.
+BEFORE = {"2": "1", "3": "2"}
+
+Start = tuple[Architecture, str, int | None]
 
 
 @dataclass(frozen=True)
-class Folder:
-    """`results/<study>/`: where its files are."""
+class Plan:
+    """One stage: the space, what is evaluated first, what may be spent, and what is evaluated how.
 
-    path: Path
+    `shared`: candidates are slices of a weight-sharing supernet and are not trained. `incumbent`: the architecture
+    that the stage refines.
+    """
+
+    stage: str
+    table: StageTable
+    space: Space
+    starts: Sequence[Start]
+    incumbent: Architecture | None = None
+    shared: bool = False
 
     @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def storage(self) -> str:
-        return ledger.sqlite_url(self.path / "study.db")
-
-    @property
-    def architecture(self) -> Path:
-        return self.path / "architecture.json"
-
-    def best(self, stage: int) -> Path:
-        return self.path / f"stage-{stage}" / "best.json"
-
-    def check(self, config: StudyConfig, resume: bool) -> None:
-        """Check that a new study may go here, or that the one to resume is of this configuration.
-
-        Raises:
-            ConfigError: it holds another configuration, or a study that nobody asked to resume.
-        """
-        if self.config.exists():
-            stored = load_config(str(self.config))
-            if stored != config:
-                raise ConfigError(
-                    f"{self.path} belongs to another configuration ({_difference(stored, config)}): "
-                    "choose another --study, or the options it was made with"
-                )
-            if not resume:
-                raise ConfigError(
-                    f"{self.path} holds this study already: go on with --resume, or choose another --study"
-                )
-            return
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise ConfigError(f"{self.path} is not a study's folder: it has no config.toml; choose another --study")
-        if resume:
-            raise ConfigError(f"nothing to resume: there is no {self.config}")
-
-    def create(self, config: StudyConfig) -> None:
-        """Make the folder of a study, if it is new.
-
-        Raises:
-            ConfigError: it cannot be made.
-        """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"{self.path}: {error.strerror}") from None
-        if not self.config.exists():
-            write_text(self.config, config.to_toml())
+    def study(self) -> str:
+        """Name of its Optuna study."""
+        return f"stage-{self.stage}"
 
 
-def _difference(stored: StudyConfig, wanted: StudyConfig) -> str:
-    """The first value in which two configurations differ."""
-
-    def flat(value: Any, place: str) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return {k: v for key in value for k, v in flat(value[key], f"{place}.{key}".lstrip(".")).items()}
-        return {place: value}
-
-    left, right = (flat(config.model_dump(mode="json"), "") for config in (stored, wanted))
-    place = next(key for key in left | right if left.get(key) != right.get(key))
-    return f"{place} is {left.get(place)!r} there and {right.get(place)!r} here"
-
-
-def stage_1_space(config: StudyConfig, base: Base, graph: FFNGraph, labels: int) -> Space:
-    """Graph, stack and expansion of every layer, inside the parameter box.
+def plan(config: StudyConfig, workspace: Workspace, stage: str, incumbent: Architecture | None, limits: Any) -> Plan:
+    """Stage "1", "2", "3", or "single": all genes at once with as many candidates as stages 1 and 2.
 
     Raises:
-        search_spaces.spaces.SpaceError: nothing fits the box.
-    """
-    table = config.space
-    most = table.max_params
-    if most is None:
-        assert table.uniform is not None
-        most = cost.params(Architecture.uniform(base, graph=graph, expansion=table.uniform), labels)
-    least = table.min_params
-    if least is None:
-        ends = [(end(table.stacks), end(table.expansions)) for end in (min, max)]
-        smallest, largest = (
-            cost.params(Architecture.uniform(base, graph=graph, stack=stack, expansion=expansion), labels)
-            for stack, expansion in ends
-        )
-        reached = min(most, largest)
-        least = reached - int(table.slack * max(0, reached - smallest))
-    return Space(
-        base=base,
-        stacks=table.stacks,
-        expansions=table.expansions,
-        min_params=least,
-        max_params=most,
-        edit_rate=table.edit_rate,
-        labels=labels,
-        graph=graph,
-    )
-
-
-def largest_uniform(space: Space, graph: FFNGraph) -> Architecture:
-    """The uniform slice, one block a layer, of the largest inner width that the box has room for."""
-
-    def at(inner: int) -> Architecture:
-        return Architecture.uniform(space.base, graph=graph, expansion=Fraction(inner, space.base.inner))
-
-    low, high = 1, space.base.inner
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if cost.params(at(middle), space.labels) <= space.max_params else (low, middle - 1)
-    return at(low)
-
-
-def globally_important(space: Space, graph: FFNGraph, workspace: Workspace) -> Architecture:
-    """As many inner neurons as the uniform slice has, given to the layers by importance over the whole network."""
-    base = space.base
-    total = base.depth * largest_uniform(space, graph).layers[0].inner(base)
-    kept = allocate(workspace.importance(), total, min(LEAST, total // base.depth))
-    return Architecture(base, tuple(Genes(graph, 1, Fraction(inner, base.inner)) for inner in kept))
-
-
-def run_stage_1(
-    config: StudyConfig,
-    folder: Folder,
-    workspace: Workspace,
-    cluster: Cluster,
-    *,
-    storage: str,
-    prefix: str = "",
-    say: Callable[[str], None],
-    watch: Callable[[optuna.Study, int, int], None],
-) -> Architecture:
-    """Search, confirm the best with fresh seeds, and write the winner.
-
-    `prefix` goes before the names of the Optuna studies, for a storage that holds those of others too.
+        search_spaces.spaces.SpaceError: no architecture keeps the budget.
     """
     base, graph = workspace.base()
-    space = stage_1_space(config, base, graph, workspace.labels)
-    folder.create(config)
-    stage = config.stage1
-    study = ledger.open_study(storage, f"{prefix}stage-1", SAMPLERS[stage.sampler](space, config.seed))
-    ledger.settle(study)
-    ledger.line_up(
-        study,
-        [
-            (Architecture.uniform(base, graph=graph), BASE_MODEL, None),
-            (largest_uniform(space, graph), UNIFORM, None),
-            (globally_important(space, graph, workspace), GLOBAL, None),
-        ],
+    table: StageTable = getattr(config, f"stage{stage}", config.stage1)
+    if stage == "single":
+        together = config.stage1.trials + config.stage2.trials
+        table = table.model_copy(update={"trials": config.single_trials or together})
+    vary = {"2": frozenset({GRAPHS}), "3": frozenset({SIZES})}.get(stage, frozenset({GRAPHS, SIZES}))
+    space = budgeted_space(
+        config, base, graph, workspace.labels, limits=limits, edit_rate=table.edit_rate, start=incumbent, vary=vary
     )
-
-    def watching(total: int) -> Watch:
-        return lambda study, number: watch(study, number, total)
-
-    with connected(cluster):
-        run(study, space, workspace, cluster, trials=stage.trials, origin=stage.sampler, watch=watching(stage.trials))
-        ranked = finalists(study, stage.confirm)
-        if not ranked:
-            raise ConfigError("no candidate in the parameter box got a score: see the trials' attribute 'failure'")
-        confirmation = ledger.open_study(storage, f"{prefix}stage-1-confirmation")
-        ledger.settle(confirmation)
-        runs = len(ranked) * stage.confirm_seeds
-        fresh = range(config.seed + 1, config.seed + 1 + stage.confirm_seeds)
-        wanted = [
-            (ledger.architecture_of(trial), f"trial {trial.number}", seed) for seed in fresh for trial in ranked
+    if incumbent is None:
+        uniform = largest_uniform(base, graph, workspace.labels, space.max_params, limits)
+        starts: list[Start] = [
+            (Architecture.uniform(base, graph=graph), BASE_MODEL, None),
+            (uniform, UNIFORM, None),
+            (globally_important(space, graph, workspace), GLOBAL, None),
         ]
-        if ledger.line_up(confirmation, wanted):
-            say(f"confirming the best {len(ranked)} with {stage.confirm_seeds} fresh seeds each")
-        run(
-            confirmation, space, workspace, cluster, trials=runs, origin="confirmation", watch=watching(runs)
+    else:
+        starts = [(incumbent, WINNER, None)]
+        if stage == "2":
+            starts.append((all_base_graphs(incumbent, graph), TWIN_OF_WINNER, None))
+    return Plan(stage, table, space, starts, incumbent, shared=stage == "3")
+
+
+def all_base_graphs(architecture: Architecture, graph: FFNGraph) -> Architecture:
+    """The same sizes with the base graph in every layer."""
+    layers = tuple(Genes(graph, genes.stack, genes.expansion) for genes in architecture.layers)
+    return Architecture(architecture.base, layers)
+
+
+def incumbent_of(folder: Folder, stage: str, given: Architecture | None) -> Architecture | None:
+    """What a stage refines: what it has begun with, or what is given, or the winner of the stage before it.
+
+    Raises:
+        ConfigError: there is none, or another one than it has begun with.
+    """
+    if stage not in BEFORE:
+        return None
+    stored = Architecture.load(folder.start(stage)) if folder.start(stage).exists() else None
+    if stored and given and given != stored:
+        raise ConfigError(f"stage {stage} has begun from {folder.start(stage)}, which is not what --from names")
+    if stored or given:
+        return stored or given
+    before = folder.best(BEFORE[stage])
+    if not before.exists():
+        raise ConfigError(
+            f"stage {stage} refines the winner of stage {BEFORE[stage]}, which {folder.path} does not have: "
+            f"run --stage {BEFORE[stage]} first, or give --from ARCH.json"
         )
-    return hand_on(folder, ranked, confirmation)
+    return Architecture.from_json(json.loads(before.read_text(encoding="utf-8"))["winner"]["architecture"])
+
+
+def check_incumbent(incumbent: Architecture | None, config: StudyConfig, workspace: Workspace) -> None:
+    """Refuse an architecture that candidates of this study could not inherit from.
+
+    Raises:
+        ConfigError: it is on another base, or has more blocks than the supernet.
+    """
+    if incumbent is None:
+        return
+    base, _ = workspace.base()
+    if incumbent.base != base:
+        raise ConfigError(f"the architecture to refine has the base {incumbent.base}; this study's is {base}")
+    most, stack = max(config.space.stacks), max(genes.stack for genes in incumbent.layers)
+    if stack > most:
+        raise ConfigError(f"the architecture to refine has a stack of {stack}; the supernet has {most}: space.stacks")
+
+
+@dataclass
+class Search:
+    """Where a study is kept and run, and how one hears of it."""
+
+    config: StudyConfig
+    folder: Folder
+    workspace: Workspace
+    cluster: Cluster
+    storage: str
+    prefix: str = ""
+    say: Callable[[str], None] = print
+    tell: Tell = lambda what, share: None
+    watch: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
+
+    def stages(self, stages: Sequence[str], given: Architecture | None = None) -> Architecture:
+        """Run stages, each from the winner of the one before it; returns the last winner.
+
+        Raises:
+            ConfigError, search_spaces.spaces.SpaceError: a stage has nothing to start from, or nothing keeps the
+                budget.
+        """
+        limits = limits_of(self.config, self.workspace, self.cluster.device, self.tell)
+        incumbent = incumbent_of(self.folder, stages[0], given)
+        check_incumbent(incumbent, self.config, self.workspace)
+        with connected(self.cluster):
+            for stage in stages:
+                if len(stages) > 1:
+                    self.say(f"stage {stage}")
+                winner = self.stage(plan(self.config, self.workspace, stage, incumbent, limits))
+                incumbent = winner
+        return winner
+
+    def stage(self, plan: Plan) -> Architecture:
+        """Search, confirm the best with fresh seeds, and write the winner."""
+        workspace = self.workspace
+        self.folder.begin(plan.stage, self.config, plan.incumbent)
+        if plan.shared:
+            workspace = prepare_shared(workspace, plan.space, self.cluster.device, self.tell)
+        sampler = SAMPLERS[plan.table.sampler](plan.space, self.config.seed)
+        study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, self.config.goals)
+        ledger.settle(study)
+        ledger.line_up(study, plan.starts)
+        run(
+            study,
+            plan.space,
+            workspace,
+            self.cluster,
+            trials=plan.table.trials,
+            origin=plan.table.sampler,
+            stop=plan.table.stop,
+            rungs=plan.table.rungs,
+            watch=partial(self._watch, total=plan.table.trials),
+        )
+        ranked = finalists(study, plan.table.confirm)
+        if not ranked:
+            raise ConfigError("no candidate that keeps the budget got a score: see the trials' attribute 'failure'")
+        fresh = range(self.config.seed + 1, self.config.seed + 1 + plan.table.confirm_seeds)
+        confirmed = self._confirm(plan, ranked, list(fresh))
+        best = summary(ranked, confirmed, study)
+        if any(limit.name == "latency" for limit in plan.space.limits):
+            self._measure(best)
+        write_text(self.folder.best(plan.stage), json.dumps(best, indent=2) + "\n")
+        winner = Architecture.from_json(best["winner"]["architecture"])
+        winner.save(self.folder.architecture)
+        return winner
+
+    def _confirm(self, plan: Plan, ranked: list[FrozenTrial], seeds: list[int]) -> dict[str, list[float]]:
+        """Scores of the finalists after training from the frozen supernet with each of the seeds, by function.
+
+        All stages confirm alike and in one study, so their winners can be compared; what was confirmed before is not
+        trained again.
+        """
+        study = ledger.open_study(self.storage, f"{self.prefix}{CONFIRMATION}")
+        ledger.settle(study)
+        wanted = [
+            (ledger.architecture_of(trial), f"{plan.study} trial {trial.number}", seed)
+            for seed in seeds
+            for trial in ranked
+        ]
+        if ledger.line_up(study, wanted):
+            self.say(f"confirming {len(ranked)} of {plan.study} with {len(seeds)} fresh seeds each")
+        run(
+            study,
+            plan.space,
+            self.workspace,
+            self.cluster,
+            trials=None,
+            origin=CONFIRMATION,
+            watch=partial(self._watch, total=len(ledger.in_line(study)) + len(ledger.finished(study))),
+        )
+        scores: dict[str, dict[int, float]] = {}
+        for trial in ledger.scored(study):
+            scores.setdefault(trial.user_attrs[ledger.FUNCTION], {})[trial.user_attrs[ledger.SEED]] = trial.values[0]
+        return {
+            trial.user_attrs[ledger.FUNCTION]: [
+                score
+                for seed, score in sorted(scores.get(trial.user_attrs[ledger.FUNCTION], {}).items())
+                if seed in seeds
+            ]
+            for trial in ranked
+        }
+
+    def _measure(self, best: dict[str, Any]) -> None:
+        """Add to every finalist the latency of its whole model beside the table's."""
+        table = latencies_of(self.config, self.workspace, self.cluster.device, self.tell)
+        found = {f"{place}": Architecture.from_json(row["architecture"]) for place, row in enumerate(best["finalists"])}
+        device = "cuda" if self.cluster.device == "cuda" else "cpu"
+        for place, measured in measure_whole(found, table, device).items():
+            row = best["finalists"][int(place)]
+            whole = round(1e6 * measured.whole.median)
+            row |= {"latency_us": measured.predicted, "latency_measured_us": whole}
+            self.say(
+                f"latency of trial {row['trial']}: {measured.predicted / 1e3:.2f} ms in the table, "
+                f"{whole / 1e3:.2f} ms measured whole"
+            )
+
+    def _watch(self, study: optuna.Study, number: int, total: int) -> None:
+        self.watch(study, number, total)
 
 
 def finalists(study: optuna.Study, count: int) -> list[FrozenTrial]:
-    """The best `count` different architectures inside the parameter box."""
-    best: dict[Architecture, FrozenTrial] = {}
-    for trial in ledger.ranked(study):
-        best.setdefault(ledger.architecture_of(trial), trial)
-    return list(best.values())[:count]
+    """The `count` best different architectures that keep the budget, or of the front where there are two goals; and
+    the one that the stage refines, which the winner must not fall behind.
+    """
+    rows = ledger.ranked(study)
+    if len(study.directions) > 1:
+        front = {trial.number for trial in study.best_trials}
+        rows = [trial for trial in rows if trial.number in front]
+    best: dict[str, FrozenTrial] = {}
+    for trial in rows:
+        best.setdefault(trial.user_attrs[ledger.FUNCTION], trial)
+    chosen = list(best.values())[:count]
+    refined = [trial for trial in ledger.ranked(study) if trial.user_attrs[ledger.ORIGIN] == WINNER]
+    known = {trial.user_attrs[ledger.FUNCTION] for trial in chosen}
+    return chosen + [trial for trial in refined if trial.user_attrs[ledger.FUNCTION] not in known]
 
 
-def hand_on(folder: Folder, ranked: list[FrozenTrial], confirmation: optuna.Study) -> Architecture:
-    """Choose the finalist of the best mean over fresh seeds and write `best.json` and `architecture.json`."""
-    scores: dict[Architecture, list[float]] = {ledger.architecture_of(trial): [] for trial in ranked}
-    for trial in ledger.scored(confirmation):
-        scores[ledger.architecture_of(trial)].append(trial.value or 0.0)
+def summary(ranked: list[FrozenTrial], confirmed: dict[str, list[float]], study: optuna.Study) -> dict[str, Any]:
+    """Finalists, and the winner: the one of the best mean over fresh seeds; with two goals also the front."""
     rows = []
-    for trial, (architecture, fresh) in zip(ranked, scores.items(), strict=True):
+    for trial in ranked:
+        fresh = confirmed[trial.user_attrs[ledger.FUNCTION]]
         rows.append(
-            {
-                "trial": trial.number,
-                "origin": trial.user_attrs[ledger.ORIGIN],
-                "score": trial.value,
-                "standard_error": trial.user_attrs["standard_error"],
+            row_of(trial)
+            | {
                 "confirmed_scores": fresh,
                 "confirmed_mean": mean(fresh) if fresh else None,
                 "confirmed_deviation": stdev(fresh) if len(fresh) > 1 else None,
-                "params": trial.user_attrs["params"],
-                "macs": trial.user_attrs["macs"],
-                "formula": trial.user_attrs["formula"],
-                "architecture": architecture.to_json(),
             }
         )
     # A finalist that failed with every fresh seed comes after all that did not.
-    confirmed = [row for row in rows if row["confirmed_mean"] is not None]
-    winner = max(confirmed or rows, key=lambda row: row["confirmed_mean"] if confirmed else row["score"])
-    best = folder.best(1)
-    write_text(best, json.dumps({"winner": winner, "finalists": rows}, indent=2) + "\n")
-    architecture = Architecture.from_json(winner["architecture"])
-    architecture.save(folder.architecture)
-    return architecture
+    with_scores = [row for row in rows if row["confirmed_mean"] is not None]
+    winner = max(with_scores or rows, key=lambda row: row["confirmed_mean"] if with_scores else row["score"])
+    result: dict[str, Any] = {"winner": winner, "finalists": rows}
+    if len(study.directions) > 1:
+        front = [trial for trial in study.best_trials if trial.user_attrs[ledger.IN_BOX]]
+        result["front"] = [row_of(trial) for trial in sorted(front, key=lambda trial: trial.values[1])]
+    return result
+
+
+def row_of(trial: FrozenTrial) -> dict[str, Any]:
+    """What a file of results says of a trial."""
+    attributes = trial.user_attrs
+    return {
+        "trial": trial.number,
+        "origin": attributes[ledger.ORIGIN],
+        "score": trial.values[0],
+        "standard_error": attributes["standard_error"],
+        "params": attributes["params"],
+        "macs": attributes["macs"],
+        "formula": attributes["formula"],
+        "architecture": ledger.architecture_of(trial).to_json(),
+    }

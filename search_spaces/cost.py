@@ -2,9 +2,9 @@
 operations.
 
 The model is BERT as Hugging Face builds it: word, position and token-type embeddings with a LayerNorm; per
-layer the linear maps for query, key, value and output with a LayerNorm; per block `expand` (d -> e),
-`project` (w -> d, where w is the width of the value it is really applied to) and a LayerNorm; a pooler and a
-classifier. All linear maps have biases.
+layer the linear maps for query, key, value and output with a LayerNorm; per block `expand` (d -> e), `gate`
+(d -> e) where the graph has one, `project` (w -> d, where w is the width of the value it is really applied to)
+and a LayerNorm; a pooler and a classifier. All linear maps have biases.
 """
 
 from search_spaces.architecture import Architecture, Base, Genes
@@ -26,11 +26,13 @@ def params_published(architecture: Architecture, teacher_width: int = 768) -> in
     """The count of the EfficientBERT paper's tables.
 
     It includes the linear map from the student's width to the teacher's, which only distillation uses, leaves
-    out pooler and classifier, and takes the input of `project` to be as wide as the output of `expand`.
+    out pooler and classifier, and takes the input of `project` to be as wide as the output of `expand`. A
+    `gate`, which the paper does not have, counts like a second `expand`.
     """
     base = architecture.base
-    inner = [(genes.stack, genes.inner(base)) for genes in architecture.layers]
-    ffn = sum(stack * _block_params(base.width, width, width) for stack, width in inner)
+    ffn = sum(
+        genes.stack * _block_params(base, genes, project=genes.inner(base)) for genes in architecture.layers
+    )
     encoder = _embedding_params(base) + base.depth * _attention_params(base.width)
     return encoder + ffn + _linear(base.width, teacher_width)
 
@@ -43,7 +45,7 @@ def fixed_params(base: Base, labels: int = 3) -> int:
 
 def ffn_params(base: Base, genes: Genes) -> int:
     """The parameters of all blocks of one layer, their LayerNorms included."""
-    return genes.stack * _block_params(base.width, genes.inner(base), project_width(base, genes))
+    return genes.stack * _block_params(base, genes, project_width(base, genes))
 
 
 def project_width(base: Base, genes: Genes) -> int:
@@ -56,11 +58,14 @@ def project_width(base: Base, genes: Genes) -> int:
 def macs_linear(architecture: Architecture, tokens: int = 128) -> int:
     """MACs of the encoder's linear maps for one sequence of `tokens` tokens."""
     base = architecture.base
-    per_token = 0
-    for genes in architecture.layers:
-        block = base.width * (genes.inner(base) + project_width(base, genes))
-        per_token += 4 * base.width**2 + genes.stack * block
-    return tokens * per_token
+    attention = base.depth * 4 * base.width**2
+    return tokens * attention + sum(ffn_macs(base, genes, tokens) for genes in architecture.layers)
+
+
+def ffn_macs(base: Base, genes: Genes, tokens: int = 128) -> int:
+    """MACs of the linear maps of all blocks of one layer for one sequence of `tokens` tokens."""
+    inner_maps = 1 + genes.graph.gated
+    return tokens * genes.stack * base.width * (inner_maps * genes.inner(base) + project_width(base, genes))
 
 
 def macs(architecture: Architecture, tokens: int = 128, labels: int = 3) -> int:
@@ -97,8 +102,10 @@ def _attention_params(width: int) -> int:
     return 4 * _linear(width, width) + 2 * width
 
 
-def _block_params(width: int, inner: int, project: int) -> int:
-    return _linear(width, inner) + _linear(project, width) + 2 * width
+def _block_params(base: Base, genes: Genes, project: int) -> int:
+    inner_maps = 1 + genes.graph.gated
+    inner = inner_maps * _linear(base.width, genes.inner(base))
+    return inner + _linear(project, base.width) + 2 * base.width
 
 
 def _embedding_params(base: Base) -> int:

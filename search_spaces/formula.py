@@ -7,7 +7,8 @@ from search_spaces.operations import OPERATIONS
 
 
 def expression(graph: FFNGraph, named: bool = False) -> sympy.Expr:
-    """The function as a sympy expression of the real symbol `x`; W_1 and W_2 are `expand` and `project`.
+    """The function as a sympy expression of the real symbol `x`; W_1, W_2 and W_3 are `expand`, `project` and
+    `gate`.
 
     With `named`, activations stay functions of their names (`gelu(x)`) instead of being written out.
     """

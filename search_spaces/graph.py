@@ -4,9 +4,11 @@ The text form is the formula read as a tree, `tanh(project(gelu(expand(x))))`; s
 are one node, so a formula describes a graph whose intermediate results are reused.
 
 Every value has a static kind: "outer" (the width of the model, like the input `x`), "inner" (what `expand`
-makes) or "mixed" (a binary operation of the two). `expand` leads from outer to inner, `project` from inner or
-mixed to outer, and each occurs exactly once. The space's rules of style are not part of the type: see
-`breaks_rules`.
+and `gate` make) or "mixed" (a binary operation of the two). `expand` and `gate` lead from outer to inner,
+`project` from inner or mixed to outer; `expand` and `project` occur exactly once, `gate` at most once. So a
+path to the output that passes `expand` or `gate` passes one of them, and then `project`. With a gate, GeGLU is
+`project(mul(gelu(expand(x)),gate(x)))`, and SwiGLU the same with `swish` (Shazeer, 2020). The space's rules of
+style are not part of the type: see `breaks_rules`.
 """
 
 import re
@@ -131,14 +133,19 @@ class FFNGraph:
         """The kind of every node's value: "outer", "inner" or "mixed"."""
 
         def kind(op: str, inputs: tuple[str, ...]) -> str:
-            fixed = {"x": "outer", "expand": "inner", "project": "outer"}.get(op)
+            fixed = {"x": "outer", "expand": "inner", "gate": "inner", "project": "outer"}.get(op)
             return fixed or (inputs[0] if len(set(inputs)) == 1 else "mixed")
 
         return tuple(self.fold(kind))
 
+    @cached_property
+    def gated(self) -> bool:
+        """Whether the graph has a `gate`."""
+        return any(node.op == "gate" for node in self.nodes)
+
     def widths(self, outer: int, inner: int, mismatch: str = "narrow") -> tuple[int, ...]:
-        """The number of channels of every node's value, for a model `outer` wide whose `expand` makes `inner`
-        channels.
+        """The number of channels of every node's value, for a model `outer` wide whose `expand` and `gate` make
+        `inner` channels.
 
         A binary operation on different widths keeps the leading channels of the narrower one ("narrow":
         EfficientBERT), or works on those and lets the rest of the wider one pass unchanged ("wide": its
@@ -147,7 +154,7 @@ class FFNGraph:
         if mismatch not in MISMATCH:
             raise ValueError(f"mismatch: must be 'narrow' or 'wide', not {shown(mismatch)}")
         choose = min if mismatch == "narrow" else max
-        fixed = {"x": outer, "expand": inner, "project": outer}
+        fixed = {"x": outer, "expand": inner, "gate": inner, "project": outer}
         return tuple(self.fold(lambda op, inputs: fixed[op] if op in fixed else choose(inputs)))
 
     def find(self, op: str) -> int:
@@ -328,15 +335,18 @@ def _normalise(given: Mapping[Hashable, tuple[str, tuple[Hashable, ...]]]) -> tu
 
 
 def _check_linear(nodes: Sequence[Node]) -> None:
-    for op in ("expand", "project"):
+    for op, least in (("expand", 1), ("project", 1), ("gate", 0)):
         count = sum(node.op == op for node in nodes)
-        if count != 1:
+        if not least <= count <= 1:
             found = f"{count} different ones" if count else "none"
-            raise GraphError(f"a graph has exactly one {op!r}, found {found}")
+            raise GraphError(f"a graph has {'exactly' if least else 'at most'} one {op!r}, found {found}")
 
 
 def _check_kinds(graph: FFNGraph) -> None:
-    # Inner values exist only behind the one `expand`, so its own input is always outer.
+    for node, text in zip(graph.nodes, graph.texts, strict=True):
+        if node.op in ("expand", "gate") and graph.kinds[node.inputs[0]] != "outer":
+            raise GraphError(f"{shown(text)}: {node.op!r} needs a value of the model's width")
+    # An `expand` or `gate` behind `project` needs no check: nothing leads from it back to the model's width.
     number = graph.find("project")
     if graph.kinds[graph.nodes[number].inputs[0]] == "outer":
         raise GraphError(f"{shown(graph.texts[number])}: 'project' needs a value that comes from 'expand'")

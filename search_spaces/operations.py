@@ -1,4 +1,4 @@
-"""The primitive operations of a feed-forward network (EfficientBERT, table 1), and its two linear maps.
+"""The primitive operations of a feed-forward network (EfficientBERT, table 1), and its linear maps.
 
 `meaning` is the definition every implementation is tested against. `flops` counts scalar operations per
 element of the result: an addition, product, quotient, comparison, `exp` or `tanh` is one each; the
@@ -52,6 +52,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("swish", 1, "unary", lambda x: x * _sigmoid(x), 5),
         Operation("expand", 1, "linear", sympy.Function("W_1", real=True), 0),
         Operation("project", 1, "linear", sympy.Function("W_2", real=True), 0),
+        Operation("gate", 1, "linear", sympy.Function("W_3", real=True), 0),
     )
 }
 UNARY: tuple[str, ...] = tuple(name for name, operation in OPERATIONS.items() if operation.kind == "unary")

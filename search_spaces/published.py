@@ -34,7 +34,7 @@ def parse_released(text: str) -> tuple[FFNGraph, int, Fraction]:
                 raise GraphError(f"{name!r} takes a value and wb1 or wb2")
             names.add(name)
             return builder.term(_ROLES[weights[0]], values)
-        if weights or name in _ROLES.values():
+        if weights or name in (*_ROLES.values(), "gate"):
             raise GraphError(f"{name!r} is no linear map; released strings name them like 'linear2_3'")
         return builder.term(name, values)
 
@@ -52,6 +52,9 @@ def print_released(graph: FFNGraph, stack: int, expansion: Fraction) -> str:
     if Fraction(expansion).numerator != 1:
         raise ValueError(f"released strings only have expansions 1/n, not {expansion}")
     linear = f"linear{stack}_{Fraction(expansion).denominator}"
+
+    if graph.gated:
+        raise GraphError(f"{graph}: released strings have no gate")
 
     def spell(op: str, inputs: tuple[str, ...]) -> str:
         weights = {role: name for name, role in _ROLES.items()}

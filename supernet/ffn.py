@@ -56,6 +56,8 @@ class FFNBlock(nn.Module):
         self.gelu_form = {"tanh": "tanh", "erf": "none"}[config.gelu]
         projected = next(inputs[0] for op, inputs in self.steps if op == "project")
         self.expand = nn.Linear(config.hidden_size, inner)
+        if any(op == "gate" for op, _ in self.steps):
+            self.gate = nn.Linear(config.hidden_size, inner)
         self.project = nn.Linear(widths[projected], config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -67,6 +69,8 @@ class FFNBlock(nn.Module):
             first = values[inputs[0]]
             if op == "expand":
                 values.append(self.expand(first))
+            elif op == "gate":
+                values.append(self.gate(first))
             elif op == "project":
                 values.append(self.project(first))
             elif op == "gelu":

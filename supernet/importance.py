@@ -17,8 +17,8 @@ def neuron_importance(
     For a sample x and neuron j the score is |W1_j . dL/dW1_j + W2_j . dL/dW2_j|. Summed over the sample's
     tokens t, the first term is sum_t (pre_tj - b1_j) dL/dpre_tj and the second sum_t h_tj dL/dh_tj, with
     `pre` what expand returns and `h` what project is given, so activations and their gradients are all it
-    takes. Scores of samples add up. The model is put into eval mode; use training data, as a score from the
-    data that is reported on leaks.
+    takes. A gate's row belongs to the neuron too, and adds a third term like the first. Scores of samples add
+    up. The model is put into eval mode; use training data, as a score from the data that is reported on leaks.
 
     Args:
         model: with `FFNBlock`s in its layers.
@@ -33,28 +33,28 @@ def neuron_importance(
     scores = [
         [torch.zeros(block.expand.out_features, dtype=torch.float64) for block in layer] for layer in blocks
     ]
-    seen: dict[tuple[int, int], list[Tensor]] = {}
+    # What expand and gate return and what project is given, by layer, block and name of the linear map.
+    seen: dict[tuple[int, int, str], Tensor] = {}
     hooks = []
     for i, layer in enumerate(blocks):
         for j, block in enumerate(layer):
-            seen[i, j] = [torch.empty(0), torch.empty(0)]
-            hooks.append(block.expand.register_forward_hook(_keep_output(seen[i, j])))
-            hooks.append(block.project.register_forward_pre_hook(_keep_input(seen[i, j])))
+            for name in ("expand", "gate") if hasattr(block, "gate") else ("expand",):
+                hooks.append(getattr(block, name).register_forward_hook(_keep_output(seen, (i, j, name))))
+            hooks.append(block.project.register_forward_pre_hook(_keep_input(seen, (i, j, "project"))))
     was_training = model.training
     model.eval()
     try:
         for batch in batches:
             total = loss(model, batch)
-            tensors = [tensor for pair in seen.values() for tensor in pair]
-            gradients = torch.autograd.grad(total, tensors, allow_unused=True)
-            for index, (i, j) in enumerate(seen):
-                pre_BTE, inner_BTE = seen[i, j]
-                pre_grad, inner_grad = gradients[2 * index : 2 * index + 2]
-                bias_E = blocks[i][j].expand.bias
-                first = 0 if pre_grad is None else ((pre_BTE - bias_E) * pre_grad).sum(dim=1)
-                second = 0 if inner_grad is None else (inner_BTE * inner_grad).sum(dim=1)
-                score_BE = torch.as_tensor(first + second).detach().abs().double()
-                scores[i][j] += score_BE.sum(dim=0).cpu()
+            gradients = torch.autograd.grad(total, list(seen.values()), allow_unused=True)
+            sums: dict[tuple[int, int], Tensor] = {}
+            for ((i, j, name), value_BTE), grad_BTE in zip(seen.items(), gradients, strict=True):
+                if grad_BTE is not None:
+                    bias_E = 0 if name == "project" else getattr(blocks[i][j], name).bias
+                    term_BE = ((value_BTE - bias_E) * grad_BTE).sum(dim=1)
+                    sums[i, j] = sums[i, j] + term_BE if (i, j) in sums else term_BE
+            for (i, j), sum_BE in sums.items():
+                scores[i][j] += sum_BE.detach().abs().double().sum(dim=0).cpu()
     finally:
         for hook in hooks:
             hook.remove()
@@ -62,16 +62,16 @@ def neuron_importance(
     return scores
 
 
-def _keep_output(kept: list[Tensor]) -> Callable[..., None]:
+def _keep_output(seen: dict[tuple[int, int, str], Tensor], place: tuple[int, int, str]) -> Callable[..., None]:
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        kept[0] = output
+        seen[place] = output
 
     return hook
 
 
-def _keep_input(kept: list[Tensor]) -> Callable[..., None]:
+def _keep_input(seen: dict[tuple[int, int, str], Tensor], place: tuple[int, int, str]) -> Callable[..., None]:
     def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        kept[1] = inputs[0]
+        seen[place] = inputs[0]
 
     return hook
 
@@ -88,7 +88,10 @@ def sort_channels(weights: Mapping[str, Tensor], importance: list[list[Tensor]])
         for j, score in enumerate(layer):
             order = torch.argsort(score, descending=True, stable=True)
             block = f"{prefix}encoder.layer.{i}.ffn.{j}."
-            for name, dimension in (("expand.weight", 0), ("expand.bias", 0), ("project.weight", 1)):
+            dimensions = {"expand.weight": 0, "expand.bias": 0, "project.weight": 1}
+            if block + "gate.weight" in weights:
+                dimensions |= {"gate.weight": 0, "gate.bias": 0}
+            for name, dimension in dimensions.items():
                 result[block + name] = weights[block + name].index_select(dimension, order)
     return result
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from search_spaces.architecture import Architecture
@@ -15,7 +16,8 @@ def inherit(weights: Mapping[str, Tensor], architecture: Architecture) -> dict[s
     """The weights with which a candidate starts.
 
     Lowest blocks first, leading inner channels; attention, norms, embeddings and heads whole (EfficientBERT,
-    section 3.2: stacked FFNs are sliced from bottom to top, linear operations from left to right).
+    section 3.2: stacked FFNs are sliced from bottom to top, linear operations from left to right). A gate that
+    the supernet does not have starts as the constant one (weight 0, bias 1), with which `mul(f,gate(x))` is f.
 
     Args:
         weights: state dict of a supernet of the same base, with at least as many blocks in every layer.
@@ -28,7 +30,10 @@ def inherit(weights: Mapping[str, Tensor], architecture: Architecture) -> dict[s
         ValueError: the supernet has too few blocks or channels for a layer.
     """
     base = architecture.base
-    sizes = [(genes.stack, genes.inner(base), project_width(base, genes)) for genes in architecture.layers]
+    sizes = [
+        (genes.stack, genes.inner(base), project_width(base, genes), genes.graph.gated)
+        for genes in architecture.layers
+    ]
     inherited = {}
     blocks = [0] * len(sizes)
     for name, tensor in weights.items():
@@ -39,12 +44,15 @@ def inherit(weights: Mapping[str, Tensor], architecture: Architecture) -> dict[s
                 raise ValueError(
                     f"the supernet has a layer {layer}; the architecture has {len(sizes)} layers"
                 )
-            stack, inner, projected = sizes[layer]
-            if block >= stack:
+            stack, inner, projected, gated = sizes[layer]
+            if block >= stack or (match[3] == "gate" and not gated):
                 continue
             blocks[layer] = max(blocks[layer], block + 1)
-            if match[3] == "expand":
+            if match[3] in ("expand", "gate"):
                 tensor = _leading(tensor, 0, inner, name)
+                gate = name.replace(".expand.", ".gate.")
+                if gated and gate not in weights:
+                    inherited[gate] = torch.full_like(tensor, float(match[4] == "bias"))
             elif (match[3], match[4]) == ("project", "weight"):
                 tensor = _leading(tensor, 1, projected, name)
         inherited[name] = tensor.clone()

@@ -30,7 +30,8 @@ def warm_up(
     """Train the complete supernet in place; returns the losses.
 
     With `draw_graphs` the layers compute other graphs in every step, so that the weights suit more than the
-    one activation; a drawn graph with another width of project leaves its layer as it is.
+    one activation; a drawn graph with another width of project, or with a gate, leaves its layer as
+    it is.
     """
     layers = supernet.base_model.encoder.layer
     own = [layer.ffn[0].steps for layer in layers]
@@ -39,7 +40,7 @@ def warm_up(
         if draw_graphs is None:
             return
         for layer, steps, graph in zip(layers, own, draw_graphs(), strict=True):
-            if project_width(base, Genes(graph)) == base.inner:
+            if project_width(base, Genes(graph)) == base.inner and not graph.gated:
                 steps = tuple((node.op, node.inputs) for node in graph.nodes[1:])
             for block in layer.ffn:
                 block.steps = steps

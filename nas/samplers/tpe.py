@@ -1,15 +1,17 @@
 """Optuna's tree-structured Parzen estimator over the sizes, after a start of random draws."""
 
 import random
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from optuna import Study
-from optuna.distributions import BaseDistribution, FloatDistribution
-from optuna.samplers import BaseSampler, TPESampler
+from optuna.distributions import FloatDistribution
+from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from nas.ledger import draw_index
+from nas.ledger import Tried
 from nas.samplers.random import RandomSampler
+from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 
 START = 8
@@ -20,26 +22,31 @@ class TPE(RandomSampler):
 
     Over the operations Optuna's estimator prefers what the other trials have not tried, and with a segment's eleven
     choices and tens of trials that edits nearly every segment of every layer at once.
-    The random state is derived from seed and number of draws.
     """
 
-    def __init__(self, space: Space, seed: int) -> None:
-        super().__init__(space, seed)
-        self.current: tuple[int, BaseSampler | None] = (-1, None)
+    def proposals(
+        self, study: Study, trial: FrozenTrial, tried: list[Tried], rng: random.Random
+    ) -> Iterator[Architecture]:
+        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if len(complete) < START:
+            yield from self.propose(tried, rng)
+        while True:
+            tpe = TPESampler(n_startup_trials=0, constant_liar=True, seed=rng.randrange(2**31))
+            yield self.space.suggest(_Estimated(self.space, rng, tpe, study, trial))
 
-    def _estimator(self, study: Study, trial: FrozenTrial) -> BaseSampler | None:
-        """The estimator of this trial, all of whose sizes it gives; None while too few trials are complete."""
-        if self.current[0] != trial.number:
-            complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            seed = random.Random(f"{self.seed}/{draw_index(study, trial)}").randrange(2**31)
-            tpe = TPESampler(n_startup_trials=0, multivariate=False, constant_liar=True, seed=seed)
-            self.current = (trial.number, tpe if len(complete) >= START else None)
-        return self.current[1]
 
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        estimator = self._estimator(study, trial) if isinstance(param_distribution, FloatDistribution) else None
-        if estimator is None:
-            return super().sample_independent(study, trial, param_name, param_distribution)
-        return estimator.sample_independent(study, trial, param_name, param_distribution)
+@dataclass(frozen=True)
+class _Estimated:
+    """Draws operations at random and asks the estimator for sizes."""
+
+    space: Space
+    rng: random.Random
+    tpe: TPESampler
+    study: Study
+    trial: FrozenTrial
+
+    def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
+        return self.space.draw(name, choices, self.rng)
+
+    def suggest_float(self, name: str, low: float, high: float) -> float:
+        return float(self.tpe.sample_independent(self.study, self.trial, name, FloatDistribution(low, high)))

@@ -60,7 +60,7 @@ def test_uses_no_more_batches_than_steps(accelerator: Accelerator) -> None:
 
 
 def test_too_few_batches(accelerator: Accelerator) -> None:
-    with pytest.raises(ValueError, match="4 steps need as many batches; there were 3"):
+    with pytest.raises(ValueError, match="4 batches are needed; there were 3"):
         train(tiny(), map(task, range(3)), hard_labels(), Recipe(steps=4), accelerator=accelerator)
 
 

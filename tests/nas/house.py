@@ -30,7 +30,7 @@ PATIENCE = 240  # seconds after which a command hangs
 
 PRESET = """\
 teacher = "{teacher}"
-task = "library"
+tasks = ["library", "neighbours"]
 max_length = 24
 dropout = 0.0
 seed = 0
@@ -68,9 +68,28 @@ steps = 6
 batch_size = 8
 learning_rate = 1e-3
 
+[sharing]
+steps = 6
+batch_size = 8
+learning_rate = 1e-3
+rows = 200
+
 [stage1]
 trials = 6
+sampler = "random"
 confirm = 2
+confirm_seeds = 2
+
+[stage2]
+trials = 4
+sampler = "evolution"
+confirm = 1
+confirm_seeds = 2
+
+[stage3]
+trials = 8
+sampler = "local"
+confirm = 1
 confirm_seeds = 2
 """
 

@@ -1,9 +1,33 @@
-"""Latencies are measured side by side."""
+"""Latencies are measured side by side; a table's add up in whole microseconds, and are measured once."""
 
-from torch import nn
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
-from nas.latency import latencies
-from tests.tiny import batch, bert
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import BertConfig
+
+from nas.latency import LatencyTable, latencies, latency_table, measure_whole, parse_latency, resolve
+from search_spaces import GELU, Architecture, Base, FFNGraph, Genes
+from supernet import ffn
+from supernet.build import build
+from tests.search_spaces.strategies import graphs
+from tests.tiny import BASE, SIZES, batch, bert
+
+WIDTHS = (12, 24, 48)  # below the model's width, equal to it, above it
+EXPANSIONS = tuple(Fraction(width, BASE.inner) for width in WIDTHS)
+GATED = FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))")
+
+Measure = Callable[..., LatencyTable]
 
 
 def test_quartiles_of_every_model() -> None:
@@ -13,3 +37,199 @@ def test_quartiles_of_every_model() -> None:
     for latency in found.values():
         assert 0 < latency.lower <= latency.median <= latency.upper < 60
     assert not any(module.training for model in models.values() for module in model.modules())
+
+
+@pytest.fixture(scope="module")
+def measure(tmp_path_factory: pytest.TempPathFactory) -> Measure:
+    """`latency_table` of the tiny base, with changes; all in one cache."""
+    given = {"base": BASE, "teacher": BertConfig(**SIZES), "inner_widths": WIDTHS, "batch": 1, "tokens": 6}
+    cache = tmp_path_factory.mktemp("cache")
+    return lambda **changes: latency_table(**{**given, "device": "cpu", "cache": cache, **changes})
+
+
+@pytest.fixture(scope="module")
+def table(measure: Measure) -> LatencyTable:
+    return measure()
+
+
+def priced(base: Base = BASE) -> LatencyTable:
+    """A table of all steps at `WIDTHS` whose every sum of a few steps is different."""
+    names = ["norm", *(f"{op} {width}" for op in ("expand", "gate", "project", "gelu", *ffn.UNARY) for width in WIDTHS)]
+    pairs = [(12,), (24,), (48,), (12, 24), (24, 48)]
+    names += [f"{op} {' '.join(map(str, pair))}" for op in ffn.BINARY for pair in pairs]
+    return LatencyTable(1, 6, 500, 4000, tuple((name, 1000 * 7**place) for place, name in enumerate(names)))
+
+
+class Watch(TorchFunctionMode):
+    """Names the steps that a block really takes, as a table names them."""
+
+    OPS = {ffn.F.gelu: "gelu"} | {function: op for op, function in ffn.UNARY.items()}
+
+    def __init__(self, block: ffn.FFNBlock) -> None:
+        super().__init__()
+        maps = (name for name in ("expand", "gate", "project") if hasattr(block, name))
+        self.linear = {getattr(block, name).weight: name for name in maps}
+        self.steps: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        if function is ffn.F.linear:
+            op = self.linear[arguments[1]]
+            self.steps.append(f"{op} {arguments[1].shape[1 if op == 'project' else 0]}")
+        elif function is ffn.F.layer_norm:
+            self.steps.append("norm")
+        elif function in self.OPS:
+            self.steps.append(f"{self.OPS[function]} {arguments[0].shape[-1]}")
+        return function(*arguments, **(keywords or {}))
+
+
+@given(graphs(), st.sampled_from(EXPANSIONS), st.sampled_from(("narrow", "wide")))
+def test_a_layer_costs_the_steps_it_takes(graph: FFNGraph, expansion: Fraction, mismatch: str) -> None:
+    base = replace(BASE, depth=1, mismatch=mismatch)
+    genes = Genes(graph, expansion=expansion)
+    block = build(Architecture(base, (genes,))).bert.encoder.layer[0].ffn[0]
+    watch = Watch(block)
+
+    def combine(op: str, a: Tensor, b: Tensor, mismatch: str) -> Tensor:
+        watch.steps.append(" ".join([op, *map(str, sorted({a.shape[-1], b.shape[-1]}))]))
+        return original(op, a, b, mismatch)
+
+    original, ffn.combine = ffn.combine, combine
+    try:
+        with watch:
+            block(torch.randn(1, 2, base.width))
+    finally:
+        ffn.combine = original
+    price = dict(priced().steps)
+    assert priced().ffn(base, genes) == sum(price[step] for step in watch.steps) // 1000
+
+
+@pytest.mark.parametrize("mismatch", ["narrow", "wide"])
+def test_a_measured_table_knows_all_graphs(measure: Measure, mismatch: str) -> None:
+    # The inner width of none of the blocks is the model's own, which values of the graph have all the same.
+    base = replace(BASE, mismatch=mismatch)
+    table = measure(base=base, inner_widths=(12, 48))
+
+    @given(graphs(), st.sampled_from((12, 48)))
+    def known(graph: FFNGraph, inner: int) -> None:
+        time = table.ffn(base, Genes(graph, expansion=Fraction(inner, base.inner)))
+        assert isinstance(time, int)
+        assert time > 0
+
+    known()
+
+
+def test_a_model_as_wide_as_no_block(measure: Measure) -> None:
+    base = Base(depth=1, width=24, heads=2, inner=8, vocabulary=50, positions=20, embedding=8)
+    table = measure(base=base, inner_widths=(8,))
+    assert table.total(Architecture.uniform(base, GATED, stack=3)) > table.fixed
+
+
+def test_totals_add_up_in_whole_microseconds(table: LatencyTable) -> None:
+    layers = (Genes(GELU, 2, Fraction(1, 4)), Genes(GATED), Genes(FFNGraph.parse("max(x,project(relu(expand(x))))")))
+    assert table.total(Architecture(BASE, layers)) == table.fixed + sum(table.ffn(BASE, genes) for genes in layers)
+    values = (table.fixed, table.teacher, *dict(table.steps).values())
+    assert all(isinstance(value, int) and value > 0 for value in values)
+    for stack in (2, 3, 4):
+        blocks = stack * table.ffn(BASE, Genes(GATED))
+        assert abs(table.ffn(BASE, Genes(GATED, stack)) - blocks) <= stack / 2
+
+
+def test_json_and_pickle_give_the_same_table(table: LatencyTable) -> None:
+    assert LatencyTable.from_json(json.loads(json.dumps(table.to_json()))) == table
+    assert pickle.loads(pickle.dumps(table)) == table
+    assert hash(replace(table)) == hash(table)
+
+
+def test_measured_once(measure: Measure, tmp_path: Path) -> None:
+    told: list[str] = []
+    fresh = lambda **changes: measure(  # noqa: E731
+        cache=tmp_path, tell=lambda what, share: told.append(what), **changes
+    )
+    torch.manual_seed(3)
+    first = fresh()
+    (path,) = (tmp_path / "latencies").iterdir()
+    assert told
+    drawn = torch.rand(3)
+    written = path.stat().st_mtime_ns, path.read_bytes()
+    told.clear()
+    teacher = BertConfig(**SIZES)
+    teacher._name_or_path = "elsewhere"
+    torch.manual_seed(3)
+    assert fresh(inner_widths=(48, 12, 24, 12), teacher=teacher) == first
+    assert not told
+    assert (path.stat().st_mtime_ns, path.read_bytes()) == written
+    assert torch.equal(torch.rand(3), drawn)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch": 2},
+        {"tokens": 7},
+        {"inner_widths": (12, 24)},
+        {"base": replace(BASE, depth=2)},
+        {"teacher": BertConfig(**{**SIZES, "num_hidden_layers": 1})},
+    ],
+    ids=str,
+)
+def test_measured_for_each_setting(measure: Measure, table: LatencyTable, changes: dict[str, Any]) -> None:
+    other = measure(**changes)
+    assert other != table
+    assert (other.batch, other.tokens) == (changes.get("batch", 1), changes.get("tokens", 6))
+
+
+def test_measured_for_each_number_of_threads(measure: Measure, table: LatencyTable) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert measure() != table
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_what_a_table_does_not_know() -> None:
+    with pytest.raises(ValueError, match=r"24 wide with 6 inner channels: 'expand 6' is not in the latency table"):
+        priced().ffn(BASE, Genes(GELU, expansion=Fraction(1, 8)))
+
+
+def test_more_tokens_than_positions(measure: Measure) -> None:
+    with pytest.raises(ValueError, match="20 positions, not 21"):
+        measure(tokens=21)
+
+
+def test_whole_models_next_to_the_table(table: LatencyTable) -> None:
+    architectures = {"base": Architecture.uniform(BASE), "gated": Architecture.uniform(BASE, GATED, 2, EXPANSIONS[0])}
+    torch.manual_seed(3)
+    found = measure_whole(architectures, table, "cpu", rounds=3)
+    drawn = torch.rand(3)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(3), drawn)
+    assert list(found) == ["base", "gated"]
+    for name, measured in found.items():
+        assert measured.predicted == table.total(architectures[name])
+        assert 0 < measured.whole.lower <= measured.whole.median <= measured.whole.upper < 60
+
+
+@pytest.mark.parametrize(
+    ("text", "microseconds"),
+    [
+        ("12ms", 12_000),
+        ("0.012s", 12_000),
+        ("1.2345ms", 1_234),
+        ("12 ms", 12_000),
+        ("0.25x", 1_000),
+        ("0.33333x", 1_333),
+        ("1x", 4_000),
+    ],
+)
+def test_limits(text: str, microseconds: int) -> None:
+    assert resolve(parse_latency(text), priced()) == microseconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0x", "0.0ms", "-1ms", "nan ms", "12", "1e400ms", "0.25", "ms", "1.ms", "1/4x", "12MS", "٣ms", "9" * 99 + "ms"],
+)
+def test_what_is_no_limit(text: str) -> None:
+    with pytest.raises(ValueError, match=r"'12ms' or '0\.012s', or .* '0\.25x', not '"):
+        parse_latency(text)

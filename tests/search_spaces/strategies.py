@@ -5,28 +5,39 @@ from fractions import Fraction
 from hypothesis import strategies as st
 
 from search_spaces import BINARY, UNARY, Architecture, Base, FFNGraph, Genes, Space
+from search_spaces.graph import MAX_TERMS
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 
 
 @st.composite
 def graphs(draw: st.DrawFn) -> FFNGraph:
-    """Any valid graph, whether it keeps the rules of style or not, with values reused at random."""
+    """Any valid graph, gated or not, whether it keeps the rules of style or not, with values reused at random."""
 
     def grow(values: list[str], needs: str) -> str:
-        # `needs` stays part of every new value, so that everything built is used.
+        # `needs` stays part of every new value, so that everything built is used. Values stop growing where two of
+        # them, joined and applied once more, would come near the largest formula.
         value = needs
         for _ in range(draw(st.integers(0, 3))):
             op = draw(st.sampled_from([*UNARY, *BINARY]))
             if op in UNARY:
-                value = f"{op}({value})"
+                grown = f"{op}({value})"
             else:
                 pair = [value, draw(st.sampled_from([*values, value]))]
-                value = f"{op}({','.join(draw(st.permutations(pair)))})"
+                grown = f"{op}({','.join(draw(st.permutations(pair)))})"
+            if grown.count("(") + grown.count(",") + 1 > MAX_TERMS // 4:
+                break
+            value = grown
         return value
 
     pre = grow(["x"], "x")
-    mid = grow(["x", pre, f"expand({pre})"], f"expand({pre})")
+    own, values = f"expand({pre})", ["x", pre, f"expand({pre})"]
+    if draw(st.booleans()):
+        gate = f"gate({draw(st.sampled_from(['x', pre]))})"
+        pair = [grow([*values, gate], value) for value in (own, gate)]
+        own = f"{draw(st.sampled_from(BINARY))}({','.join(draw(st.permutations(pair)))})"
+        values += [gate, own]
+    mid = grow(values, own)
     return FFNGraph.parse(grow(["x", pre, f"project({mid})"], f"project({mid})"))
 
 

@@ -25,7 +25,7 @@ def shapes(architecture: Architecture, labels: int) -> list[tuple[int, ...]]:
         nodes, widths = genes.graph.nodes, genes.graph.widths(d, genes.inner(base), base.mismatch)
         for _ in range(genes.stack):
             for number, node in enumerate(nodes):
-                if node.op in ("expand", "project"):
+                if node.op in ("expand", "gate", "project"):
                     found += [(widths[node.inputs[0]], widths[number]), (widths[number],)]
             found += [(d,), (d,)]
     return [*found, (d, d), (d,), (d, labels), (labels,)]
@@ -59,6 +59,18 @@ def test_macs(architecture: Architecture, tokens: int, labels: int) -> None:
     )
 
 
+def test_a_gate_costs_what_expand_costs() -> None:
+    base = Base(depth=2, width=10, heads=2, inner=12, mismatch="wide")
+    gated, plain = (
+        Architecture.uniform(base, FFNGraph.parse(text), stack=3, expansion=Fraction(1, 2))
+        for text in ("project(add(mul(gelu(expand(x)),gate(x)),x))", "project(add(gelu(expand(x)),x))")
+    )
+    for count in (cost.params, cost.params_active, cost.params_published):
+        assert count(gated) - count(plain) == 2 * 3 * (10 * 6 + 6)
+    for macs in (cost.macs, cost.macs_linear):
+        assert macs(gated, 7) - macs(plain, 7) == 7 * 2 * 3 * 10 * 6
+
+
 def test_macs_of_the_factorised_embedding() -> None:
     plain = Architecture.uniform(Base(depth=2, width=12, heads=3, inner=12))
     factorised = Architecture.uniform(replace(plain.base, embedding=5))
@@ -69,6 +81,7 @@ def test_macs_of_the_factorised_embedding() -> None:
     ("text", "per_token"),
     [
         ("project(relu(expand(x)))", 6),
+        ("project(mul(swish(expand(x)),gate(x)))", 5 * 6 + 6),
         ("project(gelu(expand(x)))", 9 * 6),
         ("tanh(project(relu(expand(x))))", 6 + 10),
         # The product has 6 channels, what follows too; with "wide" 6 are multiplied and 4 pass, 10 follow.
@@ -80,5 +93,5 @@ def test_elementwise(text: str, per_token: int) -> None:
     genes = Genes(FFNGraph.parse(text), 3, Fraction(1, 2))
     assert cost.elementwise(Architecture(base, (genes,)), 4) == 4 * 3 * per_token
     wide = replace(base, mismatch="wide")
-    extra = 4 if "mul" in text else 0
+    extra = 4 if ",x)" in text else 0
     assert cost.elementwise(Architecture(wide, (genes,)), 4) == 4 * 3 * (per_token + extra)

@@ -8,12 +8,20 @@ from search_spaces.formula import expression, latex
 from tests.search_spaces.strategies import graphs
 
 X = sympy.Symbol("x", real=True)
-W_1, W_2 = sympy.Function("W_1", real=True), sympy.Function("W_2", real=True)
+W_1, W_2, W_3 = (sympy.Function(name, real=True) for name in ("W_1", "W_2", "W_3"))
 
 
 def test_expression() -> None:
     graph = FFNGraph.parse("sigmoid(project(relu(mul(expand(x),x))))")
     assert expression(graph) == 1 / (1 + sympy.exp(-W_2(sympy.Max(0, X * W_1(X)))))
+
+
+def test_gated_expressions() -> None:
+    swiglu = expression(FFNGraph.parse("project(mul(swish(expand(x)),gate(x)))"))
+    assert swiglu == W_2(W_1(X) / (1 + sympy.exp(-W_1(X))) * W_3(X))
+    glu = expression(FFNGraph.parse("project(mul(mul(sigmoid(expand(x)),expand(x)),gate(x)))"))
+    assert glu == swiglu
+    assert latex(FFNGraph.parse("project(mul(expand(x),gate(x)))")).count("W_{3}") == 1
 
 
 def test_meanings_prove_identities() -> None:
@@ -22,6 +30,8 @@ def test_meanings_prove_identities() -> None:
     assert expression(FFNGraph.parse("project(max(relu(expand(x)),expand(x)))")) == once
     swish = expression(FFNGraph.parse("project(swish(expand(x)))"))
     assert expression(FFNGraph.parse("project(mul(sigmoid(expand(x)),expand(x)))")) == swish
+    squared = expression(FFNGraph.parse("project(mul(relu(expand(x)),relu(expand(x))))"))
+    assert squared == W_2(sympy.Max(0, W_1(X)) ** 2)
 
 
 def test_latex() -> None:

@@ -1,7 +1,10 @@
 """The graph type: round trips, identity, checks, static widths, hostile input."""
 
-import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import networkx as nx
@@ -100,6 +103,10 @@ def test_mixed_widths_are_typed() -> None:
     assert graph.kinds == ("outer", "inner", "mixed", "mixed", "outer")
     assert graph.widths(540, 270) == (540, 270, 270, 270, 540)
     assert graph.widths(540, 270, "wide") == (540, 270, 540, 540, 540)
+    gated = FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))")
+    assert gated.gated and not graph.gated
+    assert gated.kinds == ("outer", "inner", "inner", "inner", "inner", "outer")
+    assert gated.widths(540, 270, "wide") == (540, 270, 270, 270, 270, 540)
     with pytest.raises(ValueError, match="'narrow' or 'wide'"):
         graph.widths(540, 270, "pad")
 
@@ -116,6 +123,15 @@ def test_mixed_widths_are_typed() -> None:
         ("gelu(expand(x))", "exactly one 'project', found none"),
         ("project(add(expand(x),expand(tanh(x))))", "exactly one 'expand', found 2 different ones"),
         ("add(project(expand(x)),project(tanh(expand(x))))", "exactly one 'project', found 2 different ones"),
+        ("project(mul(expand(x),add(gate(x),gate(tanh(x)))))", "at most one 'gate', found 2 different ones"),
+        ("project(gelu(gate(x)))", "exactly one 'expand', found none"),
+        ("project(gate(expand(x)))", "'gate(expand(x))': 'gate' needs a value of the model's width"),
+        ("project(expand(gelu(gate(x))))", "'expand(gelu(gate(x)))': 'expand' needs a value of the model's width"),
+        ("project(gate(mul(expand(x),x)))", "'gate' needs a value of the model's width"),
+        ("gate(project(expand(x)))", "the output has the inner width"),
+        ("expand(project(gate(x)))", "the output has the inner width"),
+        ("mul(project(expand(x)),gate(x))", "the output has the mixed width"),
+        ("add(project(gate(x)),expand(project(gate(x))))", "the output has the mixed width"),
         ("expand(project(x))", "'project' needs a value that comes from 'expand'"),
         ("add(project(expand(x)),expand(x))", "the output has the mixed width"),
         ("", "the formula ends"),
@@ -136,6 +152,58 @@ def test_faulty_formulas(text: str, message: str) -> None:
     assert "\n" not in str(error.value)
     with pytest.raises(GraphError, match=r"^layers\[3\]\.graph: "):
         FFNGraph.from_json(text, "layers[3].graph")
+
+
+def formulas(terms: int) -> Iterator[str]:
+    """Every formula of so many terms from x, the linear maps and add, valid or not."""
+    if terms == 1:
+        yield "x"
+        return
+    yield from (f"{op}({inner})" for inner in formulas(terms - 1) for op in ("expand", "gate", "project"))
+    for left in range(1, terms - 1):
+        yield from map("add({0[0]},{0[1]})".format, product(formulas(left), formulas(terms - 1 - left)))
+
+
+def paths(text: str) -> set[tuple[str, ...]]:
+    """The linear maps on every path from the input to the output of a formula."""
+    found, opened = set(), []
+    for name, mark in re.findall(r"(\w+)|([()])", text):
+        if name == "x":
+            found.add(tuple(op for op in reversed(opened) if op != "add"))
+        elif name:
+            opened.append(name)
+        elif mark == ")":
+            opened.pop()
+    return found
+
+
+def test_linear_maps_by_enumeration() -> None:
+    """A formula is a graph exactly if every path passes expand or gate at most once, and then project."""
+    accepted = Counter()
+    for text in (text for terms in range(1, 9) for text in formulas(terms)):
+        maps = {op: len(set(subterms(text, op))) for op in ("expand", "project", "gate")}
+        counted = maps["expand"] == maps["project"] == 1 and maps["gate"] <= 1
+        allowed = paths(text) <= {(), ("project",), ("expand", "project"), ("gate", "project")}
+        try:
+            graph = FFNGraph.parse(text)
+        except GraphError:
+            assert not (counted and allowed), text
+        else:
+            assert counted and allowed, text
+            assert graph.gated == (maps["gate"] == 1)
+            accepted[graph.gated] += 1
+    assert min(accepted[False], accepted[True]) > 10
+
+
+def subterms(text: str, op: str) -> Iterator[str]:
+    """Every subterm with this operation."""
+    for match in re.finditer(op, text):
+        depth = 0
+        for place in range(match.end(), len(text)):
+            depth += (text[place] == "(") - (text[place] == ")")
+            if not depth:
+                yield text[match.start() : place + 1]
+                break
 
 
 def chain(*nodes: tuple[object, object, list[object]]) -> list[dict[str, object]]:
@@ -242,6 +310,7 @@ def test_limits_are_inclusive() -> None:
     [
         ("project(gelu(expand(x)))", []),
         ("project(relu(mul(expand(x),x)))", []),
+        ("project(mul(gelu(expand(x)),gate(x)))", []),
         ("project(expand(x))", ["project(expand(x)): a linear map on a linear map"]),
         ("project(relu(tanh(expand(x))))", ["relu(tanh(expand(x))): an activation on an activation"]),
         ("project(add(expand(x),expand(x)))", ["add(expand(x),expand(x)): both inputs are equal"]),
@@ -255,7 +324,7 @@ def test_rules_belong_to_the_space(text: str, broken: list[str]) -> None:
 def test_rules_by_enumeration(graph: FFNGraph) -> None:
     text = str(graph)
     unary = ("gelu", "sigmoid", "tanh", "relu", "leaky_relu", "elu", "swish")
-    stacked = any(f"{one}({two}(" in text for one, two in itertools.product(unary, unary))
+    stacked = any(f"{one}({two}(" in text for one, two in product(unary, unary))
     stacked |= "project(expand(" in text or any(len(set(n.inputs)) < len(n.inputs) for n in graph.nodes)
     assert bool(breaks_rules(graph)) == stacked
 

@@ -52,7 +52,7 @@ def test_gelu_is_close_to_the_exact_one() -> None:
 
 
 def test_kinds() -> None:
-    assert {*UNARY, *BINARY, "expand", "project"} == set(OPERATIONS)
+    assert {*UNARY, *BINARY, "expand", "project", "gate"} == set(OPERATIONS)
     for operation in OPERATIONS.values():
         assert operation.arity == (2 if operation.name in BINARY else 1)
         assert operation.flops > 0 or operation.kind == "linear"

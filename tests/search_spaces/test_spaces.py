@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import optuna
@@ -27,7 +27,8 @@ from search_spaces import (
     breaks_rules,
     cost,
 )
-from search_spaces.spaces import count_within
+from search_spaces.counting import Box, count_within
+from search_spaces.spaces import GRAPHS, SIZES, Limit
 from tests.search_spaces.strategies import small_space
 
 LOW, HIGH = 18_000, 24_000
@@ -224,7 +225,18 @@ def test_size_count_by_brute_force(low: int) -> None:
 )
 def test_count_within_by_brute_force(costs: list[list[int]], low: int, high: int) -> None:
     expected = sum(low <= sum(chosen) <= high for chosen in itertools.product(*costs))
-    assert count_within(costs, low, high) == expected
+    assert count_within([[(cost,) for cost in layer] for layer in costs], Box(low, (high,))) == expected
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), min_size=1, max_size=4), min_size=1, max_size=4),
+    st.integers(0, 20),
+    st.tuples(st.integers(0, 30), st.integers(0, 15)),
+)
+def test_count_within_two_budgets(costs: list[list[tuple[int, int]]], low: int, high: tuple[int, int]) -> None:
+    sums = [(sum(a for a, _ in chosen), sum(b for _, b in chosen)) for chosen in itertools.product(*costs)]
+    expected = sum(low <= first <= high[0] and second <= high[1] for first, second in sums)
+    assert count_within(costs, Box(low, high)) == expected
 
 
 def test_the_released_box() -> None:
@@ -248,8 +260,9 @@ def test_the_released_box() -> None:
         5902,
     ]
     rest = 48_088 + 6 * 11_696
-    assert count_within([table] * 6, 150_000 - rest, 160_000 - rest) == 4_480_424
-    assert count_within([table] * 6, 0, 10**9) == 16**6
+    sizes = [[(cost,) for cost in table]] * 6
+    assert count_within(sizes, Box(150_000 - rest, (160_000 - rest,))) == 4_480_424
+    assert count_within(sizes, Box(0, (10**9,))) == 16**6
 
 
 def test_deep_spaces_count_beyond_floats() -> None:
@@ -333,3 +346,174 @@ def test_importing_is_light() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout
     assert not {"torch", "ray", "transformers", "optuna"} & set(json.loads(output))
+
+
+def kinds_of_space(gated: bool = False) -> dict[str, Space]:
+    """One small space of every kind."""
+    both = small_space(LOW, HIGH, edit_rate=0.6)
+    start = both.sample(random.Random(5))
+    macs = Limit("macs", 0, lambda base, genes: genes.stack * genes.inner(base), 100)
+    arguments = {"base": both.base, "stacks": both.stacks, "expansions": both.expansions, "gated": gated}
+    return {
+        "both": replace(both, gated=gated),
+        "limited": replace(both, limits=(macs,), gated=gated, min_params=1),
+        "graphs": Space(**arguments, min_params=1, max_params=HIGH, start=start, vary=frozenset({GRAPHS})),
+        "sizes": Space(**arguments, min_params=LOW, max_params=HIGH, start=start, vary=frozenset({SIZES})),
+    }
+
+
+KINDS = ["both", "limited", "graphs", "sizes"]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_choices_are_the_inverse_of_suggest(kind: str, gated: bool) -> None:
+    space = kinds_of_space(gated)[kind]
+    for seed in range(60):
+        architecture = space.sample(random.Random(seed))
+        assert architecture in space
+        trial = optuna.trial.FixedTrial(space.choices(architecture))
+        assert space.suggest(trial) == architecture
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_neighbours_are_other_members_near_by(kind: str, gated: bool) -> None:
+    space = kinds_of_space(gated)[kind]
+    for seed in range(10):
+        rng = random.Random(seed)
+        architecture = space.sample(rng)
+        neighbours = list(itertools.islice(space.neighbours(architecture, rng), 60))
+        assert len(set(neighbours)) > (5 if kind == "sizes" else 20)
+        for neighbour in neighbours:
+            assert neighbour in space
+            assert neighbour != architecture
+            pairs = list(zip(architecture.layers, neighbour.layers, strict=True))
+            assert 1 <= sum(a != b for a, b in pairs) <= 2
+            assert sum(a.graph != b.graph for a, b in pairs) <= 1
+            if kind == "graphs":
+                assert all((a.stack, a.expansion) == (b.stack, b.expansion) for a, b in pairs)
+            if kind == "sizes":
+                assert all(a.graph == b.graph for a, b in pairs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_neighbours_lead_everywhere(kind: str) -> None:
+    space = kinds_of_space()[kind]
+    rng = random.Random(0)
+    architecture = space.sample(rng)
+    seen = set()
+    for _ in range(200):
+        architecture = next(space.neighbours(architecture, rng))
+        seen.add(architecture)
+    for place in range(space.base.depth):
+        assert len({other.layers[place] for other in seen}) > 3
+
+
+def test_a_size_space_is_walked_through_whole() -> None:
+    space = kinds_of_space()["sizes"]
+    waiting, seen = [space.sample(random.Random(0))], set()
+    while waiting:
+        architecture = waiting.pop()
+        if architecture not in seen:
+            seen.add(architecture)
+            rng = random.Random(len(seen))
+            waiting += [other for _ in range(5) for other in space.neighbours(architecture, rng)]
+    assert len(seen) == space.size_count() > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_nearest_member(kind: str) -> None:
+    space = kinds_of_space()[kind]
+    member = space.sample(random.Random(1))
+    assert space.nearest(member) == member
+    odd = Architecture.uniform(space.base, stack=2, expansion=Fraction(5, space.base.inner))
+    nearest = space.nearest(odd)
+    assert odd not in space
+    assert nearest in space
+    assert next(space.neighbours(odd, random.Random(0))) == nearest
+    if kind == "sizes":
+        everything = sizes(space, [genes.graph for genes in nearest.layers])
+        best = min(sum(map(space._distance, layers, odd.layers)) for layers in everything)
+        assert sum(map(space._distance, nearest.layers, odd.layers)) == pytest.approx(best)
+
+
+def test_the_nearest_member_of_one_layer() -> None:
+    base = Base(depth=1, width=8, heads=2, inner=16, vocabulary=50, positions=16)
+    space = Space(base, (1, 2), (Fraction(1, 4), Fraction(1, 2), Fraction(1)), 1, 10**6)
+    odd = Architecture.uniform(base, expansion=Fraction(7, 16))
+    assert space.nearest(odd) == Architecture.uniform(base, expansion=Fraction(1, 2))
+
+
+def test_a_graph_that_cannot_be_spelled() -> None:
+    space = small_space(LOW, HIGH)
+    deep = FFNGraph.parse("add(project(gelu(expand(x))),mul(x,tanh(relu(x))))")
+    layers = tuple(replace(genes, graph=deep) for genes in space.sample(random.Random(0)).layers)
+    start = Architecture(space.base, layers)
+    assert start not in space
+    with pytest.raises(SpaceError, match=r"no member of the space: layers\[0\] has the graph add"):
+        space.choices(start)
+    assert {genes.graph for genes in space.nearest(start).layers} == {GELU}
+    # What varies starts from the base graph; what does not is kept as it is.
+    varied = replace(space, start=start, vary=frozenset({GRAPHS}), edit_rate=0.0, min_params=1)
+    assert {genes.graph for genes in varied.sample(random.Random(0)).layers} == {GELU}
+    kept = replace(space, start=start, vary=frozenset({SIZES}))
+    assert {genes.graph for genes in kept.sample(random.Random(0)).layers} == {deep}
+    assert kept.sample(random.Random(0)) in kept
+
+
+def test_draws_stay_near_the_start() -> None:
+    space = kinds_of_space()["graphs"]
+    assert space.start is not None
+    still = replace(space, edit_rate=0.0)
+    assert {still.sample(random.Random(seed)) for seed in range(20)} == {space.start}
+    near = replace(space, edit_rate=0.1)
+    same = [
+        a.graph == b.graph
+        for seed in range(100)
+        for a, b in zip(near.sample(random.Random(seed)).layers, space.start.layers, strict=True)
+    ]
+    assert 0.4 < sum(same) / len(same) < 0.95
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "project(mul(gelu(expand(x)),gate(x)))",
+        "project(mul(swish(expand(x)),gate(x)))",
+        "project(mul(relu(expand(x)),expand(x)))",  # the square of relu
+    ],
+)
+def test_gated_graphs_are_reached(text: str) -> None:
+    space = small_space(LOW, 10**6)
+    graph = FFNGraph.parse(text)
+    layers = (Genes(graph, 1, space.expansions[0]),) * space.base.depth
+    architecture = Architecture(space.base, layers)
+    gated = replace(space, gated=True, min_params=1)
+    assert gated.suggest(optuna.trial.FixedTrial(gated.choices(architecture))) == architecture
+    assert (architecture in replace(space, min_params=1)) == ("gate" not in text)
+
+
+def test_limits_hold_and_say_what_is_wrong() -> None:
+    space = kinds_of_space()["limited"]
+    limit = space.limits[0]
+    totals = [limit.total(space.sample(random.Random(seed))) for seed in range(100)]
+    assert max(totals) <= limit.most
+    assert len(set(totals)) > 3
+    with pytest.raises(SpaceError, match=r"keeps to macs 5: the least of this space is .*; raise max_macs"):
+        replace(space, limits=(replace(limit, most=5),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vary": frozenset()}, "vary: must be graphs, sizes or both, not []"),
+        ({"vary": frozenset({"stacks"})}, "vary: must be graphs, sizes or both, not ['stacks']"),
+        ({"vary": frozenset({GRAPHS})}, "vary: what does not vary needs a start to be taken from"),
+        ({"start": PUBLISHED["base"]}, "start: is on another base"),
+    ],
+)
+def test_faulty_starts(changes: dict, message: str) -> None:
+    with pytest.raises(SpaceError) as error:
+        replace(small_space(LOW, HIGH), **changes)
+    assert message in str(error.value)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, run
 from distill.teacher import TeacherError
-from search_spaces import PUBLISHED, Architecture, Base, cost
+from search_spaces import PUBLISHED, Architecture, Base, FFNGraph, Genes, cost
 from supernet.build import (
     ACTIVATIONS,
     HEADS,
@@ -42,6 +42,34 @@ def test_parameters_are_the_closed_form() -> None:
     for number, architecture in enumerate(drawn(200)):
         labels = 1 + number % 4
         assert stored(architecture, labels) == cost.params(architecture, labels), architecture
+
+
+def test_parameters_of_gated_architectures() -> None:
+    graphs = [
+        FFNGraph.parse(text)
+        for text in (
+            "project(mul(gelu(expand(x)),gate(x)))",
+            "project(max(gate(tanh(x)),mul(expand(x),x)))",
+            "project(gelu(expand(x)))",
+        )
+    ]
+    for architecture in drawn(30):
+        layers = [
+            replace(genes, graph=graph) for genes, graph in zip(architecture.layers, graphs, strict=False)
+        ]
+        gated = Architecture(architecture.base, tuple(layers))
+        assert stored(gated, 2) == cost.params(gated, 2), gated
+        extra = sum(
+            genes.stack * genes.inner(gated.base) * (gated.base.width + 1) for genes in layers[:2]
+        )
+        ungated = tuple(ungate(genes) for genes in layers)
+        assert stored(gated, 2) - stored(Architecture(gated.base, ungated), 2) == extra
+
+
+def ungate(genes: Genes) -> Genes:
+    """The same with `expand` in place of the gate's value."""
+    text = str(genes.graph).replace("gate(tanh(x))", "expand(x)").replace("gate(x)", "expand(x)")
+    return replace(genes, graph=FFNGraph.parse(text))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -9,14 +9,26 @@ import numpy as np
 import pytest
 import sympy
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import LlamaConfig, ModernBertConfig
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.models.modernbert.modeling_modernbert import ModernBertMLP
 
 from search_spaces import GELU, OPERATIONS, FFNGraph
 from supernet.ffn import FFNBlock, combine
 from tests.tiny import graphs, shaken
 
 WIDTH = 10
+GATED = [
+    FFNGraph.parse(text)
+    for text in (
+        "project(mul(gelu(expand(x)),gate(x)))",
+        "project(swish(add(gate(tanh(x)),mul(expand(max(x,tanh(x))),x))))",
+        "max(x,project(max(relu(gate(x)),mul(gate(x),expand(sigmoid(x))))))",
+    )
+]
 
 
 def make_block(graph: FFNGraph, inner: int, mismatch: str = "narrow", gelu: str = "tanh") -> FFNBlock:
@@ -40,7 +52,7 @@ def evaluate(graph: FFNGraph, block: FFNBlock, x: np.ndarray, mismatch: str, gel
     def apply(op: str, inputs: tuple[np.ndarray, ...]) -> np.ndarray:
         if op == "x":
             return x
-        if op in ("expand", "project"):
+        if OPERATIONS[op].kind == "linear":
             linear = getattr(block, op)
             return inputs[0] @ linear.weight.detach().numpy().T + linear.bias.detach().numpy()
         if op == "gelu" and gelu == "erf":
@@ -59,7 +71,7 @@ def evaluate(graph: FFNGraph, block: FFNBlock, x: np.ndarray, mismatch: str, gel
 @pytest.mark.parametrize("inner", [4, WIDTH, 17])
 def test_computes_the_graph(inner: int, mismatch: str, gelu: str) -> None:
     x = np.random.default_rng(inner).normal(size=(2, 5, WIDTH))
-    for graph in graphs(60, seed=inner):
+    for graph in [*graphs(60, seed=inner), *GATED]:
         block = make_block(graph, inner, mismatch, gelu)
         expected = evaluate(graph, block, x, mismatch, gelu)
         actual = block.f(torch.from_numpy(x)).detach().numpy()
@@ -95,9 +107,74 @@ def test_base_graph_is_the_usual_ffn(dtype: torch.dtype, form: str) -> None:
         assert torch.equal(mine.grad, theirs.grad)
 
 
+def values_and_gradients(f: Callable[[Tensor], Tensor], linears: list[nn.Linear]) -> list[Tensor]:
+    """f(x), and the gradients of a function of it by x and by the parameters of the linear maps."""
+    x = torch.randn(4, 7, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x.requires_grad_()
+    y = f(x)
+    parameters = [parameter for linear in linears for parameter in (linear.weight, linear.bias)]
+    return [y, *torch.autograd.grad(y.square().sum(), [x, *parameters])]
+
+
+@pytest.mark.parametrize(("op", "name"), [("swish", "silu"), ("gelu", "gelu_pytorch_tanh")])
+def test_swiglu_and_geglu_are_the_librarys(op: str, name: str) -> None:
+    """Llama's and, with the tanh form of gelu, Gemma's; the library calls the activated map the gate."""
+    block = make_block(FFNGraph.parse(f"project(mul({op}(expand(x)),gate(x)))"), 17)
+    config = LlamaConfig(
+        hidden_size=WIDTH, num_attention_heads=1, intermediate_size=17, hidden_act=name, mlp_bias=True
+    )
+    theirs = LlamaMLP(config).double()
+    for own, linear in (("expand", "gate_proj"), ("gate", "up_proj"), ("project", "down_proj")):
+        getattr(theirs, linear).load_state_dict(getattr(block, own).state_dict())
+    actual = values_and_gradients(block.f, [block.expand, block.gate, block.project])
+    expected = values_and_gradients(theirs, [theirs.gate_proj, theirs.up_proj, theirs.down_proj])
+    for mine, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+
+
+def test_geglu_is_modernberts() -> None:
+    """There both maps are one matrix, the activated half first."""
+    block = make_block(FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))"), 17, gelu="erf")
+    config = ModernBertConfig(
+        hidden_size=WIDTH, intermediate_size=17, hidden_activation="gelu", mlp_bias=True, mlp_dropout=0.0
+    )
+    theirs = ModernBertMLP(config).double()
+    with torch.no_grad():
+        theirs.Wi.weight.copy_(torch.cat((block.expand.weight, block.gate.weight)))
+        theirs.Wi.bias.copy_(torch.cat((block.expand.bias, block.gate.bias)))
+    theirs.Wo.load_state_dict(block.project.state_dict())
+    y, by_x, up, up_bias, gate, gate_bias, down, down_bias = values_and_gradients(
+        block.f, [block.expand, block.gate, block.project]
+    )
+    actual = [y, by_x, torch.cat((up, gate)), torch.cat((up_bias, gate_bias)), down, down_bias]
+    expected = values_and_gradients(theirs, [theirs.Wi, theirs.Wo])
+    for mine, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+
+
+def test_glu_is_torchs() -> None:
+    block = make_block(FFNGraph.parse("project(mul(gate(x),sigmoid(expand(x))))"), 6)
+    x = torch.randn(3, WIDTH, dtype=torch.float64)
+    expected = block.project(F.glu(torch.cat((block.gate(x), block.expand(x)), dim=-1)))
+    torch.testing.assert_close(block.f(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_squared_relu_is_the_librarys() -> None:
+    block = make_block(FFNGraph.parse("project(mul(relu(expand(x)),expand(x)))"), 6)
+    x = torch.randn(3, WIDTH, dtype=torch.float64)
+    expected = block.project(ACT2FN["relu2"](block.expand(x)))
+    torch.testing.assert_close(block.f(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_only_gated_graphs_have_a_gate() -> None:
+    assert {name for name, _ in make_block(GELU, 6).named_children()}.isdisjoint({"gate"})
+    for graph in GATED:
+        assert make_block(graph, 6).gate.weight.shape == (6, WIDTH)
+
+
 @pytest.mark.parametrize("mismatch", ["narrow", "wide"])
 @pytest.mark.parametrize(
-    "formula", ["project(mul(gelu(expand(x)),x))", "max(project(swish(expand(x))),tanh(x))"]
+    "formula", ["project(mul(gelu(expand(x)),x))", "max(project(swish(expand(x))),tanh(x))", str(GATED[1])]
 )
 def test_gradients_numerically(formula: str, mismatch: str) -> None:
     block = make_block(FFNGraph.parse(formula), 6, mismatch)
@@ -124,7 +201,7 @@ def test_dropout_acts_on_the_branch_only() -> None:
 
 def test_mixed_precision_computes_every_graph() -> None:
     x = torch.randn(2, 3, WIDTH)
-    for graph in graphs(30):
+    for graph in [*graphs(30), *GATED]:
         block = make_block(graph, 6, "wide").float()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             low = block.f(x)

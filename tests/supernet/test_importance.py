@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from search_spaces import FFNGraph
-from supernet.build import build, from_scratch, full_architecture
+from supernet.build import build, full_architecture
 from supernet.importance import allocate, neuron_importance, sort_channels
 from tests.tiny import BASE, batch, inputs, shaken
 
@@ -17,8 +17,8 @@ def loss(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
     return F.cross_entropy(model(**inputs(given)).logits, given["labels"], reduction="sum")
 
 
-def supernet() -> nn.Module:
-    return shaken(from_scratch(BASE, stack=2, labels=3)).double()
+def supernet(formula: str = "project(gelu(expand(x)))") -> nn.Module:
+    return shaken(build(full_architecture(BASE, FFNGraph.parse(formula), 2), labels=3)).double()
 
 
 def flat(scores: list[list[Tensor]]) -> list[Tensor]:
@@ -26,7 +26,9 @@ def flat(scores: list[list[Tensor]]) -> list[Tensor]:
 
 
 def by_definition(model: nn.Module, batches: list[dict[str, Tensor]]) -> list[list[Tensor]]:
-    """|W1_j . dL/dW1_j + W2_j . dL/dW2_j| from the gradients of the weights, one sample at a time."""
+    """|W1_j . dL/dW1_j + W2_j . dL/dW2_j|, and so for a gate, from the gradients of the weights, one sample at a
+    time.
+    """
     layers = model.eval().base_model.encoder.layer
     scores = [[torch.zeros(block.expand.out_features).double() for block in layer.ffn] for layer in layers]
     for one in batches:
@@ -35,16 +37,26 @@ def by_definition(model: nn.Module, batches: list[dict[str, Tensor]]) -> list[li
             loss(model, {name: tensor[row : row + 1] for name, tensor in one.items()}).backward()
             for layer, sums in zip(layers, scores, strict=True):
                 for block, total in zip(layer.ffn, sums, strict=True):
-                    up, down = block.expand.weight, block.project.weight
-                    total += ((up * up.grad).sum(dim=1) + (down * down.grad).sum(dim=0)).abs().detach()
+                    down = block.project.weight
+                    score = (down * down.grad).sum(dim=0)
+                    for name, up in block.named_parameters():
+                        if name in ("expand.weight", "gate.weight"):
+                            score = score + (up * up.grad).sum(dim=1)
+                    total += score.abs().detach()
     return scores
 
 
 @pytest.mark.parametrize(
-    "formula", ["project(gelu(expand(x)))", "tanh(project(mul(expand(x),sigmoid(expand(x)))))"]
+    "formula",
+    [
+        "project(gelu(expand(x)))",
+        "tanh(project(mul(expand(x),sigmoid(expand(x)))))",
+        "project(mul(gelu(expand(x)),gate(x)))",
+        "project(max(mul(swish(expand(x)),gate(tanh(x))),relu(gate(tanh(x)))))",
+    ],
 )
 def test_definition(formula: str) -> None:
-    model = shaken(build(full_architecture(BASE, FFNGraph.parse(formula), 2), labels=3)).double()
+    model = supernet(formula)
     batches = [batch(4, 9, seed=1), batch(3, 6, seed=2), batch(1, 4, seed=3)]
     found = neuron_importance(model, batches, loss)
     for actual, expected in zip(flat(found), flat(by_definition(model, batches)), strict=True):
@@ -73,9 +85,10 @@ def test_leaves_no_hooks_and_no_gradients() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.parametrize("formula", ["project(gelu(expand(x)))", "project(mul(gelu(expand(x)),gate(x)))"])
 @pytest.mark.parametrize("part", ["whole", "encoder"])
-def test_sorting_leaves_the_function_unchanged(part: str) -> None:
-    model = supernet().float().eval()
+def test_sorting_leaves_the_function_unchanged(part: str, formula: str) -> None:
+    model = supernet(formula).float().eval()
     scores = neuron_importance(model, [batch(seed=seed) for seed in range(2)], loss)
     with torch.no_grad():
         before = model(**inputs(batch(seed=9))).logits

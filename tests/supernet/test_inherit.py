@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from search_spaces import GELU, Architecture
+from search_spaces import GELU, Architecture, FFNGraph, Genes
 from search_spaces.cost import project_width
 from supernet.build import HEADS, build, from_scratch, full_architecture, load_weights
 from supernet.inherit import inherit
 from tests.tiny import BASE, architectures, batch, inputs, shaken
 
 STACK = 3
+GEGLU = FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))")
 
 
 def supernet(**changes: object) -> torch.nn.Module:
@@ -81,6 +82,66 @@ def test_a_narrower_candidate_computes_with_the_leading_neurons() -> None:
         for block in layer.ffn:
             block.project.weight.data[:, 12:] = 0
     torch.testing.assert_close(logits(candidate), logits(whole), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("expansion", [Fraction(1), Fraction(1, 4)])
+def test_a_gate_that_the_supernet_lacks_is_the_constant_one(expansion: Fraction) -> None:
+    weights = supernet().state_dict()
+    results, taken = {}, {}
+    for graph in (GELU, GEGLU):
+        architecture = Architecture.uniform(BASE, graph=graph, stack=2, expansion=expansion)
+        candidate = build(architecture).eval()
+        taken[graph] = inherit(weights, architecture)
+        load_weights(candidate, taken[graph])
+        results[graph] = logits(candidate)
+    assert torch.equal(results[GEGLU], results[GELU])
+
+    gates = {name: taken[GEGLU].pop(name) for name in list(taken[GEGLU]) if ".gate." in name}
+    inner = int(48 * expansion)
+    assert len(gates) == 3 * 2 * 2
+    for name, tensor in gates.items():
+        assert torch.equal(tensor, torch.zeros(inner, 24) if name.endswith("weight") else torch.ones(inner))
+    assert len({tensor.untyped_storage().data_ptr() for tensor in gates.values()}) == len(gates)
+    assert taken[GEGLU].keys() == taken[GELU].keys()
+    assert all(torch.equal(tensor, taken[GEGLU][name]) for name, tensor in taken[GELU].items())
+
+
+def test_a_gate_that_starts_as_one_learns() -> None:
+    architecture = Architecture.uniform(BASE, graph=GEGLU)
+    candidate = build(architecture)
+    load_weights(candidate, inherit(supernet().state_dict(), architecture))
+    candidate(**batch(labels=2)).loss.backward()
+    for layer in candidate.base_model.encoder.layer:
+        assert layer.ffn[0].gate.weight.grad.abs().max() > 0
+
+
+def test_gates_of_the_supernet_are_sliced_where_the_candidate_has_one() -> None:
+    whole = shaken(build(full_architecture(BASE, GEGLU, STACK))).eval()
+    weights = whole.state_dict()
+    full = build(full_architecture(BASE, GEGLU, STACK)).eval()
+    load_weights(full, inherit(weights, full_architecture(BASE, GEGLU, STACK)))
+    assert torch.equal(logits(full), logits(whole))
+
+    other = FFNGraph.parse("project(add(gate(x),mul(expand(x),x)))")
+    layers = (Genes(GEGLU, 2, Fraction(1, 4)), Genes(GELU, 3, Fraction(1, 2)), Genes(other, 1, Fraction(3, 4)))
+    architecture = Architecture(BASE, layers)
+    taken = inherit(weights, architecture)
+    load_weights(build(architecture), taken)
+    for layer, genes in enumerate(layers):
+        for block in range(STACK):
+            prefix = f"bert.encoder.layer.{layer}.ffn.{block}."
+            for name in ("gate.weight", "gate.bias"):
+                if genes.graph == GELU or block >= genes.stack:
+                    assert prefix + name not in taken
+                    continue
+                tensor = taken[prefix + name]
+                assert torch.equal(tensor, weights[prefix + name][: genes.inner(BASE)])
+                assert tensor.untyped_storage().data_ptr() != weights[prefix + name].untyped_storage().data_ptr()
+    with pytest.raises(ValueError, match=r"gate\.weight has 48 channels; the architecture needs 49"):
+        inherit(
+            {name: tensor for name, tensor in weights.items() if ".expand." not in name},
+            Architecture.uniform(replace(BASE, inner=49), graph=GEGLU),
+        )
 
 
 def test_too_small_supernets() -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from transformers import BertConfig, BertModel
 
 import supernet
+from search_spaces import Architecture, FFNGraph, Genes
 from supernet.build import HEADS, build, config_of
 from supernet.configuration_nas_bert import NasBertConfig
 from supernet.modeling_nas_bert import NasBertModel
@@ -181,6 +183,12 @@ def test_checkpoints_load_where_the_project_is_not_installed(tmp_path: Path) -> 
             model.save_pretrained(tmp_path / folder)
             checkpoints[folder] = auto
             expected |= {f"{folder}/{name}": tensor for name, tensor in results(model, batch()).items()}
+    mids = ("mul(gelu(expand(x)),gate(x))", "gelu(expand(x))", "mul(swish(expand(x)),gate(x))")
+    layers = tuple(Genes(FFNGraph.parse(f"project({mid})"), 2, Fraction(1, 2)) for mid in mids)
+    model = shaken(build(Architecture(BASE, layers), labels=LABELS)).eval()
+    model.save_pretrained(tmp_path / "gated")
+    checkpoints["gated"] = CLASSES["classification"]
+    expected |= {f"gated/{name}": tensor for name, tensor in results(model, batch()).items()}
     save_file(expected, tmp_path / "expected.safetensors")
     (tmp_path / "checkpoints.json").write_text(json.dumps(checkpoints))
     environment = {

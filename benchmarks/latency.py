@@ -1,0 +1,96 @@
+"""How well the latency table predicts whole models, on architectures that had no part in measuring it.
+
+    python -m benchmarks.latency [--architectures N] [--rounds N] [--threads N] [--seed N]
+
+Random graphs (half of the architectures gated), stacks and expansions on the demo's base with random weights, one
+sentence of 64 tokens. The table is measured anew. All models are then measured side by side, the teacher among
+them, and errors are given twice: of the milliseconds, and of the ratio to the teacher, on which a device that has
+become busier or quieter since the table was measured has less influence.
+"""
+
+import argparse
+import random
+import tempfile
+import time
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations
+from pathlib import Path
+from statistics import mean
+
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
+from transformers.utils import logging
+
+from nas.latency import example, latencies, latency_table
+from search_spaces.architecture import Architecture, Base
+from search_spaces.spaces import Space
+from supernet.build import build
+
+BASE = Base(depth=6, width=384, heads=12, inner=1536, gelu="erf")
+TEACHER = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
+EXPANSIONS = tuple(map(Fraction, ("1/64", "1/32", "1/16", "1/8", "3/16", "1/4", "3/8")))
+BATCH, TOKENS = 1, 64
+
+
+def drawn(count: int, seed: int) -> list[Architecture]:
+    """Architectures of the coarse search's space, every second one gated, most graphs far from the base graph."""
+    rng = random.Random(seed)
+    plain = Space(BASE, (1, 2, 3), EXPANSIONS, 0, 10**9, edit_rate=0.6)
+    spaces = (plain, replace(plain, gated=True))
+    return [spaces[number % 2].sample(rng) for number in range(count)]
+
+
+def kendall(a: list[float], b: list[float]) -> float:
+    """Rank correlation: concordant minus discordant pairs, over all pairs."""
+    signs = [(x - y > 0) - (x - y < 0) for x, y in combinations(a, 2)]
+    others = [(x - y > 0) - (x - y < 0) for x, y in combinations(b, 2)]
+    return sum(x * y for x, y in zip(signs, others, strict=True)) / len(signs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compare predicted with measured latencies.")
+    parser.add_argument("--architectures", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=60, help="of measuring them whole; default: %(default)s")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="of the architectures; default: %(default)s")
+    options = parser.parse_args()
+    logging.set_verbosity_error()
+    torch.set_num_threads(options.threads)
+
+    inner_widths = [int(expansion * BASE.inner) for expansion in EXPANSIONS]
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory() as cache:
+        table = latency_table(
+            BASE, TEACHER, inner_widths, batch=BATCH, tokens=TOKENS, device="cpu", cache=Path(cache)
+        )
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {BATCH} x {TOKENS} tokens")
+    print(f"table of {len(table.steps)} steps measured in {time.perf_counter() - begun:.1f} s:", end=" ")
+    print(f"fixed {table.fixed / 1000:.3f} ms, teacher {table.teacher / 1000:.3f} ms")
+
+    architectures = drawn(options.architectures, options.seed)
+    models: dict[str, nn.Module] = {"teacher": BertForSequenceClassification(TEACHER)}
+    models |= {f"{number}": build(architecture) for number, architecture in enumerate(architectures)}
+    begun = time.perf_counter()
+    whole = latencies(models, example(BASE.vocabulary, BATCH, TOKENS, "cpu"), options.rounds)
+    print(f"{len(models)} whole models measured in {time.perf_counter() - begun:.1f} s, ms with quartiles")
+    teacher = 1e6 * whole.pop("teacher").median
+    predicted = [float(table.total(architecture)) for architecture in architectures]
+    measured = [1e6 * latency.median for latency in whole.values()]
+    for guess, latency in zip(predicted, whole.values(), strict=True):
+        quartiles = f"{1e3 * latency.lower:.3f} to {1e3 * latency.upper:.3f}"
+        error = 100 * (guess / 1e6 / latency.median - 1)
+        print(f"predicted {guess / 1e3:7.3f}  measured {1e3 * latency.median:7.3f} ({quartiles})  {error:+5.1f} %")
+    print(f"teacher   {table.teacher / 1e3:7.3f}  measured {teacher / 1e3:7.3f}")
+    for name, drift in (("milliseconds", 1.0), ("ratio to the teacher", teacher / table.teacher)):
+        errors = [100 * (drift * guess / real - 1) for guess, real in zip(predicted, measured, strict=True)]
+        print(
+            f"{name}: mean error {mean(map(abs, errors)):.2f} %, worst {max(map(abs, errors)):.2f} %, "
+            f"bias {mean(errors):+.2f} %"
+        )
+    print(f"Kendall's tau {kendall(predicted, measured):.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The budget of a search, the space inside it, and the baselines that just fit."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from transformers import AutoConfig
+
+from distill.corpora import cache_folder
+from distill.loop import make_accelerator
+from nas.config import ConfigError, StudyConfig
+from nas.latency import LatencyTable, TooBusy, latency_table, parse_latency, resolve
+from nas.prepare import Tell, Workspace
+from search_spaces import cost
+from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.graph import FFNGraph
+from search_spaces.spaces import GRAPHS, SIZES, Limit, Space
+from supernet.importance import allocate
+
+# Least inner neurons that global importance leaves a layer.
+LEAST = 4
+# Sentences of a batch that latencies are for; each has the study's `max_length` tokens.
+LATENCY_BATCH = 1
+# In place of a bound, where a cost is minimised and not bounded.
+NO_LIMIT = 10**18
+
+
+@dataclass(frozen=True)
+class MacsOf:
+    """Multiply-accumulates of a layer's blocks for one sequence."""
+
+    tokens: int
+
+    def __call__(self, base: Base, genes: Genes) -> int:
+        return cost.ffn_macs(base, genes, self.tokens)
+
+
+@dataclass(frozen=True)
+class LatencyOf:
+    """Microseconds of a layer's blocks."""
+
+    table: LatencyTable
+
+    def __call__(self, base: Base, genes: Genes) -> int:
+        return self.table.ffn(base, genes)
+
+
+def limits_of(
+    config: StudyConfig, workspace: Workspace, device: str = "auto", tell: Tell = lambda what, share: None
+) -> tuple[Limit, ...]:
+    """What a study bounds or minimises beside parameters: MACs of a sequence of `max_length` tokens, and latency of
+    one on this device.
+
+    Raises:
+        ConfigError: the limit is not one, or the machine is too busy to measure on.
+    """
+    table = config.space
+    base, graph = workspace.base()
+    found = []
+    if table.max_macs is not None or "macs" in config.goals:
+        fixed = cost.macs(Architecture.uniform(base), config.max_length, workspace.labels)
+        blocks = cost.ffn_macs(base, Genes(graph), config.max_length) * base.depth
+        found.append(Limit("macs", fixed - blocks, MacsOf(config.max_length), table.max_macs or NO_LIMIT))
+    if table.max_latency is not None or "latency" in config.goals:
+        measured = latencies_of(config, workspace, device, tell)
+        most = NO_LIMIT
+        if table.max_latency is not None:
+            try:
+                most = resolve(parse_latency(table.max_latency), measured)
+            except ValueError as error:
+                raise ConfigError(f"space.max_latency: {error}") from None
+        found.append(Limit("latency", measured.fixed, LatencyOf(measured), most))
+    return tuple(found)
+
+
+def latencies_of(config: StudyConfig, workspace: Workspace, device: str, tell: Tell) -> LatencyTable:
+    """The latency table of this device for all inner widths of the space and of the baselines.
+
+    Raises:
+        ConfigError: the machine is too busy to measure on.
+    """
+    base, _ = workspace.base()
+    place = device if device != "auto" else make_accelerator(device).device.type
+    try:
+        return latency_table(
+            base,
+            AutoConfig.from_pretrained(workspace.teacher),
+            sorted({int(expansion * base.inner) for expansion in config.space.expansions} | {base.inner}),
+            batch=LATENCY_BATCH,
+            tokens=config.max_length,
+            device=place,
+            cache=cache_folder(),
+            tell=tell,
+        )
+    except TooBusy as error:
+        raise ConfigError(f"latency: {error}; try again when the machine is quiet") from None
+
+
+def budgeted_space(
+    config: StudyConfig,
+    base: Base,
+    graph: FFNGraph,
+    labels: int,
+    *,
+    limits: tuple[Limit, ...] = (),
+    edit_rate: float | None = None,
+    start: Architecture | None = None,
+    vary: frozenset[str] = frozenset({GRAPHS, SIZES}),
+) -> Space:
+    """The space of a stage, with the configuration's sizes and parameter box.
+
+    The box reaches up to `max_params` or, without it, to what the uniform slice has, and no further than the largest
+    uniform slice that keeps to the `limits`; and down by `slack` of what the FFNs there have above the smallest. Where
+    sizes do not vary, or a cost is minimised, it has no lower end.
+
+    Raises:
+        search_spaces.spaces.SpaceError: nothing fits the box.
+    """
+    table = config.space
+    most = table.max_params
+    if most is None:
+        assert table.uniform is not None
+        most = cost.params(Architecture.uniform(base, graph=graph, expansion=table.uniform), labels)
+    least = table.min_params
+    if least is None and len(config.goals) > 1:
+        least = 1
+    if least is None:
+        ends = [(end(table.stacks), end(table.expansions)) for end in (min, max)]
+        smallest, largest = (Architecture.uniform(base, graph, stack, expansion) for stack, expansion in ends)
+        reached = min(most, cost.params(largest, labels))
+        if limits:
+            reached = min(reached, cost.params(largest_uniform(base, graph, labels, most, limits), labels))
+        lowest = cost.params(smallest, labels)
+        least = reached - int(table.slack * max(0, reached - lowest))
+    return Space(
+        base=base,
+        stacks=table.stacks,
+        expansions=table.expansions,
+        min_params=least if SIZES in vary else 1,
+        max_params=most,
+        edit_rate=table.edit_rate if edit_rate is None else edit_rate,
+        labels=labels,
+        graph=graph,
+        gated=table.gated,
+        limits=limits,
+        start=start,
+        vary=vary,
+    )
+
+
+def largest_uniform(
+    base: Base, graph: FFNGraph, labels: int, most: int, limits: tuple[Limit, ...] = ()
+) -> Architecture:
+    """The uniform slice, one block a layer, of the largest inner width with at most `most` parameters that keeps to
+    the limits; of one channel if none does.
+    """
+
+    def at(inner: int) -> Architecture:
+        return Architecture.uniform(base, graph=graph, expansion=Fraction(inner, base.inner))
+
+    def fits(architecture: Architecture) -> bool:
+        kept = all(limit.total(architecture) <= limit.most for limit in limits)
+        return kept and cost.params(architecture, labels) <= most
+
+    low, high = 1, base.inner
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(at(middle)) else (low, middle - 1)
+    return at(low)
+
+
+def globally_important(space: Space, graph: FFNGraph, workspace: Workspace) -> Architecture:
+    """As many inner neurons as the uniform slice has, given to the layers by importance over the whole network."""
+    base = space.base
+    uniform = largest_uniform(base, graph, space.labels, space.max_params, space.limits)
+    total = base.depth * uniform.layers[0].inner(base)
+    kept = allocate(workspace.importance(), total, min(LEAST, total // base.depth))
+    return Architecture(base, tuple(Genes(graph, 1, Fraction(inner, base.inner)) for inner in kept))

@@ -1,0 +1,25 @@
+"""Regularised evolution (Real et al., 2019)."""
+
+import random
+from collections.abc import Iterator
+
+from nas.ledger import Tried
+from nas.samplers.random import RandomSampler
+from search_spaces.architecture import Architecture
+
+POPULATION = 12
+TOURNAMENT = 4
+
+
+class Evolution(RandomSampler):
+    """Neighbours of the best of `TOURNAMENT` random ones of the youngest `POPULATION` that have a score."""
+
+    several = False
+
+    def propose(self, tried: list[Tried], rng: random.Random) -> Iterator[Architecture]:
+        scored = [(value, one.architecture) for one in tried if (value := self.score(one)) is not None]
+        if len(scored) >= POPULATION:
+            entrants = rng.sample(scored[-POPULATION:], TOURNAMENT)
+            _, parent = max(entrants, key=lambda entrant: entrant[0])
+            yield from self.space.neighbours(parent, rng)
+        yield from super().propose(tried, rng)

@@ -1,0 +1,34 @@
+"""Local search: neighbours of the best, from there when one is better."""
+
+import random
+from collections.abc import Iterator
+
+from nas.ledger import Tried
+from nas.samplers.random import RandomSampler
+from search_spaces.architecture import Architecture
+
+# Neighbours in a row without improvement after which the search starts again.
+PATIENCE = 30
+
+
+class LocalSearch(RandomSampler):
+    """Neighbours, in random order, of the best since the last start; where `PATIENCE` of them are no better, or none
+    is left, it starts again from a random architecture.
+    """
+
+    several = False
+
+    def propose(self, tried: list[Tried], rng: random.Random) -> Iterator[Architecture]:
+        best: tuple[float, Architecture] | None = None
+        misses = 0
+        for one in tried:
+            value = self.score(one)
+            if value is not None and (best is None or value > best[0]):
+                best, misses = (value, one.architecture), 0
+            elif best is not None:
+                misses += 1
+            if misses == PATIENCE:
+                best, misses = None, 0
+        if best is not None:
+            yield from self.space.neighbours(best[1], rng)
+        yield from super().propose(tried, rng)

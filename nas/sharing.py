@@ -1,0 +1,178 @@
+"""Stage 3's supernet: trained once on all tasks, then every candidate is a slice of it and needs no training."""
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoConfig
+
+from distill.data import load_encoded
+from distill.files import fingerprint, keep
+from distill.loop import make_accelerator
+from distill.tasks import standard_error
+from distill.teacher import LiveTeacher, load_classifier
+from nas.evaluate import Score, measure
+from nas.prepare import (
+    FORMAT,
+    Preparation,
+    TaskFolders,
+    Tell,
+    Workspace,
+    objective,
+    set_dropout,
+    training,
+    training_batches,
+)
+from search_spaces.architecture import Architecture, Genes
+from search_spaces.spaces import Space
+from supernet.build import build, load_weights
+from supernet.inherit import inherit
+from supernet.weight_sharing import SharedSupernet, train_shared
+
+
+def extremes(space: Space) -> tuple[Architecture, Architecture]:
+    """The smallest and the largest architecture with the graphs that the space starts from; the box is no matter."""
+    assert space.start is not None
+    sizes = [(end(space.stacks), end(space.expansions)) for end in (min, max)]
+    smallest, largest = (
+        Architecture(space.base, tuple(Genes(genes.graph, *size) for genes in space.start.layers)) for size in sizes
+    )
+    return smallest, largest
+
+
+def prepare_shared(
+    workspace: Workspace, space: Space, device: str = "auto", tell: Tell = lambda what, share: None
+) -> Workspace:
+    """The workspace with the data and teachers of all tasks and the trained weight-sharing supernet.
+
+    Raises:
+        ConfigError, distill.teacher.TeacherError: as `nas.prepare.prepare`.
+    """
+    config = workspace.config
+    tasks = []
+    for task in config.tasks:
+        made = Preparation(config.model_copy(update={"tasks": (task,)}), device, tell)
+        tasks.append(TaskFolders(made.data, made.teacher))
+    smallest, largest = extremes(space)
+    key = fingerprint(
+        FORMAT,
+        workspace.supernet.name,
+        [folders.teacher.name for folders in tasks],
+        largest.to_json(),
+        smallest.to_json(),
+        [space.min_params, space.max_params, *((limit.name, limit.most) for limit in space.limits)],
+        config.model_dump(mode="json", include={"objective", "dropout", "sharing", "seed"}),
+    )
+
+    def make(folder: Path) -> None:
+        accelerator = make_accelerator(device)
+        table = config.sharing
+        like = AutoConfig.from_pretrained(workspace.supernet)
+        model = build(largest, like=like)
+        load_weights(model, inherit(load_file(workspace.supernet / "model.safetensors"), largest))
+        set_dropout(model, config.dropout)
+        names = [folders.labels() for folders in tasks]
+        teachers = [load_classifier(str(folders.teacher), labels) for folders, labels in zip(tasks, names, strict=True)]
+        heads = {}
+        for place, (task, labels) in enumerate(zip(config.tasks, names, strict=True)):
+            heads[task] = new_head(model, teachers[place], place == 0, len(labels), config.seed + place)
+        supernet = SharedSupernet(model, heads)
+        goal = objective(config, like, teachers[0].config, workspace.supernet)
+        steps = -(-table.steps // len(tasks))
+        batches = {
+            task: training_batches(
+                load_encoded(folders.data / "train.npz"), table.batch_size, steps, config.seed, like.pad_token_id
+            )
+            for task, folders in zip(config.tasks, tasks, strict=True)
+        }
+        with training("sharing"):
+            train_shared(
+                supernet,
+                space,
+                batches,
+                goal,
+                table.build(),
+                teachers={
+                    task: LiveTeacher(teacher, goal.needs, accelerator)
+                    for task, teacher in zip(config.tasks, teachers, strict=True)
+                },
+                accelerator=accelerator,
+                smallest=smallest if table.sandwich else None,
+                seed=config.seed,
+                after_step=lambda step, loss: tell("supernet of stage 3: training", step / table.steps),
+            )
+        folder.mkdir()
+        save_file({name: tensor.contiguous().cpu() for name, tensor in supernet.state_dict().items()}, weights(folder))
+        largest.save(folder / "architecture.json")
+
+    folder = keep(Preparation(config, device, tell).cache / "shared" / key, make)
+    return replace(workspace, tasks=tuple(tasks), shared=folder)
+
+
+def weights(folder: Path) -> Path:
+    """The file of a weight-sharing supernet's parameters."""
+    return folder / "shared.safetensors"
+
+
+def new_head(model: nn.Module, teacher: nn.Module, first: bool, labels: int, seed: int) -> nn.Linear:
+    """The classifier that a task starts with: the supernet's own for the first task, then the task's teacher's where
+    the widths agree, else a random one.
+    """
+    source = model if first else teacher
+    own: nn.Linear = model.classifier  # type: ignore[assignment]
+    found: nn.Linear = source.classifier  # type: ignore[assignment]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        head = nn.Linear(own.in_features, labels)
+    if found.weight.shape == head.weight.shape:
+        head.load_state_dict(found.state_dict())
+    return head
+
+
+class SharedEvaluator:
+    """Scores slices of the trained weight-sharing supernet; loaded once per process."""
+
+    def __init__(self, workspace: Workspace, device: str = "auto") -> None:
+        assert workspace.shared is not None
+        config = workspace.config
+        self.accelerator = make_accelerator(device)
+        like = AutoConfig.from_pretrained(workspace.supernet)
+        model = build(Architecture.load(workspace.shared / "architecture.json"), like=like)
+        heads = {
+            task: nn.Linear(like.hidden_size, len(folders.labels()))
+            for task, folders in zip(config.tasks, workspace.tasks, strict=True)
+        }
+        self.supernet = SharedSupernet(model, heads)
+        self.supernet.load_state_dict(load_file(weights(workspace.shared)))
+        self.pad_id = like.pad_token_id
+        self.first = config.sharing.rows
+        self.rows = {
+            task: load_encoded(folders.data / "search.npz")
+            for task, folders in zip(config.tasks, workspace.tasks, strict=True)
+        }
+
+    def evaluate(self, architecture: Architecture) -> Score:
+        """The mean over the tasks of the accuracy on their search splits, without any training.
+
+        Raises:
+            distill.loop.Diverged: a logit is not finite.
+        """
+        scores, variances = [], []
+        for task, rows in self.rows.items():
+            self.supernet.activate(architecture, task)
+            score = measure(
+                self.supernet, rows, accelerator=self.accelerator, pad_id=self.pad_id, first=self.first
+            )
+            scores.append(score)
+            variances.append(standard_error(score, min(self.first or len(rows), len(rows))) ** 2)
+        value = sum(scores) / len(scores)
+        return Score(value, sum(variances) ** 0.5 / len(scores), dict(zip(self.rows, scores, strict=True)))
+
+
+@lru_cache(maxsize=1)
+def shared_evaluator(workspace: Workspace, device: str) -> SharedEvaluator:
+    """The evaluator of this process; a worker keeps it from one trial to the next."""
+    return SharedEvaluator(workspace, device)
