@@ -48,12 +48,10 @@ def main() -> None:
     base, graph = workspace.base()
     space = budgeted_space(config, base, graph, workspace.labels)
     folder = Folder(options.study)
-    winners = {
-        f"winner of {stage}": Architecture.from_json(json.loads(folder.best(stage).read_text())["winner"]["architecture"])
-        for stage in STAGES
-        if folder.best(stage).exists()
-    }
-    models = winners | {
+    bests = {stage: json.loads(folder.best(stage).read_text()) for stage in STAGES if folder.best(stage).exists()}
+    models = {
+        f"winner of {stage}": Architecture.from_json(best["winner"]["architecture"]) for stage, best in bests.items()
+    } | {
         UNIFORM: largest_uniform(base, graph, workspace.labels, space.max_params),
         GLOBAL: globally_important(space, graph, workspace),
     }

@@ -69,11 +69,9 @@ class Folder:
             raise ConfigError(
                 f"{self.path} holds stage {again[0]} already: go on with --resume, or choose another --study"
             )
-        if resume and not again:
-            raise ConfigError(f"nothing to resume: stage {stages[0]} has not begun in {self.path}")
 
-    def create(self) -> None:
-        """Make the folder of a study, if it is new.
+    def create(self, config: StudyConfig) -> None:
+        """Make the folder of a study with its configuration, if it is new.
 
         Raises:
             ConfigError: it cannot be made.
@@ -82,6 +80,8 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"{self.path}: {error.strerror}") from None
+        if not self.config.exists():
+            write_text(self.config, config.to_toml())
 
     def begin(self, stage: str, config: StudyConfig, incumbent: Architecture | None) -> None:
         """Write down the configuration, that the stage has begun, and what it refines."""

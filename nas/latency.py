@@ -42,6 +42,9 @@ from supernet.ffn import FFNBlock, combine
 FORMAT = 1
 STEP_ROUNDS = 60
 WHOLE_ROUNDS = 30
+# On a device too slow or too busy for that many, rounds end after so many seconds, but there are so many at least.
+MOST_SECONDS = 30.0
+LEAST_ROUNDS = 5
 # Architectures that are measured whole to find a table's fixed part and scale.
 REFERENCES = 12
 # What their graphs look like; {0} and {1} are activations, {2} is a binary operation.
@@ -77,7 +80,7 @@ class Latency:
 
 @torch.inference_mode()
 def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE_ROUNDS) -> dict[str, Latency]:
-    """Time a float32 forward pass of every model on `batch`, round after round.
+    """Time a float32 forward pass of every model on `batch`, round after round (fewer where they take too long).
 
     In its turn a model runs twice, and the second pass counts: the first one brings back into the caches what the
     models before it have driven out.
@@ -86,7 +89,7 @@ def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for model in models.values():
         model.eval()
-    for _ in range(rounds):
+    for _ in _bounded(rounds):
         for name, model in models.items():
             model(**inputs)
             seconds[name].append(_timed(inputs["input_ids"].is_cuda, lambda: model(**inputs))[1])  # noqa: B023
@@ -244,9 +247,11 @@ def _measure(base: Base, teacher: PretrainedConfig, widths: Sequence[int], batch
     architectures = {f"{number}": found for number, found in enumerate(islice(_references(base, widths), REFERENCES))}
     models: dict[str, nn.Module] = {}
     for name, architecture in architectures.items():
-        # Words of their own would take most of the memory and of the time to build them.
+        # All but the FFNs are the same modules: words alone would take most of the memory, and of the time to build.
         model = build(replace(architecture, base=replace(base, vocabulary=1))).to(device)
         model.bert.embeddings = host.bert.embeddings
+        for layer, like in zip(model.bert.encoder.layer, host.bert.encoder.layer, strict=True):
+            layer.attention = like.attention
         models[name] = model
     models["teacher"] = AutoModelForSequenceClassification.from_config(teacher).to(device)
     tell("latency: whole models", None)
@@ -271,7 +276,7 @@ def _step_times(host: PreTrainedModel, base: Base, widths: Sequence[int], batch:
     host.eval()
     layers = host.bert.encoder.layer
     rng = random.Random(0)
-    for _ in range(STEP_ROUNDS):
+    for _ in _bounded(STEP_ROUNDS):
         order = rng.sample(probes, len(probes))
         for start in range(0, len(order), len(layers)):
             for layer, probe in zip(layers, islice(cycle(order), start, None), strict=False):
@@ -331,6 +336,15 @@ def _references(base: Base, widths: Sequence[int]) -> Iterator[Architecture]:
 def _name(op: str, *widths: int) -> str:
     """The name of a step in a table."""
     return " ".join([op, *map(str, sorted(set(widths)))])
+
+
+def _bounded(rounds: int) -> Iterator[int]:
+    """The numbers of the rounds that there is time for."""
+    begun = time.monotonic()
+    for number in range(rounds):
+        if number >= LEAST_ROUNDS and time.monotonic() - begun > MOST_SECONDS:
+            return
+        yield number
 
 
 def _timed(cuda: bool, function: Callable[[], Any]) -> tuple[Any, float]:

@@ -48,6 +48,8 @@ PROJECT = Path(__file__).resolve().parents[1]
 
 # Called after every trial with the study and the trial's number.
 Watch = Callable[[optuna.Study, int], None]
+# A function trainable of Ray Tune's: config, and by name workspace, device and rungs.
+Evaluate = Callable[..., None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +90,14 @@ def run(
     origin: str,
     rungs: Sequence[Fraction] = (),
     stop: float = 0.0,
+    evaluate: Evaluate | None = None,
     watch: Watch,
 ) -> None:
     """Run trials until `trials` of the study have ended, of which those count that already have; None: run what is
     in line. A proposal that computes what another trial computes costs nothing and is not counted.
 
-    At each of `rungs`, shares of the training steps, a candidate among the lowest `stop` is stopped.
+    At each of `rungs`, shares of the training steps, a candidate among the lowest `stop` is stopped. `evaluate` is
+    what the workers run, `evaluate_trial` by default.
 
     A KeyboardInterrupt leaves the running trials RUNNING in the study: `ledger.settle` puts them in line again.
     """
@@ -102,15 +106,14 @@ def run(
         return
     processors = max(1, int(ray.cluster_resources().get("CPU", 1)) // cluster.workers)
     graphics = min(1.0, ray.cluster_resources().get("GPU", 0) / cluster.workers)
-    proposals = Proposals(study, space, origin, workspace, trials)
+    trainable = tune.with_parameters(
+        evaluate or evaluate_trial, workspace=workspace, device=cluster.device, rungs=tuple(rungs)
+    )
     with tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch:
         tuner = tune.Tuner(
-            tune.with_resources(
-                tune.with_parameters(evaluate_trial, workspace=workspace, device=cluster.device, rungs=tuple(rungs)),
-                {"cpu": processors, "gpu": graphics},
-            ),
+            tune.with_resources(trainable, {"cpu": processors, "gpu": graphics}),
             tune_config=tune.TuneConfig(
-                search_alg=proposals,
+                search_alg=Proposals(study, space, origin, workspace, trials),
                 scheduler=Rungs(study, stop, watch),
                 num_samples=-1,
                 max_concurrent_trials=cluster.workers,
@@ -160,7 +163,8 @@ class Proposals(Searcher):
         self.study = study
         self.space = space
         self.origin = origin
-        self.workspace = workspace
+        self.seed = workspace.config.seed
+        self.labels = workspace.labels
         self.trials = trials
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
@@ -168,12 +172,12 @@ class Proposals(Searcher):
             room = self._room()
             if room is not None:
                 return room
-            trial, architecture = ledger.ask(self.study, self.space, self.origin, self.workspace.labels)
+            trial, architecture = ledger.ask(self.study, self.space, self.origin, self.labels)
             if not ledger.replay(self.study, trial.number):
                 return {
                     "number": trial.number,
                     ledger.ARCHITECTURE: json.dumps(architecture.to_json()),
-                    ledger.SEED: trial.user_attrs.get(ledger.SEED, self.workspace.config.seed),
+                    ledger.SEED: trial.user_attrs.get(ledger.SEED, self.seed),
                 }
         return Searcher.FINISHED  # the space has nothing new
 

@@ -145,23 +145,24 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         incumbent_of(folder, stages[0], given)
         with Progress() as progress:
             workspace = prepare(config, options.device, progress.prepare)
-            progress.prepared()
-            folder.create()
             storage = options.storage or folder.storage
+            study = Search(
+                config,
+                folder,
+                workspace,
+                cluster,
+                storage=storage,
+                prefix=f"{path.name}/" if options.storage else "",
+                say=progress.say,
+                tell=progress.prepare,
+                watch=progress.trial,
+            )
+            first = study.first(stages[0], given)
+            progress.prepared()
+            folder.create(config)
             with sole_driver(storage, path.name):
                 progress.say(f"study {path} (optuna-dashboard {storage})")
-                study = Search(
-                    config,
-                    folder,
-                    workspace,
-                    cluster,
-                    storage=storage,
-                    prefix=f"{path.name}/" if options.storage else "",
-                    say=progress.say,
-                    tell=progress.prepare,
-                    watch=progress.trial,
-                )
-                winner = study.stages(stages, given)
+                winner = study.run(first, stages[1:])
         progress.say(f"winner: {formula(winner)}")
         progress.say(f"wrote {folder.architecture}; next: python train_final.py {folder.architecture}")
         return DONE

@@ -141,22 +141,25 @@ class Search:
     tell: Tell = lambda what, share: None
     watch: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
 
-    def stages(self, stages: Sequence[str], given: Architecture | None = None) -> Architecture:
-        """Run stages, each from the winner of the one before it; returns the last winner.
+    def first(self, stage: str, given: Architecture | None = None) -> Plan:
+        """The plan of the stage to begin with, which refines `given` or the winner before it.
 
         Raises:
-            ConfigError, search_spaces.spaces.SpaceError: a stage has nothing to start from, or nothing keeps the
-                budget.
+            ConfigError, search_spaces.spaces.SpaceError: it has nothing to start from, or nothing keeps the budget.
         """
-        limits = limits_of(self.config, self.workspace, self.cluster.device, self.tell)
-        incumbent = incumbent_of(self.folder, stages[0], given)
+        incumbent = incumbent_of(self.folder, stage, given)
         check_incumbent(incumbent, self.config, self.workspace)
+        limits = limits_of(self.config, self.workspace, self.cluster.device, self.tell)
+        return plan(self.config, self.workspace, stage, incumbent, limits)
+
+    def run(self, first: Plan, rest: Sequence[str] = ()) -> Architecture:
+        """Run a stage and those after it, each from the winner of the one before; returns the last winner."""
         with connected(self.cluster):
-            for stage in stages:
-                if len(stages) > 1:
-                    self.say(f"stage {stage}")
-                winner = self.stage(plan(self.config, self.workspace, stage, incumbent, limits))
-                incumbent = winner
+            winner = self.stage(first)
+            for stage in rest:
+                self.say(f"winner of stage {BEFORE[stage]}: {ledger.formula(winner)}")
+                self.say(f"stage {stage}")
+                winner = self.stage(plan(self.config, self.workspace, stage, winner, first.space.limits))
         return winner
 
     def stage(self, plan: Plan) -> Architecture:

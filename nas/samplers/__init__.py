@@ -1,11 +1,20 @@
 """Samplers of architectures; every one is an `optuna.samplers.BaseSampler`."""
 
-from collections.abc import Callable
-
-from optuna.samplers import BaseSampler
-
+from nas.samplers.evolution import Evolution
+from nas.samplers.lanas import LaNAS
+from nas.samplers.local import LocalSearch
+from nas.samplers.nsga2 import NSGA2
+from nas.samplers.proposer import Proposer, SamplerError
 from nas.samplers.random import RandomSampler
 from nas.samplers.tpe import TPE
-from search_spaces.spaces import Space
 
-SAMPLERS: dict[str, Callable[[Space, int], BaseSampler]] = {"random": RandomSampler, "tpe": TPE}
+SAMPLERS: dict[str, type[Proposer]] = {
+    "lanas": LaNAS,
+    "evolution": Evolution,
+    "local": LocalSearch,
+    "random": RandomSampler,
+    "tpe": TPE,
+    "nsga2": NSGA2,
+}
+
+__all__ = ["SAMPLERS", "Proposer", "SamplerError"]

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from operator import itemgetter
 
 from nas.ledger import Tried
 from nas.samplers.random import RandomSampler
@@ -17,9 +18,8 @@ class Evolution(RandomSampler):
     several = False
 
     def propose(self, tried: list[Tried], rng: random.Random) -> Iterator[Architecture]:
-        scored = [(value, one.architecture) for one in tried if (value := self.score(one)) is not None]
+        scored = [(one.values[0], one.architecture) for one in self.evidence(tried) if one.values]
         if len(scored) >= POPULATION:
-            entrants = rng.sample(scored[-POPULATION:], TOURNAMENT)
-            _, parent = max(entrants, key=lambda entrant: entrant[0])
+            _, parent = max(rng.sample(scored[-POPULATION:], TOURNAMENT), key=itemgetter(0))
             yield from self.space.neighbours(parent, rng)
         yield from super().propose(tried, rng)

@@ -21,14 +21,13 @@ class LocalSearch(RandomSampler):
     def propose(self, tried: list[Tried], rng: random.Random) -> Iterator[Architecture]:
         best: tuple[float, Architecture] | None = None
         misses = 0
-        for one in tried:
-            value = self.score(one)
-            if value is not None and (best is None or value > best[0]):
-                best, misses = (value, one.architecture), 0
-            elif best is not None:
+        for one in self.evidence(tried):
+            if one.values and (best is None or one.values[0] > best[0]):
+                best, misses = (one.values[0], one.architecture), 0
+            elif best is not None and one.state.is_finished():
                 misses += 1
-            if misses == PATIENCE:
-                best, misses = None, 0
+                if misses == PATIENCE:
+                    best, misses = None, 0
         if best is not None:
             yield from self.space.neighbours(best[1], rng)
         yield from super().propose(tried, rng)

@@ -7,7 +7,7 @@ from optuna import Study
 from optuna.samplers import NSGAIISampler
 from optuna.trial import FrozenTrial
 
-from nas.ledger import Tried, architecture_of
+from nas.ledger import IN_BOX, Tried, architecture_of
 from nas.samplers.random import RandomSampler
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
@@ -33,9 +33,9 @@ class NSGA2(RandomSampler):
         self, study: Study, trial: FrozenTrial, tried: list[Tried], rng: random.Random
     ) -> Iterator[Architecture]:
         generation = self._selection.get_trial_generation(study, trial)
-        parents = self._selection.get_parent_population(study, generation)
+        selected = self._selection.get_parent_population(study, generation)
+        # Optuna returns the parents in another order when it has selected them already.
+        parents = sorted((one for one in selected if one.user_attrs[IN_BOX]), key=lambda one: one.number)
         if parents:
-            # Optuna returns the parents in another order when it has selected them already.
-            parent = rng.choice(sorted(parents, key=lambda one: one.number))
-            yield from self.space.neighbours(architecture_of(parent), rng)
+            yield from self.space.neighbours(architecture_of(rng.choice(parents)), rng)
         yield from self.propose(tried, rng)

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any, ClassVar
 
 from optuna import Study
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
@@ -59,15 +59,11 @@ class Proposer(BaseSampler):
         """As `propose`; overridden where one of Optuna's samplers has a say, which needs the study."""
         return self.propose(tried, rng)
 
-    def score(self, one: Tried) -> float | None:
-        """A trial's score, to be maximised; None if it has none, or one that is no evidence about the space: an
-        infinite one, or that of an architecture outside the budget, such as the base model.
+    def evidence(self, tried: list[Tried]) -> list[Tried]:
+        """The trials that say something about the space: not those outside the budget, such as the base model, nor
+        those with an infinite score.
         """
-        if not one.values or not isfinite(one.values[0]):
-            return None
-        if one.architecture not in self._inside:
-            self._inside[one.architecture] = self.space.keeps_budget(one.architecture)
-        return one.values[0] if self._inside[one.architecture] else None
+        return [one for one in tried if self._keeps_budget(one.architecture) and all(map(isfinite, one.values or ()))]
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         if len(study.directions) > 1 and not self.several:
@@ -85,12 +81,23 @@ class Proposer(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
+        seed = f"{self.seed}/{draw_index(study, trial)}"
         if self._current[0] != trial.number:
-            rng = random.Random(f"{self.seed}/{draw_index(study, trial)}")
+            rng = random.Random(seed)
             tried = history(study)
             architecture = self._first_new(self.proposals(study, trial, tried, rng), tried, rng)
             self._current = (trial.number, self.space.choices(architecture))
+        if param_name not in self._current[1]:
+            # A trial that was killed while it was drawn keeps its first choices, which may ask for others.
+            assert isinstance(param_distribution, CategoricalDistribution)
+            choices = [str(choice) for choice in param_distribution.choices]
+            return self.space.draw(param_name, choices, random.Random(f"{seed}/{param_name}"))
         return self._current[1][param_name]
+
+    def _keeps_budget(self, architecture: Architecture) -> bool:
+        if architecture not in self._inside:
+            self._inside[architecture] = self.space.keeps_budget(architecture)
+        return self._inside[architecture]
 
     def _first_new(
         self, proposals: Iterator[Architecture], tried: list[Tried], rng: random.Random

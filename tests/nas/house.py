@@ -79,6 +79,7 @@ trials = 6
 sampler = "random"
 confirm = 2
 confirm_seeds = 2
+rungs = ["1/2"]
 
 [stage2]
 trials = 4

@@ -29,14 +29,16 @@ def half(workspace: Workspace) -> Architecture:
 def test_a_score_is_decided_by_architecture_and_seed(workspace: Workspace) -> None:
     architecture = half(workspace)
     reports: list[tuple[int, float]] = []
-    first = Evaluator(workspace, "cpu").evaluate(architecture, 0, lambda step, score: reports.append((step, score)))
+    first = Evaluator(workspace, "cpu").evaluate(
+        architecture, 0, (Fraction(1, 2),), lambda step, score: reports.append((step, score))
+    )
     again = Evaluator(workspace, "cpu")
     torch.manual_seed(1)  # what happened before does not matter
     assert again.evaluate(architecture, 0) == first
     again.evaluate(architecture, 5)
     assert again.evaluate(architecture, 0) == first
     assert [step for step, _ in reports] == [0, 3]
-    assert reports[0][1] == first.inherited
+    assert reports[0][1] == first.parts["inherited"]
     assert first.standard_error == standard_error(first.value, len(again.search_rows))
     assert first.value > 1 / 3
 

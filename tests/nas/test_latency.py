@@ -170,7 +170,7 @@ def test_measured_once(measure: Measure, tmp_path: Path) -> None:
         {"base": replace(BASE, depth=2)},
         {"teacher": BertConfig(**{**SIZES, "num_hidden_layers": 1})},
     ],
-    ids=str,
+    ids=lambda changes: next(iter(changes)),
 )
 def test_measured_for_each_setting(measure: Measure, table: LatencyTable, changes: dict[str, Any]) -> None:
     other = measure(**changes)
@@ -178,13 +178,12 @@ def test_measured_for_each_setting(measure: Measure, table: LatencyTable, change
     assert (other.batch, other.tokens) == (changes.get("batch", 1), changes.get("tokens", 6))
 
 
-def test_measured_for_each_number_of_threads(measure: Measure, table: LatencyTable) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    try:
-        assert measure() != table
-    finally:
-        torch.set_num_threads(threads)
+def test_measured_for_each_number_of_threads(
+    measure: Measure, table: LatencyTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Really running more threads than there are free cores would take minutes.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1000)
+    assert measure() != table
 
 
 def test_what_a_table_does_not_know() -> None:
@@ -228,7 +227,7 @@ def test_limits(text: str, microseconds: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0x", "0.0ms", "-1ms", "nan ms", "12", "1e400ms", "0.25", "ms", "1.ms", "1/4x", "12MS", "٣ms", "9" * 99 + "ms"],
+    ["", "0x", "0.0ms", "-1ms", "nan ms", "12", "1e400ms", "0.25", "ms", "1.ms", "1/4x", "12MS", "٣ms", 99 * "9" + "s"],
 )
 def test_what_is_no_limit(text: str) -> None:
     with pytest.raises(ValueError, match=r"'12ms' or '0\.012s', or .* '0\.25x', not '"):

@@ -2,109 +2,266 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from itertools import islice
+from pathlib import Path
 
+import numpy as np
 import optuna
 import pytest
+from optuna.trial import FixedTrial, TrialState
 
 from nas import ledger
-from nas.samplers import SAMPLERS
-from nas.samplers.tpe import START
-from search_spaces import Architecture, Base, Space, cost
-from search_spaces.graph import GELU
+from nas.ledger import Tried
+from nas.samplers import SAMPLERS, SamplerError
+from nas.samplers.encoding import OPERATIONS, PLACED, encode
+from nas.samplers.evolution import POPULATION
+from nas.samplers.lanas import LEAST, LaNAS, descend, expected_improvement, ranks, within
+from nas.samplers.local import PATIENCE, LocalSearch
+from search_spaces import GELU, Architecture, Base, FFNGraph, Genes, Space, cost
+from search_spaces.canonical import function_key
+from search_spaces.spaces import GRAPHS, SIZES, Limit
+from tests.tiny import architectures
 
-BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
+BASE = Base(depth=4, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 MIDDLE = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 3)
 EXPANSIONS = (Fraction(1), Fraction(1, 2), Fraction(1, 4))
-SPACE = Space(BASE, (1, 2), EXPANSIONS, MIDDLE - 2000, MIDDLE, edit_rate=0.5)
+START = next(one for one in architectures(9, BASE) if not any(genes.graph.gated for genes in one.layers))
 
 
-def history(sampler: str, seed: int, count: int, space: Space = SPACE, scores: str = "random") -> list[Architecture]:
-    """Draws told random, equal or tied scores, every fifth of them failing."""
-    study = optuna.create_study(direction="maximize", sampler=SAMPLERS[sampler](space, seed))
-    ledger.enqueue(study, Architecture.uniform(BASE), "base model")
-    drawn = []
-    for _ in range(count + 1):
-        trial, architecture = ledger.ask(study, space, sampler, labels=3)
-        drawn.append(architecture)
-        if trial.number % 5 == 4:
-            ledger.fail(study, trial.number, "diverged")
-            continue
-        draw = random.Random(trial.number).random()
-        score = {"random": draw, "equal": 0.5, "tied": round(draw)}[scores]
-        ledger.complete(study, trial.number, score, {})
-    return drawn[1:]
+def macs(base: Base, genes: Genes) -> int:
+    return cost.ffn_macs(base, genes, 8)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("scores", ["random", "equal", "tied"])
-def test_draws_are_in_the_box_and_decided_by_the_seed(
-    sampler: str, scores: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def space(least: int = MIDDLE - 2000, most: int = MIDDLE, stacks: tuple[int, ...] = (1, 2), **more: object) -> Space:
+    return Space(BASE, stacks, EXPANSIONS, least, most, **{"edit_rate": 0.5, **more})  # type: ignore[arg-type]
+
+
+SPACE = space()
+SPACES = {
+    "all": SPACE,
+    "gated": space(gated=True),
+    "limits": space(limits=(Limit("macs", 0, macs, 4 * macs(BASE, Genes(GELU, 1, Fraction(1, 2)))),)),
+    "graphs": space(1, 10**9, start=START, vary=frozenset({GRAPHS})),
+    "sizes": space(start=Architecture.uniform(BASE), vary=frozenset({SIZES})),
+}
+TINY = space(MIDDLE - 1000, stacks=(1,), start=Architecture.uniform(BASE), vary=frozenset({SIZES}))
+
+# What happens to a trial of this number: a score, or a state.
+Outcome = Callable[[int], float | TrialState]
+OUTCOMES: dict[str, Outcome] = {
+    "random": lambda number: random.Random(number).random(),
+    "tied": lambda number: float(number % 2),
+    "equal": lambda number: 0.5,
+    "failed": lambda number: TrialState.FAIL,
+    "stopped": lambda number: TrialState.PRUNED,
+    "one score": lambda number: 0.5 if number == 10 else TrialState.FAIL,
+    "infinite": lambda number: (float("inf"), float("-inf"), 0.5)[number % 3],
+    "mixed": lambda number: (
+        TrialState.FAIL if number % 5 == 4 else TrialState.PRUNED if number % 5 == 2 else random.Random(number).random()
+    ),
+}
+
+
+def new_study(
+    sampler: str, seed: int, space: Space = SPACE, storage: optuna.storages.BaseStorage | None = None
+) -> optuna.Study:
+    return optuna.create_study(
+        storage=storage,
+        study_name="stage",
+        directions=["maximize", "minimize"] if sampler == "nsga2" else ["maximize"],
+        sampler=SAMPLERS[sampler](space, seed),
+        load_if_exists=True,
+    )
+
+
+def tell(study: optuna.Study, number: int, outcome: float | TrialState) -> None:
+    if outcome == TrialState.FAIL:
+        ledger.fail(study, number, "diverged")
+    elif outcome == TrialState.PRUNED:
+        ledger.stop(study, number, 30)
+    else:
+        assert isinstance(outcome, float)
+        params = study.trials[number].user_attrs["params"]
+        ledger.complete(study, number, [outcome, params][: len(study.directions)], {})
+
+
+def ask(study: optuna.Study, space: Space = SPACE) -> tuple[int, Architecture]:
+    trial, architecture = ledger.ask(study, space, "sampler", labels=3)
+    return trial.number, architecture
+
+
+def drawn(
+    sampler: str, seed: int, count: int, space: Space = SPACE, outcome: Outcome = OUTCOMES["random"]
+) -> list[Architecture]:
+    """Proposals, each of them told before the next."""
+    study = new_study(sampler, seed, space)
+    found = []
+    for _ in range(count):
+        number, architecture = ask(study, space)
+        found.append(architecture)
+        tell(study, number, outcome(number))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No test here may make Optuna warn."""
     optuna.logging.enable_propagation()
-    try:
-        first = history(sampler, 3, 30, scores=scores)
-    finally:
-        optuna.logging.disable_propagation()
+    yield
+    optuna.logging.disable_propagation()
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
-    assert all(SPACE.min_params <= cost.params(found, 3) <= SPACE.max_params for found in first)
-    assert history(sampler, 3, 30, scores=scores) == first
-    other = history(sampler, 4, 30, scores=scores)
-    assert sum(a == b for a, b in zip(first, other, strict=True)) < 5
-    assert len(set(first)) > 20
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_proposals_are_new_members_and_decided_by_the_seed(sampler: str, kind: str) -> None:
+    space = SPACES[kind]
+    found = drawn(sampler, 3, 18, space, OUTCOMES["mixed"])
+    assert all(one in space for one in found)
+    assert len(set(map(function_key, found))) == 18
+    assert drawn(sampler, 3, 18, space, OUTCOMES["mixed"]) == found
+    other = drawn(sampler, 4, 18, space, OUTCOMES["mixed"])
+    assert sum(a == b for a, b in zip(found, other, strict=True)) < 5
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_any_outcome_leaves_new_proposals(sampler: str, outcome: str) -> None:
+    found = drawn(sampler, 0, 24, outcome=OUTCOMES[outcome])
+    assert all(one in SPACE for one in found)
+    assert len(set(map(function_key, found))) == 24
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_the_next_draw_needs_only_the_record(sampler: str) -> None:
-    """A new process with the same study draws what the old one would have drawn."""
-    storage = optuna.storages.InMemoryStorage()
+def test_the_parameters_of_a_trial_spell_the_architecture(sampler: str) -> None:
+    study = new_study(sampler, 0)
+    for _ in range(16):
+        number, architecture = ask(study)
+        tell(study, number, OUTCOMES["random"](number))
+        trial = study.trials[number]
+        assert SPACE.suggest(FixedTrial(trial.params)) == architecture
+        assert ledger.architecture_of(trial) == architecture
+        # The space spells most with fewer names; what a new trial is given, an old one can be compared by.
+        assert set(trial.params) == set(SPACE.choices(architecture))
 
-    def ask(name: str, fresh: bool) -> list[Architecture]:
-        found = []
-        study = None
-        for number in range(20):
-            if study is None or fresh:
-                study = optuna.create_study(
-                    storage=storage,
-                    study_name=name,
-                    direction="maximize",
-                    sampler=SAMPLERS[sampler](SPACE, 0),
-                    load_if_exists=True,
-                )
-            trial, architecture = ledger.ask(study, SPACE, sampler, labels=3)
-            ledger.complete(study, trial.number, random.Random(number).random(), {})
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_an_interrupted_search_proposes_what_an_uninterrupted_one_does(sampler: str, tmp_path: Path) -> None:
+    """Every four trials all processes are gone, with trials running that are drawn, or are drawn in part."""
+    expected = drawn(sampler, 0, 20, outcome=OUTCOMES["mixed"])
+    found: list[Architecture] = []
+    while len(found) < 20:
+        study = ledger.open_study(
+            ledger.sqlite_url(tmp_path / "study.db"),
+            "stage",
+            SAMPLERS[sampler](SPACE, 0),
+            ["maximize", "minimize"] if sampler == "nsga2" else ["maximize"],
+        )
+        ledger.settle(study)
+        for _ in range(4):
+            number, architecture = ask(study)
+            tell(study, number, OUTCOMES["mixed"](len(found)))
             found.append(architecture)
-        return found
+        if len(found) % 8:
+            ask(study)
+        else:
+            study.ask().suggest_categorical("layer1/pre/op", ["none", *OPERATIONS[:-1]])
+        study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+    assert found == expected
 
-    assert ask("one process", fresh=False) == ask("a process per trial", fresh=True)
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_trials_side_by_side_are_different(sampler: str) -> None:
+    study = new_study(sampler, 0)
+    for _ in range(14):
+        number, _ = ask(study)
+        tell(study, number, OUTCOMES["random"](number))
+    together = [ask(study)[1] for _ in range(8)]
+    assert len(set(map(function_key, together))) == 8
+    assert all(one in SPACE for one in together)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_tiny_space_is_exhausted_before_anything_is_proposed_again(sampler: str) -> None:
+    size = TINY.size_count()
+    assert 10 <= size <= 40
+    found = drawn(sampler, 0, size + 3, TINY)
+    assert len(set(map(function_key, found[:size]))) == size
+    assert set(found[size:]) <= set(found[:size])
+
+
+@pytest.mark.parametrize("outcome", ["random", "failed"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_space_of_one_member(sampler: str, outcome: str) -> None:
+    uniform = Architecture.uniform(BASE, expansion=Fraction(1, 2))
+    alone = Space(BASE, (1,), (Fraction(1, 2),), 1, 10**9, start=uniform, vary=frozenset({SIZES}))
+    assert drawn(sampler, 0, 14, alone, OUTCOMES[outcome]) == [uniform] * 14
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_baselines_that_are_no_members(sampler: str, kind: str) -> None:
+    """The base model is outside the box; other sizes and graphs are not the space's. All of them score best."""
+    space = SPACES[kind]
+    study = new_study(sampler, 0, space)
+    odd = Fraction(23, 48)
+    strange = FFNGraph.parse("project(tanh(tanh(gelu(expand(x)))))")
+    baselines = [
+        Architecture.uniform(BASE),
+        Architecture.uniform(BASE, expansion=odd),
+        Architecture(BASE, (Genes(strange, 1, odd), *START.layers[1:])),
+    ]
+    for baseline in baselines:
+        ledger.enqueue(study, baseline, "baseline")
+    found = []
+    for _ in range(20):
+        number, architecture = ask(study, space)
+        found.append(architecture)
+        tell(study, number, 2.0 - number if number < 3 else OUTCOMES["mixed"](number))
+    assert found[:3] == baselines
+    assert all(one in space for one in found[3:])
+    assert len(set(map(function_key, found))) == 20
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_several_objectives_are_refused_or_served(sampler: str) -> None:
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=SAMPLERS[sampler](SPACE, 0))
+    if SAMPLERS[sampler].several:
+        for _ in range(16):
+            number, architecture = ask(study)
+            assert architecture in SPACE
+            tell(study, number, OUTCOMES["random"](number))
+    else:
+        with pytest.raises(SamplerError, match="maximises one score, and this study has 2 objectives"):
+            ask(study)
+
+
+def first_layer(architecture: Architecture) -> float:
+    """A score that random proposals reach seldom."""
+    lowest = architecture.layers[0]
+    return float(lowest.stack * lowest.inner(BASE))
+
+
+@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "random"])
+def test_the_scores_are_followed(sampler: str) -> None:
+    """Also where the study has one objective and the sampler serves several."""
+
+    def scores(sampler: str, seed: int) -> list[float]:
+        study = optuna.create_study(direction="maximize", sampler=SAMPLERS[sampler](SPACES["sizes"], seed))
+        for _ in range(40):
+            number, architecture = ask(study, SPACES["sizes"])
+            tell(study, number, first_layer(architecture))
+        return [trial.values[0] for trial in study.trials[20:]]
+
+    for seed in range(3):
+        assert np.mean(scores(sampler, seed)) > 1.1 * np.mean(scores("random", seed))
 
 
 def test_random_keeps_to_the_rate_of_edits() -> None:
-    never = Space(BASE, (1, 2), EXPANSIONS, MIDDLE - 2000, MIDDLE, edit_rate=0.0)
-    assert {genes.graph for found in history("random", 0, 30, never) for genes in found.layers} == {GELU}
-    graphs = Counter(genes.graph == GELU for found in history("random", 0, 200) for genes in found.layers)
+    never = drawn("random", 0, 30, space(edit_rate=0.0, stacks=(1, 2)))
+    assert {genes.graph for found in never for genes in found.layers} == {GELU}
+    graphs = Counter(genes.graph == GELU for found in drawn("random", 0, 200) for genes in found.layers)
     # Three segments that each stay with probability 1/2; a few edits are undone where they would leave the box.
     assert 0.08 < graphs[True] / graphs.total() < 0.25
-
-
-def test_tpe_is_random_at_first_and_follows_the_scores_later() -> None:
-    def told(sampler: str) -> list[Architecture]:
-        """Scores are the inner neurons of the first layer."""
-        study = optuna.create_study(direction="maximize", sampler=SAMPLERS[sampler](SPACE, 0))
-        found = []
-        for _ in range(80):
-            trial, architecture = ledger.ask(study, SPACE, sampler, labels=3)
-            ledger.complete(study, trial.number, good(architecture), {})
-            found.append(architecture)
-        return found
-
-    def good(architecture: Architecture) -> float:
-        lowest = architecture.layers[0]
-        return lowest.stack * lowest.inner(architecture.base)
-
-    by_random, by_tpe = told("random"), told("tpe")
-    assert by_random[:START] == by_tpe[:START]
-    assert by_random[START] != by_tpe[START]
-    late = slice(40, 80)
-    assert sum(map(good, by_tpe[late])) > 1.2 * sum(map(good, by_random[late]))
-    assert [a.layers[0].graph for a in by_tpe] == [a.layers[0].graph for a in by_random]

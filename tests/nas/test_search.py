@@ -10,17 +10,17 @@ from transformers import BertConfig, DistilBertConfig
 from distill.data import load_encoded
 from distill.tasks import standard_error
 from nas import ledger
+from nas.budget import budgeted_space
 from nas.config import load_config
 from nas.prepare import Workspace
 from nas.search import main
-from nas.stages import stage_1_space
 from search_spaces import Architecture, cost
 from tests.nas.house import House, states, trials_of
 
 
 def test_trials(searched: Path, house: House, workspace: Workspace) -> None:
     base, graph = workspace.base()
-    space = stage_1_space(house.config, base, graph, workspace.labels)
+    space = budgeted_space(house.config, base, graph, workspace.labels)
     rows = len(load_encoded(workspace.data / "search.npz"))
     trials = trials_of(searched)
     origins = [trial.user_attrs[ledger.ORIGIN] for trial in trials]
@@ -33,7 +33,7 @@ def test_trials(searched: Path, house: House, workspace: Workspace) -> None:
         assert facts["params_active"] == cost.params_active(architecture, workspace.labels)
         assert facts["macs"] == cost.macs(architecture, labels=workspace.labels)
         assert facts["standard_error"] == standard_error(trial.value or 0.0, rows)
-        assert sorted(trial.intermediate_values) == [0, house.config.candidate.steps // 2]
+        assert sorted(trial.intermediate_values) == [0, 3]
         assert trial.intermediate_values[0] == facts["inherited"]
         assert facts["seconds"] > 0
         assert facts["formula"].count(";") == base.depth - 1
@@ -52,20 +52,20 @@ def test_winner(searched: Path, house: House, workspace: Workspace) -> None:
     assert best["winner"]["confirmed_mean"] == max(row["confirmed_mean"] for row in finalists)
     winner = Architecture.load(searched / "architecture.json")
     assert Architecture.from_json(best["winner"]["architecture"]) == winner
-    space = stage_1_space(house.config, *workspace.base(), workspace.labels)
+    space = budgeted_space(house.config, *workspace.base(), workspace.labels)
     assert space.min_params <= cost.params(winner, workspace.labels) <= space.max_params
-    confirmed = trials_of(searched, "stage-1-confirmation")
-    assert sorted(trial.user_attrs[ledger.SEED] for trial in confirmed) == [1, 1, 2, 2]
+    confirmed = trials_of(searched, "confirmation")
+    assert [trial.user_attrs[ledger.SEED] for trial in confirmed] == [1, 1, 2, 2]
     assert load_config(str(searched / "config.toml")) == house.config
 
 
 def test_resuming_a_finished_study_repeats_nothing(copied: Path, house: House) -> None:
     (copied / "architecture.json").unlink()
     (copied / "stage-1" / "best.json").unlink()
-    before = trials_of(copied), trials_of(copied, "stage-1-confirmation")
+    before = trials_of(copied), trials_of(copied, "confirmation")
     result = house.run(*house.search(copied.parent, "--study", "s", "--resume"))
     assert (result.returncode, result.stderr) == (0, "")
-    assert (trials_of(copied), trials_of(copied, "stage-1-confirmation")) == before
+    assert (trials_of(copied), trials_of(copied, "confirmation")) == before
     assert (copied / "architecture.json").exists()
     assert (copied / "stage-1" / "best.json").exists()
 
@@ -79,7 +79,7 @@ def test_a_study_in_which_everything_fails(house: House, tmp_path: Path) -> None
     )  # fmt: skip
     result = house.run(*house.search(tmp_path, "--sampler", "tpe", preset=preset))
     assert result.returncode == 2
-    assert result.stderr.startswith("nas.search: no candidate in the parameter box got a score")
+    assert result.stderr.startswith("nas.search: no candidate that keeps the budget got a score")
     assert result.stderr.count("\n") == 1
     trials = trials_of(tmp_path / "tiny")
     assert {trial.state for trial in trials} == {TrialState.FAIL}
@@ -117,11 +117,11 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     ("arguments", "message"),
     [
         (["--stage", "4"], "invalid choice: '4'"),
-        ([], "required: --stage"),
+        ([], "one of the arguments --stage --single-stage is required"),
         (["--stage", "1", "--presets", "demo"], "unrecognized arguments: --presets demo"),
         (["--stage", "1", "--preset", "demon"], "unknown preset 'demon'; did you mean 'demo'?"),
         (["--stage", "1", "--preset", "no/such.toml"], "no/such.toml: No such file or directory"),
-        (["--stage", "1", "--sampler", "genetic"], "stage1.sampler: Input should be 'random' or 'tpe'"),
+        (["--stage", "1", "--sampler", "genetic"], "stage1.sampler: Input should be 'lanas', "),
         (["--stage", "1", "--trials", "0"], "stage1.trials: "),
         (["--stage", "1", "--trials", "many"], "invalid int value: 'many'"),
         (["--stage", "1", "--seed", "-1"], "seed: "),
@@ -134,6 +134,19 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--stage", "1", "--study", ".."], "--study '..': "),
         (["--stage", "1", "--study", ""], "--study '': "),
         (["--stage", "1", "--workers", "0"], "--workers 0: at least 1"),
+        (["--stage", "1", "--single-stage"], "not allowed with argument"),
+        (["--stage", "1", "--max-macs", "many"], "--max-macs: 'many' is not a number"),
+        (["--stage", "1", "--max-latency", "fast"], "space.max_latency: "),
+        (["--stage", "1", "--max-latency", "0.25"], "space.max_latency: "),
+        (["--stage", "1", "--objective", "speed"], "goals: 'speed' is none of score; score,params; "),
+        (["--stage", "1", "--objective", "params,score"], "goals: 'params,score' is none of "),
+        (["--stage", "1", "--objective", "score,params", "--sampler", "lanas"], "two goals need nsga2"),
+        (["--stage", "1", "--sampler", "nsga2"], "nsga2 is for two goals"),
+        (["--stage", "1", "--from", "a.json"], "--from is what stage 2 or 3 refines"),
+        (["--stage", "2", "--from", "no.json", "--out", "nowhere"], "no.json: no such file"),
+        (["--stage", "2", "--out", "nowhere"], "stage 2 refines the winner of stage 1, which nowhere/demo does not"),
+        (["--stage", "3", "--out", "nowhere"], "run --stage 2 first, or give --from ARCH.json"),
+        (["--stage", "1", "--tasks", "word_order,wordorder"], "unknown task 'wordorder'; did you mean 'word_order'?"),
         (["--stage", "1", "--device", "tpu"], "invalid choice: 'tpu'"),
     ],
 )
@@ -154,7 +167,8 @@ def test_options_that_cannot_be(arguments: list[str], message: str, capsys: pyte
         ([('uniform = "1/2"', 'uniform = "1/100"')], "leaves no channel"),
         ([("stacks = [1, 2]", "stacks = [1, 1]")], "stacks: must be different values"),
         ([("slack = 0.3", 'slack = 0.3\nmin_params = "1G"\nmax_params = "2G"')], "this space reaches from"),
-        ([('task = "library"', 'task = "libary"')], "unknown task 'libary'"),
+        ([('"library"', '"libary"')], "unknown task 'libary'"),
+        ([('"neighbours"', '"library"')], "tasks: a task is named twice"),
         ([("max_length = 24", "max_length = 512")], "max_length"),
     ],
 )
@@ -186,7 +200,7 @@ def test_folders_in_the_way(searched: Path, house: House, tmp_path: Path, capsys
     always = ["--stage", "1", "--preset", str(house.preset), "--study", "s"]
     there = [*always, "--out", str(searched.parent)]
     before = trials_of(searched)
-    assert "holds this study already: go on with --resume" in refused(there, capsys)
+    assert "holds stage 1 already: go on with --resume" in refused(there, capsys)
     other = refused([*there, "--trials", "9", "--resume"], capsys)
     assert "belongs to another configuration (stage1.trials is 6 there and 9 here)" in other
     assert trials_of(searched) == before

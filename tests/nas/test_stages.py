@@ -1,92 +1,38 @@
-"""What a stage varies, spends and hands on; folders of studies."""
+"""What a stage varies, starts from and hands on."""
 
 import json
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
-from statistics import mean
 
 import optuna
 import pytest
-from optuna.trial import FrozenTrial
 
 from nas import ledger
 from nas.config import ConfigError, load_config
+from nas.folder import Folder
 from nas.prepare import Workspace
-from nas.stages import Folder, finalists, globally_important, hand_on, largest_uniform, stage_1_space
-from search_spaces import Architecture, Base, Genes, Space, SpaceError, cost
+from nas.stages import (
+    TWIN_OF_WINNER,
+    UNIFORM,
+    WINNER,
+    all_base_graphs,
+    check_incumbent,
+    finalists,
+    incumbent_of,
+    plan,
+    summary,
+)
+from search_spaces import Architecture, Base, FFNGraph, Genes, Space, cost
 from search_spaces.graph import GELU
+from search_spaces.spaces import GRAPHS, SIZES
 from tests.nas.house import House
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
+HALF = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 4)
+SPACE = Space(BASE, (1, 2), (Fraction(1, 4), Fraction(1, 2), Fraction(1)), HALF - 1000, HALF, 0.1, labels=4)
 DEMO = load_config("demo")
-TABLE = {
-    "space.stacks": [1, 2],
-    "space.expansions": ["1/4", "1/2", "1"],
-    "space.uniform": "1/2",
-    "space.slack": 0.3,
-    "space.edit_rate": 0.1,
-}
-
-
-def box(**changes: object) -> Space:
-    config = load_config("demo", TABLE | {f"space.{key}": value for key, value in changes.items()})
-    return stage_1_space(config, BASE, GELU, labels=4)
-
-
-def test_the_box_reaches_from_slack_below_up_to_the_uniform_slice() -> None:
-    space = box()
-    uniform = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 4)
-    smallest = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 4)), 4)
-    assert space.max_params == uniform
-    assert space.min_params == uniform - int(0.3 * (uniform - smallest))
-    assert space.labels == 4
-    assert box(max_params=uniform - 100).max_params == uniform - 100
-    assert box(min_params=uniform - 5).min_params == uniform - 5
-
-
-def test_a_limit_above_everything_is_no_limit() -> None:
-    space = box(max_params="1G")
-    largest = Architecture.uniform(BASE, stack=2)
-    assert space.min_params < cost.params(largest, 4)
-    assert space.size_count() > 0
-
-
-@pytest.mark.parametrize("changes", [{"max_params": 10}, {"min_params": "1G", "max_params": "2G"}, {"stacks": [1, 1]}])
-def test_boxes_that_nothing_fits(changes: dict[str, object]) -> None:
-    with pytest.raises(SpaceError):
-        box(**changes)
-
-
-@pytest.mark.parametrize("spare", [0, 1, 100, 1000, 3000, 10**9])
-def test_the_largest_uniform_slice_is_the_largest(spare: int) -> None:
-    least = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 4)), 4)
-    space = replace(box(min_params=1, max_params=10**9), max_params=least + spare)
-    fits = [
-        inner
-        for inner in range(1, BASE.inner + 1)
-        if cost.params(Architecture.uniform(BASE, expansion=Fraction(inner, BASE.inner)), 4) <= space.max_params
-    ]
-    found = largest_uniform(space, GELU)
-    assert found == Architecture.uniform(BASE, expansion=Fraction(max(fits), BASE.inner))
-
-
-def test_global_importance_keeps_the_most_important_neurons(house: House, workspace: Workspace) -> None:
-    base, graph = workspace.base()
-    space = stage_1_space(house.config, base, graph, workspace.labels)
-    found = globally_important(space, graph, workspace)
-    uniform = largest_uniform(space, graph)
-    assert cost.params(found, workspace.labels) == cost.params(uniform, workspace.labels) == space.max_params
-    assert {genes.stack for genes in found.layers} == {1}
-    assert {genes.graph for genes in found.layers} == {graph}
-    # No other division of as many neurons over two layers keeps more importance.
-    inner = [genes.inner(base) for genes in found.layers]
-    worth = [[0.0, *scores.cumsum(0).tolist()] for scores in workspace.importance()]
-    kept = sum(layer[size] for layer, size in zip(worth, inner, strict=True))
-    total = sum(inner)
-    choices = [(a, total - a) for a in range(4, base.inner + 1) if 4 <= total - a <= base.inner]
-    assert kept == pytest.approx(max(worth[0][a] + worth[1][b] for a, b in choices))
 
 
 def study_of(*rows: tuple[Architecture, float | None], origin: str = "random") -> optuna.Study:
@@ -94,7 +40,7 @@ def study_of(*rows: tuple[Architecture, float | None], origin: str = "random") -
     study = optuna.create_study(direction="maximize")
     for architecture, score in rows:
         ledger.enqueue(study, architecture, origin)
-        trial, _ = ledger.ask(study, box(), origin, labels=4)
+        trial, _ = ledger.ask(study, SPACE, origin, labels=4)
         if score is None:
             ledger.fail(study, trial.number, "diverged")
         else:
@@ -103,7 +49,7 @@ def study_of(*rows: tuple[Architecture, float | None], origin: str = "random") -
 
 
 def inside(count: int) -> list[Architecture]:
-    space = box()
+    space = SPACE
     sizes = product((1, 2), (Fraction(1, 4), Fraction(1, 2), Fraction(1)))
     options = [Genes(GELU, stack, expansion) for stack, expansion in sizes]
     every = (Architecture(BASE, layers) for layers in product(options, repeat=3))
@@ -123,68 +69,111 @@ def test_finalists_are_the_best_different_ones_inside_the_box() -> None:
     assert finalists(study_of((big, 0.9), (a, None)), 3) == []
 
 
-def handed_on(folder: Path, ranked: list[FrozenTrial], confirmation: optuna.Study) -> dict:
-    winner = hand_on(Folder(folder), ranked, confirmation)
-    best = json.loads((folder / "stage-1" / "best.json").read_text())
-    assert Architecture.from_json(best["winner"]["architecture"]) == winner
-    assert Architecture.load(folder / "architecture.json") == winner
+def confirmed(study: optuna.Study, count: int, **scores: list[float]) -> dict:
+    """The summary of a study whose finalists, by their trials' numbers, got these confirming scores."""
+    ranked = finalists(study, count)
+    fresh = {trial.user_attrs[ledger.FUNCTION]: scores.get(f"trial{trial.number}", []) for trial in ranked}
+    best = summary(ranked, fresh, study)
     assert best["winner"] in best["finalists"]
+    assert json.loads(json.dumps(best)) == best
     return best
 
 
-def test_the_best_confirmed_mean_wins(tmp_path: Path) -> None:
+def test_the_best_confirmed_mean_wins() -> None:
     a, b, c = inside(3)
-    ranked = finalists(study_of((a, 0.9), (b, 0.8), (c, 0.7)), 3)
-    confirmation = study_of((a, 0.60), (b, 0.75), (c, 0.74), (a, 0.70), (b, 0.71), (c, None))
-    best = handed_on(tmp_path, ranked, confirmation)
+    study = study_of((a, 0.9), (b, 0.8), (c, 0.7))
+    best = confirmed(study, 3, trial0=[0.60, 0.70], trial1=[0.75, 0.71], trial2=[0.74])
     assert best["winner"]["trial"] == 2
-    assert [row["confirmed_scores"] for row in best["finalists"]] == [[0.60, 0.70], [0.75, 0.71], [0.74]]
-    assert [row["confirmed_mean"] for row in best["finalists"]] == [mean([0.60, 0.70]), mean([0.75, 0.71]), 0.74]
+    assert Architecture.from_json(best["winner"]["architecture"]) == c
+    assert [row["confirmed_mean"] for row in best["finalists"]] == pytest.approx([0.65, 0.73, 0.74])
     assert best["finalists"][1]["confirmed_deviation"] == pytest.approx(0.04 / 2**0.5)
     assert best["finalists"][2]["confirmed_deviation"] is None
 
 
-def test_without_confirmation_the_best_score_wins(tmp_path: Path) -> None:
+def test_without_confirmation_the_best_score_wins() -> None:
     a, b = inside(2)
-    ranked = finalists(study_of((a, 0.8), (b, 0.9)), 3)
-    best = handed_on(tmp_path, ranked, study_of())
+    best = confirmed(study_of((a, 0.8), (b, 0.9)), 3)
     assert best["winner"]["trial"] == 1
     assert best["winner"]["confirmed_mean"] is None
 
 
-def test_a_failed_confirmation_never_wins_over_a_confirmed_one(tmp_path: Path) -> None:
+def test_a_failed_confirmation_never_wins_over_a_confirmed_one() -> None:
     a, b = inside(2)
-    ranked = finalists(study_of((a, 0.9), (b, 0.8)), 3)
-    best = handed_on(tmp_path, ranked, study_of((a, None), (b, 0.6)))
-    assert best["winner"]["trial"] == 1
+    assert confirmed(study_of((a, 0.9), (b, 0.8)), 3, trial1=[0.6])["winner"]["trial"] == 1
 
 
-def test_folders(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out" / "s")
-    with pytest.raises(ConfigError, match="nothing to resume"):
-        folder.check(DEMO, resume=True)
-    folder.check(DEMO, resume=False)
-    assert not folder.path.exists()
-    folder.create(DEMO)
-    assert load_config(str(folder.config)) == DEMO
-    folder.check(DEMO, resume=True)
-    with pytest.raises(ConfigError, match="holds this study already: go on with --resume"):
-        folder.check(DEMO, resume=False)
-    changed = load_config("demo", {"space.stacks": [1, 2, 3], "stage1.trials": 7})
-    for resume in (False, True):
-        with pytest.raises(ConfigError, match=r"configuration \(space.stacks is \[1, 2\] there and \[1, 2, 3\]"):
-            folder.check(changed, resume=resume)
-    folder.config.write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"config\.toml: is not UTF-8"):
-        folder.check(DEMO, resume=True)
+def test_what_a_stage_refines_is_always_a_finalist() -> None:
+    a, b, c = inside(3)
+    study = study_of((a, 0.5), origin=WINNER)
+    for architecture, score in ((b, 0.8), (c, 0.9)):
+        ledger.enqueue(study, architecture, "random")
+        ledger.complete(study, ledger.ask(study, SPACE, "random", 4)[0].number, score, {"standard_error": 0.01})
+    assert [trial.number for trial in finalists(study, 1)] == [2, 0]
+    assert [trial.number for trial in finalists(study, 3)] == [2, 1, 0]
 
 
-def test_folders_that_are_none(tmp_path: Path) -> None:
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "cat.jpg").touch()
-    with pytest.raises(ConfigError, match="is not a study's folder"):
-        Folder(tmp_path / "photos").check(DEMO, resume=False)
-    with pytest.raises(ConfigError, match="is not a study's folder"):
-        Folder(tmp_path / "photos" / "cat.jpg").check(DEMO, resume=False)
-    with pytest.raises(ConfigError, match=r"cat.jpg/s: .*[Nn]ot a directory"):
-        Folder(tmp_path / "photos" / "cat.jpg" / "s").create(DEMO)
+def test_the_front_of_two_goals() -> None:
+    scores = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+    rows = list(zip(inside(6), scores, strict=True))
+    study = optuna.create_study(directions=["maximize", "minimize"])
+    study.set_user_attr(ledger.GOALS, ["score", "params"])
+    for architecture, score in rows:
+        ledger.enqueue(study, architecture, "nsga2")
+        ledger.complete(study, ledger.ask(study, SPACE, "nsga2", 4)[0].number, score, {"standard_error": 0.01})
+    costs = [cost.params(architecture, 4) for architecture, _ in rows]
+    assert [trial.values for trial in study.trials] == [list(pair) for pair in zip(scores, costs, strict=True)]
+    best = confirmed(study, 2)
+    expected = [place for place, params in enumerate(costs) if all(params < other for other in costs[:place])]
+    assert [row["trial"] for row in best["front"]] == expected[::-1]
+    assert [row["trial"] for row in best["finalists"]] == expected[:2]
+
+
+def test_plans(house: House, workspace: Workspace) -> None:
+    config = house.config
+    base, graph = workspace.base()
+    first = plan(config, workspace, "1", None, ())
+    assert [origin for _, origin, _ in first.starts] == ["base model", UNIFORM, "global importance"]
+    assert (first.study, first.space.vary, first.shared) == ("stage-1", {GRAPHS, SIZES}, False)
+    everything = plan(config, workspace, "single", None, ())
+    assert everything.table.trials == config.stage1.trials + config.stage2.trials
+    assert (everything.space, everything.study) == (first.space, "stage-single")
+
+    relu = FFNGraph.parse("project(relu(expand(x)))")
+    winner = Architecture(base, (Genes(relu, 2, Fraction(1, 8)), Genes(graph, 1, Fraction(1, 4))))
+    second = plan(config, workspace, "2", winner, ())
+    assert second.starts == [(winner, WINNER, None), (all_base_graphs(winner, graph), TWIN_OF_WINNER, None)]
+    assert (second.space.vary, second.space.start, second.shared) == ({GRAPHS}, winner, False)
+    third = plan(config, workspace, "3", winner, ())
+    assert third.starts == [(winner, WINNER, None)]
+    assert (third.space.vary, third.space.start, third.shared) == ({SIZES}, winner, True)
+    assert third.space.max_params == second.space.max_params == first.space.max_params
+
+
+def test_what_a_stage_refines(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    a, b = inside(2)
+    assert incumbent_of(folder, "1", None) is incumbent_of(folder, "single", None) is None
+    with pytest.raises(ConfigError, match=r"refines the winner of stage 1, .*: run --stage 1 first, or give --from"):
+        incumbent_of(folder, "2", None)
+    assert incumbent_of(folder, "2", a) == a
+    folder.stage("1").mkdir()
+    folder.best("1").write_text(json.dumps({"winner": {"architecture": b.to_json()}}))
+    assert incumbent_of(folder, "2", None) == b
+    with pytest.raises(ConfigError, match="stage 3 refines the winner of stage 2"):
+        incumbent_of(folder, "3", None)
+    # What it has begun with stays.
+    folder.begin("2", DEMO, a)
+    assert incumbent_of(folder, "2", None) == incumbent_of(folder, "2", a) == a
+    with pytest.raises(ConfigError, match="stage 2 has begun from .*start.json, which is not what --from names"):
+        incumbent_of(folder, "2", b)
+
+
+def test_what_candidates_could_not_inherit_from(house: House, workspace: Workspace) -> None:
+    base, graph = workspace.base()
+    check_incumbent(None, house.config, workspace)
+    check_incumbent(Architecture.uniform(base, graph=graph, stack=2), house.config, workspace)
+    with pytest.raises(ConfigError, match="has a stack of 3; the supernet has 2: space.stacks"):
+        check_incumbent(Architecture.uniform(base, graph=graph, stack=3), house.config, workspace)
+    other = replace(base, inner=base.inner + 1)
+    with pytest.raises(ConfigError, match="the architecture to refine has the base .*; this study's is "):
+        check_incumbent(Architecture.uniform(other, graph=graph), house.config, workspace)

@@ -1,0 +1,129 @@
+"""The budget of a search: its box, its limits, and the baselines that fit."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from nas.budget import NO_LIMIT, budgeted_space, globally_important, largest_uniform, limits_of
+from nas.config import load_config
+from nas.prepare import Workspace
+from search_spaces import Architecture, Base, Space, SpaceError, cost
+from search_spaces.graph import GELU
+from search_spaces.spaces import SIZES, Limit
+from tests.nas.house import House
+
+BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
+TABLE = {
+    "space.stacks": [1, 2],
+    "space.expansions": ["1/4", "1/2", "1"],
+    "space.uniform": "1/2",
+    "space.slack": 0.3,
+    "space.edit_rate": 0.1,
+}
+
+
+def box(limits: tuple[Limit, ...] = (), **changes: object) -> Space:
+    config = load_config("demo", TABLE | {f"space.{key}": value for key, value in changes.items()})
+    return budgeted_space(config, BASE, GELU, labels=4, limits=limits)
+
+
+def test_the_box_reaches_from_slack_below_up_to_the_uniform_slice() -> None:
+    space = box()
+    uniform = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 4)
+    smallest = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 4)), 4)
+    assert space.max_params == uniform
+    assert space.min_params == uniform - int(0.3 * (uniform - smallest))
+    assert space.labels == 4
+    assert box(max_params=uniform - 100).max_params == uniform - 100
+    assert box(min_params=uniform - 5).min_params == uniform - 5
+
+
+def test_a_limit_above_everything_is_no_limit() -> None:
+    space = box(max_params="1G")
+    largest = Architecture.uniform(BASE, stack=2)
+    assert space.min_params < cost.params(largest, 4)
+    assert space.size_count() > 0
+
+
+@pytest.mark.parametrize("changes", [{"max_params": 10}, {"min_params": "1G", "max_params": "2G"}, {"stacks": [1, 1]}])
+def test_boxes_that_nothing_fits(changes: dict[str, object]) -> None:
+    with pytest.raises(SpaceError):
+        box(**changes)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 100, 1000, 3000, 10**9])
+def test_the_largest_uniform_slice_is_the_largest(spare: int) -> None:
+    least = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 4)), 4)
+    space = replace(box(min_params=1, max_params=10**9), max_params=least + spare)
+    fits = [
+        inner
+        for inner in range(1, BASE.inner + 1)
+        if cost.params(Architecture.uniform(BASE, expansion=Fraction(inner, BASE.inner)), 4) <= space.max_params
+    ]
+    found = largest_uniform(BASE, GELU, 4, space.max_params)
+    assert found == Architecture.uniform(BASE, expansion=Fraction(max(fits), BASE.inner))
+
+
+def test_global_importance_keeps_the_most_important_neurons(house: House, workspace: Workspace) -> None:
+    base, graph = workspace.base()
+    space = budgeted_space(house.config, base, graph, workspace.labels)
+    found = globally_important(space, graph, workspace)
+    uniform = largest_uniform(base, graph, workspace.labels, space.max_params)
+    assert cost.params(found, workspace.labels) == cost.params(uniform, workspace.labels) == space.max_params
+    assert {genes.stack for genes in found.layers} == {1}
+    assert {genes.graph for genes in found.layers} == {graph}
+    # No other division of as many neurons over two layers keeps more importance.
+    inner = [genes.inner(base) for genes in found.layers]
+    worth = [[0.0, *scores.cumsum(0).tolist()] for scores in workspace.importance()]
+    kept = sum(layer[size] for layer, size in zip(worth, inner, strict=True))
+    total = sum(inner)
+    choices = [(a, total - a) for a in range(4, base.inner + 1) if 4 <= total - a <= base.inner]
+    assert kept == pytest.approx(max(worth[0][a] + worth[1][b] for a, b in choices))
+
+
+def channels(most: int) -> Limit:
+    return Limit("macs", 7, lambda base, genes: genes.stack * genes.inner(base), most)
+
+
+def test_a_tighter_limit_moves_the_box() -> None:
+    limit = channels(7 + 3 * 17)
+    space = box((limit,))
+    # The largest uniform slice that keeps to the limit has 17 channels a layer.
+    uniform = Architecture.uniform(BASE, expansion=Fraction(17, 48))
+    smallest = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 4)), 4)
+    reached = cost.params(uniform, 4)
+    assert largest_uniform(BASE, GELU, 4, space.max_params, (limit,)) == uniform
+    assert space.min_params == reached - int(0.3 * (reached - smallest))
+    assert space.max_params == box().max_params
+    assert box((channels(NO_LIMIT),)).min_params == box().min_params
+
+
+def test_a_stage_of_graphs_alone_has_no_lower_end() -> None:
+    config = load_config("demo", TABLE)
+    start = Architecture.uniform(BASE, expansion=Fraction(1, 2))
+    space = budgeted_space(config, BASE, GELU, 4, start=start, vary=frozenset({"graphs"}), edit_rate=0.4)
+    assert (space.min_params, space.edit_rate) == (1, 0.4)
+    assert budgeted_space(config, BASE, GELU, 4, start=start, vary=frozenset({SIZES})).min_params == box().min_params
+
+
+def test_two_goals_leave_the_box_open_below() -> None:
+    stages = {f"stage{n}.sampler": "nsga2" for n in (1, 2, 3)}
+    config = load_config("demo", TABLE | {"goals": "score,params"} | stages)
+    assert budgeted_space(config, BASE, GELU, 4).min_params == 1
+
+
+def test_limits_are_those_of_the_study(house: House, workspace: Workspace) -> None:
+    assert limits_of(house.config, workspace, "cpu") == ()
+    space = house.config.space.model_copy(update={"max_macs": 10**6, "max_latency": "0.9x"})
+    bound = replace(workspace, config=house.config.model_copy(update={"space": space}))
+    macs, latency = limits_of(bound.config, bound, "cpu")
+    base, graph = workspace.base()
+    architecture = Architecture.uniform(base, graph=graph, stack=2, expansion=Fraction(1, 4))
+    assert (macs.name, macs.most) == ("macs", 10**6)
+    assert macs.total(architecture) == cost.macs(architecture, house.config.max_length, workspace.labels)
+    assert latency.name == "latency"
+    assert latency.fixed < latency.most
+    assert latency.total(architecture) == latency.fixed + 2 * latency.of(base, architecture.layers[0])
+    # Measured once.
+    assert limits_of(bound.config, bound, "cpu") == (macs, latency)
