@@ -102,9 +102,9 @@ def similar(rng: random.Random) -> dict[str, list[FFNGraph]]:
     }
     result = {}
     for place, (around, inside) in places.items():
-        terms = (_filled(parse(around), {"a": _filled(parse(formula), {"a": parse(inside)})}) for formula in formulas)
+        terms = (filled(parse(around), {"a": filled(parse(formula), {"a": parse(inside)})}) for formula in formulas)
         # `project(expand(x))` and the like are graphs too.
-        result[place] = [FFNGraph.parse(_text(term)) for term in terms]
+        result[place] = [FFNGraph.parse(text(term)) for term in terms]
     return result
 
 
@@ -118,9 +118,9 @@ def rewritten(graph: FFNGraph, rng: random.Random, steps: int) -> FFNGraph:
         if bound is None:
             continue
         # At every occurrence, or there would be two different `expand`.
-        twin = _replaced(term, place, _filled(after, bound))
+        twin = _replaced(term, place, filled(after, bound))
         try:
-            graph = FFNGraph.parse(_text(twin))
+            graph = FFNGraph.parse(text(twin))
         except GraphError:  # too large
             continue
         term = twin
@@ -138,12 +138,12 @@ def _replaced(term: Term, old: Term, new: Term) -> Term:
     return new if term == old else (term[0], *(_replaced(argument, old, new) for argument in term[1:]))
 
 
-def _filled(pattern: Term, bound: dict[str, Term]) -> Term:
-    return bound.get(pattern[0]) or (pattern[0], *(_filled(part, bound) for part in pattern[1:]))
+def filled(pattern: Term, bound: dict[str, Term]) -> Term:
+    return bound.get(pattern[0]) or (pattern[0], *(filled(part, bound) for part in pattern[1:]))
 
 
-def _text(term: Term) -> str:
-    return f"{term[0]}({','.join(map(_text, term[1:]))})" if term[1:] else term[0]
+def text(term: Term) -> str:
+    return f"{term[0]}({','.join(map(text, term[1:]))})" if term[1:] else term[0]
 
 
 class Judge:

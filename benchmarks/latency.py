@@ -3,15 +3,16 @@
     python -m benchmarks.latency [--architectures N] [--rounds N] [--threads N] [--seed N]
 
 Random graphs (half of the architectures gated), stacks and expansions on the demo's base with random weights, one
-sentence of 64 tokens. The table is measured anew. All models are then measured side by side, the teacher among
-them, and errors are given twice: of the milliseconds, and of the ratio to the teacher, on which a device that has
-become busier or quieter since the table was measured has less influence.
+sentence of 64 tokens. The table is measured anew, then all models side by side, the teacher among them. Errors are
+given against `Latency.quiet`, which the table predicts, and against the median pass; both of the microseconds and
+of the ratio to the teacher. On a quiet machine all these agree.
 """
 
 import argparse
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
@@ -42,7 +43,7 @@ def drawn(count: int, seed: int) -> list[Architecture]:
     return [spaces[number % 2].sample(rng) for number in range(count)]
 
 
-def kendall(a: list[float], b: list[float]) -> float:
+def kendall(a: Sequence[float], b: Sequence[float]) -> float:
     """Rank correlation: concordant minus discordant pairs, over all pairs."""
     signs = [(x - y > 0) - (x - y < 0) for x, y in combinations(a, 2)]
     others = [(x - y > 0) - (x - y < 0) for x, y in combinations(b, 2)]
@@ -75,21 +76,23 @@ def main() -> None:
     begun = time.perf_counter()
     whole = latencies(models, example(BASE.vocabulary, BATCH, TOKENS, "cpu"), options.rounds)
     print(f"{len(models)} whole models measured in {time.perf_counter() - begun:.1f} s, ms with quartiles")
-    teacher = 1e6 * whole.pop("teacher").median
-    predicted = [float(table.total(architecture)) for architecture in architectures]
-    measured = [1e6 * latency.median for latency in whole.values()]
-    for guess, latency in zip(predicted, whole.values(), strict=True):
-        quartiles = f"{1e3 * latency.lower:.3f} to {1e3 * latency.upper:.3f}"
-        error = 100 * (guess / 1e6 / latency.median - 1)
-        print(f"predicted {guess / 1e3:7.3f}  measured {1e3 * latency.median:7.3f} ({quartiles})  {error:+5.1f} %")
-    print(f"teacher   {table.teacher / 1e3:7.3f}  measured {teacher / 1e3:7.3f}")
-    for name, drift in (("milliseconds", 1.0), ("ratio to the teacher", teacher / table.teacher)):
-        errors = [100 * (drift * guess / real - 1) for guess, real in zip(predicted, measured, strict=True)]
+    teacher = whole.pop("teacher")
+    predicted = [table.total(architecture) for architecture in architectures]
+    for guess, latency in zip((table.teacher, *predicted), (teacher, *whole.values()), strict=True):
+        quartiles = f"{1e3 * latency.median:7.3f} ({1e3 * latency.lower:.3f} to {1e3 * latency.upper:.3f})"
+        error = 100 * (guess / 1e6 / latency.quiet - 1)
+        print(f"predicted {guess / 1e3:7.3f}  quiet {1e3 * latency.quiet:7.3f} ({error:+5.1f} %)  passes {quartiles}")
+    print("the first is the teacher")
+    for name in ("quiet", "median"):
+        measured = [1e6 * getattr(latency, name) for latency in whole.values()]
+        scale = 1e6 * getattr(teacher, name) / table.teacher
+        errors = [100 * (guess / real - 1) for guess, real in zip(predicted, measured, strict=True)]
+        ratios = [100 * (scale * guess / real - 1) for guess, real in zip(predicted, measured, strict=True)]
         print(
-            f"{name}: mean error {mean(map(abs, errors)):.2f} %, worst {max(map(abs, errors)):.2f} %, "
-            f"bias {mean(errors):+.2f} %"
+            f"{name:<6}  error: mean {mean(map(abs, errors)):.2f} %, worst {max(map(abs, errors)):.2f} %, "
+            f"bias {mean(errors):+.2f} %; of the ratio to the teacher: mean {mean(map(abs, ratios)):.2f} %, "
+            f"worst {max(map(abs, ratios)):.2f} %; Kendall's tau {kendall(predicted, measured):.3f}"
         )
-    print(f"Kendall's tau {kendall(predicted, measured):.3f}")
 
 
 if __name__ == "__main__":

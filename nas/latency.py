@@ -7,6 +7,10 @@ inputs just made and its weights as far away as they are in use. An architecture
     fixed + scale * (the times of its steps, added up)
 
 on the straight line through a few reference architectures that are measured whole.
+
+Steps are not timed outside of a model, because a linear map that runs over and over finds its weights in the nearest
+cache. Whole models are timed in pieces (`Latency.quiet`), because a device that does something else too may leave no
+pass alone from its begin to its end.
 """
 
 import copy
@@ -20,9 +24,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from pathlib import Path
-from statistics import linear_regression, median, quantiles
+from statistics import linear_regression, quantiles
 from typing import Any
 
 import torch
@@ -71,11 +75,16 @@ class TooBusy(RuntimeError):
 
 @dataclass(frozen=True)
 class Latency:
-    """Quartiles of one forward pass in seconds."""
+    """Seconds of one forward pass: their quartiles, and `quiet`, an estimate for a device that does nothing else.
+
+    On a busy device there may be no pass that nothing interrupts, but many a piece of one: for `quiet` a pass is cut
+    before every linear map, and the lower quartiles of the pieces are added up.
+    """
 
     lower: float
     median: float
     upper: float
+    quiet: float
 
 
 @torch.inference_mode()
@@ -86,23 +95,51 @@ def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE
     models before it have driven out.
     """
     inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    for model in models.values():
-        model.eval()
-    for _ in _bounded(rounds):
-        for name, model in models.items():
-            model(**inputs)
-            seconds[name].append(_timed(inputs["input_ids"].is_cuda, lambda: model(**inputs))[1])  # noqa: B023
-    return {name: Latency(*quantiles(values, n=4)) for name, values in seconds.items()}
+    cuda = inputs["input_ids"].is_cuda
+    cuts: list[float] = []
+    passes: dict[str, list[list[float]]] = {name: [] for name in models}
+    # A module that models share is cut once.
+    linear = {part for model in models.values() for part in model.modules() if isinstance(part, nn.Linear)}
+    hooks = [part.register_forward_pre_hook(lambda part, given: cuts.append(time.perf_counter())) for part in linear]
+    try:
+        for model in models.values():
+            model.eval()
+        for _ in _bounded(rounds):
+            for name, model in models.items():
+                model(**inputs)
+                _finish(cuda)
+                cuts.clear()
+                begun = time.perf_counter()
+                model(**inputs)
+                _finish(cuda)
+                passes[name].append([begun, *cuts, time.perf_counter()])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: summary(times) for name, times in passes.items()}
+
+
+def summary(passes: Sequence[Sequence[float]]) -> Latency:
+    """The latency from the moments of every pass, in seconds: its begin, its cuts, its end."""
+    whole = [moments[-1] - moments[0] for moments in passes]
+    pieces = zip(*([end - begin for begin, end in pairwise(moments)] for moments in passes), strict=True)
+    lower, middle, upper = quantiles(whole, n=4)
+    return Latency(lower, middle, upper, quiet=sum(map(_lower, pieces)))
+
+
+def _lower(seconds: Sequence[float]) -> float:
+    """The lower quartile."""
+    return quantiles(seconds, n=4)[0]
 
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """Latencies of the architectures of one base: sums of whole numbers, so that a budget can be kept exactly.
+    """Latencies (`Latency.quiet`) of the architectures of one base: sums of whole numbers, so that a budget can be
+    kept exactly.
 
-    batch, tokens: sentences and tokens of each. fixed: microseconds of everything but the FFNs. teacher:
-    microseconds of the whole teacher. steps: nanoseconds of every step of a block by its name: "expand 96", "relu
-    96", "add 96 384" (on values of those widths, in channels), and "norm", what a block does to its graph's output.
+    batch, tokens: sentences and tokens of each. fixed: microseconds of everything but the FFNs. teacher: microseconds
+    of the whole teacher. steps: nanoseconds of every step of a block by its name: "expand 96", "relu 96", "add 96 384"
+    (on values of those widths, in channels), and "norm", what a block does to its graph's output.
     """
 
     batch: int
@@ -255,7 +292,7 @@ def _measure(base: Base, teacher: PretrainedConfig, widths: Sequence[int], batch
         models[name] = model
     models["teacher"] = AutoModelForSequenceClassification.from_config(teacher).to(device)
     tell("latency: whole models", None)
-    whole = {name: 1e6 * latency.median for name, latency in latencies(models, batch).items()}
+    whole = {name: 1e6 * latency.quiet for name, latency in latencies(models, batch).items()}
     sums = [steps.total(architecture) for architecture in architectures.values()]
     scale, fixed = linear_regression(sums, [whole[name] for name in architectures])
     if scale <= 0 or fixed <= 0:
@@ -266,7 +303,7 @@ def _measure(base: Base, teacher: PretrainedConfig, widths: Sequence[int], batch
 
 @torch.inference_mode()
 def _step_times(host: PreTrainedModel, base: Base, widths: Sequence[int], batch: Batch) -> dict[str, float]:
-    """Median seconds of every step at each of these inner widths, by its name in `LatencyTable`."""
+    """Seconds of every step at each of these inner widths, by its name in `LatencyTable`."""
     seconds: dict[str, list[float]] = defaultdict(list)
     probes = []
     for inner in widths:
@@ -282,7 +319,7 @@ def _step_times(host: PreTrainedModel, base: Base, widths: Sequence[int], batch:
             for layer, probe in zip(layers, islice(cycle(order), start, None), strict=False):
                 layer.ffn = nn.ModuleList([probe.eval()])
             host(**batch)
-    return {name: median(values) for name, values in seconds.items()}
+    return {name: _lower(values) for name, values in seconds.items()}
 
 
 class _Probe(nn.Module):
@@ -309,8 +346,12 @@ class _Probe(nn.Module):
         return self._time("norm", self.norm, output_BTD)
 
     def _time(self, name: str, step: Callable[..., Tensor], *values_BTN: Tensor) -> Tensor:
-        result, seconds = _timed(values_BTN[0].is_cuda, lambda: step(*values_BTN))
-        self.seconds[name].append(seconds)
+        cuda = values_BTN[0].is_cuda
+        _finish(cuda)
+        begun = time.perf_counter()
+        result = step(*values_BTN)
+        _finish(cuda)
+        self.seconds[name].append(time.perf_counter() - begun)
         return result
 
 
@@ -347,15 +388,10 @@ def _bounded(rounds: int) -> Iterator[int]:
         yield number
 
 
-def _timed(cuda: bool, function: Callable[[], Any]) -> tuple[Any, float]:
-    """The function's result and the seconds that it takes, alone on the device."""
+def _finish(cuda: bool) -> None:
+    """Wait for the device."""
     if cuda:
         torch.cuda.synchronize()
-    begun = time.perf_counter()
-    result = function()
-    if cuda:
-        torch.cuda.synchronize()
-    return result, time.perf_counter() - begun
 
 
 def example(vocabulary: int, batch: int, tokens: int, device: str) -> Batch:

@@ -1,8 +1,9 @@
 """The Optuna studies of a search: the one record that everything else is derived from.
 
 One study a stage, named `stage-1` and so on. A trial that ends badly never carries a score: it is FAIL with the
-attribute `failure`, and so is a trial that was running when its process died. One that was stopped early is PRUNED with
-its `rung`. One that computes what an earlier trial computed has that trial's score, and its number as `twin`.
+attribute `failure`. One that was stopped early is PRUNED with its `rung`. One that computes what an earlier trial
+computed has that trial's score, and its number as `twin`. One that is cut short, because its worker or the whole search
+was killed, is WAITING again: it keeps its number and what was drawn, and is the next to be asked for.
 """
 
 import json
@@ -26,15 +27,10 @@ from search_spaces.spaces import Space
 
 ARCHITECTURE, ORIGIN, SEED, FAILURE, IN_BOX = "architecture", "origin", "seed", "failure", "in_box"
 FUNCTION, TWIN, RUNG, ATTEMPT, GOALS = "function", "twin", "rung", "attempt", "goals"
-# Failures that say nothing about the candidate; such a trial is void: another one is run in its place.
-INTERRUPTED, LOST = "interrupted", "the worker was lost; tried again"
-VOID = (INTERRUPTED, LOST)
 # How often a candidate whose worker was lost is run again: it may be what kills its workers.
 ATTEMPTS = 3
 # Trials at a rung from which on later ones are compared with them.
 CROWD = 5
-# Attributes that a repeated trial keeps.
-LASTING = (ORIGIN, SEED, ATTEMPT)
 
 
 class StorageError(ValueError):
@@ -128,7 +124,6 @@ def replay(study: optuna.Study, number: int) -> bool:
             there.get(FUNCTION) == own[FUNCTION]
             and there.get(SEED) == own.get(SEED)
             and TWIN not in there
-            and there.get(FAILURE) not in VOID
             and earlier.state != TrialState.WAITING
         ):
             _set(study, number, {TWIN: earlier.number})
@@ -185,54 +180,45 @@ def stop(study: optuna.Study, number: int, step: int, attributes: Mapping[str, A
 
 def lose(study: optuna.Study, number: int) -> None:
     """Record that the worker of a trial is gone, and put the trial in line again unless that happened too often."""
-    trial = study.get_trials(deepcopy=False)[number]
-    attempt = trial.user_attrs.get(ATTEMPT, 1)
+    attempt = study.get_trials(deepcopy=False)[number].user_attrs.get(ATTEMPT, 1)
     if attempt >= ATTEMPTS:
         fail(study, number, f"the worker was lost {attempt} times")
     else:
-        _repeat(study, trial, LOST, {ATTEMPT: attempt + 1})
-
-
-def _repeat(study: optuna.Study, trial: FrozenTrial, reason: str, changes: Mapping[str, Any]) -> None:
-    """A trial becomes void, and an equal one is put in line."""
-    _set(study, trial.number, {FAILURE: reason})
-    study.tell(trial.number, state=TrialState.FAIL)
-    # A draw is made again from its parameters, so that samplers see them; other architectures are kept whole.
-    keys = LASTING if trial.params else (ARCHITECTURE, *LASTING)
-    kept = {key: trial.user_attrs[key] for key in keys if key in trial.user_attrs}
-    study.enqueue_trial(trial.params, user_attrs=kept | dict(changes))
-    _answer_twins_again(study, trial.number)
-
-
-def _answer_twins_again(study: optuna.Study, number: int) -> None:
-    """Trials that wait for one that became void are asked for again themselves."""
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if trial.user_attrs.get(TWIN) == number:
-            _repeat(study, trial, INTERRUPTED, {})
+        _set(study, number, {ATTEMPT: attempt + 1})
+        _put_back(study, number)
 
 
 def report(study: optuna.Study, number: int, step: int, score: float) -> None:
     """Record the score after `step` training steps of a trial that goes on."""
-    _live(study, number).report(score, step)
+    # Not by `Trial.report`, which keeps what an earlier attempt reported.
+    study._storage.set_trial_intermediate_value(_trial_id(study, number), step, score)
 
 
-def _live(study: optuna.Study, number: int) -> optuna.Trial:
-    storage = study._storage
-    return optuna.Trial(study, storage.get_trial_id_from_study_id_trial_number(study._study_id, number))
+def _trial_id(study: optuna.Study, number: int) -> int:
+    return study._storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
 
 
 def _set(study: optuna.Study, number: int, attributes: Mapping[str, Any]) -> None:
-    trial = _live(study, number)
     for key, value in attributes.items():
-        trial.set_user_attr(key, value)
+        study._storage.set_trial_user_attr(_trial_id(study, number), key, value)
+
+
+def _put_back(study: optuna.Study, number: int) -> None:
+    # One write: whenever the process dies, the trial is there, once, and in its place before later ones.
+    study._storage.set_trial_state_values(_trial_id(study, number), TrialState.WAITING)
 
 
 def settle(study: optuna.Study) -> int:
-    """After a process died: trials left RUNNING become void and are put in line again. Returns how many."""
-    left = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    """After a process died: trials left RUNNING are put in line again, but for twins, which get their results or wait
+    for them. Returns how many.
+    """
+    left = running(study)
     for trial in left:
-        if not study.get_trials(deepcopy=False)[trial.number].state.is_finished():
-            _repeat(study, trial, INTERRUPTED, {})
+        _put_back(study, trial.number)
+    trials = study.get_trials(deepcopy=False)
+    for twin in trials:
+        if twin.state == TrialState.RUNNING and trials[twin.user_attrs[TWIN]].state.is_finished():
+            _copy_result(study, trials[twin.user_attrs[TWIN]], twin.number)
     return len(left)
 
 
@@ -260,7 +246,6 @@ def is_hopeless(study: optuna.Study, number: int, step: int, share: float) -> bo
         for trial in trials
         if step in trial.intermediate_values
         and trial.number != number
-        and trial.user_attrs.get(FAILURE) not in VOID
         and TWIN not in trial.user_attrs
     ]
     better = sum(value > trials[number].intermediate_values[step] for value in others)
@@ -270,13 +255,7 @@ def is_hopeless(study: optuna.Study, number: int, step: int, share: float) -> bo
 def finished(study: optuna.Study) -> list[FrozenTrial]:
     """Trials that were evaluated and need not run again: with a score, stopped, or with a failure of their own."""
     ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL))
-    return [t for t in ended if t.user_attrs.get(FAILURE) not in VOID and TWIN not in t.user_attrs]
-
-
-def draw_index(study: optuna.Study, trial: FrozenTrial) -> int:
-    """The trial's number had none become void: what a sampler derives its random state from."""
-    failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-    return trial.number - sum(other.user_attrs.get(FAILURE) in VOID for other in failed)
+    return [trial for trial in ended if TWIN not in trial.user_attrs]
 
 
 @dataclass(frozen=True)
@@ -293,7 +272,7 @@ class Tried:
 
 
 def history(study: optuna.Study) -> list[Tried]:
-    """All trials that run or have ended, in order, without void ones and repeats."""
+    """All trials that were asked for, in order, without repeats."""
     return [
         Tried(
             _parsed(trial.user_attrs[ARCHITECTURE]),
@@ -302,9 +281,7 @@ def history(study: optuna.Study) -> list[Tried]:
             tuple(trial.values) if trial.state == TrialState.COMPLETE else None,
         )
         for trial in study.get_trials(deepcopy=False)
-        if FUNCTION in trial.user_attrs
-        and trial.user_attrs.get(FAILURE) not in VOID
-        and TWIN not in trial.user_attrs
+        if FUNCTION in trial.user_attrs and TWIN not in trial.user_attrs
     ]
 
 

@@ -78,6 +78,8 @@ class Progress:
         elif trial.state == TrialState.PRUNED:
             step = attributes[ledger.RUNG]
             result = f"stopped after {step} steps with {trial.intermediate_values[step]:.4f}"
+        elif trial.state == TrialState.WAITING:
+            result = "lost its worker and is in line again"
         else:
             result = f"failed: {attributes.get(ledger.FAILURE, 'no reason given')}"
         best_text = f"best {best.values[0]:.4f} (trial {best.number})" if best else "no score yet"

@@ -135,6 +135,10 @@ def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, ru
     """
     architecture = Architecture.from_json(json.loads(config[ledger.ARCHITECTURE]))
     gc.collect()  # the last candidate: its model and closures refer to each other
+    if not workspace.supernet.exists():
+        raise FileNotFoundError(
+            f"{workspace.supernet} is not on this node: point FFN_NAS_CACHE to a folder that all nodes share"
+        )
     try:
         if workspace.shared:
             score = shared_evaluator(workspace, device).evaluate(architecture)

@@ -12,7 +12,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_search_has_the_options_that_are_listed() -> None:
-    listed = README.split("python -m nas.search --stage 1 [")[1].split("\n\n")[0]
+    listed = README.split("    python -m nas.search --stage {")[1].split("\n\n")[0]
     options = {option for action in parser()._actions for option in action.option_strings}
     assert set(re.findall(r"--[a-z-]+", listed)) | {"--stage", "-h", "--help"} == options
 

@@ -19,10 +19,6 @@ from search_spaces.architecture import Architecture
 
 # Trials with a score before the first tree.
 START = 8
-# Least trials on either side of a split.
-LEAST = 5
-# The constant of exploration, in standard deviations of the scores.
-EXPLORATION = 0.1
 # Candidates for a proposal: random members, and neighbours of each of the leaf's best.
 RANDOM, PARENTS, NEIGHBOURS = 24, 4, 12
 # The surrogate learns from the smallest region around the leaf that has so many trials.
@@ -50,6 +46,10 @@ class LaNAS(RandomSampler):
     """Members of the leaf with the highest upper confidence bounds, in the order of their expected improvement."""
 
     several = False
+    # Least trials on either side of a split.
+    least = 5
+    # The constant of exploration, in standard deviations of the scores.
+    exploration = 0.1
 
     def propose(self, tried: list[Tried], rng: random.Random) -> Iterator[Architecture]:
         evidence = self.evidence(tried)
@@ -57,7 +57,7 @@ class LaNAS(RandomSampler):
             values = ranks(evidence)
             architectures = [one.architecture for one in evidence]
             features = self.features(architectures)
-            path = descend(features, values)
+            path = descend(features, values, self.least, self.exploration)
             best = path[-1].rows[np.argsort(-values[path[-1].rows], kind="stable")]
             known = set(architectures)
             candidates = dict.fromkeys(self.candidates([architectures[row] for row in best], rng))
@@ -98,13 +98,13 @@ def ranks(evidence: Sequence[Tried]) -> np.ndarray:
     return values
 
 
-def descend(features: np.ndarray, values: np.ndarray) -> list[Region]:
+def descend(features: np.ndarray, values: np.ndarray, least: int, exploration: float) -> list[Region]:
     """From the root to the leaf, always into the child of the higher upper confidence bound
 
-        mean + 2 EXPLORATION sqrt(2 ln(trials of the parent) / trials of the child)     (Wang et al., equation 3)
+        mean + 2 exploration sqrt(2 ln(trials of the parent) / trials of the child)     (Wang et al., equation 3)
 
     A region is parted by a classifier of its trials above the median from the others. The children have the trials
-    that the classifier puts there; where one of them would have less than LEAST, the region is a leaf.
+    that the classifier puts there; where one of them would have less than `least`, the region is a leaf.
     """
     path = [Region(np.arange(len(values)))]
     while True:
@@ -113,16 +113,16 @@ def descend(features: np.ndarray, values: np.ndarray) -> list[Region]:
         above = own > np.median(own)
         if not above.any():  # the median is the highest score, more than once
             above = own == own.max()
-        if len(rows) < 2 * LEAST or above.all():
+        if len(rows) < 2 * least or above.all():
             return path
         classifier = RidgeClassifier().fit(features[rows], above)
         children = [Region(rows[classifier.predict(features[rows]) == good], classifier, good) for good in (True, False)]
-        if min(len(child.rows) for child in children) < LEAST:
+        if min(len(child.rows) for child in children) < least:
             return path
 
         def bound(child: Region, parent: int = len(rows)) -> float:
             visits = len(child.rows)
-            return float(values[child.rows].mean() + 2 * EXPLORATION * np.sqrt(2 * np.log(parent) / visits))
+            return float(values[child.rows].mean() + 2 * exploration * np.sqrt(2 * np.log(parent) / visits))
 
         path.append(max(children, key=bound))
 

@@ -12,7 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
-from nas.ledger import Tried, draw_index, history
+from nas.ledger import Tried, history
 from search_spaces.architecture import Architecture
 from search_spaces.canonical import function_key
 from search_spaces.spaces import GRAPHS, Space
@@ -81,7 +81,7 @@ class Proposer(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        seed = f"{self.seed}/{draw_index(study, trial)}"
+        seed = f"{self.seed}/{trial.number}"
         if self._current[0] != trial.number:
             rng = random.Random(seed)
             tried = history(study)

@@ -166,3 +166,29 @@ def test_this_machines_precision(accelerator: Accelerator) -> None:
     torch.testing.assert_close(predict(tiny(), [task(0)], accelerator=chosen), full, rtol=0.1, atol=0.1)
     losses = train(tiny(), map(task, range(3)), hard_labels(), Recipe(steps=3), accelerator=chosen)
     assert all(map(math.isfinite, losses))
+
+
+def test_accumulated_batches_are_one_larger_batch(accelerator: Accelerator) -> None:
+    """Halves of equal size, without dropout: the mean of their gradients is the whole's."""
+
+    def weights(parts: int) -> dict[str, Tensor]:
+        model = tiny(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        size = 16 // parts
+        batches = [
+            {name: tensor[start : start + size] for name, tensor in task(seed).items()}
+            for seed in range(3)
+            for start in range(0, 16, size)
+        ]
+        recipe = Recipe(steps=3, learning_rate=1e-3)
+        losses = train(model, batches, hard_labels(), recipe, accelerator=accelerator, accumulate=parts)
+        assert len(losses) == 3
+        return {**model.state_dict(), "losses": torch.tensor(losses)}
+
+    whole, halves = weights(1), weights(2)
+    for name, tensor in whole.items():
+        torch.testing.assert_close(halves[name], tensor, rtol=1e-3, atol=2e-4)
+
+
+def test_too_few_batches_to_accumulate(accelerator: Accelerator) -> None:
+    with pytest.raises(ValueError, match="6 batches are needed; there were 5"):
+        train(tiny(), map(task, range(5)), hard_labels(), Recipe(steps=3), accelerator=accelerator, accumulate=2)

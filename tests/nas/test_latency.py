@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import BertConfig
 
-from nas.latency import LatencyTable, latencies, latency_table, measure_whole, parse_latency, resolve
+from nas.latency import (
+    Latency,
+    LatencyTable,
+    latencies,
+    latency_table,
+    measure_whole,
+    parse_latency,
+    resolve,
+    summary,
+)
 from search_spaces import GELU, Architecture, Base, FFNGraph, Genes
 from supernet import ffn
 from supernet.build import build
@@ -36,7 +46,16 @@ def test_quartiles_of_every_model() -> None:
     assert list(found) == ["one", "two"]
     for latency in found.values():
         assert 0 < latency.lower <= latency.median <= latency.upper < 60
-    assert not any(module.training for model in models.values() for module in model.modules())
+        assert 0 < latency.quiet < 60
+    modules = [module for model in models.values() for module in model.modules()]
+    assert not any(module.training or module._forward_pre_hooks for module in modules)
+
+
+def test_quiet_where_every_pass_is_interrupted() -> None:
+    # Pieces of 1, 2 and 3 seconds; in every pass another one takes 10 more.
+    pieces = [(11, 2, 3), (1, 12, 3), (1, 2, 13)] * 3
+    passes = [list(accumulate(pass_, initial=5)) for pass_ in pieces]
+    assert summary(passes) == Latency(lower=16, median=16, upper=16, quiet=6)
 
 
 @pytest.fixture(scope="module")

@@ -1,23 +1,27 @@
 """What every sampler must do, and what each does."""
 
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import islice
+from math import log
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 import optuna
 import pytest
 from optuna.trial import FixedTrial, TrialState
+from sqlalchemy import Engine, event
 
 from nas import ledger
 from nas.ledger import Tried
 from nas.samplers import SAMPLERS, SamplerError
 from nas.samplers.encoding import OPERATIONS, PLACED, encode
 from nas.samplers.evolution import POPULATION
-from nas.samplers.lanas import LEAST, LaNAS, descend, expected_improvement, ranks, within
+from nas.samplers.lanas import LaNAS, descend, expected_improvement, ranks, within
 from nas.samplers.local import PATIENCE, LocalSearch
 from search_spaces import GELU, Architecture, Base, FFNGraph, Genes, Space, cost
 from search_spaces.canonical import function_key
@@ -64,27 +68,27 @@ OUTCOMES: dict[str, Outcome] = {
 }
 
 
-def new_study(
-    sampler: str, seed: int, space: Space = SPACE, storage: optuna.storages.BaseStorage | None = None
-) -> optuna.Study:
-    return optuna.create_study(
-        storage=storage,
-        study_name="stage",
-        directions=["maximize", "minimize"] if sampler == "nsga2" else ["maximize"],
-        sampler=SAMPLERS[sampler](space, seed),
-        load_if_exists=True,
-    )
+def goals(sampler: str) -> tuple[str, ...]:
+    return ("score", "params") if sampler == "nsga2" else ("score",)
+
+
+def new_study(sampler: str, seed: int, space: Space = SPACE, *, two: bool | None = None) -> optuna.Study:
+    """A study in memory; of two goals if the sampler is for that."""
+    named = goals(sampler) if two is None else ("score", "params")[: 1 + two]
+    directions = ["maximize", "minimize"][: len(named)]
+    study = optuna.create_study(directions=directions, sampler=SAMPLERS[sampler](space, seed))
+    study.set_user_attr(ledger.GOALS, named)
+    return study
 
 
 def tell(study: optuna.Study, number: int, outcome: float | TrialState) -> None:
     if outcome == TrialState.FAIL:
         ledger.fail(study, number, "diverged")
     elif outcome == TrialState.PRUNED:
-        ledger.stop(study, number, 30)
+        ledger.stop(study, number, 30, {})
     else:
         assert isinstance(outcome, float)
-        params = study.trials[number].user_attrs["params"]
-        ledger.complete(study, number, [outcome, params][: len(study.directions)], {})
+        ledger.complete(study, number, outcome, {})
 
 
 def ask(study: optuna.Study, space: Space = SPACE) -> tuple[int, Architecture]:
@@ -147,26 +151,36 @@ def test_the_parameters_of_a_trial_spell_the_architecture(sampler: str) -> None:
         assert set(trial.params) == set(SPACE.choices(architecture))
 
 
+@pytest.fixture
+def unsynced() -> Iterator[None]:
+    """SQLite does not wait for the disk."""
+
+    def on_connect(connection: sqlite3.Connection, record: object) -> None:
+        connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", on_connect)
+    yield
+    event.remove(Engine, "connect", on_connect)
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_an_interrupted_search_proposes_what_an_uninterrupted_one_does(sampler: str, tmp_path: Path) -> None:
-    """Every four trials all processes are gone, with trials running that are drawn, or are drawn in part."""
-    expected = drawn(sampler, 0, 20, outcome=OUTCOMES["mixed"])
+def test_an_interrupted_search_proposes_what_an_uninterrupted_one_does(
+    sampler: str, tmp_path: Path, unsynced: None
+) -> None:
+    """Twice its process is gone, with a trial that is running, and with one that is drawn only in part."""
+    expected = drawn(sampler, 0, 16, outcome=OUTCOMES["mixed"])
     found: list[Architecture] = []
-    while len(found) < 20:
-        study = ledger.open_study(
-            ledger.sqlite_url(tmp_path / "study.db"),
-            "stage",
-            SAMPLERS[sampler](SPACE, 0),
-            ["maximize", "minimize"] if sampler == "nsga2" else ["maximize"],
-        )
+    for end in (6, 13, 16):
+        url = ledger.sqlite_url(tmp_path / "study.db")
+        study = ledger.open_study(url, "stage", SAMPLERS[sampler](SPACE, 0), goals(sampler))
         ledger.settle(study)
-        for _ in range(4):
+        while len(found) < end:
             number, architecture = ask(study)
             tell(study, number, OUTCOMES["mixed"](len(found)))
             found.append(architecture)
-        if len(found) % 8:
+        if end == 6:
             ask(study)
-        else:
+        elif end == 13:
             study.ask().suggest_categorical("layer1/pre/op", ["none", *OPERATIONS[:-1]])
         study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
     assert found == expected
@@ -227,7 +241,7 @@ def test_baselines_that_are_no_members(sampler: str, kind: str) -> None:
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_several_objectives_are_refused_or_served(sampler: str) -> None:
-    study = optuna.create_study(directions=["maximize", "minimize"], sampler=SAMPLERS[sampler](SPACE, 0))
+    study = new_study(sampler, 0, two=True)
     if SAMPLERS[sampler].several:
         for _ in range(16):
             number, architecture = ask(study)
@@ -238,25 +252,24 @@ def test_several_objectives_are_refused_or_served(sampler: str) -> None:
             ask(study)
 
 
-def first_layer(architecture: Architecture) -> float:
-    """A score that random proposals reach seldom."""
-    lowest = architecture.layers[0]
-    return float(lowest.stack * lowest.inner(BASE))
+def lower_first(architecture: Architecture) -> float:
+    """A score for inner channels, the more the lower their layer."""
+    return sum((4 - place) * log(genes.stack * genes.inner(BASE)) for place, genes in enumerate(architecture.layers))
 
 
 @pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "random"])
 def test_the_scores_are_followed(sampler: str) -> None:
-    """Also where the study has one objective and the sampler serves several."""
+    """Also where the study has one goal and the sampler serves several."""
 
-    def scores(sampler: str, seed: int) -> list[float]:
-        study = optuna.create_study(direction="maximize", sampler=SAMPLERS[sampler](SPACES["sizes"], seed))
-        for _ in range(40):
-            number, architecture = ask(study, SPACES["sizes"])
-            tell(study, number, first_layer(architecture))
-        return [trial.values[0] for trial in study.trials[20:]]
+    def late(sampler: str, seed: int) -> float:
+        study = new_study(sampler, seed, two=False)
+        for _ in range(50):
+            number, architecture = ask(study)
+            tell(study, number, lower_first(architecture))
+        return mean(trial.values[0] for trial in study.trials[30:])
 
-    for seed in range(3):
-        assert np.mean(scores(sampler, seed)) > 1.1 * np.mean(scores("random", seed))
+    # Of random proposals the mean is 29.2 and the deviation 1.4.
+    assert mean(late(sampler, seed) for seed in range(3)) > mean(late("random", seed) for seed in range(3)) + 0.4
 
 
 def test_random_keeps_to_the_rate_of_edits() -> None:

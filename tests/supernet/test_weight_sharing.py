@@ -1,0 +1,169 @@
+"""The weight-sharing supernet: a slice of it is the candidate, and training reaches just that slice."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from distill.objectives import efficientbert
+from distill.recipe import Recipe
+from distill.teacher import LiveTeacher
+from search_spaces import Architecture, FFNGraph, Genes, Space
+from search_spaces.spaces import SIZES
+from supernet.build import build, load_weights
+from supernet.inherit import inherit
+from supernet.weight_sharing import SANDWICH, SharedSupernet, train_shared
+from tests.tiny import BASE, batch, bert, inputs, shaken
+
+GRAPHS = [
+    FFNGraph.parse(text)
+    for text in (
+        "project(gelu(expand(x)))",
+        "tanh(project(mul(expand(x),x)))",
+        "project(mul(relu(expand(x)),gate(x)))",
+    )
+]
+EXPANSIONS = (Fraction(1, 4), Fraction(1, 2), Fraction(1))
+TASKS = {"first": 3, "second": 2}
+
+
+def sized(*sizes: tuple[int, Fraction]) -> Architecture:
+    return Architecture(BASE, tuple(Genes(graph, *size) for graph, size in zip(GRAPHS, sizes, strict=True)))
+
+
+LARGEST = sized(*3 * [(2, Fraction(1))])
+SMALLEST = sized(*3 * [(1, Fraction(1, 4))])
+MIXED = sized((2, Fraction(1, 2)), (1, Fraction(1, 4)), (2, Fraction(1)))
+SPACE = Space(BASE, (1, 2), EXPANSIONS, 1, 10**9, start=LARGEST, vary=frozenset({SIZES}))
+
+
+def supernet() -> SharedSupernet:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = shaken(build(LARGEST, labels=3, like=bert(num_hidden_layers=3).config))
+        heads = {task: nn.Linear(BASE.width, labels) for task, labels in TASKS.items()}
+    return SharedSupernet(model, heads).eval()
+
+
+@pytest.mark.parametrize("architecture", [LARGEST, SMALLEST, MIXED])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_slice_is_the_model_that_inherits(architecture: Architecture, task: str) -> None:
+    shared = supernet()
+    alone = build(architecture, labels=TASKS[task], like=shared.config)
+    alone.classifier = nn.Linear(BASE.width, TASKS[task])
+    weights = {name: value for name, value in shared.model.state_dict().items() if "classifier" not in name}
+    head = {f"classifier.{name}": value for name, value in shared.heads[task].state_dict().items()}
+    load_weights(alone, inherit(weights, architecture) | head)
+    given = inputs(batch())
+    shared.activate(architecture, task)
+    with torch.no_grad():
+        found = shared(**given, output_hidden_states=True)
+        expected = alone.eval()(**given, output_hidden_states=True)
+    torch.testing.assert_close(found.logits, expected.logits)
+    for ours, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_without_an_architecture_it_is_the_largest() -> None:
+    shared = supernet()
+    given = inputs(batch())
+    results = []
+    for architecture in (None, LARGEST):
+        shared.activate(architecture, "first")
+        with torch.no_grad():
+            results.append(shared(**given).logits)
+    torch.testing.assert_close(*results)
+
+
+def test_gradients_reach_the_slice_alone() -> None:
+    shared = supernet()
+    shared.activate(MIXED, "second")
+    shared(**inputs(batch())).logits.square().sum().backward()
+    for name, parameter in shared.named_parameters():
+        if name.startswith(("heads.first", "model.classifier")) or ".layer.1.ffn.1." in name:
+            assert parameter.grad is None
+        else:
+            assert parameter.grad is not None, name
+    block = shared.model.bert.encoder.layer[0].ffn[1]
+    assert block.expand.weight.grad[:24].abs().min() > 0
+    assert block.expand.weight.grad[24:].abs().max() == 0
+    assert block.project.weight.grad[:, 24:].abs().max() == 0
+
+
+def test_a_pass_leaves_the_supernet_whole() -> None:
+    shared = supernet()
+    before = {name: value.clone() for name, value in shared.state_dict().items()}
+    shared.activate(SMALLEST, "first")
+    shared(**inputs(batch()))
+    assert shared.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in shared.state_dict().items())
+    with pytest.raises(IndexError):  # a fault inside the pass
+        shared(input_ids=torch.tensor([[BASE.vocabulary]]))
+    assert shared.state_dict().keys() == before.keys()
+
+
+def trained(accelerator: Accelerator, steps: int, **options: object) -> tuple[SharedSupernet, list[float]]:
+    shared = supernet()
+    teachers = {
+        task: LiveTeacher(bert(place, labels, num_hidden_layers=3), frozenset({"logits", "hidden_states"}), accelerator)
+        for place, (task, labels) in enumerate(TASKS.items())
+    }
+    objective = efficientbert(shared.config, shared.config, attention=0.0, hidden=0.1)
+
+    def batches(place: int) -> Iterator[dict[str, Tensor]]:
+        return (batch(8, 10, seed=seed % 3) for seed in range(place, steps))
+
+    losses = train_shared(
+        shared,
+        options.pop("space", SPACE),  # type: ignore[arg-type]
+        {task: batches(0) for task in TASKS},
+        objective,
+        Recipe(steps=steps, learning_rate=6e-3),
+        teachers=teachers,
+        accelerator=accelerator,
+        **options,  # type: ignore[arg-type]
+    )
+    return shared, losses
+
+
+def test_training_lowers_the_loss_and_repeats_itself(accelerator: Accelerator) -> None:
+    shared, losses = trained(accelerator, 60)
+    assert len(losses) == 60
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    again, _ = trained(accelerator, 60)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in shared.state_dict().items())
+
+
+def test_every_step_draws_inside_the_box_and_tasks_take_turns(accelerator: Accelerator) -> None:
+    tight = replace(SPACE, max_params=14_500)
+    seen: list[tuple[Architecture | None, str]] = []
+    original = SharedSupernet.activate
+
+    def spy(self: SharedSupernet, architecture: Architecture | None, task: str) -> None:
+        seen.append((architecture, task))
+        original(self, architecture, task)
+
+    SharedSupernet.activate = spy  # type: ignore[method-assign]
+    try:
+        trained(accelerator, 20, space=tight)
+        drawn = list(seen)
+        seen.clear()
+        trained(accelerator, 4, space=tight, smallest=SMALLEST)
+    finally:
+        SharedSupernet.activate = original  # type: ignore[method-assign]
+    assert len(drawn) == 20
+    assert all(architecture in tight for architecture, _ in drawn)
+    assert len({architecture for architecture, _ in drawn}) > 5
+    for place in range(0, 20, 2):
+        assert {task for _, task in drawn[place : place + 2]} == set(TASKS)
+    # The sandwich: largest, smallest and two drawn ones on one batch of one task.
+    for place in range(0, len(seen), SANDWICH):
+        step = seen[place : place + SANDWICH]
+        assert [architecture for architecture, _ in step[:2]] == [None, SMALLEST]
+        assert all(architecture in tight for architecture, _ in step[2:])
+        assert len({task for _, task in step}) == 1
+    assert len(seen) == 4 * SANDWICH
