@@ -34,8 +34,9 @@ from search_spaces.canonical import RULES, Term, canonical, fingerprint, functio
 from supernet.ffn import FFNBlock
 
 # Exact identities besides those of `canonical`: the laws of its binary operations, and some that it does not know.
-LAWS = tuple((f"{op}(a,b)", f"{op}(b,a)") for op in BINARY) + tuple(
-    (f"{op}(a,{op}(b,c))", f"{op}({op}(a,b),c)") for op in BINARY
+LAWS = (
+    *((f"{op}(a,b)", f"{op}(b,a)") for op in BINARY),
+    *((f"{op}(a,{op}(b,c))", f"{op}({op}(a,b),c)") for op in BINARY),
 )
 UNKNOWN = (
     ("relu(mul(p,a))", "mul(p,relu(a))"),
@@ -52,9 +53,9 @@ UNKNOWN = (
     ("mul(tanh(a),relu(a))", "mul(tanh(relu(a)),a)"),
 )
 _SIDES = [
-    (parse(sides[0]), parse(sides[1]))
+    (parse(before), parse(after))
     for identity in (*RULES, *LAWS, *UNKNOWN)
-    for sides in (identity, identity[::-1])
+    for before, after in (identity, identity[::-1])
 ]
 
 BASE = Base(depth=6, width=12, heads=3, inner=12)
@@ -103,7 +104,6 @@ def similar(rng: random.Random) -> dict[str, list[FFNGraph]]:
     result = {}
     for place, (around, inside) in places.items():
         terms = (filled(parse(around), {"a": filled(parse(formula), {"a": parse(inside)})}) for formula in formulas)
-        # `project(expand(x))` and the like are graphs too.
         result[place] = [FFNGraph.parse(text(term)) for term in terms]
     return result
 
@@ -139,10 +139,12 @@ def _replaced(term: Term, old: Term, new: Term) -> Term:
 
 
 def filled(pattern: Term, bound: dict[str, Term]) -> Term:
+    """`pattern` with its variables replaced."""
     return bound.get(pattern[0]) or (pattern[0], *(filled(part, bound) for part in pattern[1:]))
 
 
 def text(term: Term) -> str:
+    """The formula, the inverse of `canonical.parse`."""
     return f"{term[0]}({','.join(map(text, term[1:]))})" if term[1:] else term[0]
 
 

@@ -25,16 +25,6 @@ NO_LIMIT = 10**18
 
 
 @dataclass(frozen=True)
-class MacsOf:
-    """Multiply-accumulates of a layer's blocks for one sequence."""
-
-    tokens: int
-
-    def __call__(self, base: Base, genes: Genes) -> int:
-        return cost.ffn_macs(base, genes, self.tokens)
-
-
-@dataclass(frozen=True)
 class LatencyOf:
     """Microseconds of a layer's blocks."""
 
@@ -47,8 +37,8 @@ class LatencyOf:
 def limits_of(
     config: StudyConfig, workspace: Workspace, device: str = "auto", tell: Tell = lambda what, share: None
 ) -> tuple[Limit, ...]:
-    """What a study bounds or minimises beside parameters: MACs of a sequence of `max_length` tokens, and latency of
-    one on this device.
+    """What a study bounds or minimises beside parameters: MACs, and the latency on this device of a sentence of
+    `max_length` tokens.
 
     Raises:
         ConfigError: the limit is not one, or the machine is too busy to measure on.
@@ -57,9 +47,9 @@ def limits_of(
     base, graph = workspace.base()
     found = []
     if table.max_macs is not None or "macs" in config.goals:
-        fixed = cost.macs(Architecture.uniform(base), config.max_length, workspace.labels)
-        blocks = cost.ffn_macs(base, Genes(graph), config.max_length) * base.depth
-        found.append(Limit("macs", fixed - blocks, MacsOf(config.max_length), table.max_macs or NO_LIMIT))
+        whole = cost.macs(Architecture.uniform(base, graph), labels=workspace.labels)
+        fixed = whole - base.depth * cost.ffn_macs(base, Genes(graph))
+        found.append(Limit("macs", fixed, cost.ffn_macs, table.max_macs or NO_LIMIT))
     if table.max_latency is not None or "latency" in config.goals:
         measured = latencies_of(config, workspace, device, tell)
         most = NO_LIMIT

@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import cycle, islice, pairwise
 from pathlib import Path
 from statistics import linear_regression, quantiles
@@ -330,18 +330,21 @@ class _Probe(nn.Module):
         self.block = block
         self.inner = inner
         self.seconds = seconds
+        self.rng = random.Random(inner)
         self.norm = _only(block)
         self.alone = {op: _only(block, (op, (0,) * operation.arity)).f for op, operation in OPERATIONS.items()}
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         inner, outer = self.inner, hidden_BTD.shape[-1]
-        inner_BTE = self._time(_name("expand", inner), self.alone["expand"], hidden_BTD)
         self._time(_name("gate", inner), self.alone["gate"], hidden_BTD)
-        for op in (*UNARY, *BINARY):
-            self._time(_name(op, inner), self.alone[op], inner_BTE)
+        inner_BTE = self._time(_name("expand", inner), self.alone["expand"], hidden_BTD)
+        steps = [(_name(op, inner), self.alone[op], (inner_BTE,)) for op in (*UNARY, *BINARY)]
         for op in BINARY if inner != outer else ():
-            mixed = lambda a, b, op=op: combine(op, a, b, self.block.mismatch)  # noqa: E731
-            self._time(_name(op, inner, outer), mixed, inner_BTE, hidden_BTD)
+            mixed = partial(combine, op, mismatch=self.block.mismatch)
+            steps.append((_name(op, inner, outer), mixed, (inner_BTE, hidden_BTD)))
+        # Whichever is first behind a linear map finds the least in the caches.
+        for name, step, values_BTN in self.rng.sample(steps, len(steps)):
+            self._time(name, step, *values_BTN)
         output_BTD = self._time(_name("project", inner), self.alone["project"], inner_BTE)
         return self._time("norm", self.norm, output_BTD)
 

@@ -39,7 +39,7 @@ def parser() -> Parser:
         "--objective", help="score (default); or two goals: score,params or score,macs or score,latency"
     )
     result.add_argument("--max-params", help="largest student, such as 15M, pooler and classifier included")
-    result.add_argument("--max-macs", help="most multiply-accumulates of one sentence of max_length tokens, such as 1G")
+    result.add_argument("--max-macs", help="most multiply-accumulates for a sentence of 128 tokens, such as 1G")
     result.add_argument("--max-latency", help="slowest student, such as 12ms, or 0.25x of the teacher")
     result.add_argument("--teacher", help="a BERT-shaped encoder: hub name or folder")
     result.add_argument("--tasks", help="tasks to search on, such as a,b: stages 1 and 2 use the first, stage 3 all")
@@ -130,6 +130,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
     from nas.runner import Cluster
     from nas.stages import Search, incumbent_of
     from search_spaces.architecture import Architecture, ArchitectureError
+    from search_spaces.graph import GraphError
     from search_spaces.spaces import SpaceError
 
     transformers_logging.set_verbosity_error()
@@ -167,7 +168,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         progress.say(f"wrote {folder.architecture}; next: python train_final.py {folder.architecture}")
         return DONE
 
-    mistakes = (ConfigError, TeacherError, ArchitectureError, SpaceError, StorageError, StudyInUse)
+    mistakes = (ConfigError, TeacherError, ArchitectureError, GraphError, SpaceError, StorageError, StudyInUse)
     return guard("nas.search", command, mistakes)
 
 

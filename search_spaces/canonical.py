@@ -60,7 +60,7 @@ RULES: tuple[tuple[str, str], ...] = (
     ("mul(elu(a),relu(a))", "mul(a,relu(a))"),
 )
 
-# As float32 has. Many fewer would merge similar functions; with more than 30, rounding errors begin to part twins.
+# As float32 has. A few would merge similar functions; from about 28 on, rounding errors would begin to part twins.
 BITS = 24
 
 _PROBES, _TOKENS, _OUTER = 32, 8, 6

@@ -121,7 +121,7 @@ def test_limits_are_those_of_the_study(house: House, workspace: Workspace) -> No
     base, graph = workspace.base()
     architecture = Architecture.uniform(base, graph=graph, stack=2, expansion=Fraction(1, 4))
     assert (macs.name, macs.most) == ("macs", 10**6)
-    assert macs.total(architecture) == cost.macs(architecture, house.config.max_length, workspace.labels)
+    assert macs.total(architecture) == cost.macs(architecture, labels=workspace.labels)
     assert latency.name == "latency"
     assert latency.fixed < latency.most
     assert latency.total(architecture) == latency.fixed + 2 * latency.of(base, architecture.layers[0])

@@ -164,7 +164,7 @@ def test_what_a_stage_refines(tmp_path: Path) -> None:
     # What it has begun with stays.
     folder.begin("2", DEMO, a)
     assert incumbent_of(folder, "2", None) == incumbent_of(folder, "2", a) == a
-    with pytest.raises(ConfigError, match="stage 2 has begun from .*start.json, which is not what --from names"):
+    with pytest.raises(ConfigError, match=r"stage 2 has begun from .*start.json, which is not what --from names"):
         incumbent_of(folder, "2", b)
 
 
@@ -172,8 +172,8 @@ def test_what_candidates_could_not_inherit_from(house: House, workspace: Workspa
     base, graph = workspace.base()
     check_incumbent(None, house.config, workspace)
     check_incumbent(Architecture.uniform(base, graph=graph, stack=2), house.config, workspace)
-    with pytest.raises(ConfigError, match="has a stack of 3; the supernet has 2: space.stacks"):
+    with pytest.raises(ConfigError, match=r"has a stack of 3; the supernet has 2: space.stacks"):
         check_incumbent(Architecture.uniform(base, graph=graph, stack=3), house.config, workspace)
     other = replace(base, inner=base.inner + 1)
-    with pytest.raises(ConfigError, match="the architecture to refine has the base .*; this study's is "):
+    with pytest.raises(ConfigError, match=r"the architecture to refine has the base .*; this study's is "):
         check_incumbent(Architecture.uniform(other, graph=graph), house.config, workspace)

@@ -1,0 +1,140 @@
+"""Stages 1, 2 and 3 one after the other, two goals, a latency limit, and two processes on one study."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+
+from nas import ledger
+from nas.budget import budgeted_space
+from nas.config import load_config
+from nas.prepare import Workspace
+from search_spaces import Architecture, cost
+from tests.nas.house import House, states, trials_of, wait
+
+
+def winner(folder: Path, stage: str) -> Architecture:
+    best = json.loads((folder / f"stage-{stage}" / "best.json").read_text())
+    return Architecture.from_json(best["winner"]["architecture"])
+
+
+def counted(trials: list[FrozenTrial]) -> list[FrozenTrial]:
+    return [trial for trial in trials if ledger.TWIN not in trial.user_attrs]
+
+
+@pytest.fixture(scope="module")
+def refined(searched: Path, built: House, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study whose stage 1 was there and whose stages 2 and 3 came after it."""
+    out = tmp_path_factory.mktemp("refined")
+    shutil.copytree(searched, out / "s")
+    always = ("-m", "nas.search", "--study", "s", "--out", out, "--workers", "2")
+    # Without --preset the study's own configuration is taken.
+    result = built.run(*always, "--stage", "2")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "4/4" in result.stdout
+    result = built.run(*always, "--stage", "3", "--sandwich", "--trials", "7")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "7/7" in result.stdout
+    return out / "s"
+
+
+def test_stage_2_varies_graphs_alone(refined: Path, workspace: Workspace) -> None:
+    start = Architecture.load(refined / "stage-2" / "start.json")
+    assert start == winner(refined, "1")
+    trials = trials_of(refined, "stage-2")
+    origins = [trial.user_attrs[ledger.ORIGIN] for trial in trials]
+    assert origins[:2] == ["winner so far", "its twin of base graphs"]
+    assert len(counted(trials)) == 4
+    _, graph = workspace.base()
+    assert {genes.graph for genes in ledger.architecture_of(trials[1]).layers} == {graph}
+    for trial in trials:
+        layers = ledger.architecture_of(trial).layers
+        assert [(a.stack, a.expansion) for a in layers] == [(a.stack, a.expansion) for a in start.layers]
+        assert trial.user_attrs["inherited"] > 0
+    assert len({ledger.architecture_of(trial) for trial in trials}) > 2
+
+
+def test_stage_3_varies_sizes_alone_and_trains_none(refined: Path, house: House, workspace: Workspace) -> None:
+    start = Architecture.load(refined / "stage-3" / "start.json")
+    assert start == winner(refined, "2")
+    trials = trials_of(refined, "stage-3")
+    assert len(counted(trials)) == 7
+    space = budgeted_space(house.config, *workspace.base(), workspace.labels)
+    for trial in trials:
+        architecture = ledger.architecture_of(trial)
+        assert [genes.graph for genes in architecture.layers] == [genes.graph for genes in start.layers]
+        assert trial.user_attrs["params"] <= space.max_params
+        assert trial.intermediate_values == {}
+        # The mean over the tasks, each with its own head.
+        parts = [trial.user_attrs[task] for task in house.config.tasks]
+        assert trial.values == pytest.approx([sum(parts) / 2])
+    stored = load_config(str(refined / "config.toml"))
+    assert (stored.stage3.trials, stored.sharing.sandwich, stored.stage2.trials) == (7, True, 4)
+
+
+def test_no_winner_was_confirmed_to_be_worse_than_the_one_before(refined: Path) -> None:
+    rows = {stage: json.loads((refined / f"stage-{stage}" / "best.json").read_text()) for stage in "123"}
+    means = [rows[stage]["winner"]["confirmed_mean"] for stage in "123"]
+    assert means == sorted(means)
+    assert Architecture.load(refined / "architecture.json") == winner(refined, "3")
+    # One study of confirmations; what was confirmed before has its score replayed.
+    trials = trials_of(refined, "confirmation")
+    trained = [(trial.user_attrs[ledger.FUNCTION], trial.user_attrs[ledger.SEED]) for trial in counted(trials)]
+    assert len(set(trained)) == len(trained)
+    assert len(counted(trials)) < len(trials)
+    for trial in trials:
+        if ledger.TWIN in trial.user_attrs:
+            twin = trials[trial.user_attrs[ledger.TWIN]]
+            assert (trial.values, trial.state) == (twin.values, TrialState.COMPLETE)
+
+
+def test_a_stage_that_is_there_is_not_begun_again(refined: Path, house: House) -> None:
+    result = house.run("-m", "nas.search", "--stage", "2", "--study", "s", "--out", refined.parent)
+    assert result.returncode == 2
+    assert "holds stage 2 already: go on with --resume" in result.stderr
+
+
+def test_two_goals_give_a_front(house: House, tmp_path: Path) -> None:
+    result = house.run(*house.search(tmp_path, "--objective", "score,macs", "--trials", "9"))
+    assert (result.returncode, result.stderr) == (0, "")
+    trials = trials_of(tmp_path / "tiny")
+    for trial in trials:
+        if trial.state == TrialState.COMPLETE:
+            assert trial.values[1] == trial.user_attrs["macs"]
+            architecture = ledger.architecture_of(trial)
+            assert trial.user_attrs["macs"] == cost.macs(architecture, labels=3)
+    best = json.loads((tmp_path / "tiny" / "stage-1" / "best.json").read_text())
+    inside = [trial for trial in trials if trial.values and trial.user_attrs[ledger.IN_BOX]]
+    for row in best["front"]:
+        better = [t for t in inside if t.values[0] >= row["score"] and t.values[1] <= row["macs"]]
+        assert {(trial.values[0], trial.values[1]) for trial in better} == {(row["score"], row["macs"])}
+    assert best["winner"]["trial"] in {row["trial"] for row in best["front"]}
+
+
+def test_a_latency_limit_is_kept_and_finalists_are_measured(house: House, tmp_path: Path) -> None:
+    result = house.run(*house.search(tmp_path, "--max-latency", "0.95x", "--trials", "5"))
+    if "too busy" in result.stderr or "latency: " in result.stderr:
+        pytest.skip(result.stderr)
+    assert (result.returncode, result.stderr) == (0, "")
+    trials = trials_of(tmp_path / "tiny")
+    limit = max(trial.user_attrs["latency"] for trial in trials if trial.user_attrs[ledger.IN_BOX])
+    assert all(isinstance(trial.user_attrs["latency"], int) for trial in trials)
+    best = json.loads((tmp_path / "tiny" / "stage-1" / "best.json").read_text())
+    for row in best["finalists"]:
+        assert 0 < row["latency_us"] <= limit
+        assert row["latency_measured_us"] > 0
+        assert "measured whole" in result.stdout
+
+
+def test_a_second_process_is_refused(house: House, tmp_path: Path) -> None:
+    command = house.search(tmp_path, "--trials", "30")
+    with house.running(*command) as process:
+        wait(process, lambda: states(tmp_path / "tiny")["COMPLETE"] >= 1)
+        second = house.run(*command, "--resume")
+        assert second.returncode == 2
+        assert second.stderr.startswith("nas.search: study 'tiny' is driven by process ")
+        assert second.stderr.count("\n") == 1
+        before = states(tmp_path / "tiny")["COMPLETE"]
+        wait(process, lambda: states(tmp_path / "tiny")["COMPLETE"] > before)
