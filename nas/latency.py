@@ -44,7 +44,7 @@ from supernet.ffn import FFNBlock, combine
 
 # Part of every key: raise it when what is measured here, or how, changes.
 FORMAT = 1
-STEP_ROUNDS = 60
+STEP_ROUNDS = 30
 WHOLE_ROUNDS = 30
 # On a device too slow or too busy for that many, rounds end after so many seconds, but there are so many at least.
 MOST_SECONDS = 30.0
@@ -59,8 +59,13 @@ SHAPES = (
     "project({2}({0}(expand(x)),gate(x)))",
     "{2}(x,project({0}(expand({1}(x)))))",
 )
-# Has every linear map.
-PROBED = FFNGraph.parse("project(mul(expand(x),gate(x)))")
+# Graphs that have every step between them.
+PROBED = (
+    *(f"project({op}(expand(x)))" for op in UNARY),
+    *(f"project({op}(expand(x),gate(x)))" for op in BINARY),
+    *(f"project({op}(x,expand(x)))" for op in BINARY),
+)
+GATED = FFNGraph.parse("project(mul(expand(x),gate(x)))")
 
 _UNITS = {"ms": 1_000, "s": 1_000_000, "x": 1}  # microseconds, or the teacher's latency
 _LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|x)", re.ASCII)
@@ -154,16 +159,11 @@ class LatencyTable:
         Raises:
             ValueError: the table is for another width of the model, or not for this inner width.
         """
-        inner = genes.inner(base)
-        widths = genes.graph.widths(base.width, inner, base.mismatch)
-        names = ["norm"]
-        for node in genes.graph.nodes[1:]:
-            made = (inner,) if node.op in ("expand", "gate") else tuple(widths[number] for number in node.inputs)
-            names.append(_name(node.op, *made))
+        names = ("norm", *_names(genes.graph, base, genes.inner(base)))
         try:
             return (genes.stack * sum(self._nanoseconds[name] for name in names) + 500) // 1000
         except KeyError as error:
-            sizes = f"{base.width} wide with {inner} inner channels"
+            sizes = f"{base.width} wide with {genes.inner(base)} inner channels"
             raise ValueError(f"{genes.graph}, {sizes}: {error} is not in the latency table") from None
 
     def total(self, architecture: Architecture) -> int:
@@ -276,7 +276,7 @@ def _measure(base: Base, teacher: PretrainedConfig, widths: Sequence[int], batch
     # A value of the graph may be as wide as the model where no inner width is.
     probed = sorted({*widths, base.width})
     base = replace(base, inner=max(probed))
-    host = build(Architecture.uniform(base, PROBED, expansion=Fraction(widths[0], base.inner))).to(device)
+    host = build(Architecture.uniform(base, GATED, expansion=Fraction(widths[0], base.inner))).to(device)
     tell("latency: steps", None)
     nanoseconds = {name: round(1e9 * value) for name, value in _step_times(host, base, probed, batch).items()}
     steps = LatencyTable(rows, tokens, 0, 0, tuple(nanoseconds.items()))
@@ -305,48 +305,63 @@ def _measure(base: Base, teacher: PretrainedConfig, widths: Sequence[int], batch
 def _step_times(host: PreTrainedModel, base: Base, widths: Sequence[int], batch: Batch) -> dict[str, float]:
     """Seconds of every step at each of these inner widths, by its name in `LatencyTable`."""
     seconds: dict[str, list[float]] = defaultdict(list)
-    probes = []
-    for inner in widths:
-        program = [(node.op, node.inputs) for node in PROBED.nodes[1:]]
-        block = FFNBlock(program, PROBED.widths(base.width, inner), inner, host.config)
-        probes.append(_Probe(block, inner, seconds).to(batch["input_ids"].device))
+    steps = _steps(host, base, widths)
+    probes = [[_Probe(FFNGraph.parse(text), base, inner, steps, seconds) for inner in widths] for text in PROBED]
     host.eval()
     layers = host.bert.encoder.layer
     rng = random.Random(0)
     for _ in _bounded(STEP_ROUNDS):
-        order = rng.sample(probes, len(probes))
-        for start in range(0, len(order), len(layers)):
-            for layer, probe in zip(layers, islice(cycle(order), start, None), strict=False):
-                layer.ffn = nn.ModuleList([probe.eval()])
-            host(**batch)
+        # The code of an operation that no other layer uses is out of the caches, and it takes up to twice as long.
+        # Spaces lie around a base graph, so all layers of a pass have the same one.
+        for alike in rng.sample(probes, len(probes)):
+            order = rng.sample(alike, len(alike))
+            for start in range(0, len(order), len(layers)):
+                for layer, probe in zip(layers, islice(cycle(order), start, None), strict=False):
+                    layer.ffn = nn.ModuleList([probe])
+                host(**batch)
     return {name: _lower(values) for name, values in seconds.items()}
 
 
-class _Probe(nn.Module):
-    """In place of a layer's FFN, times every step that a block of this inner width can take."""
+def _steps(host: PreTrainedModel, base: Base, widths: Sequence[int]) -> dict[str, Callable[..., Tensor]]:
+    """What computes each step, by its name: parts of blocks that have all linear maps of one width."""
+    steps: dict[str, Callable[..., Tensor]] = {}
+    for inner in widths:
+        program = [(node.op, node.inputs) for node in GATED.nodes[1:]]
+        block = FFNBlock(program, GATED.widths(base.width, inner), inner, host.config).to(host.device).eval()
+        steps["norm"] = _only(block)
+        for op, operation in OPERATIONS.items():
+            if operation.arity == 1:
+                steps[_name(op, inner)] = _only(block, (op, (0,))).f
+            else:
+                for other in (inner, base.width):
+                    steps[_name(op, inner, other)] = partial(combine, op, mismatch=base.mismatch)
+    return steps
 
-    def __init__(self, block: FFNBlock, inner: int, seconds: dict[str, list[float]]) -> None:
+
+class _Probe(nn.Module):
+    """A block that times every step."""
+
+    def __init__(
+        self,
+        graph: FFNGraph,
+        base: Base,
+        inner: int,
+        steps: Mapping[str, Callable[..., Tensor]],
+        seconds: dict[str, list[float]],
+    ) -> None:
         super().__init__()
-        self.block = block
-        self.inner = inner
+        self.program = [
+            (name, steps[name], node.inputs)
+            for name, node in zip(_names(graph, base, inner), graph.nodes[1:], strict=True)
+        ]
+        self.norm = steps["norm"]
         self.seconds = seconds
-        self.rng = random.Random(inner)
-        self.norm = _only(block)
-        self.alone = {op: _only(block, (op, (0,) * operation.arity)).f for op, operation in OPERATIONS.items()}
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
-        inner, outer = self.inner, hidden_BTD.shape[-1]
-        self._time(_name("gate", inner), self.alone["gate"], hidden_BTD)
-        inner_BTE = self._time(_name("expand", inner), self.alone["expand"], hidden_BTD)
-        steps = [(_name(op, inner), self.alone[op], (inner_BTE,)) for op in (*UNARY, *BINARY)]
-        for op in BINARY if inner != outer else ():
-            mixed = partial(combine, op, mismatch=self.block.mismatch)
-            steps.append((_name(op, inner, outer), mixed, (inner_BTE, hidden_BTD)))
-        # Whichever is first behind a linear map finds the least in the caches.
-        for name, step, values_BTN in self.rng.sample(steps, len(steps)):
-            self._time(name, step, *values_BTN)
-        output_BTD = self._time(_name("project", inner), self.alone["project"], inner_BTE)
-        return self._time("norm", self.norm, output_BTD)
+        values = [hidden_BTD]
+        for name, step, inputs in self.program:
+            values.append(self._time(name, step, *(values[number] for number in inputs)))
+        return self._time("norm", self.norm, values[-1])
 
     def _time(self, name: str, step: Callable[..., Tensor], *values_BTN: Tensor) -> Tensor:
         cuda = values_BTN[0].is_cuda
@@ -375,6 +390,15 @@ def _references(base: Base, widths: Sequence[int]) -> Iterator[Architecture]:
             graph = FFNGraph.parse(rng.choice(SHAPES).format(*operations))
             layers.append(Genes(graph, rng.randint(1, 2), Fraction(inner, base.inner)))
         yield Architecture(base, tuple(layers))
+
+
+def _names(graph: FFNGraph, base: Base, inner: int) -> list[str]:
+    """The steps of a graph, one for each node after the input."""
+    widths = graph.widths(base.width, inner, base.mismatch)
+    return [
+        _name(node.op, *((inner,) if node.op in ("expand", "gate") else [widths[number] for number in node.inputs]))
+        for node in graph.nodes[1:]
+    ]
 
 
 def _name(op: str, *widths: int) -> str:
