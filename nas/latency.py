@@ -19,6 +19,7 @@ import platform
 import random
 import re
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -154,17 +155,30 @@ class LatencyTable:
     steps: tuple[tuple[str, int], ...]
 
     def ffn(self, base: Base, genes: Genes) -> int:
-        """Microseconds of all blocks of one layer.
+        """Microseconds of all blocks of one layer; inner widths between those of the table, which baselines may have,
+        lie on the straight line.
 
         Raises:
-            ValueError: the table is for another width of the model, or not for this inner width.
+            ValueError: the table is for another width of the model, or not for inner widths as large as this one.
         """
-        names = ("norm", *_names(genes.graph, base, genes.inner(base)))
+        inner = genes.inner(base)
+        above = bisect_left(self._inner, inner)
+        if above == len(self._inner):
+            raise ValueError(f"{genes.graph} with {inner} inner channels: the latency table ends at {self._inner[-1]}")
+        upper = self._inner[above]
+        nanoseconds = self._graph(genes.graph, base, upper)
+        if above and inner < upper:
+            lower = self._inner[above - 1]
+            less = self._graph(genes.graph, base, lower)
+            nanoseconds = less + (nanoseconds - less) * (inner - lower) // (upper - lower)
+        return (genes.stack * nanoseconds + 500) // 1000
+
+    def _graph(self, graph: FFNGraph, base: Base, inner: int) -> int:
+        names = ("norm", *_names(graph, base, inner))
         try:
-            return (genes.stack * sum(self._nanoseconds[name] for name in names) + 500) // 1000
+            return sum(self._nanoseconds[name] for name in names)
         except KeyError as error:
-            sizes = f"{base.width} wide with {genes.inner(base)} inner channels"
-            raise ValueError(f"{genes.graph}, {sizes}: {error} is not in the latency table") from None
+            raise ValueError(f"{graph}, {base.width} wide: {error} is not in the latency table") from None
 
     def total(self, architecture: Architecture) -> int:
         """Microseconds of a whole model: `fixed`, and `ffn` of every layer."""
@@ -177,6 +191,11 @@ class LatencyTable:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "LatencyTable":
         return cls(**{**value, "steps": tuple(value["steps"].items())})
+
+    @cached_property
+    def _inner(self) -> list[int]:
+        """The inner widths of the table."""
+        return sorted(int(name.split()[1]) for name, _ in self.steps if name.startswith("expand "))
 
     @cached_property
     def _nanoseconds(self) -> dict[str, int]:
@@ -381,12 +400,15 @@ def _only(block: FFNBlock, *steps: tuple[str, tuple[int, ...]]) -> FFNBlock:
 
 
 def _references(base: Base, widths: Sequence[int]) -> Iterator[Architecture]:
-    """Endless architectures of random graphs and stacks; each has one inner width, so that sizes differ much."""
+    """Endless architectures of random graphs, gelu the most frequent operation, and random stacks.
+
+    Each has one inner width, so that their sizes differ much.
+    """
     rng = random.Random(0)
     for inner in cycle(widths):
         layers = []
         for _ in range(base.depth):
-            operations = (rng.choice(UNARY), rng.choice(UNARY), rng.choice(BINARY))
+            operations = (rng.choice(("gelu", rng.choice(UNARY))), rng.choice(UNARY), rng.choice(BINARY))
             graph = FFNGraph.parse(rng.choice(SHAPES).format(*operations))
             layers.append(Genes(graph, rng.randint(1, 2), Fraction(inner, base.inner)))
         yield Architecture(base, tuple(layers))

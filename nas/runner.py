@@ -9,6 +9,9 @@ import gc
 import json
 import logging
 import os
+import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +29,7 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 import optuna
 import ray
 import torch
+from optuna.trial import TrialState
 from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -33,6 +37,7 @@ from ray.tune.search import Searcher
 
 from distill.loop import Diverged
 from nas import ledger
+from nas.config import ConfigError
 from nas.evaluate import evaluator
 from nas.prepare import Workspace
 from nas.sharing import shared_evaluator
@@ -41,8 +46,10 @@ from search_spaces.spaces import Space
 
 # Repeats of what was evaluated, one after the other, after which the space counts as exhausted.
 REPEATS = 100
-# How Ray begins the message about a worker that is no more.
-GONE = ("The actor died", "The actor is dead", "The worker died", "The node")
+# What Ray says of a worker that was killed, and of one whose node is no more.
+GONE = re.compile(r"^The actor (died unexpectedly|\w+ is unavailable)", re.MULTILINE)
+# Seconds that a cluster has to answer.
+ANSWER = 40
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -63,11 +70,17 @@ class Cluster:
 
 @contextlib.contextmanager
 def connected(cluster: Cluster) -> Iterator[None]:
-    """A Ray session: a local one that ends with the block, or one of the cluster at `cluster.address`."""
+    """A Ray session: a local one that ends with the block, or one of the cluster at `cluster.address`.
+
+    Raises:
+        ConfigError: there is no cluster.
+    """
+    if cluster.address is not None:
+        check_address(cluster.address)
     path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the study has the errors of trials
     ray.init(
-        address=cluster.address,
+        address=cluster.address or "local",  # by default Ray would join whatever cluster this machine is part of
         include_dashboard=None if cluster.address else False,
         log_to_driver=False,
         logging_level=logging.ERROR,
@@ -78,6 +91,29 @@ def connected(cluster: Cluster) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def check_address(address: str) -> None:
+    """Refuse the address of no cluster. In another process, as Ray prints much and tries for a quarter of an hour.
+
+    Raises:
+        ConfigError: there is no cluster, or it does not let us in.
+    """
+    if not re.fullmatch(r"auto|[^/]+:\d+", address):
+        raise ConfigError(f"--address {address!r}: give HOST:PORT of a Ray cluster's head, as `ray start` prints it")
+    connect = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False)"
+    command = (sys.executable, "-c", connect, address)
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=ANSWER)
+    except subprocess.TimeoutExpired:
+        reason = f"no answer for {ANSWER} seconds"
+    except subprocess.CalledProcessError as error:
+        reason = re.split(r"^(?=[\w.]+: )", error.stderr, flags=re.MULTILINE)[-1].strip()
+    else:
+        return
+    raise ConfigError(
+        f"--address {address}: no connection to a Ray cluster ({reason}); does it run, with this RAY_AUTH_MODE?"
+    )
 
 
 def run(
@@ -104,14 +140,13 @@ def run(
     left = len(ledger.in_line(study)) if trials is None else trials - len(ledger.finished(study))
     if left <= 0:
         return
-    processors = max(1, int(ray.cluster_resources().get("CPU", 1)) // cluster.workers)
     graphics = min(1.0, ray.cluster_resources().get("GPU", 0) / cluster.workers)
     trainable = tune.with_parameters(
         evaluate or evaluate_trial, workspace=workspace, device=cluster.device, rungs=tuple(rungs)
     )
     with tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch:
         tuner = tune.Tuner(
-            tune.with_resources(trainable, {"cpu": processors, "gpu": graphics}),
+            tune.with_resources(trainable, {"cpu": processors_each(cluster.workers), "gpu": graphics}),
             tune_config=tune.TuneConfig(
                 search_alg=Proposals(study, space, origin, workspace, trials),
                 scheduler=Rungs(study, stop, watch),
@@ -125,6 +160,13 @@ def run(
             ),
         )
         tuner.fit()
+
+
+def processors_each(workers: int) -> int:
+    """The most processors a trial can have with so many trials side by side on the cluster's nodes; at least 1."""
+    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    shares = range(1, max(nodes) + 1)
+    return max((share for share in shares if sum(node // share for node in nodes) >= workers), default=1)
 
 
 def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
@@ -173,9 +215,9 @@ class Proposals(Searcher):
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         for _ in range(REPEATS):
-            room = self._room()
-            if room is not None:
-                return room
+            if not self._wanted():
+                # One that runs may lose its worker and be wanted again.
+                return None if ledger.running(self.study) else Searcher.FINISHED
             trial, architecture = ledger.ask(self.study, self.space, self.origin, self.labels)
             if not ledger.replay(self.study, trial.number):
                 return {
@@ -185,13 +227,11 @@ class Proposals(Searcher):
                 }
         return Searcher.FINISHED  # the space has nothing new
 
-    def _room(self) -> str | None:
-        """Whether to end the search or to wait; else there is a trial to ask for."""
+    def _wanted(self) -> bool:
+        """Whether there is a trial to ask for."""
         if self.trials is None:
-            done = not ledger.in_line(self.study)
-        else:
-            done = len(ledger.finished(self.study)) + len(ledger.running(self.study)) >= self.trials
-        return Searcher.FINISHED if done else None
+            return bool(ledger.in_line(self.study))
+        return len(ledger.finished(self.study)) + len(ledger.running(self.study)) < self.trials
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
         """The recorder writes results down."""
@@ -255,10 +295,10 @@ class Recorder(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         number = trial.config["number"]
-        if self.study.get_trials(deepcopy=False)[number].state.is_finished():
+        if self.study.get_trials(deepcopy=False)[number].state != TrialState.RUNNING:
             return  # the worker was lost after its last report
         text = Path(trial.error_file).read_text(encoding="utf-8").strip() if trial.error_file else "unknown error"
-        if any(line.startswith(GONE) for line in text.splitlines()):
+        if GONE.search(text):
             ledger.lose(self.study, number)
         else:
             reason = f"error: {text.splitlines()[-1]}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -101,6 +101,7 @@ class Watch(TorchFunctionMode):
         return function(*arguments, **(keywords or {}))
 
 
+@settings(deadline=None)
 @given(graphs(), st.sampled_from(EXPANSIONS), st.sampled_from(("narrow", "wide")))
 def test_a_layer_costs_the_steps_it_takes(graph: FFNGraph, expansion: Fraction, mismatch: str) -> None:
     base = replace(BASE, depth=1, mismatch=mismatch)
@@ -128,6 +129,7 @@ def test_a_measured_table_knows_all_graphs(measure: Measure, mismatch: str) -> N
     base = replace(BASE, mismatch=mismatch)
     table = measure(base=base, inner_widths=(12, 48))
 
+    @settings(deadline=None)
     @given(graphs(), st.sampled_from((12, 48)))
     def known(graph: FFNGraph, inner: int) -> None:
         time = table.ffn(base, Genes(graph, expansion=Fraction(inner, base.inner)))
@@ -206,8 +208,24 @@ def test_measured_for_each_number_of_threads(
 
 
 def test_what_a_table_does_not_know() -> None:
-    with pytest.raises(ValueError, match=r"24 wide with 6 inner channels: 'expand 6' is not in the latency table"):
-        priced().ffn(BASE, Genes(GELU, expansion=Fraction(1, 8)))
+    with pytest.raises(ValueError, match="the latency table ends at "):
+        priced().ffn(replace(BASE, inner=96), Genes(GELU))
+    with pytest.raises(ValueError, match="26 wide: 'max 12 26' is not in the latency table"):
+        graph = FFNGraph.parse("project(max(expand(x),x))")
+        priced().ffn(replace(BASE, width=26, heads=2), Genes(graph, expansion=EXPANSIONS[0]))
+
+
+def test_widths_between_those_of_the_table_lie_on_a_line() -> None:
+    table = priced()
+    low, high = (Genes(GELU, 2, expansion) for expansion in EXPANSIONS[:2])
+    ends = [table.ffn(BASE, genes) for genes in (low, high)]
+    widths = [genes.inner(BASE) for genes in (low, high)]
+    for inner in range(widths[0], widths[1] + 1):
+        share = (inner - widths[0]) / (widths[1] - widths[0])
+        expected = ends[0] + share * (ends[1] - ends[0])
+        assert table.ffn(BASE, Genes(GELU, 2, Fraction(inner, BASE.inner))) == pytest.approx(expected, abs=1.01)
+    # Below the smallest, that one is the bound.
+    assert table.ffn(BASE, Genes(GELU, 2, Fraction(1, BASE.inner))) == ends[0]
 
 
 def test_more_tokens_than_positions(measure: Measure) -> None:
