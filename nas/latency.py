@@ -6,7 +6,7 @@ inputs just made and its weights as far away as they are in use. An architecture
 
     fixed + scale * (the times of its steps, added up)
 
-on the straight line through a few reference architectures that are measured whole.
+on the straight line through a few models that are measured whole: reference architectures, and one without FFNs.
 
 Steps are not timed outside of a model, because a linear map that runs over and over finds its weights in the nearest
 cache. Whole models are timed in pieces (`Latency.quiet`), because a device that does something else too may leave no
@@ -44,13 +44,13 @@ from supernet.build import build
 from supernet.ffn import FFNBlock, combine
 
 # Part of every key: raise it when what is measured here, or how, changes.
-FORMAT = 1
+FORMAT = 2
 STEP_ROUNDS = 30
 WHOLE_ROUNDS = 30
 # On a device too slow or too busy for that many, rounds end after so many seconds, but there are so many at least.
 MOST_SECONDS = 30.0
 LEAST_ROUNDS = 5
-# Architectures that are measured whole to find a table's fixed part and scale.
+# Random architectures that are measured whole to find a table's fixed part and scale.
 REFERENCES = 12
 # What their graphs look like; {0} and {1} are activations, {2} is a binary operation.
 SHAPES = (
@@ -300,24 +300,30 @@ def _measure(base: Base, teacher: PretrainedConfig, widths: Sequence[int], batch
     nanoseconds = {name: round(1e9 * value) for name, value in _step_times(host, base, probed, batch).items()}
     steps = LatencyTable(rows, tokens, 0, 0, tuple(nanoseconds.items()))
 
-    architectures = {f"{number}": found for number, found in enumerate(islice(_references(base, widths), REFERENCES))}
-    models: dict[str, nn.Module] = {}
-    for name, architecture in architectures.items():
+    architectures = list(islice(_references(base, widths), REFERENCES))
+    models: dict[str, nn.Module] = {"teacher": AutoModelForSequenceClassification.from_config(teacher).to(device)}
+    for name, architecture in (("no FFN", architectures[0]), *enumerate(architectures)):
         # All but the FFNs are the same modules: words alone would take most of the memory, and of the time to build.
         model = build(replace(architecture, base=replace(base, vocabulary=1))).to(device)
         model.bert.embeddings = host.bert.embeddings
         for layer, like in zip(model.bert.encoder.layer, host.bert.encoder.layer, strict=True):
             layer.attention = like.attention
-        models[name] = model
-    models["teacher"] = AutoModelForSequenceClassification.from_config(teacher).to(device)
+            if name == "no FFN":
+                layer.ffn = nn.ModuleList()
+        models[f"{name}"] = model
     tell("latency: whole models", None)
-    whole = {name: 1e6 * latency.quiet for name, latency in latencies(models, batch).items()}
-    sums = [steps.total(architecture) for architecture in architectures.values()]
-    scale, fixed = linear_regression(sums, [whole[name] for name in architectures])
-    if scale <= 0 or fixed <= 0:
-        raise TooBusy("larger FFNs measure no slower: other programs disturb it; measure when the device is quiet")
+    teacher_time, *whole = (1e6 * latency.quiet for latency in latencies(models, batch).values())
+    scale, fixed = line([0, *map(steps.total, architectures)], whole)
     scaled = tuple((name, round(scale * value)) for name, value in nanoseconds.items())
-    return replace(steps, fixed=round(fixed), teacher=round(whole["teacher"]), steps=scaled)
+    return replace(steps, fixed=round(fixed), teacher=round(teacher_time), steps=scaled)
+
+
+def line(sums: Sequence[float], whole: Sequence[float]) -> tuple[float, float]:
+    """`scale` and `fixed` of the line through the models that are measured whole. Raises TooBusy."""
+    scale, fixed = linear_regression(sums, whole)
+    if scale <= 0 or fixed <= 0:
+        raise TooBusy("models with larger FFNs measure no slower, because something else disturbs them")
+    return scale, fixed
 
 
 @torch.inference_mode()

@@ -7,6 +7,7 @@ was killed, is WAITING again: it keeps its number and what was drawn, and is the
 """
 
 import json
+import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -42,6 +43,17 @@ def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path.resolve()}"
 
 
+class _Connection(sqlite3.Connection):
+    """Commits without waiting for the disk: a trial makes about fifty. A killed process loses nothing; after a power
+    failure the last commits may be missing, and the file is whole.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.execute("PRAGMA journal_mode = WAL")
+        self.execute("PRAGMA synchronous = NORMAL")
+
+
 def open_study(
     url: str, name: str, sampler: BaseSampler | None = None, goals: Sequence[str] = ("score",)
 ) -> optuna.Study:
@@ -52,7 +64,7 @@ def open_study(
         StorageError: there is no such storage.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    connect = {"timeout": 60} if url.startswith("sqlite") else {}
+    connect = {"timeout": 60, "factory": _Connection} if url.startswith("sqlite") else {}
     try:
         storage = RDBStorage(url, engine_kwargs={"connect_args": connect})
     except (SQLAlchemyError, ImportError, ValueError) as error:  # ValueError: a port that is no number

@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
@@ -17,11 +17,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import BertConfig
 
+import nas.latency
 from nas.latency import (
     Latency,
     LatencyTable,
+    TooBusy,
     latencies,
     latency_table,
+    line,
     measure_whole,
     parse_latency,
     resolve,
@@ -58,12 +61,21 @@ def test_quiet_where_every_pass_is_interrupted() -> None:
     assert summary(passes) == Latency(lower=16, median=16, upper=16, quiet=6)
 
 
+def test_the_line_through_whole_models() -> None:
+    assert line([100, 200, 400], [1110, 1220, 1440]) == pytest.approx((1.1, 1000))
+    for whole in ([3, 2, 1], [100, 2000, 9000]):
+        with pytest.raises(TooBusy, match="something else disturbs"):
+            line([100, 200, 400], whole)
+
+
 @pytest.fixture(scope="module")
-def measure(tmp_path_factory: pytest.TempPathFactory) -> Measure:
-    """`latency_table` of the tiny base, with changes; all in one cache."""
+def measure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measure]:
+    """`latency_table` of the tiny base, with changes; all in one cache, and measured in fewer rounds."""
     given = {"base": BASE, "teacher": BertConfig(**SIZES), "inner_widths": WIDTHS, "batch": 1, "tokens": 6}
     cache = tmp_path_factory.mktemp("cache")
-    return lambda **changes: latency_table(**{**given, "device": "cpu", "cache": cache, **changes})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nas.latency, "STEP_ROUNDS", 5)
+        yield lambda **changes: latency_table(**{**given, "device": "cpu", "cache": cache, **changes})
 
 
 @pytest.fixture(scope="module")

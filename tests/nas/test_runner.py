@@ -28,7 +28,7 @@ def expected(house: House, workspace: Workspace) -> list[Architecture]:
     first = plan(house.config, workspace, "1", None, ())
     study = optuna.create_study(direction="maximize", sampler=SAMPLERS["random"](first.space, house.config.seed))
     ledger.line_up(study, first.starts)
-    found = []
+    found: list[Architecture] = []
     while len(found) < TRIALS:
         trial, architecture = ledger.ask(study, first.space, "random", workspace.labels)
         if not ledger.replay(study, trial.number):

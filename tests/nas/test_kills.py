@@ -1,0 +1,211 @@
+"""A search that is killed and resumed, at any moment and again and again, is the search that was not killed."""
+
+import contextlib
+import random
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import sqlalchemy
+from optuna.trial import FrozenTrial
+from ray.tune.schedulers import TrialScheduler
+
+from nas import ledger
+from nas.prepare import Workspace
+from nas.runner import Proposals, Recorder, Rungs
+from nas.samplers import SAMPLERS
+from nas.stages import CONFIRMATION, Plan, plan
+from tests.nas.house import PATIENCE, House, states, trials_of
+
+
+def facts(trial: FrozenTrial) -> tuple[Any, ...]:
+    """All of a trial but how long it took and how often its worker was killed."""
+    attributes = {key: value for key, value in trial.user_attrs.items() if key not in ("seconds", ledger.ATTEMPT)}
+    return trial.number, trial.state, trial.values, trial.params, attributes, trial.intermediate_values
+
+
+class Killed(BaseException):
+    """The process is no more."""
+
+
+class Fate:
+    """Kills when a database is about to commit for the time after `left` more."""
+
+    NEVER = 10**9
+
+    def __init__(self) -> None:
+        self.left = self.NEVER
+
+    def __call__(self, connection: object) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+
+@pytest.fixture
+def fate() -> Iterator[Fate]:
+    fate = Fate()
+    sqlalchemy.event.listen(sqlalchemy.Engine, "commit", fate)
+    yield fate
+    sqlalchemy.event.remove(sqlalchemy.Engine, "commit", fate)
+
+
+def live(folder: Path, sampler: str, first: Plan, workspace: Workspace) -> None:
+    """All that a driver does but training: the scores are drawn, some trials fail and half of them are stopped."""
+    folder.mkdir(exist_ok=True)
+    study = ledger.open_study(ledger.sqlite_url(folder / "study.db"), "stage-1", SAMPLERS[sampler](first.space, 0))
+    try:
+        ledger.settle(study)
+        ledger.line_up(study, [*first.starts, (first.starts[1][0], "the same again", None)])
+        proposals = Proposals(study, first.space, sampler, workspace, trials=14)
+        recorder = Recorder(study, lambda study, number: None)
+        rungs = Rungs(study, 0.5, lambda study, number: None)
+        while isinstance(config := proposals.suggest("name"), dict):
+            trial: Any = SimpleNamespace(config=config)
+            rng = random.Random(config[ledger.ARCHITECTURE])
+            for step in (0, 3):
+                result = {"step": step, "score": rng.random(), "time_total_s": 1.0}
+                decision = rungs.on_trial_result(None, trial, result)
+            if decision == TrialScheduler.CONTINUE:
+                end = {"final": rng.random(), "attributes": {"standard_error": 0.1}, "time_total_s": 1.0}
+                recorder.on_trial_result(0, [], trial, {ledger.FAILURE: "diverged"} if rng.random() < 0.1 else end)
+    finally:
+        study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "lanas"])
+def test_killed_before_any_write(sampler: str, fate: Fate, house: House, workspace: Workspace, tmp_path: Path) -> None:
+    first = plan(house.config, workspace, "1", None, ())
+    live(tmp_path / "whole", sampler, first, workspace)
+    writes, fate.left = fate.NEVER - fate.left, fate.NEVER
+    whole = list(map(facts, trials_of(tmp_path / "whole")))
+    assert {"COMPLETE", "PRUNED", "FAIL"} == {trial[1].name for trial in whole}
+    assert any(ledger.TWIN in trial[4] for trial in whole)
+    rng = random.Random(0)
+    for search in range(3):
+        done, kills = False, 0
+        while not done:
+            # Often soon again: while what the last kill left behind is put in order.
+            fate.left = rng.randrange(1, rng.choice((30, writes // 3)))
+            try:
+                live(tmp_path / f"{search}", sampler, first, workspace)
+                done = True
+            except Killed:
+                kills += 1
+        fate.left = fate.NEVER
+        assert kills >= 3
+        assert list(map(facts, trials_of(tmp_path / f"{search}"))) == whole
+
+
+STUDIES = ("stage-1", "stage-2", "stage-3", CONFIRMATION)
+TARGETS = ("driver", "worker", "all")
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """All that a search leaves behind."""
+    ledgers = {name: list(map(facts, trials_of(folder, name))) for name in STUDIES if states(folder, name)}
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".json", ".toml"))
+    return ledgers | {str(path.relative_to(folder)): path.read_text() for path in files}
+
+
+def lost_before(folder: Path) -> bool:
+    """Whether an unfinished trial has lost a worker: it would fail if that happened a third time."""
+    trials = [trial for name in STUDIES if states(folder, name) for trial in trials_of(folder, name)]
+    return any(ledger.ATTEMPT in trial.user_attrs for trial in trials if not trial.state.is_finished())
+
+
+def below(process: subprocess.Popen[str]) -> tuple[set[psutil.Process], list[psutil.Process]]:
+    """All processes of a search, and its workers."""
+    driver = psutil.Process(process.pid)  # it is there at least until its end is waited for
+    everyone = {driver, *driver.children(recursive=True)}
+    workers = []
+    for one in everyone:
+        with contextlib.suppress(psutil.Error):
+            if "".join(one.cmdline()).startswith("ray::ImplicitFunc"):
+                workers.append(one)
+    return everyone, workers
+
+
+def kill(
+    target: str, process: subprocess.Popen[str], folder: Path, seen: set[psutil.Process]
+) -> tuple[str, str] | None:
+    """Kill the driver alone, a worker alone as soon as there is one, or all processes at once.
+
+    `seen` gets the processes of the search. Returns what was killed, and doing what; None if the search has ended.
+    """
+    workers: list[psutil.Process] = []
+    while process.poll() is None:
+        everyone, workers = below(process)
+        if workers or target != "worker":
+            break
+    else:
+        return None
+    if target == "worker" and lost_before(folder):
+        target = "all"
+    running = [name for name in STUDIES if states(folder, name)["RUNNING"]]
+    doing = (running[0] if running else "between trials") if workers else "starting"
+    driver = psutil.Process(process.pid)
+    for one in {"driver": [driver], "worker": workers[:1], "all": [driver, *everyone - {driver}]}[target]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    seen |= everyone
+    return target, doing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "sampler", "trials", "kills"), [("1", "lanas", 18, 20), ("all", "tpe", 12, 8)])
+def test_killed_at_any_moment(
+    stage: str, sampler: str, trials: int, kills: int, house: House, workspace: Workspace, tmp_path: Path
+) -> None:
+    preset = house.variant(
+        tmp_path / "tiny.toml",
+        ('trials = 6\nsampler = "random"', f'trials = {trials}\nsampler = "{sampler}"\nstop = 0.3'),
+    )
+
+    def start(folder: Path) -> subprocess.Popen[str]:
+        resume = ["--resume"] if (folder / "config.toml").exists() else []
+        return house.start(*house.search(folder.parent, "--workers", 1, "--stage", stage, *resume, preset=preset))
+
+    begun = time.monotonic()
+    with start(tmp_path / "whole" / "tiny") as process:
+        assert process.communicate(timeout=PATIENCE)[1] == ""
+    duration = time.monotonic() - begun
+    whole = results(tmp_path / "whole" / "tiny")
+    assert {trial[1].name for trial in whole["stage-1"]} == {"COMPLETE", "PRUNED"}
+
+    rng = random.Random(0)
+    hits: list[tuple[str, str]] = []
+    seen: set[psutil.Process] = set()
+    searches = 0
+    while len(hits) < kills:
+        searches += 1
+        folder = tmp_path / f"{searches}" / "tiny"
+        process = start(folder)
+        try:
+            while process.poll() is None:
+                if len(hits) == kills:
+                    process.wait(PATIENCE)
+                    break
+                left = rng.uniform(0, duration)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(left)
+                if hit := kill(TARGETS[len(hits) % 3], process, folder, seen):
+                    hits.append(hit)
+                    print(f"search {searches}, kill {len(hits)} after up to {left:.0f} s of {duration:.0f} s:", *hit)
+                    if hit[0] != "worker":
+                        process.communicate(timeout=PATIENCE)
+                        process = start(folder)
+            _, error = process.communicate()
+        finally:
+            process.kill()
+        assert process.returncode == 0, error
+        assert results(folder) == whole
+    assert {doing for _, doing in hits} >= {"starting", "stage-1"}
+    # Nothing is left of all these processes.
+    _, left_over = psutil.wait_procs(seen, timeout=PATIENCE)
+    assert not [one for one in left_over if one.status() != psutil.STATUS_ZOMBIE]
