@@ -1,9 +1,9 @@
 """How many evaluations the samplers need on a tabulated space: `python -m benchmarks.samplers`.
 
-The table is that of `benchmarks.tabulate`; a sampler's search is an Optuna study in memory, one trial after the other, that
-is told what the table says. Reports the number of evaluations until the first architecture of the best 1 %, and draws the
-best score so far. With `--ablation` the parts of LaNAS take the place of the samplers. Constants of samplers were chosen
-on other seeds, from 1,000 on.
+The table is that of `benchmarks.tabulate`; a sampler's search is an Optuna study in memory, one trial after the other,
+that is told what the table says. Reports the number of evaluations until the first architecture of the best 1 %, and
+draws the best score so far. With `--ablation` the parts of LaNAS take the place of the samplers. Constants of samplers
+were chosen on other seeds, from 1,000 on.
 """
 
 import argparse
@@ -153,7 +153,8 @@ def main() -> None:
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     table = load()
-    print(f"{len(table.scores)} architectures, scores up to {max(table.scores.values()):.4f}, best 1 % from {table.good:.4f}\n")
+    most = max(table.scores.values())
+    print(f"{len(table.scores)} architectures, scores up to {most:.4f}, best 1 % from {table.good:.4f}\n")
     print("| sampler | mean | standard error | median | 90th percentile |\n|---|---|---|---|---|")
     # The sampler of two goals has no part in this.
     chosen = ABLATION if options.ablation else {name: one for name, one in SAMPLERS.items() if name != "nsga2"}

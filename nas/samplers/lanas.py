@@ -62,8 +62,7 @@ class LaNAS(RandomSampler):
             known = set(architectures)
             candidates = dict.fromkeys(self.candidates([architectures[row] for row in best], rng))
             fresh = [one for one in candidates if one not in known]
-            inside = within(path, self.features(fresh)) if fresh else []
-            fresh = [fresh[row] for row in inside]
+            fresh = [fresh[row] for row in within(path, self.features(fresh))] if fresh else []
             if fresh:
                 region = next(region for region in reversed(path) if len(region.rows) >= min(REGION, len(values)))
                 yield from self.order(fresh, features[region.rows], values[region.rows])
@@ -116,7 +115,8 @@ def descend(features: np.ndarray, values: np.ndarray, least: int, exploration: f
         if len(rows) < 2 * least or above.all():
             return path
         classifier = RidgeClassifier().fit(features[rows], above)
-        children = [Region(rows[classifier.predict(features[rows]) == good], classifier, good) for good in (True, False)]
+        predicted = classifier.predict(features[rows])
+        children = [Region(rows[predicted == good], classifier, good) for good in (True, False)]
         if min(len(child.rows) for child in children) < least:
             return path
 

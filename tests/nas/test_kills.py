@@ -191,7 +191,7 @@ def test_killed_at_any_moment(
                 if len(hits) == kills:
                     process.wait(PATIENCE)
                     break
-                left = rng.uniform(0, duration)
+                left = rng.uniform(0, 0.8 * duration)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(left)
                 if hit := kill(TARGETS[len(hits) % 3], process, folder, seen):

@@ -5,24 +5,18 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from itertools import islice
 from math import log
 from pathlib import Path
 from statistics import mean
 
-import numpy as np
 import optuna
 import pytest
 from optuna.trial import FixedTrial, TrialState
 from sqlalchemy import Engine, event
 
 from nas import ledger
-from nas.ledger import Tried
 from nas.samplers import SAMPLERS, SamplerError
-from nas.samplers.encoding import OPERATIONS, PLACED, encode
-from nas.samplers.evolution import POPULATION
-from nas.samplers.lanas import LaNAS, descend, expected_improvement, ranks, within
-from nas.samplers.local import PATIENCE, LocalSearch
+from nas.samplers.encoding import OPERATIONS
 from search_spaces import GELU, Architecture, Base, FFNGraph, Genes, Space, cost
 from search_spaces.canonical import function_key
 from search_spaces.spaces import GRAPHS, SIZES, Limit

@@ -1,0 +1,179 @@
+"""Searches on a Ray cluster of two nodes, which are real processes on this machine."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from optuna.trial import TrialState
+
+from nas import ledger, runner
+from nas.config import ConfigError
+from nas.runner import Cluster, check_address, connected, processors_each
+from tests.nas.house import PATIENCE, House, states, trials_of, wait
+from tests.nas.test_kills import facts
+
+RAY = (sys.executable, "-m", "ray.scripts.scripts")
+ALONE = {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of one processor."""
+
+    process: subprocess.Popen[str]
+
+    def below(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def workers(self) -> list[psutil.Process]:
+        """Those of its processes that train a candidate."""
+        found = []
+        for one in self.below():
+            with contextlib.suppress(psutil.Error):
+                if "".join(one.cmdline()).startswith("ray::ImplicitFunc.train"):
+                    found.append(one)
+        return found
+
+    def kill(self) -> None:
+        """As if its power were cut."""
+        everyone = [*self.below(), psutil.Process(self.process.pid)]
+        for one in everyone:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        self.process.wait(PATIENCE)
+        psutil.wait_procs(everyone, PATIENCE)
+
+
+@contextlib.contextmanager
+def node(*arguments: str) -> Iterator[Node]:
+    """`ray start ...`, once it runs; killed at the end of the block."""
+    with subprocess.Popen(
+        [*RAY, "start", *arguments, "--num-cpus", "1", "--disable-usage-stats", "--block"],
+        env=os.environ | ALONE,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stdout
+            assert any("Ray runtime started" in line for line in process.stdout)
+            yield Node(process)
+        finally:
+            if process.poll() is None:
+                Node(process).kill()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[tuple[str, Node, Node]]:
+    """The address of a cluster, its head and its other node."""
+    folder = tempfile.mkdtemp(prefix="ray-")  # short, as the paths of sockets must be
+    with socket.socket() as free:
+        free.bind(("", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    port = address.rpartition(":")[2]
+    with (
+        node("--head", "--port", port, "--temp-dir", folder, "--include-dashboard", "false") as head,
+        node("--address", address) as other,
+    ):
+        yield address, head, other
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ALONE.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 4])
+def test_any_number_of_workers_fits(
+    workers: int, nodes: tuple[str, Node, Node], searched: Path, house: House, tmp_path: Path
+) -> None:
+    """One worker is not given the two processors that no node has; four take turns."""
+    address, *both = nodes
+    result = house.run(*house.search(tmp_path, "--study", "s", "--address", address, "--workers", workers))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert list(map(facts, trials_of(tmp_path / "s"))) == list(map(facts, trials_of(searched)))
+    end = time.monotonic() + PATIENCE
+    while any(node.workers() for node in both) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(node.workers() for node in both)
+
+
+@pytest.mark.slow
+def test_a_node_is_lost(nodes: tuple[str, Node, Node], searched: Path, house: House, tmp_path: Path) -> None:
+    """Its trial is run again on the other node."""
+    address, head, other = nodes
+    folder = tmp_path / "s"
+
+    def both_are_training() -> bool:
+        training = [*head.workers(), *other.workers()]
+        for one in training:
+            one.suspend()
+        time.sleep(0.5)  # what they had reported is written down
+        if len(training) == 2 and states(folder)["RUNNING"] == 2:
+            return True
+        for one in training:
+            one.resume()
+        return False
+
+    with house.running(*house.search(tmp_path, "--study", "s", "--address", address)) as process:
+        wait(process, both_are_training)
+        running = [trial.number for trial in trials_of(folder) if trial.state == TrialState.RUNNING]
+        other.kill()
+        for one in head.workers():
+            one.resume()
+        output, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, error
+    assert "Traceback" not in error
+    assert "lost its worker and is in line again" in output
+    trials = trials_of(folder)
+    lost = [trial.number for trial in trials if trial.user_attrs.get(ledger.ATTEMPT) == 2]
+    assert len(lost) == 1
+    assert lost[0] in running
+    assert list(map(facts, trials)) == list(map(facts, trials_of(searched)))
+
+
+@pytest.mark.parametrize("address", ["nonsense", "ray://127.0.0.1:10001", "127.0.0.1", "", "http://127.0.0.1:8265"])
+def test_addresses_that_cannot_be(address: str) -> None:
+    with pytest.raises(ConfigError, match="give HOST:PORT"):
+        check_address(address)
+
+
+@pytest.mark.slow
+def test_addresses_of_no_cluster(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = house.run(*house.search(tmp_path, "--address", "127.0.0.1:1"))
+    assert result.returncode == 2
+    assert result.stderr.startswith("nas.search: --address 127.0.0.1:1: no connection to a Ray cluster (no answer for ")
+    assert result.stderr.count("\n") == 1
+    # It is not in the way of the corrected command.
+    assert house.run(*house.search(tmp_path, "--trials", "2")).returncode == 0
+    monkeypatch.setattr(runner, "ANSWER", 10)
+    with socket.create_server(("", 0)) as silent:
+        for address in (f"127.0.0.1:{silent.getsockname()[1]}", "no.such.host:6379"):
+            with pytest.raises(ConfigError, match="no connection to a Ray cluster"):
+                check_address(address)
+
+
+@pytest.mark.slow
+def test_a_local_session_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever cluster the environment names."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with connected(Cluster()):
+        processors = os.cpu_count() or 1
+        assert [processors_each(workers) for workers in (1, processors, 5 * processors)] == [processors, 1, 1]
+        assert len(ray.nodes()) == 1
