@@ -133,7 +133,7 @@ def test_training_that_diverges_names_its_table(house: House, table: str) -> Non
 
 def test_unknown_tasks(house: House) -> None:
     with pytest.raises(ConfigError, match="unknown task 'word order'; did you mean 'word_order'"):
-        changed(house, task="word order")
+        changed(house, tasks=("word order",))
 
 
 def test_dropout_reaches_every_module() -> None:
