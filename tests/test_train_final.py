@@ -166,7 +166,7 @@ def test_mistakes(house: House, searched: Path, tmp_path: Path, capsys: pytest.C
 def test_training_that_diverges(
     house: House, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    last = "learning_rate = {}\n\n[stage1]"  # of the table [final]
+    last = "learning_rate = {}\n\n[sharing]"  # of the table [final]
     preset = house.variant(tmp_path / "hot.toml", (last.format("1e-3"), last.format("1e30")))
     arguments = [searched / "architecture.json", "--preset", preset, "--out", tmp_path / "final", "--device", "cpu"]
     assert "final: the loss is" in refused(arguments, capsys)

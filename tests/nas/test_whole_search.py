@@ -114,7 +114,7 @@ def test_two_goals_give_a_front(house: House, tmp_path: Path) -> None:
 
 
 def test_a_latency_limit_is_kept_and_finalists_are_measured(house: House, tmp_path: Path) -> None:
-    result = house.run(*house.search(tmp_path, "--max-latency", "0.95x", "--trials", "5"))
+    result = house.run(*house.search(tmp_path, "--max-latency", "1.3x", "--trials", "5"))
     if "too busy" in result.stderr or "latency: " in result.stderr:
         pytest.skip(result.stderr)
     assert (result.returncode, result.stderr) == (0, "")
