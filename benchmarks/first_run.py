@@ -20,7 +20,7 @@ import optuna
 import psutil
 from optuna.trial import TrialState
 
-from nas import ledger
+from nas.storage import sqlite_url
 
 
 def memory(process: psutil.Process) -> int:
@@ -63,7 +63,7 @@ def watch(study: str, out: Path, environment: dict[str, str], stop_at_first: boo
 def trials(database: Path, states: tuple[TrialState, ...]) -> list[optuna.trial.FrozenTrial]:
     """The trials of stage 1 in these states; none while the study is being made."""
     try:
-        study = optuna.load_study(study_name="stage-1", storage=ledger.sqlite_url(database))
+        study = optuna.load_study(study_name="stage-1", storage=sqlite_url(database))
     except (KeyError, RuntimeError):
         return []
     return study.get_trials(deepcopy=False, states=states)

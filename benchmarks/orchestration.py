@@ -1,8 +1,9 @@
 """What a search costs beside training and evaluating: `python -m benchmarks.orchestration [--ledger 1000]`.
 
-Runs trials of a fixed length (the worker sleeps) through all that a real search does: sampler, ledger in a database
-file, Ray Tune, reports on the way and early stopping. From the first trial's begin to the last one's end, what the
-trials did not sleep is orchestration. `--ledger` puts so many finished trials into the study first.
+Runs trials of known lengths (the worker sleeps) through all that a real search does: sampler, ledger in a database
+file, Ray Tune, reports on the way and early stopping. From the first trial's begin in a worker to the begin of its
+last one, what its trials did not sleep is orchestration; what is before that, the start of Ray and the workers, is
+shown by itself. `--ledger` puts so many finished trials into the study first.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from nas.config import load_config
 from nas.prepare import Workspace
 from nas.runner import Cluster, connected, run
 from nas.samplers import SAMPLERS
+from nas.storage import sqlite_url
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base
 from search_spaces.spaces import Space
@@ -40,21 +42,27 @@ def score_of(text: str) -> float:
     return 0.7 + 0.1 * random.Random(text).random()
 
 
-def sleep(config: dict[str, Any], *, workspace: Workspace, device: str, rungs: object, seconds: float) -> None:
+def sleep(
+    config: dict[str, Any], *, workspace: Workspace, device: str, rungs: object, seconds: float, spread: float
+) -> None:
     """In place of `nas.runner.evaluate_trial`: the same reports, and sleep between them."""
-    score = score_of(config[ledger.ARCHITECTURE])
+    times = {"begun": time.time(), "worker": os.getpid()}
+    text = config[ledger.ARCHITECTURE]
+    length = seconds * (1 + spread * random.Random(text + "length").uniform(-1, 1))
+    score = score_of(text)
     tune.report({"step": 0, "score": score})
-    time.sleep(seconds / 2)
+    time.sleep(length / 2)
     tune.report({"step": 30, "score": score})
-    time.sleep(seconds / 2)
-    tune.report({"final": score, "attributes": {"standard_error": 0.01, "inherited": score}})
+    time.sleep(length / 2)
+    tune.report({"final": score, "attributes": {"standard_error": 0.01, "slept": length, **times}})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--ledger", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=2.0, help="mean length of a trial")
+    parser.add_argument("--spread", type=float, default=0.25, help="lengths differ by up to this share of the mean")
+    parser.add_argument("--ledger", type=int, default=0, help="finished trials before the first one")
     parser.add_argument("--sampler", default="lanas", choices=SAMPLERS)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
@@ -64,16 +72,14 @@ def main() -> None:
         BertConfig(num_labels=2).save_pretrained(Path(scratch) / "teacher")
         nowhere = Path(scratch)
         workspace = Workspace(load_config("demo"), nowhere, nowhere / "teacher", nowhere, nowhere)
-        study = ledger.open_study(
-            ledger.sqlite_url(nowhere / "study.db"), "stage-1", SAMPLERS[options.sampler](space, SEED)
-        )
+        study = ledger.open_study(sqlite_url(nowhere / "study.db"), "stage-1", SAMPLERS[options.sampler](space, SEED))
         rng = random.Random(SEED)
         for _ in range(options.ledger):
             ledger.enqueue(study, space.sample(rng), "before")
             trial, architecture = ledger.ask(study, space, "before", 2)
             ledger.report(study, trial.number, 30, 0.7)
             ledger.complete(study, trial.number, score_of(repr(architecture)), {"standard_error": 0.01})
-        begun = time.perf_counter()
+        start = time.time()
         with connected(Cluster(workers=options.workers)):
             run(
                 study,
@@ -83,22 +89,26 @@ def main() -> None:
                 trials=options.ledger + options.trials,
                 origin=options.sampler,
                 rungs=(Fraction(1, 2),),
-                evaluate=functools.partial(sleep, seconds=options.seconds),
+                evaluate=functools.partial(sleep, seconds=options.seconds, spread=options.spread),
                 watch=lambda study, number: None,
             )
-        whole = time.perf_counter() - begun
-        ran = [trial for trial in ledger.finished(study) if trial.user_attrs[ledger.ORIGIN] != "before"]
-    first = min(trial.datetime_start for trial in ran if trial.datetime_start)
-    wall = (max(trial.datetime_complete for trial in ran if trial.datetime_complete) - first).total_seconds()
-    idle = wall * options.workers - len(ran) * options.seconds
-    pace = [(trial.datetime_complete - trial.datetime_start).total_seconds() for trial in ran]  # type: ignore[operator]
+        ran = [trial.user_attrs for trial in ledger.finished(study) if "slept" in trial.user_attrs]
+    ran.sort(key=lambda trial: trial["begun"])
+    by_worker = {worker: [trial for trial in ran if trial["worker"] == worker] for worker in {t["worker"] for t in ran}}
+    lost = [
+        after["begun"] - before["begun"] - before["slept"]
+        for trials in by_worker.values()
+        for before, after in zip(trials, trials[1:], strict=False)
+    ]
+    mean, slept = statistics.mean(lost), statistics.mean(trial["slept"] for trial in ran)
+    error = statistics.stdev(lost) / len(lost) ** 0.5
     print(
-        f"{len(ran)} trials of {options.seconds} s with {options.sampler} on {options.workers} workers, "
-        f"{options.ledger} trials before them: {wall:.1f} s ({whole:.1f} s with Ray's start and end)"
+        f"{len(ran)} trials of {slept:.2f} s (±{options.spread:.0%}) with {options.sampler} on {len(by_worker)} "
+        f"workers, {options.ledger} trials before them; the first one began after {ran[0]['begun'] - start:.1f} s"
     )
     print(
-        f"orchestration {1000 * idle / len(ran):.0f} ms a trial, {idle / (wall * options.workers):.1%} of the workers' "
-        f"time; from asking to told {statistics.median(pace):.2f} s (median)"
+        f"orchestration {1000 * mean:.0f} ± {1000 * error:.0f} ms a trial (median {1000 * statistics.median(lost):.0f}), "
+        f"{mean / (mean + slept):.1%} of the wall time"
     )
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from distill.files import write_text
-from nas import ledger
 from nas.config import ConfigError, StudyConfig, load_config
+from nas.storage import sqlite_url
 from search_spaces.architecture import Architecture
 
 STAGES = ("1", "2", "3", "single")
@@ -25,7 +25,7 @@ class Folder:
 
     @property
     def storage(self) -> str:
-        return ledger.sqlite_url(self.path / "study.db")
+        return sqlite_url(self.path / "study.db")
 
     @property
     def architecture(self) -> Path:

@@ -7,20 +7,18 @@ was killed, is WAITING again: it keeps its number and what was drawn, and is the
 """
 
 import json
-import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.samplers import BaseSampler
-from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
+from nas.storage import open_storage
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.canonical import function_key
@@ -34,26 +32,6 @@ ATTEMPTS = 3
 CROWD = 5
 
 
-class StorageError(ValueError):
-    """The storage of the studies cannot be opened."""
-
-
-def sqlite_url(path: Path) -> str:
-    """The storage URL of a database file."""
-    return f"sqlite:///{path.resolve()}"
-
-
-class _Connection(sqlite3.Connection):
-    """Commits without waiting for the disk: a trial makes about fifty. A killed process loses nothing; after a power
-    failure the last commits may be missing, and the file is whole.
-    """
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.execute("PRAGMA journal_mode = WAL")
-        self.execute("PRAGMA synchronous = NORMAL")
-
-
 def open_study(
     url: str, name: str, sampler: BaseSampler | None = None, goals: Sequence[str] = ("score",)
 ) -> optuna.Study:
@@ -64,13 +42,8 @@ def open_study(
         StorageError: there is no such storage.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    connect = {"timeout": 60, "factory": _Connection} if url.startswith("sqlite") else {}
-    try:
-        storage = RDBStorage(url, engine_kwargs={"connect_args": connect})
-    except (SQLAlchemyError, ImportError, ValueError) as error:  # ValueError: a port that is no number
-        raise StorageError(f"cannot open the storage {url!r}: {str(error).splitlines()[0]}") from None
     study = optuna.create_study(
-        storage=storage,
+        storage=open_storage(url),
         study_name=name,
         sampler=sampler,
         pruner=optuna.pruners.NopPruner(),
@@ -102,15 +75,59 @@ def line_up(study: optuna.Study, wanted: Sequence[tuple[Architecture, str, int |
     return len(missing)
 
 
-def ask(study: optuna.Study, space: Space, origin: str, labels: int) -> tuple[optuna.Trial, Architecture]:
+class _Draft:
+    """A trial whose choices are drawn before it is written down, in one piece: a kill leaves it whole or not at all."""
+
+    def __init__(self, study: optuna.Study) -> None:
+        self.study = study
+        self.params: dict[str, Any] = {}
+        self.distributions: dict[str, BaseDistribution] = {}
+        self.trial = optuna.create_trial(state=TrialState.RUNNING)
+        self.trial.number = len(study.get_trials(deepcopy=False))
+        study.sampler.before_trial(study, self.trial)
+
+    def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
+        return self._suggest(name, CategoricalDistribution(choices))
+
+    def suggest_float(self, name: str, low: float, high: float) -> float:
+        return self._suggest(name, FloatDistribution(low, high))
+
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        self.params[name] = self.study.sampler.sample_independent(self.study, self.trial, name, distribution)
+        self.distributions[name] = distribution
+        return self.params[name]
+
+    def write(self, attributes: Mapping[str, Any]) -> None:
+        """Make it the study's next trial, running."""
+        self.study.add_trial(
+            optuna.create_trial(
+                state=TrialState.RUNNING,
+                params=self.params,
+                distributions=self.distributions,
+                user_attrs=dict(attributes),
+            )
+        )
+
+
+def ask(study: optuna.Study, space: Space, origin: str, labels: int) -> tuple[FrozenTrial, Architecture]:
     """The next trial: what is in line, or a proposal of the sampler; its costs become attributes."""
-    trial = study.ask()
-    given = trial.user_attrs
-    text = given.get(ARCHITECTURE)
-    architecture = _parsed(text) if text else space.suggest(trial)
-    attributes = {
-        ARCHITECTURE: text or json.dumps(architecture.to_json()),
-        ORIGIN: given.get(ORIGIN, origin),
+    if in_line(study):
+        trial = study.ask()
+        number, given = trial.number, trial.user_attrs
+        architecture = _parsed(given[ARCHITECTURE]) if ARCHITECTURE in given else space.suggest(trial)
+        missing = _described(architecture, space, labels) | {ORIGIN: origin}
+        _set(study, number, {key: value for key, value in missing.items() if key not in given})
+    else:
+        draft = _Draft(study)
+        number, architecture = draft.trial.number, space.suggest(draft)
+        draft.write(_described(architecture, space, labels) | {ORIGIN: origin})
+    return study.get_trials(deepcopy=False)[number], architecture
+
+
+def _described(architecture: Architecture, space: Space, labels: int) -> dict[str, Any]:
+    """What a trial's attributes say of its architecture."""
+    return {
+        ARCHITECTURE: json.dumps(architecture.to_json()),
         IN_BOX: space.keeps_budget(architecture),
         FUNCTION: function_key(architecture),
         "formula": formula(architecture),
@@ -118,9 +135,6 @@ def ask(study: optuna.Study, space: Space, origin: str, labels: int) -> tuple[op
         "params_active": cost.params_active(architecture, labels),
         "macs": cost.macs(architecture, labels=labels),
     } | {limit.name: limit.total(architecture) for limit in space.limits}
-    for key, value in attributes.items():
-        trial.set_user_attr(key, value)
-    return trial, architecture
 
 
 def replay(study: optuna.Study, number: int) -> bool:
@@ -148,11 +162,13 @@ def replay(study: optuna.Study, number: int) -> bool:
 def _copy_result(study: optuna.Study, earlier: FrozenTrial, number: int) -> None:
     own = study.get_trials(deepcopy=False)[number].user_attrs
     _set(study, number, {key: value for key, value in earlier.user_attrs.items() if key not in own})
-    study.tell(number, earlier.values if earlier.state == TrialState.COMPLETE else None, earlier.state)
+    _end(study, number, earlier.state, earlier.values if earlier.state == TrialState.COMPLETE else None)
 
 
-def _answer_twins(study: optuna.Study, number: int) -> None:
-    """Give the result of a trial that ended to those that wait for it."""
+def _end(study: optuna.Study, number: int, state: TrialState, values: Sequence[float] | None = None) -> None:
+    """Write down the end of a trial, and give its result to those that wait for it."""
+    # Not by `Study.tell`, which reads the trial twice more.
+    study._storage.set_trial_state_values(_trial_id(study, number), state, values)
     trials = study.get_trials(deepcopy=False)
     for trial in trials:
         if trial.state == TrialState.RUNNING and trial.user_attrs.get(TWIN) == number:
@@ -170,24 +186,22 @@ def formula(architecture: Architecture) -> str:
 
 def complete(study: optuna.Study, number: int, score: float, attributes: Mapping[str, Any]) -> None:
     """Record a finished trial with its score, and with its cost where that is the study's second goal."""
-    _set(study, number, attributes)
     own = study.get_trials(deepcopy=False)[number].user_attrs
-    study.tell(number, [score, *(own[goal] for goal in study.user_attrs.get(GOALS, ["score"])[1:])])
-    _answer_twins(study, number)
+    _set(study, number, attributes)
+    costs = [own[goal] for goal in study.user_attrs.get(GOALS, ["score"])[1:]]
+    _end(study, number, TrialState.COMPLETE, [score, *costs])
 
 
 def fail(study: optuna.Study, number: int, reason: str) -> None:
     """Record a trial that has no score, and why."""
     _set(study, number, {FAILURE: reason})
-    study.tell(number, state=TrialState.FAIL)
-    _answer_twins(study, number)
+    _end(study, number, TrialState.FAIL)
 
 
 def stop(study: optuna.Study, number: int, step: int, attributes: Mapping[str, Any]) -> None:
     """Record a trial that was stopped after `step` training steps, at which its score was reported."""
     _set(study, number, {RUNG: step, **attributes})
-    study.tell(number, state=TrialState.PRUNED)
-    _answer_twins(study, number)
+    _end(study, number, TrialState.PRUNED)
 
 
 def lose(study: optuna.Study, number: int) -> None:
@@ -268,6 +282,12 @@ def finished(study: optuna.Study) -> list[FrozenTrial]:
     """Trials that were evaluated and need not run again: with a score, stopped, or with a failure of their own."""
     ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL))
     return [trial for trial in ended if TWIN not in trial.user_attrs]
+
+
+def counted(study: optuna.Study) -> int:
+    """How many trials are `running` or `finished`."""
+    trials = study.get_trials(deepcopy=False)
+    return sum(trial.state != TrialState.WAITING and TWIN not in trial.user_attrs for trial in trials)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from sqlalchemy import Connection, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from nas.ledger import StorageError
+from nas.storage import StorageError
 
 # Yields None while the lock is held, or says who has it: "" if that is not known.
 Lock = Callable[[Connection, str], contextlib.AbstractContextManager[str | None]]

@@ -231,7 +231,7 @@ class Proposals(Searcher):
         """Whether there is a trial to ask for."""
         if self.trials is None:
             return bool(ledger.in_line(self.study))
-        return len(ledger.finished(self.study)) + len(ledger.running(self.study)) < self.trials
+        return ledger.counted(self.study) < self.trials
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
         """The recorder writes results down."""
@@ -260,7 +260,9 @@ class Rungs(FIFOScheduler):
         return {}
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict) -> str:
-        if "step" not in result or len(self.study.directions) > 1:
+        if "step" not in result:
+            return TrialScheduler.STOP  # that was all; the recorder has it
+        if len(self.study.directions) > 1:
             return TrialScheduler.CONTINUE
         number = trial.config["number"]
         ledger.report(self.study, number, result["step"], result["score"])

@@ -123,12 +123,13 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
 
     from distill.teacher import TeacherError
     from nas.folder import Folder
-    from nas.ledger import StorageError, formula
+    from nas.ledger import formula
     from nas.lock import StudyInUse, sole_driver
     from nas.prepare import prepare
     from nas.progress import Progress
     from nas.runner import Cluster
     from nas.stages import Search, incumbent_of
+    from nas.storage import StorageError
     from search_spaces.architecture import Architecture, ArchitectureError
     from search_spaces.graph import GraphError
     from search_spaces.spaces import SpaceError

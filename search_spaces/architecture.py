@@ -5,7 +5,6 @@
 """
 
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -97,7 +96,7 @@ class Genes:
 
     def inner(self, base: Base) -> int:
         """The inner width e of this layer's blocks, in channels."""
-        return math.floor(self.expansion * base.inner)
+        return self.expansion.numerator * base.inner // self.expansion.denominator
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ be spelled. With `gated`, `mid` may also use `gate(pre)`, a second linear map: G
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from search_spaces.graph import FFNGraph
@@ -35,7 +36,7 @@ def suggest_graph(trial: Trial, name: str, activation: str, gated: bool) -> FFNG
     earlier = _earlier(pre)
     gates = {"gate": f"gate({pre})"} if gated else {}
     mid = _suggest_segment(trial, f"{name}/mid", activation, f"expand({pre})", earlier | gates)
-    return FFNGraph.parse(_suggest_segment(trial, f"{name}/post", "none", f"project({mid})", earlier))
+    return _parsed(_suggest_segment(trial, f"{name}/post", "none", f"project({mid})", earlier))
 
 
 def choices_of(graph: FFNGraph, name: str, gated: bool) -> dict[str, str] | None:
@@ -57,6 +58,11 @@ def choices_of(graph: FFNGraph, name: str, gated: bool) -> dict[str, str] | None
             return None
         result |= {f"{name}/{segment}/{key}": value for key, value in choices.items()}
     return result
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> FFNGraph:
+    return FFNGraph.parse(text)
 
 
 def _earlier(pre: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import log
 
 from search_spaces.architecture import Architecture, ArchitectureError, Base, Genes
@@ -24,6 +24,8 @@ from search_spaces.segments import Trial, choices_of, suggest_graph
 GRAPH_STEPS = 1 / 3
 # Random starts of the descent to the nearest member.
 STARTS = 3
+# Lists of options that are kept, as they are asked for again and again.
+MENUS = 4096
 
 GRAPHS, SIZES = "graphs", "sizes"
 
@@ -283,12 +285,28 @@ class Space:
         return self._menu(place, graph)[1]
 
     def _menu(self, place: int, graph: FFNGraph) -> tuple[tuple[Genes, ...], tuple[Cost, ...]]:
-        if SIZES in self.vary:
-            sizes = tuple((stack, expansion) for stack in self.stacks for expansion in self.expansions)
+        start = None if SIZES in self.vary else place
+        menu = self._menus.get((start, graph))
+        if menu is None:
+            if len(self._menus) >= MENUS:
+                self._menus.clear()
+            menu = self._menus[start, graph] = self._new_menu(start, graph)
+        return menu
+
+    @cached_property
+    def _menus(self) -> dict[tuple[int | None, FFNGraph], tuple[tuple[Genes, ...], tuple[Cost, ...]]]:
+        return {}
+
+    def _new_menu(self, start: int | None, graph: FFNGraph) -> tuple[tuple[Genes, ...], tuple[Cost, ...]]:
+        """All genes with this graph, cheapest first, and the costs of each; the sizes may be those of the start's."""
+        if start is None:
+            options = [Genes(graph, stack, expansion) for stack in self.stacks for expansion in self.expansions]
         else:
             assert self.start is not None
-            sizes = ((self.start.layers[place].stack, self.start.layers[place].expansion),)
-        return _menu(self.base, graph, sizes, tuple(limit.of for limit in self.limits))
+            options = [replace(self.start.layers[start], graph=graph)]
+        priced = [(self._price(genes), genes) for genes in options]
+        priced.sort(key=lambda row: (row[0][0], row[1].stack))
+        return tuple(genes for _, genes in priced), tuple(cost for cost, _ in priced)
 
     def _ways(self, costs: Sequence[tuple[Cost, ...]], place: int, left: Box) -> list[int]:
         """For each option of a layer, in how many ways the layers above it can fill what is left of the box."""
@@ -392,20 +410,6 @@ class Space:
                     f"raise max_{limit.name}, or allow smaller expansions or stacks"
                 )
         return f"{message}, but no size in between fits; widen the box"
-
-
-@lru_cache(maxsize=1024)
-def _menu(
-    base: Base,
-    graph: FFNGraph,
-    sizes: tuple[tuple[int, Fraction], ...],
-    others: tuple[Callable[[Base, Genes], int], ...],
-) -> tuple[tuple[Genes, ...], tuple[Cost, ...]]:
-    """All genes with this graph, cheapest first, and the costs of each."""
-    options = [Genes(graph, stack, expansion) for stack, expansion in sizes]
-    options.sort(key=lambda genes: (ffn_params(base, genes), genes.stack))
-    costs = tuple((ffn_params(base, genes), *(of(base, genes) for of in others)) for genes in options)
-    return tuple(options), costs
 
 
 def _layer(place: int) -> str:

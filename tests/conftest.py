@@ -1,6 +1,7 @@
-"""For all tests: nothing is fetched from the hub, and a full-precision accelerator."""
+"""For all tests: nothing is fetched from the hub, Ctrl-C works, and a full-precision accelerator."""
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,9 @@ import pytest
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+# A shell lets its background jobs ignore it, and they the processes that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -4,38 +4,30 @@ import random
 from collections.abc import Iterator
 
 from optuna import Study
-from optuna.samplers import NSGAIISampler
-from optuna.trial import FrozenTrial
+from optuna.samplers.nsgaii._elite_population_selection_strategy import NSGAIIElitePopulationSelectionStrategy
+from optuna.trial import FrozenTrial, TrialState
 
-from nas.ledger import IN_BOX, Tried, architecture_of
+from nas.ledger import IN_BOX, TWIN, Tried, architecture_of
 from nas.samplers.random import RandomSampler
 from search_spaces.architecture import Architecture
-from search_spaces.spaces import Space
 
 POPULATION = 12
 
 
 class NSGA2(RandomSampler):
-    """Neighbours of random ones of the parents that `NSGAIISampler` selects, a generation after the other.
+    """Neighbours of random parents, which are those of all trials that NSGA-II would let survive (non-dominated first,
+    then the least crowded). The first `POPULATION` are random.
 
-    The first generation is random. With one objective the parents are the best so far.
+    The parents are selected anew for every proposal, so that no worker waits for a generation to end. With one
+    objective they are the best so far.
     """
-
-    def __init__(self, space: Space, seed: int) -> None:
-        super().__init__(space, seed)
-        self._selection = NSGAIISampler(population_size=POPULATION)
-
-    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        # Optuna notes it with the trial, also where the architecture is given and no sampler is asked.
-        self._selection.get_trial_generation(study, trial)
 
     def proposals(
         self, study: Study, trial: FrozenTrial, tried: list[Tried], rng: random.Random
     ) -> Iterator[Architecture]:
-        generation = self._selection.get_trial_generation(study, trial)
-        selected = self._selection.get_parent_population(study, generation)
-        # Optuna returns the parents in another order when it has selected them already.
-        parents = sorted((one for one in selected if one.user_attrs[IN_BOX]), key=lambda one: one.number)
-        if parents:
+        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        able = [one for one in complete if one.user_attrs[IN_BOX] and TWIN not in one.user_attrs]
+        if len(able) >= POPULATION:
+            parents = NSGAIIElitePopulationSelectionStrategy(population_size=POPULATION)(study, able)
             yield from self.space.neighbours(architecture_of(rng.choice(parents)), rng)
         yield from self.propose(tried, rng)

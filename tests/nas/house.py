@@ -22,7 +22,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 
 from distill.corpora import Corpus, installation_key, save_corpus
 from nas.config import StudyConfig, load_config
-from nas.ledger import sqlite_url
+from nas.storage import sqlite_url
 
 PROJECT = Path(__file__).resolve().parents[2]
 SOURCES = ("python", "numpy", "torch")

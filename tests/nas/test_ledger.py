@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 
 from nas import ledger
 from nas.samplers import SAMPLERS
+from nas.storage import StorageError, sqlite_url
 from search_spaces import Architecture, Base, Space, cost
 from tests.tiny import architectures
 
@@ -24,7 +25,7 @@ SPACE = Space(BASE, (1, 2), EXPANSIONS, MIDDLE - 2000, MIDDLE, edit_rate=0.5)
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    return ledger.sqlite_url(tmp_path / "study.db")
+    return sqlite_url(tmp_path / "study.db")
 
 
 @pytest.fixture
@@ -146,6 +147,6 @@ def test_a_trial_killed_while_its_genes_were_drawn_is_drawn_to_the_end(study: op
     "url", ["nonsense", "sqlite:////no/such/folder/study.db", "postgresql+nothing://here", "mysql://x:y/z", "", "://"]
 )
 def test_storages_that_cannot_be_opened(url: str) -> None:
-    with pytest.raises(ledger.StorageError, match="cannot open the storage") as caught:
+    with pytest.raises(StorageError, match="cannot open the storage") as caught:
         ledger.open_study(url, "stage-1")
     assert len(str(caught.value).splitlines()) == 1

@@ -15,6 +15,7 @@ from optuna.exceptions import StorageInternalError
 
 from nas import ledger
 from nas.lock import StudyInUse, sole_driver
+from nas.storage import StorageError, sqlite_url
 from tests.nas import postgres
 from tests.nas.house import PROJECT
 from tests.nas.postgres import Server
@@ -44,7 +45,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
-        return ledger.sqlite_url(tmp_path / "study.db")
+        return sqlite_url(tmp_path / "study.db")
     server: Server = request.getfixturevalue("server")
     return server.url
 
@@ -133,7 +134,7 @@ def test_a_file_has_one_lock_however_it_is_spelled(tmp_path: Path, monkeypatch: 
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     monkeypatch.chdir(tmp_path)
-    with sole_driver(ledger.sqlite_url(tmp_path / "real" / "study.db"), "s"):
+    with sole_driver(sqlite_url(tmp_path / "real" / "study.db"), "s"):
         for url in (
             "sqlite:///real/study.db",
             "sqlite:///real/../link/study.db",
@@ -182,7 +183,7 @@ def test_a_server_that_restarts(server: Server) -> None:
     ],
 )
 def test_storages_without_a_lock(url: str, message: str) -> None:
-    with pytest.raises(ledger.StorageError, match="cannot open the storage") as caught, sole_driver(url, "s"):
+    with pytest.raises(StorageError, match="cannot open the storage") as caught, sole_driver(url, "s"):
         pass
     assert message in str(caught.value)
     assert "secret" not in str(caught.value)
@@ -195,7 +196,7 @@ def test_storages_without_a_lock(url: str, message: str) -> None:
 )
 def test_drivers_that_are_not_installed(url: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ledger.StorageError, match=f"install its driver .*{module}") as caught, sole_driver(url, "s"):
+    with pytest.raises(StorageError, match=f"install its driver .*{module}") as caught, sole_driver(url, "s"):
         pass
     assert len(str(caught.value).splitlines()) == 1
 
@@ -203,7 +204,7 @@ def test_drivers_that_are_not_installed(url: str, module: str, monkeypatch: pyte
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "study.db.s.lock").mkdir()
     with (
-        pytest.raises(ledger.StorageError, match=r"Is a directory: .*study\.db\.s\.lock"),
-        sole_driver(ledger.sqlite_url(tmp_path / "study.db"), "s"),
+        pytest.raises(StorageError, match=r"Is a directory: .*study\.db\.s\.lock"),
+        sole_driver(sqlite_url(tmp_path / "study.db"), "s"),
     ):
         pass

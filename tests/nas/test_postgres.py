@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from nas import ledger
 from nas.lock import StudyInUse, sole_driver
 from nas.samplers import SAMPLERS
+from nas.storage import sqlite_url
 from search_spaces import Architecture
 from tests.nas import postgres
 from tests.nas.house import House, trials_of, wait
@@ -108,7 +109,7 @@ def drive(url: str, goals: tuple[str, ...]) -> tuple[Any, ...]:
 @pytest.mark.parametrize("goals", [("score",), ("score", "params")])
 def test_the_ledger_is_the_same_on_every_storage(goals: tuple[str, ...], server: Server, tmp_path: Path) -> None:
     server.execute(f"CREATE DATABASE {'_'.join(goals)}")
-    here, there = ledger.sqlite_url(tmp_path / "study.db"), server.url.replace("/postgres?", f"/{'_'.join(goals)}?")
+    here, there = sqlite_url(tmp_path / "study.db"), server.url.replace("/postgres?", f"/{'_'.join(goals)}?")
     told, trials = drive(there, goals)
     assert (told, trials) == drive(here, goals)
     assert {trial[1] for trial in trials} >= {TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL}

@@ -17,6 +17,7 @@ from nas.prepare import Workspace
 from nas.runner import Proposals, Recorder
 from nas.samplers import SAMPLERS
 from nas.stages import plan
+from nas.storage import sqlite_url
 from search_spaces import Architecture
 from tests.nas.house import House, descendants, states, trials_of, wait
 
@@ -58,7 +59,7 @@ def fail_with(error: Exception, study: optuna.Study, number: int, folder: Path) 
 
 @pytest.fixture
 def study(tmp_path: Path) -> optuna.Study:
-    return ledger.open_study(ledger.sqlite_url(tmp_path / "study.db"), "stage-1")
+    return ledger.open_study(sqlite_url(tmp_path / "study.db"), "stage-1")
 
 
 FAULT = RayTaskError("train", "Traceback:\n  line 3\nRuntimeError: no room", RuntimeError("no room"))
@@ -94,7 +95,7 @@ def test_a_trial_whose_worker_is_lost_is_tried_again_but_not_for_ever(
 def test_the_last_trial_may_be_wanted_again(trials: int | None, house: House, workspace: Workspace) -> None:
     """Two workers and two trials: while both run Tune is told to wait, not that this was all."""
     first = plan(house.config, workspace, "1", None, ())
-    url = ledger.sqlite_url(house.root / f"{trials}.db")
+    url = sqlite_url(house.root / f"{trials}.db")
     study = ledger.open_study(url, "stage-1", SAMPLERS["random"](first.space, 0))
     ledger.line_up(study, first.starts[:2])
     proposals = Proposals(study, first.space, "random", workspace, trials)

@@ -17,6 +17,7 @@ from sqlalchemy import Engine, event
 from nas import ledger
 from nas.samplers import SAMPLERS, SamplerError
 from nas.samplers.encoding import OPERATIONS
+from nas.storage import sqlite_url
 from search_spaces import GELU, Architecture, Base, FFNGraph, Genes, Space, cost
 from search_spaces.canonical import function_key
 from search_spaces.spaces import GRAPHS, SIZES, Limit
@@ -165,7 +166,7 @@ def test_an_interrupted_search_proposes_what_an_uninterrupted_one_does(
     expected = drawn(sampler, 0, 16, outcome=OUTCOMES["mixed"])
     found: list[Architecture] = []
     for end in (6, 13, 16):
-        url = ledger.sqlite_url(tmp_path / "study.db")
+        url = sqlite_url(tmp_path / "study.db")
         study = ledger.open_study(url, "stage", SAMPLERS[sampler](SPACE, 0), goals(sampler))
         ledger.settle(study)
         while len(found) < end:
