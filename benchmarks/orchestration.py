@@ -8,6 +8,7 @@ shown by itself. `--ledger` puts so many finished trials into the study first.
 
 import argparse
 import functools
+import itertools
 import os
 import random
 import statistics
@@ -98,7 +99,7 @@ def main() -> None:
     lost = [
         after["begun"] - before["begun"] - before["slept"]
         for trials in by_worker.values()
-        for before, after in zip(trials, trials[1:], strict=False)
+        for before, after in itertools.pairwise(trials)
     ]
     mean, slept = statistics.mean(lost), statistics.mean(trial["slept"] for trial in ran)
     error = statistics.stdev(lost) / len(lost) ** 0.5
@@ -107,8 +108,8 @@ def main() -> None:
         f"workers, {options.ledger} trials before them; the first one began after {ran[0]['begun'] - start:.1f} s"
     )
     print(
-        f"orchestration {1000 * mean:.0f} ± {1000 * error:.0f} ms a trial (median {1000 * statistics.median(lost):.0f}), "
-        f"{mean / (mean + slept):.1%} of the wall time"
+        f"orchestration {1000 * mean:.0f} ± {1000 * error:.0f} ms a trial (median "
+        f"{1000 * statistics.median(lost):.0f}), {mean / (mean + slept):.1%} of the wall time"
     )
 
 

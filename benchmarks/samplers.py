@@ -17,10 +17,11 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import optuna
+from sklearn.gaussian_process import GaussianProcessRegressor
 
 from nas import ledger
 from nas.samplers import SAMPLERS, Proposer
-from nas.samplers.lanas import LaNAS
+from nas.samplers.lanas import LaNAS, Region, within
 from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.spaces import SIZES, Space
 
@@ -89,16 +90,26 @@ class Published(LaNAS):
         places = {expansion: place for place, expansion in enumerate(self.space.expansions)}
         return np.array([[places[genes.expansion] for genes in one.layers] for one in architectures], dtype=float)
 
-    def candidates(self, best: Sequence[Architecture], rng: random.Random) -> Iterator[Architecture]:
+    def candidates(self, best: list[Architecture], rng: random.Random) -> Iterator[Architecture]:
         for _ in range(100):
             yield self.space.sample(rng)
 
-    def order(self, fresh: Sequence[Architecture], features: np.ndarray, values: np.ndarray) -> list[Architecture]:
-        return list(fresh)
+    def members(
+        self,
+        path: list[Region],
+        best: list[Architecture],
+        surrogate: GaussianProcessRegressor,
+        known: set[Architecture],
+        rng: random.Random,
+    ) -> Iterator[Architecture]:
+        new = [one for one in dict.fromkeys(self.candidates(best, rng)) if one not in known]
+        rng.shuffle(new)
+        if new:
+            yield from (new[row] for row in within(path, self.features(new)))
 
 
 class Encoded(Published):
-    """With logarithms of the widths."""
+    """With the encoding of the widths."""
 
     features = LaNAS.features
 
@@ -106,10 +117,13 @@ class Encoded(Published):
 class Mutated(Encoded):
     """With neighbours of the leaf's best too."""
 
-    def candidates(self, best: Sequence[Architecture], rng: random.Random) -> Iterator[Architecture]:
-        found = list(LaNAS.candidates(self, best, rng))
-        rng.shuffle(found)
-        yield from found
+    candidates = LaNAS.candidates
+
+
+class Ordered(LaNAS):
+    """With the surrogate's choice."""
+
+    climbs = 0
 
 
 class Treeless(LaNAS):
@@ -122,7 +136,8 @@ ABLATION: dict[str, type[Proposer]] = {
     "published rule": Published,
     "+ encoding": Encoded,
     "+ mutation": Mutated,
-    "+ surrogate (lanas)": LaNAS,
+    "+ surrogate": Ordered,
+    "+ climbing (lanas)": LaNAS,
     "lanas without the tree": Treeless,
 }
 

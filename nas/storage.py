@@ -3,6 +3,7 @@
 import copy
 import json
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from optuna.storages._rdb.models import (
     TrialSystemAttributeModel,
     TrialUserAttributeModel,
 )
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import event
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -24,6 +27,10 @@ LAST = 2**31 - 1
 
 class StorageError(ValueError):
     """The storage of the studies cannot be opened."""
+
+
+class LostError(SQLAlchemyError):
+    """The storage's server broke a connection."""
 
 
 def sqlite_url(path: Path) -> str:
@@ -39,9 +46,21 @@ def open_storage(url: str) -> "Storage":
     """
     connect = {"timeout": 60, "factory": _Connection} if url.startswith("sqlite") else {}
     try:
-        return Storage(_Database(url, engine_kwargs={"connect_args": connect}))
+        database = _Database(url, engine_kwargs={"connect_args": connect})
     except (SQLAlchemyError, ImportError, ValueError) as error:  # ValueError: a port that is no number
         raise StorageError(f"cannot open the storage {url!r}: {str(error).splitlines()[0]}") from None
+    event.listen(database.engine, "handle_error", _stay_away)
+    return Storage(database)
+
+
+def _stay_away(context: ExceptionContext) -> None:
+    """Do not connect again to a server that broke a connection: with it the lock of the sole driver may be gone."""
+    if context.is_disconnect and context.engine is not None:
+
+        def refuse(*arguments: object) -> None:
+            raise LostError("the connection to the storage was lost")
+
+        event.listen(context.engine, "do_connect", refuse)
 
 
 class _Connection(sqlite3.Connection):
@@ -117,9 +136,18 @@ class Storage(_CachedStorage):
         self._changed.add(trial_id)
         super().set_trial_param(trial_id, *arguments, **named)
 
-    def set_trial_state_values(self, trial_id: int, *arguments: Any, **named: Any) -> bool:
-        self._changed.add(trial_id)
-        return super().set_trial_state_values(trial_id, *arguments, **named)
+    def set_trial_state_values(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+    ) -> bool:
+        done = super().set_trial_state_values(trial_id, state, values)
+        if state.is_finished():
+            trial = self._copied(trial_id)
+            trial.state, trial.values = state, values
+            with Session(self.engine) as session:
+                trial.datetime_complete = session.get_one(TrialModel, trial_id).datetime_complete
+        else:
+            self._changed.add(trial_id)
+        return done
 
     def set_trial_system_attr(self, trial_id: int, *arguments: Any, **named: Any) -> None:
         self._changed.add(trial_id)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,17 @@ class Architecture:
             if genes.inner(self.base) < 1:
                 share = f"{genes.expansion} of the inner width {self.base.inner}"
                 raise ArchitectureError(f"layers[{place}].expansion: {share} leaves no channel")
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.base, self.layers))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the hash, which another process computes differently.
+        return type(self), (self.base, self.layers)
 
     @classmethod
     def uniform(

@@ -64,6 +64,17 @@ class FFNGraph:
         _check_linear(self.nodes)
         _check_kinds(self)
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.nodes)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the hash, which another process computes differently.
+        return type(self), (self.nodes,)
+
     @classmethod
     def parse(cls, text: str) -> "FFNGraph":
         """The graph of a formula such as `tanh(project(gelu(expand(x))))`. Raises GraphError."""

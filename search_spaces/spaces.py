@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import log
+from typing import TypeVar
 
 from search_spaces.architecture import Architecture, ArchitectureError, Base, Genes
 from search_spaces.cost import ffn_params, fixed_params
@@ -24,10 +25,13 @@ from search_spaces.segments import Trial, choices_of, suggest_graph
 GRAPH_STEPS = 1 / 3
 # Random starts of the descent to the nearest member.
 STARTS = 3
-# Lists of options that are kept, as they are asked for again and again.
-MENUS = 4096
+# Costs and lists of options are asked for again and again, of a few graphs; so many are kept.
+KEPT = 16_384
 
 GRAPHS, SIZES = "graphs", "sizes"
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class SpaceError(ValueError):
@@ -275,7 +279,15 @@ class Space:
         return Box(self.min_params - fixed, most)
 
     def _price(self, genes: Genes) -> Cost:
-        return (ffn_params(self.base, genes), *(limit.of(self.base, genes) for limit in self.limits))
+        return _kept(
+            self._prices,
+            genes,
+            lambda: (ffn_params(self.base, genes), *(limit.of(self.base, genes) for limit in self.limits)),
+        )
+
+    @cached_property
+    def _prices(self) -> dict[Genes, Cost]:
+        return {}
 
     def _options(self, place: int, graph: FFNGraph) -> tuple[Genes, ...]:
         """All genes of a layer with this graph, cheapest first."""
@@ -286,12 +298,7 @@ class Space:
 
     def _menu(self, place: int, graph: FFNGraph) -> tuple[tuple[Genes, ...], tuple[Cost, ...]]:
         start = None if SIZES in self.vary else place
-        menu = self._menus.get((start, graph))
-        if menu is None:
-            if len(self._menus) >= MENUS:
-                self._menus.clear()
-            menu = self._menus[start, graph] = self._new_menu(start, graph)
-        return menu
+        return _kept(self._menus, (start, graph), lambda: self._new_menu(start, graph))
 
     @cached_property
     def _menus(self) -> dict[tuple[int | None, FFNGraph], tuple[tuple[Genes, ...], tuple[Cost, ...]]]:
@@ -410,6 +417,15 @@ class Space:
                     f"raise max_{limit.name}, or allow smaller expansions or stacks"
                 )
         return f"{message}, but no size in between fits; widen the box"
+
+
+def _kept(kept: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
+    """The value of a key, which is made where there is none yet."""
+    if key not in kept:
+        if len(kept) >= KEPT:
+            kept.clear()
+        kept[key] = make()
+    return kept[key]
 
 
 def _layer(place: int) -> str:

@@ -2,39 +2,48 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import log2
+from math import log2, sqrt
 
 import numpy as np
 
-from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.architecture import Architecture, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
+from search_spaces.spaces import Space
 
 OPERATIONS = (*UNARY, *BINARY, "gate")
 SEGMENTS = ("pre", "mid", "post")
-# An operation in one certain layer says less than how many layers have it.
-PLACED = 0.5
+# Weights of a doubling of a layer's channels, of a block more, of an operation, and of one in a certain layer.
+DOUBLING, BLOCK, OPERATION, PLACED = sqrt(0.3), 0.5, 1.0, 0.5
 
 
-def encode(architectures: Sequence[Architecture]) -> np.ndarray:
-    """A row for each architecture of one base, any graphs and sizes, in which differences that matter are about 1.
+def widths(space: Space) -> tuple[float, ...]:
+    """The logarithms to base 2 of the inner channels that a layer can have in all its blocks, ascending."""
+    sizes = (Genes(space.graph, stack, expansion) for stack in space.stacks for expansion in space.expansions)
+    return tuple(sorted({log2(genes.stack * genes.inner(space.base)) for genes in sizes}))
 
-    Of every layer the logarithm to base 2 of all its inner channels, since halving a layer matters as much at any
-    width, and half the number of its blocks. How often each operation occurs in each segment of the graphs (before
-    `expand`, between the linear maps, after `project`), in all layers and, weighted by PLACED, in each.
+
+def encode(architectures: Sequence[Architecture], steps: tuple[float, ...]) -> np.ndarray:
+    """A row of numbers for each architecture of one base; it may have any graphs and sizes.
+
+    Of every layer: how far the logarithm of its inner channels is on the way from each of the `steps` to the next, and
+    its blocks. A linear model of that is any function of a layer's width, with the prior of a Brownian motion over its
+    logarithm. Then how often each operation occurs in each segment of the graphs (before `expand`, between the linear
+    maps, after `project`), in all layers and in each.
     """
-    return np.stack([_row(architecture) for architecture in architectures])
+    return np.stack([_row(architecture, steps) for architecture in architectures], dtype=np.float32)
 
 
 @lru_cache(maxsize=65_536)
-def _row(architecture: Architecture) -> np.ndarray:
-    sizes = [_sizes(architecture.base, genes) for genes in architecture.layers]
+def _row(architecture: Architecture, steps: tuple[float, ...]) -> np.ndarray:
+    below, gaps = np.array(steps[:-1]), np.diff(steps)
+    logs = np.array([[log2(genes.stack * genes.inner(architecture.base))] for genes in architecture.layers])
+    ways = np.clip((logs - below) / gaps, 0, 1) * np.sqrt(gaps)
+    blocks = [genes.stack for genes in architecture.layers]
     counts = np.stack([_counts(genes.graph) for genes in architecture.layers])
-    return np.concatenate((np.ravel(sizes), counts.sum(axis=0), PLACED * counts.ravel()))
-
-
-def _sizes(base: Base, genes: Genes) -> tuple[float, float]:
-    return log2(genes.stack * genes.inner(base)), genes.stack / 2
+    return np.concatenate(
+        (DOUBLING * ways.ravel(), BLOCK * np.array(blocks), OPERATION * counts.sum(axis=0), PLACED * counts.ravel())
+    )
 
 
 @lru_cache(maxsize=65_536)

@@ -1,30 +1,37 @@
 """LaNAS (Wang et al., 2019): a tree learned from the scores parts the space into good and bad regions."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 from optuna.trial import TrialState
 from scipy.stats import norm, rankdata
+from sklearn import config_context
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
-from sklearn.linear_model import RidgeClassifier
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
+from sklearn.linear_model import Ridge
 
 from nas.ledger import Tried
-from nas.samplers.encoding import encode
+from nas.samplers.encoding import encode, widths
 from nas.samplers.random import RandomSampler
 from search_spaces.architecture import Architecture
 
-# Trials with a score before the first tree.
-START = 8
+# Trials with a score before the first proposal that is not random.
+START = 5
+# The tree is learned from the first PHASE trials, and again whenever there are GROWTH times as many.
+PHASE, GROWTH = 10, 1.5
+# The constant of exploration, in standard deviations of the scores.
+EXPLORATION = 1.0
 # Candidates for a proposal: random members, and neighbours of each of the leaf's best.
-RANDOM, PARENTS, NEIGHBOURS = 24, 4, 12
+RANDOM, PARENTS, NEIGHBOURS = 12, 2, 8
 # The surrogate learns from the smallest region around the leaf that has so many trials.
 REGION = 100
-# Of the surrogate: lengths over which scores change, and shares of noise in them.
-LENGTHS, NOISES = (2.0, 4.0), (0.1, 0.4)
+# Of the surrogate: the variance of its smooth part, and of the noise.
+SMOOTH, NOISE = 0.5, 0.2
+# What the classifiers and the surrogate are given is made here and needs no check in every call.
+UNCHECKED = config_context(assume_finite=True, skip_parameter_validation=True)
 
 
 @dataclass(frozen=True)
@@ -32,54 +39,72 @@ class Region:
     """A node of the tree: the trials in it, and what parts it from its sibling (nothing does at the root)."""
 
     rows: np.ndarray
-    classifier: RidgeClassifier | None = None
+    classifier: Ridge | None = None
     good: bool = True
 
     def has(self, features: np.ndarray) -> np.ndarray:
         """Which rows of features the classifier puts on this side."""
         if self.classifier is None:
             return np.ones(len(features), dtype=bool)
-        return self.classifier.predict(features) == self.good
+        return (self.classifier.predict(features) > 0) == self.good
 
 
 class LaNAS(RandomSampler):
-    """Members of the leaf with the highest upper confidence bounds, in the order of their expected improvement."""
+    """The members with the greatest expected improvement among candidates in the leaf of the tree to which the upper
+    confidence bounds lead.
+    """
 
     several = False
-    # Least trials on either side of a split.
-    least = 5
-    # The constant of exploration, in standard deviations of the scores.
-    exploration = 0.1
+    # Least trials on either side of a split, and steps from the best candidate on.
+    least, climbs = 5, 3
 
     def propose(self, tried: list[Tried], rng: random.Random) -> Iterator[Architecture]:
         evidence = self.evidence(tried)
         if sum(one.values is not None for one in evidence) >= START:
-            values = ranks(evidence)
             architectures = [one.architecture for one in evidence]
-            features = self.features(architectures)
-            path = descend(features, values, self.least, self.exploration)
-            best = path[-1].rows[np.argsort(-values[path[-1].rows], kind="stable")]
-            known = set(architectures)
-            candidates = dict.fromkeys(self.candidates([architectures[row] for row in best], rng))
-            fresh = [one for one in candidates if one not in known]
-            fresh = [fresh[row] for row in within(path, self.features(fresh))] if fresh else []
-            if fresh:
-                region = next(region for region in reversed(path) if len(region.rows) >= min(REGION, len(values)))
-                yield from self.order(fresh, features[region.rows], values[region.rows])
+            features, values = self.features(architectures), ranks(evidence)
+            path = descend(features, values, self.least)
+            leaf = path[-1].rows
+            best = [architectures[row] for row in leaf[np.argsort(-values[leaf], kind="stable")]]
+            around = next(region.rows for region in reversed(path) if len(region.rows) >= min(REGION, len(values)))
+            surrogate = fit(features[around], values[around])
+            yield from self.members(path, best, surrogate, set(architectures), rng)
         yield from super().propose(tried, rng)
 
     def features(self, architectures: Sequence[Architecture]) -> np.ndarray:
-        return encode(architectures)
+        return encode(architectures, widths(self.space))
 
-    def candidates(self, best: Sequence[Architecture], rng: random.Random) -> Iterator[Architecture]:
+    def candidates(self, best: list[Architecture], rng: random.Random) -> Iterator[Architecture]:
+        """Random members, and neighbours of the first ones of `best`."""
         for _ in range(RANDOM):
             yield self.space.sample(rng)
         for parent in best[:PARENTS]:
             yield from islice(self.space.neighbours(parent, rng), NEIGHBOURS)
 
-    def order(self, fresh: Sequence[Architecture], features: np.ndarray, values: np.ndarray) -> list[Architecture]:
-        gains = expected_improvement(features, values, self.features(fresh))
-        return [fresh[row] for row in np.argsort(-gains, kind="stable")]
+    def members(
+        self,
+        path: list[Region],
+        best: list[Architecture],
+        surrogate: GaussianProcessRegressor,
+        known: set[Architecture],
+        rng: random.Random,
+    ) -> Iterator[Architecture]:
+        """Members of the leaf at the end of the path, where any are found; `best` has the leaf's trials."""
+        gains: dict[Architecture, float] = {}
+        goal = surrogate.predict(surrogate.X_train_).max()
+
+        def consider(candidates: Iterable[Architecture]) -> None:
+            new = [one for one in dict.fromkeys(candidates) if one not in known and one not in gains]
+            features = self.features(new) if new else np.empty((0, 0))
+            inside = within(path, features)
+            if len(inside):
+                improvements = expected_improvement(surrogate, features[inside], goal)
+                gains.update(zip((new[row] for row in inside), improvements, strict=True))
+
+        consider(self.candidates(best, rng))
+        for _ in range(self.climbs if gains else 0):
+            consider(islice(self.space.neighbours(max(gains, key=gains.__getitem__), rng), NEIGHBOURS))
+        yield from sorted(gains, key=gains.__getitem__, reverse=True)
 
 
 def ranks(evidence: Sequence[Tried]) -> np.ndarray:
@@ -97,36 +122,42 @@ def ranks(evidence: Sequence[Tried]) -> np.ndarray:
     return values
 
 
-def descend(features: np.ndarray, values: np.ndarray, least: int, exploration: float) -> list[Region]:
-    """From the root to the leaf, always into the child of the higher upper confidence bound
+@UNCHECKED
+def descend(features: np.ndarray, values: np.ndarray, least: int) -> list[Region]:
+    """From the root to a leaf, always into the child of the higher upper confidence bound
 
-        mean + 2 exploration sqrt(2 ln(trials of the parent) / trials of the child)     (Wang et al., equation 3)
+        mean + 2 EXPLORATION sqrt(2 ln(trials of the parent) / trials of the child)     (Wang et al., equation 3)
 
-    A region is parted by a classifier of its trials above the median from the others. The children have the trials
-    that the classifier puts there; where one of them would have less than `least`, the region is a leaf.
+    A region is parted by a classifier of those above the median among the trials that the tree is learned from. All
+    trials are visits of the regions where the classifiers put them. A region is a leaf where it would be parted into
+    less than `least` trials.
     """
+    learned = PHASE
+    while learned * GROWTH <= len(values):
+        learned = int(learned * GROWTH)
     path = [Region(np.arange(len(values)))]
     while True:
         rows = path[-1].rows
-        own = values[rows]
-        above = own > np.median(own)
+        own = rows[rows < learned]
+        above = values[own] > np.median(values[own])
         if not above.any():  # the median is the highest score, more than once
-            above = own == own.max()
-        if len(rows) < 2 * least or above.all():
+            above = values[own] == values[own].max()
+        if len(own) < 2 * least or above.all():
             return path
-        classifier = RidgeClassifier().fit(features[rows], above)
-        predicted = classifier.predict(features[rows])
-        children = [Region(rows[predicted == good], classifier, good) for good in (True, False)]
-        if min(len(child.rows) for child in children) < least:
+        classifier = Ridge().fit(features[own], np.where(above, 1.0, -1.0))
+        sides = classifier.predict(features[rows]) > 0
+        children = [Region(rows[sides == good], classifier, good) for good in (True, False)]
+        if min((child.rows < learned).sum() for child in children) < least:
             return path
 
         def bound(child: Region, parent: int = len(rows)) -> float:
             visits = len(child.rows)
-            return float(values[child.rows].mean() + 2 * exploration * np.sqrt(2 * np.log(parent) / visits))
+            return float(values[child.rows].mean() + 2 * EXPLORATION * np.sqrt(2 * np.log(parent) / visits))
 
         path.append(max(children, key=bound))
 
 
+@UNCHECKED
 def within(path: Sequence[Region], features: np.ndarray) -> np.ndarray:
     """The rows of features inside the deepest region of the path that has any."""
     rows = np.arange(len(features))
@@ -138,21 +169,16 @@ def within(path: Sequence[Region], features: np.ndarray) -> np.ndarray:
     return rows
 
 
-def expected_improvement(features: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """How much each row of `wanted` is expected to surpass the highest of the values' posterior means.
+@UNCHECKED
+def fit(features: np.ndarray, values: np.ndarray) -> GaussianProcessRegressor:
+    """A Gaussian process of a linear and a smooth part."""
+    kernel = DotProduct(0.7) + ConstantKernel(SMOOTH) * RBF(1.5)
+    return GaussianProcessRegressor(kernel, alpha=NOISE, optimizer=None).fit(features, values)
 
-    The surrogate is a Gaussian process, linear plus smooth plus noise, with the length and the noise of the highest
-    likelihood.
-    """
-    surrogates = [
-        GaussianProcessRegressor(
-            DotProduct(1.0) + ConstantKernel(0.5) * RBF(length) + WhiteKernel(noise), optimizer=None
-        ).fit(features, values)
-        for length in LENGTHS
-        for noise in NOISES
-    ]
-    surrogate = max(surrogates, key=lambda one: one.log_marginal_likelihood_value_)
-    mean, deviation = surrogate.predict(wanted, return_std=True)
-    best = surrogate.predict(features).max()
-    gain = (mean - best) / deviation
+
+@UNCHECKED
+def expected_improvement(surrogate: GaussianProcessRegressor, features: np.ndarray, goal: float) -> np.ndarray:
+    """How much each row is expected to surpass the goal, as the surrogate sees it without noise."""
+    mean, deviation = surrogate.predict(features, return_std=True)
+    gain = (mean - goal) / deviation
     return deviation * (gain * norm.cdf(gain) + norm.pdf(gain))

@@ -4,8 +4,9 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import optuna
 from optuna import Study
-from optuna.distributions import FloatDistribution
+from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
@@ -28,19 +29,31 @@ class TPE(RandomSampler):
     def proposals(
         self, study: Study, trial: FrozenTrial, tried: list[Tried], rng: random.Random
     ) -> Iterator[Architecture]:
-        trials = study.get_trials(deepcopy=False)
-        if sum(one.state == TrialState.COMPLETE for one in trials) < START:
+        ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        if sum(one.state == TrialState.COMPLETE for one in ended) < START:
             yield from self.propose(tried, rng)
-        sizes = {
-            name: distribution
-            for one in trials
-            for name, distribution in one.distributions.items()
-            if isinstance(distribution, FloatDistribution)
-        }
+        trials = [_sizes_of(one) for one in ended]
+        # In a study of the sizes alone, since the estimator writes down what it draws.
+        sampler = TPESampler(n_startup_trials=0, multivariate=True, seed=rng.randrange(2**31))
+        sizes = optuna.create_study(directions=study.directions, sampler=sampler)
+        sizes.add_trials([one for one in trials if one.params])
+        distributions = {name: distribution for one in trials for name, distribution in one.distributions.items()}
         while True:
-            tpe = TPESampler(n_startup_trials=0, seed=rng.randrange(2**31))
-            given = tpe.sample_relative(study, trial, dict(sizes))
-            yield self.space.suggest(_Estimated(self.space, rng, given))
+            yield self.space.suggest(_Estimated(self.space, rng, sizes.ask(distributions).params))
+
+
+def _sizes_of(trial: FrozenTrial) -> FrozenTrial:
+    """A trial that ended with the parameters of its sizes only; without any where its architecture was given."""
+    floats: dict[str, BaseDistribution] = {
+        name: one for name, one in trial.distributions.items() if isinstance(one, FloatDistribution)
+    }
+    return optuna.create_trial(
+        state=trial.state,
+        values=trial.values,
+        params={name: trial.params[name] for name in floats},
+        distributions=floats,
+        intermediate_values=trial.intermediate_values,
+    )
 
 
 @dataclass(frozen=True)
