@@ -17,11 +17,10 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import optuna
-from sklearn.gaussian_process import GaussianProcessRegressor
 
 from nas import ledger
 from nas.samplers import SAMPLERS, Proposer
-from nas.samplers.lanas import LaNAS, Region, within
+from nas.samplers.lanas import LaNAS
 from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.spaces import SIZES, Space
 
@@ -94,18 +93,8 @@ class Published(LaNAS):
         for _ in range(100):
             yield self.space.sample(rng)
 
-    def members(
-        self,
-        path: list[Region],
-        best: list[Architecture],
-        surrogate: GaussianProcessRegressor,
-        known: set[Architecture],
-        rng: random.Random,
-    ) -> Iterator[Architecture]:
-        new = [one for one in dict.fromkeys(self.candidates(best, rng)) if one not in known]
-        rng.shuffle(new)
-        if new:
-            yield from (new[row] for row in within(path, self.features(new)))
+    def order(self, new: list[Architecture], features: np.ndarray, values: np.ndarray) -> list[Architecture]:
+        return new
 
 
 class Encoded(Published):
@@ -117,13 +106,10 @@ class Encoded(Published):
 class Mutated(Encoded):
     """With neighbours of the leaf's best too."""
 
-    candidates = LaNAS.candidates
-
-
-class Ordered(LaNAS):
-    """With the surrogate's choice."""
-
-    climbs = 0
+    def candidates(self, best: list[Architecture], rng: random.Random) -> Iterator[Architecture]:
+        found = list(LaNAS.candidates(self, best, rng))
+        rng.shuffle(found)
+        yield from found
 
 
 class Treeless(LaNAS):
@@ -136,8 +122,7 @@ ABLATION: dict[str, type[Proposer]] = {
     "published rule": Published,
     "+ encoding": Encoded,
     "+ mutation": Mutated,
-    "+ surrogate": Ordered,
-    "+ climbing (lanas)": LaNAS,
+    "+ surrogate (lanas)": LaNAS,
     "lanas without the tree": Treeless,
 }
 

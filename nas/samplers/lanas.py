@@ -1,7 +1,7 @@
 """LaNAS (Wang et al., 2019): a tree learned from the scores parts the space into good and bad regions."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -55,8 +55,8 @@ class LaNAS(RandomSampler):
     """
 
     several = False
-    # Least trials on either side of a split, and steps from the best candidate on.
-    least, climbs = 5, 3
+    # Least trials on either side of a split.
+    least = 5
 
     def propose(self, tried: list[Tried], rng: random.Random) -> Iterator[Architecture]:
         evidence = self.evidence(tried)
@@ -66,9 +66,12 @@ class LaNAS(RandomSampler):
             path = descend(features, values, self.least)
             leaf = path[-1].rows
             best = [architectures[row] for row in leaf[np.argsort(-values[leaf], kind="stable")]]
-            around = next(region.rows for region in reversed(path) if len(region.rows) >= min(REGION, len(values)))
-            surrogate = fit(features[around], values[around])
-            yield from self.members(path, best, surrogate, set(architectures), rng)
+            known = set(architectures)
+            new = [one for one in dict.fromkeys(self.candidates(best, rng)) if one not in known]
+            if new:
+                around = next(region.rows for region in reversed(path) if len(region.rows) >= min(REGION, len(values)))
+                inside = [new[row] for row in within(path, self.features(new))]
+                yield from self.order(inside, features[around], values[around])
         yield from super().propose(tried, rng)
 
     def features(self, architectures: Sequence[Architecture]) -> np.ndarray:
@@ -81,30 +84,10 @@ class LaNAS(RandomSampler):
         for parent in best[:PARENTS]:
             yield from islice(self.space.neighbours(parent, rng), NEIGHBOURS)
 
-    def members(
-        self,
-        path: list[Region],
-        best: list[Architecture],
-        surrogate: GaussianProcessRegressor,
-        known: set[Architecture],
-        rng: random.Random,
-    ) -> Iterator[Architecture]:
-        """Members of the leaf at the end of the path, where any are found; `best` has the leaf's trials."""
-        gains: dict[Architecture, float] = {}
-        goal = surrogate.predict(surrogate.X_train_).max()
-
-        def consider(candidates: Iterable[Architecture]) -> None:
-            new = [one for one in dict.fromkeys(candidates) if one not in known and one not in gains]
-            features = self.features(new) if new else np.empty((0, 0))
-            inside = within(path, features)
-            if len(inside):
-                improvements = expected_improvement(surrogate, features[inside], goal)
-                gains.update(zip((new[row] for row in inside), improvements, strict=True))
-
-        consider(self.candidates(best, rng))
-        for _ in range(self.climbs if gains else 0):
-            consider(islice(self.space.neighbours(max(gains, key=gains.__getitem__), rng), NEIGHBOURS))
-        yield from sorted(gains, key=gains.__getitem__, reverse=True)
+    def order(self, new: list[Architecture], features: np.ndarray, values: np.ndarray) -> list[Architecture]:
+        """The best first, by what the surrogate learns from features and values."""
+        gains = expected_improvement(fit(features, values), self.features(new))
+        return [new[row] for row in np.argsort(-gains, kind="stable")]
 
 
 def ranks(evidence: Sequence[Tried]) -> np.ndarray:
@@ -177,8 +160,9 @@ def fit(features: np.ndarray, values: np.ndarray) -> GaussianProcessRegressor:
 
 
 @UNCHECKED
-def expected_improvement(surrogate: GaussianProcessRegressor, features: np.ndarray, goal: float) -> np.ndarray:
-    """How much each row is expected to surpass the goal, as the surrogate sees it without noise."""
+def expected_improvement(surrogate: GaussianProcessRegressor, features: np.ndarray) -> np.ndarray:
+    """How much each row is expected to surpass the best trial, both as the surrogate sees them without noise."""
+    best = surrogate.predict(surrogate.X_train_).max()
     mean, deviation = surrogate.predict(features, return_std=True)
-    gain = (mean - goal) / deviation
+    gain = (mean - best) / deviation
     return deviation * (gain * norm.cdf(gain) + norm.pdf(gain))

@@ -34,7 +34,8 @@ class TPE(RandomSampler):
             yield from self.propose(tried, rng)
         trials = [_sizes_of(one) for one in ended]
         # In a study of the sizes alone, since the estimator writes down what it draws.
-        sampler = TPESampler(n_startup_trials=0, multivariate=True, seed=rng.randrange(2**31))
+        seed = rng.randrange(2**31)
+        sampler = TPESampler(n_startup_trials=0, multivariate=True, constant_liar=False, seed=seed)
         sizes = optuna.create_study(directions=study.directions, sampler=sampler)
         sizes.add_trials([one for one in trials if one.params])
         distributions = {name: distribution for one in trials for name, distribution in one.distributions.items()}
