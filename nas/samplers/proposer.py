@@ -88,7 +88,7 @@ class Proposer(BaseSampler):
             architecture = self._first_new(self.proposals(study, trial, tried, rng), tried, rng)
             self._current = (trial.number, self.space.choices(architecture))
         if param_name not in self._current[1]:
-            # A trial that was killed while it was drawn keeps its first choices, which may ask for others.
+            # Choices that were fixed when the trial was enqueued may ask for others than the proposal's.
             assert isinstance(param_distribution, CategoricalDistribution)
             choices = [str(choice) for choice in param_distribution.choices]
             return self.space.draw(param_name, choices, random.Random(f"{seed}/{param_name}"))
