@@ -208,7 +208,9 @@ def test_killed_at_any_moment(
             process.kill()
         assert process.returncode == 0, error
         assert results(folder) == whole
-    assert {doing for _, doing in hits} >= {"starting", "stage-1"}
+    # Which of the studies were hit is chance.
+    moments = {doing for _, doing in hits}
+    assert "starting" in moments and moments & set(STUDIES)
     # Nothing is left of all these processes.
     _, left_over = psutil.wait_procs(seen, timeout=PATIENCE)
     assert not [one for one in left_over if one.status() != psutil.STATUS_ZOMBIE]
