@@ -13,7 +13,7 @@ from urllib.parse import quote
 from sqlalchemy import Connection, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from nas.storage import StorageError
+from nas.storage import not_opened
 
 # Yields None while the lock is held, or says who has it: "" if that is not known.
 Lock = Callable[[Connection, str], contextlib.AbstractContextManager[str | None]]
@@ -28,7 +28,7 @@ def sole_driver(url: str, name: str) -> Iterator[None]:
     """Hold the lock of the studies under `name` in the storage `url`; readers, such as the dashboard, need none.
 
     The lock of a database server lives as long as one connection to it. It is not taken again when a server restarts:
-    that breaks Optuna's connections too, which ends the search.
+    that breaks the storage's connections too, which ends the search (`nas.storage`).
 
     Raises:
         StudyInUse: another process holds it.
@@ -43,7 +43,7 @@ def sole_driver(url: str, name: str) -> Iterator[None]:
             engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
             holder = held.enter_context(lock(held.enter_context(engine.connect()), name))
         except (SQLAlchemyError, ImportError, ValueError, OSError) as error:
-            raise StorageError(f"cannot open the storage {_shown(url)!r}: {_reason(error)}") from None
+            raise not_opened(url, error) from None
         if holder is not None:
             raise StudyInUse(
                 f"study {name!r} is driven by {holder or 'another process'}: "
@@ -117,16 +117,3 @@ LOCKS: dict[str, Lock] = {"sqlite": _file, "postgresql": _postgresql, "mysql": _
 
 def _this_process() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
-
-
-def _shown(url: str) -> str:
-    """The URL without its password."""
-    with contextlib.suppress(SQLAlchemyError, ValueError):
-        if make_url(url).password is not None:
-            return make_url(url).render_as_string(hide_password=True)
-    return url
-
-
-def _reason(error: Exception) -> str:
-    line = str(error).splitlines()[0]
-    return f"install its driver ({line})" if isinstance(error, ImportError) else line

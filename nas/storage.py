@@ -1,5 +1,6 @@
 """Optuna's storage of the studies, made fast for the one process that drives a search (`nas.lock.sole_driver`)."""
 
+import contextlib
 import copy
 import json
 import sqlite3
@@ -16,7 +17,7 @@ from optuna.storages._rdb.models import (
     TrialUserAttributeModel,
 )
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import event
+from sqlalchemy import event, make_url
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -48,9 +49,20 @@ def open_storage(url: str) -> "Storage":
     try:
         database = _Database(url, engine_kwargs={"connect_args": connect})
     except (SQLAlchemyError, ImportError, ValueError) as error:  # ValueError: a port that is no number
-        raise StorageError(f"cannot open the storage {url!r}: {str(error).splitlines()[0]}") from None
+        raise not_opened(url, error) from None
     event.listen(database.engine, "handle_error", _stay_away)
     return Storage(database)
+
+
+def not_opened(url: str, error: Exception) -> StorageError:
+    """Which storage and why, in one line and without the password."""
+    with contextlib.suppress(SQLAlchemyError, ValueError):
+        if make_url(url).password is not None:
+            url = make_url(url).render_as_string(hide_password=True)
+    reason = str(error).splitlines()[0]
+    if isinstance(error, ImportError):
+        reason = f"install its driver ({reason})"
+    return StorageError(f"cannot open the storage {url!r}: {reason}")
 
 
 def _stay_away(context: ExceptionContext) -> None:

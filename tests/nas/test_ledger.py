@@ -144,9 +144,19 @@ def test_a_trial_killed_while_its_genes_were_drawn_is_drawn_to_the_end(study: op
 
 
 @pytest.mark.parametrize(
-    "url", ["nonsense", "sqlite:////no/such/folder/study.db", "postgresql+nothing://here", "mysql://x:y/z", "", "://"]
+    "url",
+    [
+        "nonsense",
+        "sqlite:////no/such/folder/study.db",
+        "postgresql+nothing://here",
+        "mysql://x:y/z",
+        "mysql://u:secret@h/d",
+        "",
+        "://",
+    ],
 )
 def test_storages_that_cannot_be_opened(url: str) -> None:
     with pytest.raises(StorageError, match="cannot open the storage") as caught:
         ledger.open_study(url, "stage-1")
+    assert "secret" not in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
