@@ -16,3 +16,20 @@ def uniform(student_layers: int, teacher_layers: int) -> tuple[int, ...]:
         )
     group = teacher_layers // student_layers
     return tuple(group * (layer + 1) for layer in range(student_layers))
+
+
+def pairs(student_layers: int, teacher_layers: int, choice: str = "all") -> tuple[tuple[int, int], ...]:
+    """Pairs (student state, teacher state) of the uniform map; state 0 is the embedding output.
+
+    Args:
+        choice: "all" states; "alternate", every second one, counted back from the last, so that the embedding output
+            is among them where the student's depth is even; or the "last" one. MoEBERT's figure 3b compares the three.
+
+    Raises:
+        ValueError: as `uniform`, or the choice is unknown.
+    """
+    every = tuple(enumerate((0, *uniform(student_layers, teacher_layers))))
+    choices = {"all": every, "alternate": every[student_layers % 2 :: 2], "last": every[-1:]}
+    if choice not in choices:
+        raise ValueError(f"unknown choice of layers {choice!r}: choose one of {', '.join(choices)}")
+    return choices[choice]

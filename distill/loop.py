@@ -116,11 +116,14 @@ def _attention_for_training(model: Any, device: torch.device) -> Iterator[None]:
 
 
 def _parameter_groups(modules: Sequence[nn.Module], decay: float) -> list[dict]:
-    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
-    return [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    decayed: list[nn.Parameter] = []
+    spared: list[nn.Parameter] = []
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                # By name too: the biases of several experts are stacked to a matrix.
+                (spared if parameter.ndim < 2 or name.endswith("bias") else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": decay}, {"params": spared, "weight_decay": 0.0}]
 
 
 @torch.inference_mode()

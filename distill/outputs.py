@@ -10,6 +10,8 @@ Batch = dict[str, Tensor]
 LOGITS = "logits"
 HIDDEN_STATES = "hidden_states"
 ATTENTION_SCORES = "attention_scores"
+RELATIONS = "relations"
+ROUTINGS = "routings"
 
 
 @dataclass(frozen=True)
@@ -20,38 +22,61 @@ class Outputs:
         logits: (B, C).
         hidden_states: L + 1 tensors (B, T, D), the embedding output first; empty when not asked for.
         attention_scores: L tensors (B, H, T, T), QK^T / sqrt(head size) before mask and softmax; or empty.
+        relations: query, key and value of the last layer, each (B, T, D); or empty.
+        routings: of every gated router, in the order of their computation, the probabilities (N, E) of its E experts
+            for the N tokens or sentences it routes, padding not among them, and their first choices (N,) int64; or
+            empty.
     """
 
     logits: Tensor
     hidden_states: tuple[Tensor, ...] = ()
     attention_scores: tuple[Tensor, ...] = ()
+    relations: tuple[Tensor, ...] = ()
+    routings: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
 def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     """Run a BERT-shaped model and collect `needs`, any of the constants of this module.
 
     Attention scores are computed from what the query and key maps return, so the model is free to use a fused
-    attention.
+    attention. A router is any submodule whose name ends in `router`; it returns an object with `probabilities`
+    (N, E), None where the choice needs none, and `experts` (N, k), the best first.
     """
     inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-    kept: list[Tensor] = []
-    hooks = []
+    hooks: list[Any] = []
+
+    def kept(modules: list[nn.Module]) -> list[Any]:
+        """What these modules will return, in the order in which they run."""
+        outputs: list[Any] = []
+        hooks.extend(m.register_forward_hook(lambda _m, _i, output: outputs.append(output)) for m in modules)
+        return outputs
+
     unwrapped: Any = getattr(model, "module", model)
-    if ATTENTION_SCORES in needs:
-        for layer in unwrapped.base_model.encoder.layer:
-            for projection in (layer.attention.self.query, layer.attention.self.key):
-                hooks.append(projection.register_forward_hook(lambda _m, _i, output: kept.append(output)))
+
+    def attentions() -> list[Any]:
+        return [layer.attention.self for layer in unwrapped.base_model.encoder.layer]
+
+    products = kept([m for a in attentions() for m in (a.query, a.key)] if ATTENTION_SCORES in needs else [])
+    relations = kept([m for a in attentions()[-1:] for m in (a.query, a.key, a.value)] if RELATIONS in needs else [])
+    named = unwrapped.named_modules() if ROUTINGS in needs else ()
+    routed = kept([module for name, module in named if name.rpartition(".")[2] == "router"])
     try:
         outputs = model(**inputs, output_hidden_states=HIDDEN_STATES in needs)
     finally:
         for hook in hooks:
             hook.remove()
     heads = unwrapped.config.num_attention_heads
-    scores = tuple(_scores(kept[i], kept[i + 1], heads) for i in range(0, len(kept), 2))
-    return Outputs(outputs.logits, tuple(outputs.hidden_states or ()), scores)
+    return Outputs(
+        logits=outputs.logits,
+        hidden_states=tuple(outputs.hidden_states or ()),
+        attention_scores=tuple(dot_products(q, k, heads) for q, k in zip(products[::2], products[1::2], strict=True)),
+        relations=tuple(relations),
+        routings=tuple((r.probabilities, r.experts[:, 0]) for r in routed if r.probabilities is not None),
+    )
 
 
-def _scores(query_BTD: Tensor, key_BTD: Tensor, heads: int) -> Tensor:
+def dot_products(query_BTD: Tensor, key_BTD: Tensor, heads: int) -> Tensor:
+    """(B, heads, T, T): QK^T / sqrt(D / heads), the channels split into heads."""
     batch, tokens, width = query_BTD.shape
     size = width // heads
     query_BHTS = query_BTD.view(batch, tokens, heads, size).transpose(1, 2)

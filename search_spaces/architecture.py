@@ -1,7 +1,10 @@
 """What is searched for: the base model, the genes of each layer, the architecture they make, and its JSON.
 
 {"version": 1, "base": {"depth": 6, "width": 540, ...},
- "layers": [{"graph": "project(gelu(expand(x)))", "stack": 1, "expansion": "1/2"}, ...]}
+ "layers": [{"graph": "project(gelu(expand(x)))", "stack": 1, "expansion": "1/2",
+             "experts": {"count": 4, "shared": "2/3", "routing": "hash"}}, ...]}
+
+Keys that have a default can be left out, as "experts" is for a dense layer.
 """
 
 import json
@@ -30,12 +33,24 @@ LARGEST = {
     "positions": 1_048_576,
     "token_types": 65_536,
     "embedding": 65_536,
+    "attention_experts": 64,
 }
+LARGEST_COUNT = 64
+HASHES = ("hash", "balanced_hash")
+GATES = ("token_gate", "sentence_gate")
+ROUTINGS = HASHES + GATES
 _FRACTION = re.compile(r"\d{1,9}(/\d{1,9}|\.\d{1,9})?", re.ASCII)
 
 
 class ArchitectureError(ValueError):
     """A value or file is no architecture; the message starts with the place of the fault."""
+
+
+def _check_integer(place: str, value: object, largest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArchitectureError(f"{place}: must be a whole number, not {shown(value)}")
+    if not 1 <= value <= largest:
+        raise ArchitectureError(f"{place}: must be from 1 to {largest:,}, not {shown(value)}")
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,8 @@ class Base:
     embeddings of the previous, this and the next word are concatenated and mapped to the width.
     gelu: the form of the operation `gelu`, "tanh" or "erf" (a base copied from a model with the exact one).
     mismatch: how a binary operation treats different widths, see `FFNGraph.widths`.
+    attention_experts: attentions that every layer has; a gate sends each token through the query, key, value and
+    output maps of one of them (MiniMoE's "x,y experts": this is x).
     """
 
     depth: int
@@ -59,6 +76,7 @@ class Base:
     embedding: int | None = None
     gelu: str = "tanh"
     mismatch: str = "narrow"
+    attention_experts: int = 1
 
     def __post_init__(self) -> None:
         for name, largest in LARGEST.items():
@@ -76,14 +94,95 @@ class Base:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """How many experts each block of a layer has, and which of them a token passes. One expert is a dense layer.
+
+    An expert computes the layer's graph at the layer's inner width m, with linear maps of its own; the residual and
+    the LayerNorm are outside. Cut from a dense FFN of inner width e, whose channels are in order of importance
+    (MoEBERT, section 3.1), all experts have its first s = floor(shared * m) channels, and expert i of E every E-th of
+    the others from the i-th on, up to m in all. So `shared` = 2/3 at m = 768 is MoEBERT's s = 512, and 1 makes E
+    copies (MiniMoE).
+
+    routing: "hash", a random table from tokens to experts for every layer; "balanced_hash", a table that shares out
+    the tokens' frequencies; "token_gate" and "sentence_gate", learned, by the token or by the mean over its sentence.
+    top_k: experts that a token passes; their outputs are added up, weighted by a gate's probabilities or, with a hash,
+    by 1 / top_k.
+    capacity: an expert takes at most ceil(capacity * top_k * tokens / E) tokens of a sentence, the first ones;
+    the others have the residual alone. None: it takes all.
+    """
+
+    count: int = 1
+    shared: Fraction = Fraction(0)
+    routing: str = "hash"
+    top_k: int = 1
+    capacity: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        _check_integer("experts.count", self.count, LARGEST_COUNT)
+        _check_integer("experts.top_k", self.top_k, LARGEST_COUNT)
+        for name in ("shared", "capacity"):
+            value = getattr(self, name)
+            if name == "capacity" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | Fraction):
+                raise ArchitectureError(f"experts.{name}: must be a Fraction, not {shown(value)}")
+            object.__setattr__(self, name, Fraction(value))
+        if not 0 <= self.shared <= 1:
+            raise ArchitectureError(f"experts.shared: must be from 0 to 1, not {self.shared}")
+        if self.capacity is not None and self.capacity <= 0:
+            raise ArchitectureError(f"experts.capacity: must be above 0, not {self.capacity}")
+        if self.routing not in ROUTINGS:
+            hint = did_you_mean(self.routing, ROUTINGS) if isinstance(self.routing, str) else ""
+            known = hint or f"; known are {', '.join(ROUTINGS)}"
+            raise ArchitectureError(f"experts.routing: unknown routing {shown(self.routing)}{known}")
+        if self.top_k > self.count:
+            raise ArchitectureError(f"experts.top_k: {self.top_k} of {self.count} experts")
+        if self.capacity is not None and self.routing == "sentence_gate":
+            raise ArchitectureError("experts.capacity: 'sentence_gate' sends whole sentences; leave it out")
+        if self.count == 1 and (self.shared, self.routing, self.capacity) != (0, "hash", None):
+            raise ArchitectureError("experts: one expert is a dense layer, which has no other settings")
+
+    @property
+    def gated(self) -> bool:
+        """Whether the routing is learned."""
+        return self.routing in GATES
+
+    def __str__(self) -> str:
+        if self.count == 1:
+            return "dense"
+        parts = [f"{self.count} {self.routing}", f"shared {self.shared}"]
+        parts += [f"top {self.top_k}"] if self.top_k > 1 else []
+        return ", ".join(parts + ([f"capacity {self.capacity}"] if self.capacity is not None else []))
+
+    def to_json(self) -> dict[str, Any]:
+        """Values that `json.dumps` takes; the inverse of `from_json`."""
+        value: dict[str, Any] = {"count": self.count, "shared": str(self.shared), "routing": self.routing}
+        if self.top_k > 1:
+            value["top_k"] = self.top_k
+        return value | ({"capacity": str(self.capacity)} if self.capacity is not None else {})
+
+    @classmethod
+    def from_json(cls, value: object) -> "Experts":
+        """The inverse of `to_json`. Raises ArchitectureError."""
+        given = dict(_object("experts", value, ("count",), ("shared", "routing", "top_k", "capacity")))
+        for name in {"shared", "capacity"} & given.keys():
+            given[name] = _fraction(f"experts.{name}", given[name])
+        return cls(**given)
+
+
+DENSE = Experts()
+
+
+@dataclass(frozen=True)
 class Genes:
     """One layer's FFN: `stack` blocks of the same graph, each floor(expansion * base inner width) channels
-    wide.
+    wide, dense or split into experts of that width.
     """
 
     graph: FFNGraph
     stack: int = 1
     expansion: Fraction = Fraction(1)
+    experts: Experts = DENSE
 
     def __post_init__(self) -> None:
         if not isinstance(self.graph, FFNGraph):
@@ -94,10 +193,35 @@ class Genes:
         if not 0 < self.expansion <= 1:
             raise ArchitectureError(f"expansion: must be above 0 and at most 1, not {self.expansion}")
         object.__setattr__(self, "expansion", Fraction(self.expansion))
+        if not isinstance(self.experts, Experts):
+            raise ArchitectureError(f"experts: must be an Experts, not {shown(self.experts)}")
 
     def inner(self, base: Base) -> int:
-        """The inner width e of this layer's blocks, in channels."""
+        """The inner width of this layer's blocks and of each of their experts, in channels."""
         return self.expansion.numerator * base.inner // self.expansion.denominator
+
+    def shared(self, base: Base) -> int:
+        """The inner channels that all experts begin with."""
+        return self.experts.shared.numerator * self.inner(base) // self.experts.shared.denominator
+
+    def most(self, base: Base) -> int:
+        """The inner channels that an expert can have at most: those shared, and its part of the base's others."""
+        shared = self.shared(base)
+        return shared + (base.inner - shared) // self.experts.count
+
+    def fault(self, base: Base) -> str:
+        """Why a layer of this base cannot have these genes, after the name of the gene; empty if it can."""
+        inner = self.inner(base)
+        if inner < 1:
+            return f"expansion: {self.expansion} of the inner width {base.inner} leaves no channel"
+        if inner > self.most(base):
+            shared, count = f"{self.shared(base):,}", self.experts.count
+            return (
+                f"experts: {count} experts that share {shared} of {base.inner:,} channels have at most "
+                f"{shared} + ({base.inner:,} - {shared}) // {count} = {self.most(base):,} channels each, not {inner:,}; "
+                f"lower the expansion, or share more"
+            )
+        return ""
 
 
 @dataclass(frozen=True)
@@ -112,9 +236,8 @@ class Architecture:
         if len(self.layers) != self.base.depth:
             raise ArchitectureError(f"layers: {len(self.layers)} given, but base.depth is {self.base.depth}")
         for place, genes in enumerate(self.layers):
-            if genes.inner(self.base) < 1:
-                share = f"{genes.expansion} of the inner width {self.base.inner}"
-                raise ArchitectureError(f"layers[{place}].expansion: {share} leaves no channel")
+            if fault := genes.fault(self.base):
+                raise ArchitectureError(f"layers[{place}].{fault}")
 
     @cached_property
     def _hash(self) -> int:
@@ -129,18 +252,28 @@ class Architecture:
 
     @classmethod
     def uniform(
-        cls, base: Base, graph: FFNGraph = GELU, stack: int = 1, expansion: Fraction | int = 1
+        cls,
+        base: Base,
+        graph: FFNGraph = GELU,
+        stack: int = 1,
+        expansion: Fraction | int = 1,
+        experts: Experts = DENSE,
     ) -> "Architecture":
         """The same genes in every layer; by default the base model itself."""
-        return cls(base, (Genes(graph, stack, Fraction(expansion)),) * base.depth)
+        return cls(base, (Genes(graph, stack, Fraction(expansion), experts),) * base.depth)
 
     def to_json(self) -> dict[str, Any]:
         """Values that `json.dumps` takes; the inverse of `from_json`."""
+        base = asdict(self.base)
+        # Studies store keys that are made of this; what an architecture does not have is left out of them.
+        if self.base.attention_experts == 1:
+            del base["attention_experts"]
         layers = [
             {"graph": genes.graph.to_json(), "stack": genes.stack, "expansion": str(genes.expansion)}
+            | ({} if genes.experts == DENSE else {"experts": genes.experts.to_json()})
             for genes in self.layers
         ]
-        return {"version": VERSION, "base": asdict(self.base), "layers": layers}
+        return {"version": VERSION, "base": base, "layers": layers}
 
     @classmethod
     def from_json(cls, value: object) -> "Architecture":
@@ -192,24 +325,25 @@ class Architecture:
 
 
 def _genes(place: str, value: object) -> Genes:
-    layer = _object(place, value, required=("graph",), optional=("stack", "expansion"))
+    layer = _object(place, value, required=("graph",), optional=("stack", "expansion", "experts"))
     try:
         graph = FFNGraph.from_json(layer["graph"], f"{place}.graph")
     except GraphError as error:
         raise ArchitectureError(str(error)) from None
     try:
-        return Genes(graph, layer.get("stack", 1), _expansion(layer.get("expansion", 1)))
+        experts = Experts.from_json(layer["experts"]) if "experts" in layer else DENSE
+        return Genes(graph, layer.get("stack", 1), _fraction("expansion", layer.get("expansion", 1)), experts)
     except ArchitectureError as error:
         raise ArchitectureError(f"{place}.{error}") from None
 
 
-def _expansion(value: object) -> Fraction:
+def _fraction(place: str, value: object) -> Fraction:
     """From "1/8", "0.125", 1 or 0.125. Only short decimals: Fraction("1e999999999") would fill the memory."""
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not _FRACTION.fullmatch(text):
-        raise ArchitectureError(f'expansion: must be a fraction such as "1/8", not {shown(value)}')
+        raise ArchitectureError(f'{place}: must be a fraction such as "1/8", not {shown(value)}')
     if re.search("/0+$", text):
-        raise ArchitectureError(f"expansion: {shown(text)} divides by zero")
+        raise ArchitectureError(f"{place}: {shown(text)} divides by zero")
     return Fraction(text)
 
 
@@ -228,13 +362,6 @@ def _object(
         if key not in value:
             raise ArchitectureError(f"{place}: the key {key!r} is missing")
     return value
-
-
-def _check_integer(place: str, value: object, largest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ArchitectureError(f"{place}: must be a whole number, not {shown(value)}")
-    if not 1 <= value <= largest:
-        raise ArchitectureError(f"{place}: must be from 1 to {largest:,}, not {shown(value)}")
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def fingerprint(graph: FFNGraph, base: Base, inner: int) -> str:
 
 def function_key(architecture: Architecture) -> str:
     """A text that is equal for architectures that compute the same function of input and weights: the same base,
-    and in every layer the same fingerprint, inner width and other genes.
+    and in every layer the same fingerprint, inner width, channels that its experts share, and other genes.
 
     Raises GraphError if a layer's output is not finite.
     """
@@ -119,6 +119,8 @@ def function_key(architecture: Architecture) -> str:
         inner = genes.inner(base)
         layer["graph"] = fingerprint(genes.graph, base, inner)
         layer["expansion"] = inner
+        if "experts" in layer:
+            layer["experts"]["shared"] = genes.shared(base)
     return _digest(json.dumps(value, sort_keys=True).encode())
 
 

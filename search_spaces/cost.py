@@ -4,7 +4,11 @@ operations.
 The model is BERT as Hugging Face builds it: word, position and token-type embeddings with a LayerNorm; per
 layer the linear maps for query, key, value and output with a LayerNorm; per block `expand` (d -> e), `gate`
 (d -> e) where the graph has one, `project` (w -> d, where w is the width of the value it is really applied to)
-and a LayerNorm; a pooler and a classifier. All linear maps have biases.
+and a LayerNorm; a pooler and a classifier. All linear maps have biases. Experts have all linear maps of a block (or of
+an attention) to themselves; a gate (d -> E, without bias) chooses among them. Tables of hash routing are no parameters,
+and that a capacity makes experts compute less is left out of account.
+
+Papers count differently; functions that follow a paper name it.
 """
 
 from search_spaces.architecture import Architecture, Base, Genes
@@ -18,33 +22,57 @@ def params(architecture: Architecture, labels: int = 3) -> int:
 
 
 def params_active(architecture: Architecture, labels: int = 3) -> int:
-    """The parameters that take part in computing one token; all of them, as long as every FFN is dense."""
-    return params(architecture, labels)
+    """The parameters that take part in computing one token: all but those of the experts that it does not pass."""
+    base = architecture.base
+    idle = (base.attention_experts - 1) * 4 * _linear(base.width, base.width) * base.depth
+    for genes in architecture.layers:
+        unused = genes.experts.count - genes.experts.top_k
+        idle += genes.stack * unused * _maps_params(base, genes, project_width(base, genes))
+    return params(architecture, labels) - idle
+
+
+def params_encoder(architecture: Architecture) -> int:
+    """`params` without pooler and classifier, as of DistilBERT, MiniLM and, with four layers, of MicroBERT's baselines.
+    """
+    return params(architecture, labels=0) - _pooler_params(architecture.base)
+
+
+def params_effective(architecture: Architecture) -> int:
+    """MoEBERT's effective parameters: `params_active` without pooler and classifier."""
+    return params_active(architecture, labels=0) - _pooler_params(architecture.base)
+
+
+def params_minimoe(architecture: Architecture) -> int:
+    """MiniMoE's count of its students (table 5): the encoder, and query, key and value maps on top of it that only
+    distillation uses.
+    """
+    width = architecture.base.width
+    return params_encoder(architecture) + 3 * _linear(width, width)
 
 
 def params_published(architecture: Architecture, teacher_width: int = 768) -> int:
-    """The count of the EfficientBERT paper's tables.
+    """The count of the tables of EfficientBERT, TinyBERT and MicroBERT.
 
     It includes the linear map from the student's width to the teacher's, which only distillation uses, leaves
     out pooler and classifier, and takes the input of `project` to be as wide as the output of `expand`. A
-    `gate`, which the paper does not have, counts like a second `expand`.
+    `gate`, which the papers do not have, counts like a second `expand`.
     """
     base = architecture.base
     ffn = sum(
         genes.stack * _block_params(base, genes, project=genes.inner(base)) for genes in architecture.layers
     )
-    encoder = _embedding_params(base) + base.depth * _attention_params(base.width)
+    encoder = _embedding_params(base) + base.depth * _attention_params(base)
     return encoder + ffn + _linear(base.width, teacher_width)
 
 
 def fixed_params(base: Base, labels: int = 3) -> int:
     """Everything of the deployable classifier but the FFNs."""
-    head = _linear(base.width, base.width) + _linear(base.width, labels)
-    return _embedding_params(base) + base.depth * _attention_params(base.width) + head
+    head = _pooler_params(base) + _linear(base.width, labels)
+    return _embedding_params(base) + base.depth * _attention_params(base) + head
 
 
 def ffn_params(base: Base, genes: Genes) -> int:
-    """The parameters of all blocks of one layer, their LayerNorms included."""
+    """The parameters of all blocks of one layer, their experts, gates and LayerNorms included."""
     return genes.stack * _block_params(base, genes, project_width(base, genes))
 
 
@@ -56,27 +84,45 @@ def project_width(base: Base, genes: Genes) -> int:
 
 
 def macs_linear(architecture: Architecture, tokens: int = 128) -> int:
-    """MACs of the encoder's linear maps for one sequence of `tokens` tokens."""
+    """MACs of the encoder's linear maps for one sequence of `tokens` tokens, gates left out; MiniMoE's GFLOPs are these
+    at 128 tokens.
+    """
     base = architecture.base
     attention = base.depth * 4 * base.width**2
-    return tokens * attention + sum(ffn_macs(base, genes, tokens) for genes in architecture.layers)
+    return tokens * attention + sum(_maps_macs(base, genes, tokens) for genes in architecture.layers)
+
+
+def speedup(architecture: Architecture) -> float:
+    """How many times fewer MACs the linear maps take than those of the dense base model: MoEBERT's "x2 speedup"."""
+    return macs_linear(Architecture.uniform(architecture.base)) / macs_linear(architecture)
+
+
+def flops(architecture: Architecture, tokens: int = 128) -> int:
+    """The FLOPs in the tables of TinyBERT and MicroBERT, for one sequence of `tokens` tokens: two for each MAC of the
+    encoder's linear maps, of the attention products, and of one more map (d -> d) of every token.
+    """
+    base = architecture.base
+    return 2 * (macs_linear(architecture, tokens) + _products(base, tokens) + tokens * base.width**2)
 
 
 def ffn_macs(base: Base, genes: Genes, tokens: int = 128) -> int:
-    """MACs of the linear maps of all blocks of one layer for one sequence of `tokens` tokens."""
-    inner_maps = 1 + genes.graph.gated
-    return tokens * genes.stack * base.width * (inner_maps * genes.inner(base) + project_width(base, genes))
+    """MACs of the linear maps and gates of all blocks of one layer for one sequence of `tokens` tokens."""
+    experts = genes.experts
+    gate = _gate(base.width, experts.count) if experts.gated else 0
+    routed = 1 if experts.routing == "sentence_gate" else tokens
+    return _maps_macs(base, genes, tokens) + routed * genes.stack * gate
 
 
 def macs(architecture: Architecture, tokens: int = 128, labels: int = 3) -> int:
-    """`macs_linear` plus attention products, factorised embedding, pooler and classifier, for one
+    """`macs_linear` plus gates, attention products, factorised embedding, pooler and classifier, for one
     sequence.
     """
     base = architecture.base
-    attention = base.depth * 2 * tokens**2 * base.width
+    gates = base.depth * _gate(base.width, base.attention_experts)
+    attention = tokens * (base.depth * 4 * base.width**2 + gates) + _products(base, tokens)
     embedding = tokens * 3 * (base.embedding or 0) * base.width
     head = base.width**2 + base.width * labels
-    return macs_linear(architecture, tokens) + attention + embedding + head
+    return sum(ffn_macs(base, genes, tokens) for genes in architecture.layers) + attention + embedding + head
 
 
 def elementwise(architecture: Architecture, tokens: int = 128) -> int:
@@ -90,7 +136,7 @@ def elementwise(architecture: Architecture, tokens: int = 128) -> int:
         for node in genes.graph.nodes[1:]:
             # With mismatch "wide" the channels beyond the narrower input pass through and cost nothing.
             channels = min(widths[number] for number in node.inputs)
-            total += genes.stack * channels * OPERATIONS[node.op].flops
+            total += genes.stack * genes.experts.top_k * channels * OPERATIONS[node.op].flops
     return tokens * total
 
 
@@ -98,14 +144,41 @@ def _linear(inputs: int, outputs: int) -> int:
     return inputs * outputs + outputs
 
 
-def _attention_params(width: int) -> int:
-    return 4 * _linear(width, width) + 2 * width
+def _pooler_params(base: Base) -> int:
+    return _linear(base.width, base.width)
+
+
+def _products(base: Base, tokens: int) -> int:
+    """MACs of queries by keys and of probabilities by values, of all layers."""
+    return base.depth * 2 * tokens**2 * base.width
+
+
+def _gate(width: int, experts: int) -> int:
+    """The parameters of a gate, and its MACs for one token; there is none before one expert."""
+    return width * experts if experts > 1 else 0
+
+
+def _attention_params(base: Base) -> int:
+    experts = base.attention_experts
+    return experts * 4 * _linear(base.width, base.width) + 2 * base.width + _gate(base.width, experts)
 
 
 def _block_params(base: Base, genes: Genes, project: int) -> int:
+    experts = genes.experts
+    gate = _gate(base.width, experts.count) if experts.gated else 0
+    return experts.count * _maps_params(base, genes, project) + gate + 2 * base.width
+
+
+def _maps_params(base: Base, genes: Genes, project: int) -> int:
+    """Of the linear maps of one expert of one block."""
     inner_maps = 1 + genes.graph.gated
-    inner = inner_maps * _linear(base.width, genes.inner(base))
-    return inner + _linear(project, base.width) + 2 * base.width
+    return inner_maps * _linear(base.width, genes.inner(base)) + _linear(project, base.width)
+
+
+def _maps_macs(base: Base, genes: Genes, tokens: int) -> int:
+    inner_maps = 1 + genes.graph.gated
+    channels = inner_maps * genes.inner(base) + project_width(base, genes)
+    return tokens * genes.stack * genes.experts.top_k * base.width * channels
 
 
 def _embedding_params(base: Base) -> int:

@@ -1,4 +1,5 @@
-"""The architectures of EfficientBERT (Dong et al., 2021), from the strings its authors released.
+"""Published architectures: EfficientBERT's (Dong et al., 2021), from the strings its authors released, and those of
+BERT, MiniLM, TinyBERT, MoEBERT (Zuo et al., 2022), MiniMoE (Zhang et al., 2023) and MicroBERT (Zheng et al., 2024).
 
 A released string names both linear maps of a layer `linear<stack>_<1/expansion>` and their weights `wb1` and
 `wb2`: `linear2_2(gelu(linear2_2(max(x,tanh(x)),wb1)),wb2)` is `project(gelu(expand(max(x,tanh(x)))))`, two
@@ -12,7 +13,7 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 
-from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.architecture import DENSE, Architecture, Base, Experts, Genes
 from search_spaces.graph import FFNGraph, GraphError, TermBuilder, read_terms
 
 _LINEAR = re.compile(r"linear([1-9]\d?)_([1-9]\d{0,3})", re.ASCII)
@@ -99,6 +100,13 @@ _DEEP = replace(_BASE, depth=12, width=360)
 _TINYBERT6 = Base(depth=6, width=768, heads=12, inner=3072, mismatch="wide")
 
 
+_BERT = Base(depth=12, width=768, heads=12, inner=3072, gelu="erf")
+_TINYBERT4 = replace(_BERT, depth=4, width=312, inner=1200)
+# Depth and width of MiniMoE's students; their experts have four times the width.
+_MINI = ((6, 384), (4, 384), (3, 384), (4, 192), (4, 96), (3, 96))
+_MINIMOE = Experts(4, shared=Fraction(1), routing="token_gate", capacity=Fraction(5, 4))
+
+
 def _architecture(base: Base, released: str, repeat: int = 1) -> Architecture:
     layers = [Genes(*parse_released(text)) for text in RELEASED[released] for _ in range(repeat)]
     return Architecture(base, tuple(layers))
@@ -112,4 +120,16 @@ PUBLISHED: dict[str, Architecture] = {
     "efficientbert-tiny": _architecture(_TINY, "efficientbert"),
     "efficientbert++": _architecture(_DEEP, "efficientbert", repeat=2),
     "efficientbert-tinybert6": _architecture(_TINYBERT6, "efficientbert"),
+    "bert-base": Architecture.uniform(_BERT),
+    "bert-large": Architecture.uniform(Base(depth=24, width=1024, heads=16, inner=4096, gelu="erf")),
+    **{
+        f"{name}-{depth}l-{width}h": Architecture.uniform(
+            replace(_BERT, depth=depth, width=width, inner=4 * width), experts=experts
+        )
+        for name, experts in (("minilm", DENSE), ("minimoe", _MINIMOE))
+        for depth, width in _MINI
+    },
+    "moebert": Architecture.uniform(_BERT, expansion=Fraction(1, 4), experts=Experts(4, shared=Fraction(2, 3))),
+    "tinybert-4": Architecture.uniform(_TINYBERT4),
+    "microbert": Architecture.uniform(_TINYBERT4),
 }

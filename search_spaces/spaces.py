@@ -1,9 +1,9 @@
-"""The spaces of the search: graph, stack and expansion of every layer, or some of them, inside a budget.
+"""The spaces of the search: graph, stack, expansion and experts of every layer, or some of them, inside a budget.
 
 Every draw and every mutation is valid by construction; nothing is drawn and rejected. `segments` says which graphs
-there are. Sizes are drawn exactly uniformly from all combinations of (stack, expansion) in the box: every layer's
-choice inverts the distribution function of that uniform law, given the layers below it. The law needs only how many
-ways there are to reach each total, which dynamic programming over the layers counts (`counting`).
+there are. Sizes are drawn exactly uniformly from all combinations of (stack, expansion, experts) in the box: every
+layer's choice inverts the distribution function of that uniform law, given the layers below it. The law needs only how
+many ways there are to reach each total, which dynamic programming over the layers counts (`counting`).
 """
 
 import random
@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import product
 from math import log
 from typing import TypeVar
 
-from search_spaces.architecture import Architecture, ArchitectureError, Base, Genes
+from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
 from search_spaces.cost import ffn_params, fixed_params
 from search_spaces.counting import Box, Cost, add, count_rest, count_within, invert, position_of
 from search_spaces.graph import GELU, FFNGraph
@@ -58,10 +59,10 @@ class Space:
 
     `graph` is the base graph, an activation between the linear maps; `edit_rate` is the probability with
     which a segment differs from it in `sample`. `limits` bound further costs. With `gated`, graphs may have a second
-    linear map beside `expand`.
+    linear map beside `expand`. A layer has any of `stacks`, `expansions` and `experts` that go together (`sizes`).
 
     With `start`, draws stay near that architecture's graphs, and `vary` says what differs from it at all:
-    `{"graphs"}` keeps its stacks and expansions, which need not be among `stacks` and `expansions`; `{"sizes"}`
+    `{"graphs"}` keeps its stacks, expansions and experts, which need not be among those of the space; `{"sizes"}`
     keeps its graphs.
 
     A graph that combines different widths costs less ("narrow") or more ("wide") than the base graph. Where a
@@ -83,11 +84,12 @@ class Space:
     limits: tuple[Limit, ...] = ()
     start: Architecture | None = None
     vary: frozenset[str] = frozenset({GRAPHS, SIZES})
+    experts: tuple[Experts, ...] = (DENSE,)
 
     def __post_init__(self) -> None:
         if self._activation not in UNARY:
             raise SpaceError(f"graph: must be 'project(<activation>(expand(x)))', not '{self.graph}'")
-        for name in ("stacks", "expansions"):
+        for name in ("stacks", "expansions", "experts"):
             choices = getattr(self, name)
             if not choices or len(set(choices)) < len(choices):
                 raise SpaceError(f"{name}: must be different values, at least one, not {shown(choices)}")
@@ -105,6 +107,10 @@ class Space:
                     Architecture.uniform(self.base, stack=stack, expansion=expansion)
         except ArchitectureError as error:
             raise SpaceError(f"stacks and expansions: {error}") from None
+        if not self.sizes:
+            least = min(self.expansions)
+            fault = Genes(self.graph, 1, least, self.experts[0]).fault(self.base)
+            raise SpaceError(f"expansions and experts: none go together; at {least}, {fault.removeprefix('experts: ')}")
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
         if not self.size_count():
@@ -210,8 +216,9 @@ class Space:
         """A member like the given architecture of the same base, which may have any graphs and sizes.
 
         Graphs that the space cannot spell become the base graph (or the start's). Sizes descend from random ones
-        to the least sum over layers of |log ratio| of all inner channels and of |difference| of the stacks, changing
-        two layers at a time, so this is the nearest one or close to it.
+        to the least sum over layers of |log ratio| of all inner channels, |difference| of the stacks and, of experts,
+        |log ratio| of the counts and 1 if they differ in anything, changing two layers at a time, so this is the
+        nearest one or close to it.
         """
         wanted = architecture.layers
         graphs = tuple(
@@ -238,9 +245,15 @@ class Space:
         layers = (row[option] for row, option in zip(options, best, strict=True))
         return Architecture(self.base, tuple(layers))
 
+    @cached_property
+    def sizes(self) -> tuple[tuple[int, Fraction, Experts], ...]:
+        """All (stack, expansion, experts) that a layer can have: those with experts that the base has channels for."""
+        sizes = product(self.stacks, self.expansions, self.experts)
+        return tuple(size for size in sizes if not Genes(self.graph, *size).fault(self.base))
+
     def size_count(self) -> int:
-        """The number of combinations of (stack, expansion) in the box, with the base graph (or the start's) in every
-        layer.
+        """The number of combinations of (stack, expansion, experts) in the box, with the base graph (or the start's) in
+        every layer.
         """
         costs = [self._costs(place, graph) for place, graph in enumerate(self._kept_graphs)]
         return count_within(costs, self._ffn_box)
@@ -307,12 +320,12 @@ class Space:
     def _new_menu(self, start: int | None, graph: FFNGraph) -> tuple[tuple[Genes, ...], tuple[Cost, ...]]:
         """All genes with this graph, cheapest first, and the costs of each; the sizes may be those of the start's."""
         if start is None:
-            options = [Genes(graph, stack, expansion) for stack in self.stacks for expansion in self.expansions]
+            options = [Genes(graph, *size) for size in self.sizes]
         else:
             assert self.start is not None
             options = [replace(self.start.layers[start], graph=graph)]
         priced = [(self._price(genes), genes) for genes in options]
-        priced.sort(key=lambda row: (row[0][0], row[1].stack))
+        priced.sort(key=lambda row: (row[0][0], row[1].stack, row[1].experts.count))
         return tuple(genes for _, genes in priced), tuple(cost for cost, _ in priced)
 
     def _ways(self, costs: Sequence[tuple[Cost, ...]], place: int, left: Box) -> list[int]:
@@ -330,7 +343,9 @@ class Space:
 
     def _distance(self, option: Genes, wanted: Genes) -> float:
         channels = (genes.stack * genes.inner(self.base) for genes in (option, wanted))
-        return abs(log(next(channels) / next(channels))) + abs(option.stack - wanted.stack)
+        ours, theirs = option.experts, wanted.experts
+        experts = abs(log(ours.count / theirs.count)) + (ours != theirs)
+        return abs(log(next(channels) / next(channels))) + abs(option.stack - wanted.stack) + experts
 
     def _size_steps(self, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
         steps = [
@@ -392,7 +407,8 @@ class Space:
             return "it is on another base"
         for place, genes in enumerate(architecture.layers):
             if genes not in self._options(place, genes.graph):
-                return f"layers[{place}] has stack {genes.stack} and expansion {genes.expansion}"
+                size = f"stack {genes.stack}, expansion {genes.expansion}, experts: {genes.experts}"
+                return f"layers[{place}] has {size}"
             if not (self._has(genes.graph) if GRAPHS in self.vary else genes.graph == self._kept_graphs[place]):
                 return f"layers[{place}] has the graph {genes.graph}"
         return "" if self.keeps_budget(architecture) else "its costs lie outside the box"
@@ -406,15 +422,15 @@ class Space:
             f"this space reaches from {smallest:,} to {largest:,}"
         )
         if self.max_params < smallest:
-            return f"{message}; raise max_params, or allow smaller expansions or stacks"
+            return f"{message}; raise max_params, or allow smaller expansions, smaller stacks or fewer experts"
         if self.min_params > largest:
-            return f"{message}; lower min_params, or allow larger expansions or stacks"
+            return f"{message}; lower min_params, or allow larger expansions, larger stacks or more experts"
         for number, limit in enumerate(self.limits, start=1):
             least = limit.fixed + sum(min(cost[number] for cost in row) for row in rows)
             if least > limit.most:
                 return (
                     f"no architecture keeps to {limit.name} {limit.most:,}: the least of this space is {least:,}; "
-                    f"raise max_{limit.name}, or allow smaller expansions or stacks"
+                    f"raise max_{limit.name}, or allow smaller expansions, smaller stacks or fewer experts"
                 )
         return f"{message}, but no size in between fits; widen the box"
 

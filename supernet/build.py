@@ -62,15 +62,22 @@ def config_of(
     ffn = []
     for genes in architecture.layers:
         inner = genes.inner(base)
-        ffn.append(
-            {
-                "formula": str(genes.graph),
-                "program": [[node.op, list(node.inputs)] for node in genes.graph.nodes[1:]],
-                "widths": list(genes.graph.widths(base.width, inner, base.mismatch)),
-                "stack": genes.stack,
-                "inner": inner,
+        layer = {
+            "formula": str(genes.graph),
+            "program": [[node.op, list(node.inputs)] for node in genes.graph.nodes[1:]],
+            "widths": list(genes.graph.widths(base.width, inner, base.mismatch)),
+            "stack": genes.stack,
+            "inner": inner,
+        }
+        experts = genes.experts
+        if experts.count > 1:
+            layer["experts"] = {
+                "count": experts.count,
+                "routing": experts.routing,
+                "top_k": experts.top_k,
+                "capacity": None if experts.capacity is None else str(experts.capacity),
             }
-        )
+        ffn.append(layer)
     config = NasBertConfig(
         vocab_size=base.vocabulary,
         hidden_size=base.width,
@@ -85,6 +92,7 @@ def config_of(
         gelu=base.gelu,
         mismatch=base.mismatch,
         embedding_size=base.embedding,
+        attention_experts=base.attention_experts,
         auto_map=AUTO_MAP,
     )
     for name in INHERITED if like is not None else ():

@@ -1,7 +1,7 @@
 """Configuration of a BERT whose feed-forward networks follow a searched architecture.
 
-This file, `ffn.py` and `modeling_nas_bert.py` travel inside every exported checkpoint, so they import torch,
-transformers and each other, and nothing else of this project.
+This file, `routing.py`, `ffn.py` and `modeling_nas_bert.py` travel inside every exported checkpoint, so they import
+torch, transformers and each other, and nothing else of this project.
 """
 
 from transformers import BertConfig
@@ -15,9 +15,12 @@ class NasBertConfig(BertConfig):
     Attributes:
         ffn: one entry a layer, `{"formula", "program", "widths", "stack", "inner"}`. `program` lists the
             operations in order as `[name, [inputs]]`, where value 0 is the input of the block and value i+1
-            the result of operation i; `widths` are the channels of all values, the input first.
+            the result of operation i; `widths` are the channels of all values, the input first. A layer with experts
+            also has `"experts"`: `{"count", "routing", "top_k", "capacity"}`, see `search_spaces.architecture.Experts`.
         gelu: `"tanh"` or `"erf"`, the form of the operation `gelu`.
         mismatch: `"narrow"` or `"wide"`: what a binary operation does with inputs of different width.
+        attention_experts: attentions of every layer, among which a gate chooses for each token.
+        router_jitter_noise: in training a gate's input is multiplied by noise uniform in 1 +- this (Switch).
         embedding_size: width of a factorised word embedding over trigrams (MobileBERT), or `None`.
     """
 
@@ -28,6 +31,8 @@ class NasBertConfig(BertConfig):
     gelu: str = "tanh"
     mismatch: str = "narrow"
     embedding_size: int | None = None
+    attention_experts: int = 1
+    router_jitter_noise: float = 0.01
     trigram_input: bool = True
     normalization_type: str = "layer_norm"
 

@@ -6,62 +6,126 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from search_spaces.architecture import Architecture
+from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.cost import project_width
+from supernet.split import expert_channels, new_gate, routing_table
 
-_BLOCK = re.compile(r"(?:.*\.)?encoder\.layer\.(\d+)\.ffn\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER = re.compile(r"((?:.*\.)?encoder\.layer\.(\d+)\.)(.+)")
+_BLOCK = re.compile(r"ffn\.(\d+)\.(\w+)\.(weight|bias)")
+_ATTENTION = re.compile(r"attention\.(?:self\.(?:query|key|value)|output\.dense)\.(?:weight|bias)")
 
 
-def inherit(weights: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
+def inherit(
+    weights: Mapping[str, Tensor], architecture: Architecture, frequencies: Tensor | None = None
+) -> dict[str, Tensor]:
     """The weights with which a candidate starts.
 
     Lowest blocks first, leading inner channels; attention, norms, embeddings and heads whole (EfficientBERT,
-    section 3.2: stacked FFNs are sliced from bottom to top, linear operations from left to right). A gate that
-    the supernet does not have starts as the constant one (weight 0, bias 1), with which `mul(f,gate(x))` is f.
+    section 3.2: stacked FFNs are sliced from bottom to top, linear operations from left to right). A gate of the graph
+    that the supernet does not have starts as the constant one (weight 0, bias 1), with which `mul(f,gate(x))` is f.
+
+    Experts take the channels of `supernet.split.expert_channels`, and all of them the bias of `project`. Behind a
+    router that learns, `project` is E / top_k times as large: the router starts near the probability 1 / E for each
+    expert, so the layer starts near what it would compute with hash routing. The router's weight is the leading rows
+    of the supernet's where that has one. Experts in attention start as copies.
 
     Args:
-        weights: state dict of a supernet of the same base, with at least as many blocks in every layer.
+        weights: state dict of a dense supernet of the same base, with at least as many blocks in every layer.
         architecture: of the candidate.
+        frequencies: of token ids (vocabulary,), for balanced_hash routing.
 
     Returns:
         Independent copies, complete for a model built from `architecture` with the supernet's head.
 
     Raises:
-        ValueError: the supernet has too few blocks or channels for a layer.
+        ValueError: the supernet has too few blocks or channels for a layer, or frequencies are missing.
     """
     base = architecture.base
-    sizes = [
-        (genes.stack, genes.inner(base), project_width(base, genes), genes.graph.gated)
-        for genes in architecture.layers
-    ]
+    layers = architecture.layers
     inherited = {}
-    blocks = [0] * len(sizes)
+    blocks = [0] * len(layers)
     for name, tensor in weights.items():
-        match = _BLOCK.fullmatch(name)
-        if match:
-            layer, block = int(match[1]), int(match[2])
-            if layer >= len(sizes):
-                raise ValueError(
-                    f"the supernet has a layer {layer}; the architecture has {len(sizes)} layers"
-                )
-            stack, inner, projected, gated = sizes[layer]
-            if block >= stack or (match[3] == "gate" and not gated):
-                continue
-            blocks[layer] = max(blocks[layer], block + 1)
-            if match[3] in ("expand", "gate"):
-                tensor = _leading(tensor, 0, inner, name)
-                gate = name.replace(".expand.", ".gate.")
-                if gated and gate not in weights:
-                    inherited[gate] = torch.full_like(tensor, float(match[4] == "bias"))
-            elif (match[3], match[4]) == ("project", "weight"):
-                tensor = _leading(tensor, 1, projected, name)
-        inherited[name] = tensor.clone()
-    for layer, (stack, *_) in enumerate(sizes):
-        if blocks[layer] < stack:
-            raise ValueError(
-                f"layers[{layer}].stack is {stack}; the supernet has {blocks[layer]} blocks there"
-            )
+        match = _LAYER.fullmatch(name)
+        if not match:
+            inherited[name] = tensor.clone()
+            continue
+        layer = int(match[2])
+        if layer >= len(layers):
+            raise ValueError(f"the supernet has a layer {layer}; the architecture has {len(layers)} layers")
+        block = _BLOCK.fullmatch(match[3])
+        if not block:
+            copies = base.attention_experts if _ATTENTION.fullmatch(match[3]) else 1
+            inherited[name] = _copies(tensor, copies, name)
+            if copies > 1 and ".output.dense." in name:
+                inherited[name] *= copies  # behind a gate, see above
+            continue
+        genes, number, part, kind = layers[layer], int(block[1]), block[2], block[3]
+        if number >= genes.stack or part == "router" or (part == "gate" and not genes.graph.gated):
+            continue
+        blocks[layer] = max(blocks[layer], number + 1)
+        tensor = _of_block(tensor, base, genes, part, kind, name)
+        inherited[name] = tensor
+        gate = name.replace(".expand.", ".gate.")
+        if part == "expand" and genes.graph.gated and gate not in weights:
+            inherited[gate] = torch.full_like(tensor, float(kind == "bias"))
+    prefix = next(match[1] for name in weights if (match := _LAYER.fullmatch(name)))
+    prefix = prefix[: prefix.rindex("encoder.layer.")] + "encoder.layer."
+    for layer, genes in enumerate(layers):
+        if blocks[layer] < genes.stack:
+            raise ValueError(f"layers[{layer}].stack is {genes.stack}; the supernet has {blocks[layer]} blocks there")
+        inherited |= _routers(weights, base, genes, f"{prefix}{layer}.", layer, frequencies)
     return inherited
+
+
+def _of_block(tensor: Tensor, base: Base, genes: Genes, part: str, kind: str, name: str) -> Tensor:
+    """A block's tensor for these genes: of one block, or stacked for its experts."""
+    count = genes.experts.count
+    inner, projected = genes.inner(base), project_width(base, genes)
+    dimension = {"expand": 0, "gate": 0, "project": None if kind == "bias" else 1}.get(part)
+    if dimension is None:
+        result = _copies(tensor, count if part == "project" else 1, name)
+    elif count == 1:
+        result = _leading(tensor, dimension, inner if dimension == 0 else projected, name).clone()
+    else:
+        channels_EC = expert_channels(base, genes)
+        if dimension == 1:
+            # With mismatch "wide", channels of x beyond the inner ones pass on to `project` in their own places.
+            passed_C = torch.arange(inner, max(inner, projected)).expand(count, -1)
+            channels_EC = torch.cat((channels_EC, passed_C), dim=1)[:, :projected]
+        _leading(tensor, dimension, int(channels_EC.max()) + 1, name)
+        channels_EC = channels_EC.to(tensor.device)
+        result = tensor[channels_EC] if dimension == 0 else tensor[:, channels_EC].transpose(0, 1).contiguous()
+    if part == "project" and genes.experts.gated:
+        result = result * (count / genes.experts.top_k)
+    return result
+
+
+def _routers(
+    weights: Mapping[str, Tensor], base: Base, genes: Genes, prefix: str, layer: int, frequencies: Tensor | None
+) -> dict[str, Tensor]:
+    """The routers of a layer's experts, of its FFN and of its attention."""
+    experts = genes.experts
+    like = weights[f"{prefix}ffn.0.expand.weight"]
+    result = {}
+    if experts.count > 1 and not experts.gated:
+        table = routing_table(experts, base.vocabulary, layer, frequencies)
+        result[f"{prefix}router.table"] = table.to(like.device)
+    wanted = {f"{prefix}ffn.{block}.router.weight": block + 1 for block in range(genes.stack) if experts.gated}
+    gates = {name: (experts.count, place) for name, place in wanted.items()}
+    if base.attention_experts > 1:
+        gates[f"{prefix}attention.router.weight"] = base.attention_experts, 0
+    for name, (count, place) in gates.items():
+        if name in weights:
+            result[name] = _leading(weights[name], 0, count, name).clone()
+        else:
+            # A number of its own for every layer, block and attention.
+            result[name] = new_gate(count, base.width, 64 * layer + place, like)
+    return result
+
+
+def _copies(tensor: Tensor, count: int, name: str) -> Tensor:
+    """`tensor` itself for one, else that many copies, stacked."""
+    return tensor.clone() if count == 1 else tensor.expand(count, *tensor.shape).clone()
 
 
 def _leading(tensor: Tensor, dimension: int, count: int, name: str) -> Tensor:

@@ -1,6 +1,6 @@
 """BERT with searched feed-forward networks: attention, embeddings and heads are the library's own.
 
-Part of every exported checkpoint: imports torch, transformers and its two neighbours only.
+Part of every exported checkpoint: imports torch, transformers and its neighbours only.
 """
 
 from typing import Any
@@ -16,18 +16,24 @@ from transformers import (
     BertPreTrainedModel,
 )
 from transformers import initialization as init
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.albert.modeling_albert import AlbertMLMHead
 from transformers.models.bert.modeling_bert import (
+    BertAttention,
     BertEmbeddings,
     BertEncoder,
     BertLayer,
     BertOnlyMLMHead,
     BertPooler,
+    BertSelfAttention,
+    BertSelfOutput,
+    eager_attention_forward,
 )
 from transformers.models.mobilebert.modeling_mobilebert import MobileBertEmbeddings
 
 from .configuration_nas_bert import NasBertConfig
-from .ffn import FFNBlock
+from .ffn import FFNBlock, is_batched
+from .routing import HASHES, ExpertLinear, RoutedLinear, Router, Routing, Tokens
 
 
 class NasBertEmbeddings(MobileBertEmbeddings):
@@ -55,6 +61,60 @@ class NasBertEmbeddings(MobileBertEmbeddings):
         return super().forward(None, token_type_ids, position_ids, inputs_embeds)
 
 
+class ExpertSelfAttention(BertSelfAttention):
+    """Self-attention in which each token's query, key and value come from the expert it is sent to."""
+
+    def __init__(self, config: NasBertConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx=layer_idx)
+        for name in ("query", "key", "value"):
+            setattr(self, name, RoutedLinear(config.attention_experts, config.hidden_size, config.hidden_size))
+
+    def forward(
+        self, hidden_BTD: Tensor, attention_mask: Tensor | None = None, *, routing: Routing, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        shape = (*hidden_BTD.shape[:-1], -1, self.attention_head_size)
+        states = (part(hidden_BTD, routing.dispatch) for part in (self.query, self.key, self.value))
+        query_BHTS, key_BHTS, value_BHTS = (state.view(shape).transpose(1, 2) for state in states)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        dropout = self.dropout.p if self.training else 0.0
+        context, weights = attend(
+            self, query_BHTS, key_BHTS, value_BHTS, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
+        return context.reshape(hidden_BTD.shape).contiguous(), weights
+
+
+class ExpertSelfOutput(BertSelfOutput):
+    """The output map of each token's expert, times the gate's probability; then dropout, residual and LayerNorm."""
+
+    def __init__(self, config: NasBertConfig) -> None:
+        super().__init__(config)
+        self.dense = RoutedLinear(config.attention_experts, config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_BTD: Tensor, input_BTD: Tensor, routing: Routing) -> Tensor:
+        change_BTD = self.dense(hidden_BTD, routing.dispatch, routing.weight_S)
+        return self.LayerNorm(input_BTD + self.dropout(change_BTD))
+
+
+class ExpertAttention(BertAttention):
+    """Attention whose linear maps each token has from one of several experts (MiniMoE, section 3.2): a gate chooses it,
+    and its probability multiplies the branch before the residual.
+    """
+
+    def __init__(self, config: NasBertConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx=layer_idx)
+        gate = {"count": config.attention_experts, "routing": "token_gate", "top_k": 1, "capacity": None}
+        self.router = Router(gate, config, is_batched(config.hidden_size, config.hidden_size))
+        self.self = ExpertSelfAttention(config, layer_idx)
+        self.output = ExpertSelfOutput(config)
+
+    def forward(
+        self, hidden_BTD: Tensor, attention_mask: Tensor | None = None, *, tokens: Tokens, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        routing = self.router(hidden_BTD, tokens)
+        context_BTD, weights = self.self(hidden_BTD, attention_mask, routing=routing, **kwargs)
+        return self.output(context_BTD, hidden_BTD, routing), weights
+
+
 class NasBertLayer(BertLayer):
     """A Transformer layer whose FFN is a stack of `FFNBlock`s."""
 
@@ -62,10 +122,36 @@ class NasBertLayer(BertLayer):
         super().__init__(config, layer_idx=layer_idx)
         del self.intermediate, self.output
         assert config.ffn is not None  # checked by the model
+        if config.attention_experts > 1:
+            self.attention = ExpertAttention(config, layer_idx)
         genes = config.ffn[layer_idx]
+        experts = genes.get("experts")
+        # A hash asks nothing of the hidden states, so its way is found once for all blocks.
+        self.router = None
+        if experts is not None and experts["routing"] in HASHES:
+            self.router = Router(experts, config, is_batched(config.hidden_size, genes["inner"]))
         self.ffn = nn.ModuleList(
-            FFNBlock(genes["program"], genes["widths"], genes["inner"], config) for _ in range(genes["stack"])
+            FFNBlock(genes["program"], genes["widths"], genes["inner"], config, experts) for _ in range(genes["stack"])
         )
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        *unused: Any,
+        tokens: Tokens | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """As `BertLayer`'s; `tokens` where the model has experts."""
+        if tokens is None:
+            return super().forward(hidden_states, attention_mask, *unused, **kwargs)
+        if isinstance(self.attention, ExpertAttention):
+            kwargs["tokens"] = tokens
+        hidden_BTD, _ = self.attention(hidden_states, attention_mask, **kwargs)
+        routing = None if self.router is None else self.router(hidden_BTD, tokens)
+        for block in self.ffn:
+            hidden_BTD = block(hidden_BTD, tokens, routing)
+        return hidden_BTD
 
     def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
         hidden_BTD = attention_output
@@ -87,6 +173,13 @@ class NasBertPreTrainedModel(BertPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
+        if isinstance(module, Router | ExpertLinear):
+            for parameter in module.parameters(recurse=False):
+                init.normal_(parameter, std=self.config.initializer_range)
+        if isinstance(module, ExpertLinear):
+            init.zeros_(module.bias)
+        if isinstance(module, Router) and module.routing in HASHES:
+            init.copy_(module.table, torch.randint(module.count, module.table.shape))
         if isinstance(module, MobileBertEmbeddings):
             init.copy_(module.position_ids, torch.arange(module.position_ids.shape[-1]).expand((1, -1)))
 
@@ -110,7 +203,14 @@ class NasBertModel(NasBertPreTrainedModel, BertModel):
         )
         self.encoder = NasBertEncoder(config)
         self.pooler = BertPooler(config) if add_pooling_layer else None
+        self.routed = config.attention_experts > 1 or any(genes.get("experts") for genes in config.ffn)
         self.post_init()
+
+    def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+        """As `BertModel`'s. Raises ValueError for token ids that hash routing does not know."""
+        if self.routed:
+            kwargs["tokens"] = Tokens(input_ids, attention_mask)
+        return super().forward(input_ids, attention_mask, **kwargs)
 
 
 class FactorisedMLMHead(nn.Module):

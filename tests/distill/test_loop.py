@@ -1,17 +1,19 @@
 """The training loop: it learns, stops where it must, and repeats itself exactly."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
 from distill.loop import Diverged, make_accelerator, predict, train
-from distill.objectives import Objective, Term, efficientbert, hard_labels
+from distill.objectives import Objective, Term, efficientbert, hard_labels, minimoe, moebert
 from distill.outputs import LOGITS, Outputs
 from distill.recipe import Recipe
-from distill.teacher import LiveTeacher
+from distill.teacher import LiveTeacher, SavedTeacher, save_outputs
+from tests.distill.test_outputs import routed
 from tests.tiny import batch, bert, inputs
 
 
@@ -19,6 +21,9 @@ def task(seed: int) -> dict[str, Tensor]:
     """Is the first word's id above 25?"""
     given = batch(16, 6, seed=seed)
     return {**given, "labels": (given["input_ids"][:, 0] > 25).long()}
+
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def tiny(**changes: object) -> torch.nn.Module:
@@ -91,16 +96,17 @@ def test_a_learning_rate_out_of_reason(accelerator: Accelerator) -> None:
         train(tiny(), map(task, range(8)), hard_labels(), recipe, accelerator=accelerator)
 
 
-def still(student: Outputs, _teacher: Outputs | None, _batch: dict[str, Tensor]) -> Tensor:
-    return 0 * student.logits.sum()
-
-
 def test_weight_decay_spares_biases_and_norms(accelerator: Accelerator) -> None:
     """With a gradient of zero, decay is all that AdamW does."""
     model = tiny()
+    model.experts = nn.ParameterDict({"weight": torch.ones(2, 3, 4), "bias": torch.ones(2, 3)})
+
+    def still(student: Outputs, _teacher: Outputs | None, _batch: dict[str, Tensor]) -> Tensor:
+        return 0 * (student.logits.sum() + sum(tensor.sum() for tensor in model.experts.values()))
+
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     recipe = Recipe(steps=1, learning_rate=0.1, warmup=0.0, weight_decay=0.5)
-    nothing = Objective([Term("nothing", 1.0, frozenset({LOGITS}), still)], teacher=False)
+    nothing = Objective([Term("nothing", 1.0, frozenset({LOGITS}), still)])
     train(model, [task(0)], nothing, recipe, accelerator=accelerator)
     for name, parameter in model.named_parameters():
         spared = name.endswith("bias") or "LayerNorm" in name
@@ -109,7 +115,7 @@ def test_weight_decay_spares_biases_and_norms(accelerator: Accelerator) -> None:
 
 def test_one_step_is_that_of_adamw(accelerator: Accelerator) -> None:
     recipe = Recipe(steps=1, learning_rate=1e-3, warmup=0.0, weight_decay=0.0, clip=0.01)
-    model, other = (tiny(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0) for _ in range(2))
+    model, other = (tiny(**NO_DROPOUT) for _ in range(2))
     train(model, [task(0)], hard_labels(), recipe, accelerator=accelerator)
 
     other.train()
@@ -134,6 +140,36 @@ def test_distils_and_trains_the_projections(accelerator: Accelerator) -> None:
     losses = train(student, batches, objective, recipe, accelerator=accelerator, teacher=live)
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
     assert not torch.equal(first, objective.projections["hidden"].weight)
+
+
+def test_distils_relations_and_trains_the_auxiliary_block(tmp_path: Path, accelerator: Accelerator) -> None:
+    """A narrower student with a router, from outputs on disk."""
+    student, teacher = routed({0: 4}, labels=2, **NO_DROPOUT), bert(7, hidden_size=36, num_hidden_layers=3)
+    objective = minimoe(student.config, teacher.config, relation_heads=6)
+    first = {name: parameter.detach().clone() for name, parameter in objective.named_parameters()}
+    batches = [task(seed % 3) for seed in range(60)]
+    live = LiveTeacher(teacher, objective.teacher_needs, accelerator)
+    save_outputs(live, batches, tmp_path / "outputs.safetensors")
+    losses = train(
+        student,
+        batches,
+        objective,
+        Recipe(steps=60, learning_rate=5e-3),
+        accelerator=accelerator,
+        teacher=SavedTeacher(tmp_path / "outputs.safetensors"),
+    )
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    assert not any(torch.equal(first[name], parameter) for name, parameter in objective.named_parameters())
+
+
+def test_distils_states_and_predictions(accelerator: Accelerator) -> None:
+    student, teacher = routed({0: 4}, hashed=(1,), labels=2), bert(7, labels=2, num_hidden_layers=4)
+    objective = moebert(student.config, teacher.config)
+    live = LiveTeacher(teacher, objective.teacher_needs, accelerator)
+    batches = [task(seed % 3) for seed in range(60)]
+    recipe = Recipe(steps=60, learning_rate=5e-3)
+    losses = train(student, batches, objective, recipe, accelerator=accelerator, teacher=live)
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -172,7 +208,7 @@ def test_accumulated_batches_are_one_larger_batch(accelerator: Accelerator) -> N
     """Halves of equal size, without dropout: the mean of their gradients is the whole's."""
 
     def weights(parts: int) -> dict[str, Tensor]:
-        model = tiny(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        model = tiny(**NO_DROPOUT)
         size = 16 // parts
         batches = [
             {name: tensor[start : start + size] for name, tensor in task(seed).items()}

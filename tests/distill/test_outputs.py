@@ -1,11 +1,52 @@
 """What a forward pass hands over, against the library's own attention and hidden states."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch import Tensor, nn
 
-from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, run
+from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, run
 from supernet.build import build
 from tests.tiny import BASE, architectures, batch, bert, inputs, shaken
+
+
+class Router(nn.Module):
+    def __init__(self, width: int, experts: int, gated: bool) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, experts)
+        self.gated = gated
+
+    def forward(self, tokens_ND: Tensor) -> SimpleNamespace:
+        probabilities = self.gate(tokens_ND).softmax(dim=-1)
+        return SimpleNamespace(
+            probabilities=probabilities if self.gated else None, experts=probabilities.topk(2, dim=-1).indices
+        )
+
+
+class Routed(nn.Module):
+    """A layer's first map, each token of it times the probability of its first expert."""
+
+    def __init__(self, dense: nn.Module, experts: int, gated: bool) -> None:
+        super().__init__()
+        self.dense = dense
+        self.router = Router(24, experts, gated)
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        routing = self.router(hidden_BTD.flatten(0, 1))
+        inner = self.dense(hidden_BTD)
+        if routing.probabilities is None:
+            return inner
+        return inner * routing.probabilities.amax(dim=-1).view(*inner.shape[:2], 1)
+
+
+def routed(experts: dict[int, int], hashed: tuple[int, ...] = (), **changes: object) -> nn.Module:
+    """A BERT with gated routers of so many experts in these layers, and routers without probabilities in others."""
+    model = bert(**changes)
+    for index in (*experts, *hashed):
+        layer = model.base_model.encoder.layer[index]
+        layer.intermediate = Routed(layer.intermediate, experts.get(index, 3), index in experts)
+    return shaken(model).eval()
 
 
 @torch.no_grad()
@@ -53,17 +94,22 @@ def test_hidden_states_and_logits(searched: bool) -> None:
         ({HIDDEN_STATES}, 3, 0),
         ({ATTENTION_SCORES}, 0, 2),
         ({HIDDEN_STATES, ATTENTION_SCORES}, 3, 2),
+        ({RELATIONS, ROUTINGS}, 0, 0),
+        ({RELATIONS, ATTENTION_SCORES}, 0, 2),
     ],
 )
 def test_only_what_is_needed(needs: set[str], hidden: int, scores: int) -> None:
     found = run(bert(), batch(), frozenset(needs))
     assert (len(found.hidden_states), len(found.attention_scores)) == (hidden, scores)
+    assert len(found.relations) == (3 if RELATIONS in needs else 0)
+    assert found.routings == ()
 
 
 def test_no_hook_stays_after_an_error() -> None:
-    model = bert()
+    model = routed({0: 2})
+    needs = frozenset({ATTENTION_SCORES, RELATIONS, ROUTINGS})
     with pytest.raises(IndexError):
-        run(model, {**batch(), "input_ids": torch.full((4, 9), 1000)}, frozenset({ATTENTION_SCORES}))
+        run(model, {**batch(), "input_ids": torch.full((4, 9), 1000)}, needs)
     assert not any(module._forward_hooks for module in model.modules())
     assert len(run(model, batch(), frozenset({ATTENTION_SCORES})).attention_scores) == 2
 
@@ -72,3 +118,33 @@ def test_scores_carry_gradients() -> None:
     model = bert()
     run(model, batch(), frozenset({ATTENTION_SCORES})).attention_scores[1].sum().backward()
     assert model.base_model.encoder.layer[1].attention.self.query.weight.grad.abs().sum() > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("searched", [False, True])
+def test_relations_are_the_last_layers(searched: bool) -> None:
+    model = shaken(build(next(architectures(1)), labels=3)).eval() if searched else bert(num_hidden_layers=3)
+    found = run(model, batch(), frozenset({RELATIONS, HIDDEN_STATES, ATTENTION_SCORES}))
+    attention = model.base_model.encoder.layer[-1].attention.self
+    before = found.hidden_states[-2]
+    for kept, linear in zip(found.relations, (attention.query, attention.key, attention.value), strict=True):
+        assert kept.shape == before.shape
+        torch.testing.assert_close(kept, linear(before))
+    query, key, _ = (tensor.unflatten(-1, (4, -1)).transpose(1, 2) for tensor in found.relations)
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    torch.testing.assert_close(scores, found.attention_scores[-1])
+
+
+def test_routings_of_the_gated_routers() -> None:
+    model = routed({0: 5, 2: 4}, hashed=(1,), num_hidden_layers=3)
+    found = run(model, batch(), frozenset({ROUTINGS}))
+    assert [tuple(probabilities.shape) for probabilities, _ in found.routings] == [(36, 5), (36, 4)]
+    for probabilities, chosen in found.routings:
+        assert (chosen.dtype, chosen.shape) == (torch.int64, (36,))
+        assert torch.equal(chosen, probabilities.argmax(dim=-1))
+    found.routings[1][0][:, 0].sum().backward()
+    layers = model.base_model.encoder.layer
+    assert layers[2].intermediate.router.gate.weight.grad.abs().sum() > 0
+    assert layers[0].intermediate.router.gate.weight.grad.abs().sum() > 0  # through the states
+    assert not any(module._forward_hooks for module in model.modules())
+    assert run(model, batch(), frozenset({LOGITS})).routings == ()

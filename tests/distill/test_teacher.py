@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import BertConfig, DistilBertConfig, GPT2Config
 
 from distill.loop import predict
-from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS
+from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS
 from distill.recipe import Recipe
 from distill.teacher import (
     LiveTeacher,
@@ -22,9 +22,10 @@ from distill.teacher import (
     save_outputs,
     source_fingerprint,
 )
+from tests.distill.test_outputs import routed
 from tests.tiny import SIZES, batch, bert, inputs
 
-EVERYTHING = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES})
+EVERYTHING = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES, RELATIONS})
 
 
 @pytest.mark.parametrize("config", [DistilBertConfig(), GPT2Config()])
@@ -125,22 +126,31 @@ def test_live_teacher(accelerator: Accelerator) -> None:
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("needs", [frozenset({LOGITS}), frozenset({HIDDEN_STATES}), EVERYTHING])
+@pytest.mark.parametrize("needs", [{LOGITS}, {HIDDEN_STATES}, {RELATIONS}, EVERYTHING])
 def test_saved_outputs_are_the_live_ones(
-    tmp_path: Path, accelerator: Accelerator, needs: frozenset[str]
+    tmp_path: Path, accelerator: Accelerator, needs: set[str]
 ) -> None:
-    live = LiveTeacher(bert(), needs, accelerator)
+    live = LiveTeacher(bert(), frozenset(needs), accelerator)
     batches = [batch(4, 9, seed=1), batch(2, 5, seed=2), batch(1, 1, seed=3)]
     save_outputs(live, batches, tmp_path / "outputs.safetensors")
     saved = SavedTeacher(tmp_path / "outputs.safetensors")
     for step in (2, 0, 1, 0):
         expected, actual = live(step, batches[step]), saved(step, batches[step])
         assert torch.equal(actual.logits, expected.logits.half())
-        for kind in (HIDDEN_STATES, ATTENTION_SCORES):
+        for kind in (HIDDEN_STATES, ATTENTION_SCORES, RELATIONS):
             theirs, ours = getattr(expected, kind), getattr(actual, kind)
             assert len(theirs) == len(ours)
             for a, b in zip(theirs, ours, strict=True):
                 assert torch.equal(a.half(), b)
+
+
+def test_routings_are_not_saved(tmp_path: Path, accelerator: Accelerator) -> None:
+    live = LiveTeacher(routed({0: 4}), frozenset({ROUTINGS}), accelerator)
+    assert live(0, batch()).routings
+    save_outputs(live, [batch()], tmp_path / "outputs.safetensors")
+    saved = SavedTeacher(tmp_path / "outputs.safetensors")
+    assert saved.names == {"0.logits"}
+    assert saved(0, batch()).routings == ()
 
 
 def test_saved_outputs_of_other_batches(tmp_path: Path, accelerator: Accelerator) -> None:

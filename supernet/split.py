@@ -1,0 +1,59 @@
+"""How a dense feed-forward network becomes experts: which channels each has, and the tables and gates that choose."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from search_spaces.architecture import Base, Experts, Genes
+
+GATE_DEVIATION = 0.02
+
+
+def expert_channels(base: Base, genes: Genes) -> Tensor:
+    """The channels of the dense FFN, in their order of importance, that each expert of a layer has: (E, m).
+
+    Expert i has the s that all share and of the others every E-th from the i-th on (MoEBERT, section 3.1). Where a
+    graph combines inner channels with leading channels of x, an expert pairs its own by position; those shared are
+    paired as in the dense FFN.
+    """
+    inner, shared, count = genes.inner(base), genes.shared(base), genes.experts.count
+    others = shared + torch.arange(inner - shared) * count
+    rows = [torch.cat((torch.arange(shared), others + number)) for number in range(count)]
+    return torch.stack(rows)
+
+
+def routing_table(
+    experts: Experts, vocabulary: int, layer: int, frequencies: Sequence[int] | Tensor | None = None
+) -> Tensor:
+    """The expert of every token id for hash routing: (vocabulary,) uint8.
+
+    "hash" draws one for every id and layer (MoEBERT, section 3.3; Roller et al., 2021), the same whenever it is asked
+    for; as strided experts of 2, 4 and 8 are nested, so are these. "balanced_hash" goes through the ids in order of
+    frequency and gives each to the expert with the least so far; ids of frequency 0 are as "hash" has them.
+
+    Args:
+        frequencies: how often each id occurs in training data (vocabulary,); needed by "balanced_hash".
+    """
+    generator = torch.Generator().manual_seed(layer)
+    table = torch.randint(2**31, (vocabulary,), generator=generator) % experts.count
+    if experts.routing == "balanced_hash":
+        if frequencies is None:
+            raise ValueError("balanced_hash shares out the tokens of training data: it needs their frequencies")
+        counts = torch.as_tensor(frequencies)
+        if counts.shape != (vocabulary,):
+            raise ValueError(f"frequencies are of {tuple(counts.shape)} ids; the vocabulary has {vocabulary}")
+        loads = [0] * experts.count
+        for token in torch.argsort(counts, descending=True, stable=True).tolist():
+            if not counts[token]:
+                break
+            lightest = loads.index(min(loads))
+            loads[lightest] += int(counts[token])
+            table[token] = lightest
+    return table.to(torch.uint8)
+
+
+def new_gate(count: int, width: int, seed: int, like: Tensor) -> Tensor:
+    """A gate's starting weight (count, width); fewer experts of the same seed have the first rows."""
+    generator = torch.Generator().manual_seed(seed)
+    return (GATE_DEVIATION * torch.randn(count, width, generator=generator)).to(like)
