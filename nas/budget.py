@@ -99,8 +99,8 @@ def budgeted_space(
     """The space of a stage, with the configuration's sizes and parameter box.
 
     The box reaches up to `max_params` or, without it, to what the uniform slice has, and no further than the largest
-    uniform slice that keeps to the `limits`; and down by `slack` of what the FFNs there have above the smallest. Where
-    sizes do not vary, or a cost is minimised, it has no lower end.
+    uniform slice that keeps to the `limits`; and down by `slack` of what the FFNs there have above the smallest. Slices
+    are dense, also where there are experts. Where sizes do not vary, or a cost is minimised, it has no lower end.
 
     Raises:
         search_spaces.spaces.SpaceError: nothing fits the box.
@@ -134,6 +134,7 @@ def budgeted_space(
         limits=limits,
         start=start,
         vary=vary,
+        experts=table.experts,
     )
 
 

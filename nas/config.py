@@ -15,13 +15,14 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    PlainValidator,
     ValidationError,
     field_validator,
     model_validator,
 )
 
 from distill.recipe import Recipe
-from search_spaces.architecture import Base
+from search_spaces.architecture import DENSE, ArchitectureError, Base, Experts
 from search_spaces.operations import did_you_mean
 
 
@@ -65,7 +66,15 @@ def _latency(value: str) -> str:
     return value
 
 
+def _experts(value: Any) -> Experts:
+    try:
+        return Experts.from_json(value)
+    except ArchitectureError as error:
+        raise ValueError(re.sub("^experts[.:] ?", "", str(error))) from None
+
+
 Expansion = Annotated[Fraction, BeforeValidator(_fraction), PlainSerializer(str)]
+ExpertsTable = Annotated[Experts, PlainValidator(_experts), PlainSerializer(Experts.to_json)]
 Latency = Annotated[str, AfterValidator(_latency)]
 Count = Annotated[int, BeforeValidator(count)]
 Steps = Annotated[int, Field(ge=0, le=10_000_000)]
@@ -96,6 +105,7 @@ class BaseTable(Table):
 class SpaceTable(Table):
     stacks: Annotated[tuple[Annotated[int, Field(ge=1, le=16)], ...], Field(min_length=1)]
     expansions: Annotated[tuple[Expansion, ...], Field(min_length=1)]
+    experts: Annotated[tuple[ExpertsTable, ...], Field(min_length=1)] = (DENSE,)
     uniform: Expansion | None = None
     slack: Share = 0.05
     min_params: Count | None = None

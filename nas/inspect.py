@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nas.cli import Parser
-from search_spaces import PUBLISHED, Architecture, ArchitectureError
+from search_spaces import PUBLISHED, Architecture, ArchitectureError, Experts
 from search_spaces import cost as costs
 from search_spaces.operations import did_you_mean, shown
 
@@ -36,20 +36,34 @@ def describe(architecture: Architecture, tokens: int = 128, labels: int = 3) -> 
     return {
         "params": costs.params(architecture, labels),
         "params_active": costs.params_active(architecture, labels),
+        "params_encoder": costs.params_encoder(architecture),
+        "params_effective": costs.params_effective(architecture),
+        "params_minimoe": costs.params_minimoe(architecture),
         "params_published": costs.params_published(architecture),
         "macs_linear": costs.macs_linear(architecture, tokens),
         "macs": costs.macs(architecture, tokens, labels),
+        "flops": costs.flops(architecture, tokens),
+        "speedup": costs.speedup(architecture),
         "layers": [
             {
                 "formula": str(genes.graph),
                 "stack": genes.stack,
                 "expansion": str(genes.expansion),
                 "inner": genes.inner(architecture.base),
-                "experts": 1,
+                "experts": genes.experts.count,
+                **_experts(genes.experts),
             }
             for genes in architecture.layers
         ],
     }
+
+
+def _experts(experts: Experts) -> dict[str, Any]:
+    """Of experts, if there are several, all but how many; as their JSON, with all defaults."""
+    if experts.count == 1:
+        return {}
+    capacity = None if experts.capacity is None else str(experts.capacity)
+    return {"shared": str(experts.shared), "routing": experts.routing, "top_k": experts.top_k, "capacity": capacity}
 
 
 def show(architecture: Architecture, tokens: int, labels: int, console: Console) -> None:
@@ -59,21 +73,37 @@ def show(architecture: Architecture, tokens: int, labels: int, console: Console)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("layer", "stack", "expansion", "inner", "params"):
         table.add_column(column, justify="right", no_wrap=True)
+    routed = any(genes.experts.count > 1 for genes in architecture.layers)
+    if routed:
+        table.add_column("experts")
     table.add_column("formula", overflow="fold")
     for number, (layer, genes) in enumerate(zip(facts["layers"], architecture.layers, strict=True), start=1):
         numbers = (number, layer["stack"], layer["expansion"], layer["inner"])
-        table.add_row(*map(str, numbers), f"{costs.ffn_params(base, genes):,}", layer["formula"])
+        experts = [str(genes.experts)] if routed else []
+        table.add_row(*map(str, numbers), f"{costs.ffn_params(base, genes):,}", *experts, layer["formula"])
     embedding = f"factorised, {base.embedding}" if base.embedding else "full width"
+    attention = f", {base.attention_experts} attention experts" if base.attention_experts > 1 else ""
     console.print(
-        f"{base.depth} layers, width {base.width}, {base.heads} heads, "
+        f"{base.depth} layers, width {base.width}, {base.heads} heads{attention}, "
         f"inner width {base.inner} at expansion 1, embedding {embedding}",
         soft_wrap=True,
     )
     console.print(table)
-    console.print(f"parameters   {facts['params']:,} with pooler and {labels} labels")
-    console.print(f"             {facts['params_published']:,} by the convention of EfficientBERT's tables")
-    console.print(f"MACs         {facts['macs']:,} for one sequence of {tokens} tokens")
-    console.print(f"             {facts['macs_linear']:,} of them in the encoder's linear maps")
+    rows = (
+        ("parameters", "params", f"with pooler and {labels} labels"),
+        ("", "params_active", "of these active for a token"),
+        ("", "params_encoder", "without pooler and classifier"),
+        ("", "params_effective", "of these active for a token (MoEBERT)"),
+        ("", "params_minimoe", "without them, with MiniMoE's maps for relations"),
+        ("", "params_published", "without them, with a map to 768 channels (EfficientBERT, TinyBERT)"),
+        ("MACs", "macs", f"for one sequence of {tokens} tokens"),
+        ("", "macs_linear", "of these in the encoder's linear maps (MiniMoE)"),
+        ("FLOPs", "flops", "as TinyBERT and MicroBERT count them"),
+    )
+    width = max(len(f"{facts[key]:,}") for _, key, _ in rows)
+    for name, key, meaning in rows:
+        console.print(f"{name:<10} {facts[key]:>{width},} {meaning}", soft_wrap=True)
+    console.print(f"speedup    {facts['speedup']:>{width}.2f} over the base in linear maps (MoEBERT)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

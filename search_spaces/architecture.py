@@ -156,6 +156,8 @@ class Experts:
 
     def to_json(self) -> dict[str, Any]:
         """Values that `json.dumps` takes; the inverse of `from_json`."""
+        if self.count == 1:
+            return {"count": 1}
         value: dict[str, Any] = {"count": self.count, "shared": str(self.shared), "routing": self.routing}
         if self.top_k > 1:
             value["top_k"] = self.top_k

@@ -32,8 +32,7 @@ def params_active(architecture: Architecture, labels: int = 3) -> int:
 
 
 def params_encoder(architecture: Architecture) -> int:
-    """`params` without pooler and classifier, as of DistilBERT, MiniLM and, with four layers, of MicroBERT's baselines.
-    """
+    """`params` without pooler and classifier: the baselines of MoEBERT and MicroBERT, and MiniLM in MiniMoE's table 5."""
     return params(architecture, labels=0) - _pooler_params(architecture.base)
 
 
@@ -51,7 +50,7 @@ def params_minimoe(architecture: Architecture) -> int:
 
 
 def params_published(architecture: Architecture, teacher_width: int = 768) -> int:
-    """The count of the tables of EfficientBERT, TinyBERT and MicroBERT.
+    """The count of EfficientBERT's tables, and of TinyBERT and the student in MicroBERT's table 1.
 
     It includes the linear map from the student's width to the teacher's, which only distillation uses, leaves
     out pooler and classifier, and takes the input of `project` to be as wide as the output of `expand`. A

@@ -6,7 +6,7 @@ from math import log2, sqrt
 
 import numpy as np
 
-from search_spaces.architecture import Architecture, Genes
+from search_spaces.architecture import ROUTINGS, Architecture, Experts, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
 from search_spaces.spaces import Space
@@ -15,11 +15,13 @@ OPERATIONS = (*UNARY, *BINARY, "gate")
 SEGMENTS = ("pre", "mid", "post")
 # Weights of a doubling of a layer's channels, of a block more, of an operation, and of one in a certain layer.
 DOUBLING, BLOCK, OPERATION, PLACED = sqrt(0.3), 0.5, 1.0, 0.5
+# Of each number that describes experts.
+EXPERTS = 0.4
 
 
 def widths(space: Space) -> tuple[float, ...]:
     """The logarithms to base 2 of the inner channels that a layer can have in all its blocks, ascending."""
-    sizes = (Genes(space.graph, stack, expansion) for stack in space.stacks for expansion in space.expansions)
+    sizes = (Genes(space.graph, *size) for size in space.sizes)
     return tuple(sorted({log2(genes.stack * genes.inner(space.base)) for genes in sizes}))
 
 
@@ -29,7 +31,7 @@ def encode(architectures: Sequence[Architecture], steps: tuple[float, ...]) -> n
     Of every layer: how far the logarithm of its inner channels is on the way from each of the `steps` to the next, and
     its blocks. A linear model of that is any function of a layer's width, with the prior of a Brownian motion over its
     logarithm. Then how often each operation occurs in each segment of the graphs (before `expand`, between the linear
-    maps, after `project`), in all layers and in each.
+    maps, after `project`), in all layers and in each. At last each layer's experts, all zero where it is dense.
     """
     return np.stack([_row(architecture, steps) for architecture in architectures], dtype=np.float32)
 
@@ -41,8 +43,15 @@ def _row(architecture: Architecture, steps: tuple[float, ...]) -> np.ndarray:
     ways = np.clip((logs - below) / gaps, 0, 1) * np.sqrt(gaps)
     blocks = [genes.stack for genes in architecture.layers]
     counts = np.stack([_counts(genes.graph) for genes in architecture.layers])
+    experts = np.array([_experts(genes.experts) for genes in architecture.layers])
     return np.concatenate(
-        (DOUBLING * ways.ravel(), BLOCK * np.array(blocks), OPERATION * counts.sum(axis=0), PLACED * counts.ravel())
+        (
+            DOUBLING * ways.ravel(),
+            BLOCK * np.array(blocks),
+            OPERATION * counts.sum(axis=0),
+            PLACED * counts.ravel(),
+            EXPERTS * experts.ravel(),
+        )
     )
 
 
@@ -58,3 +67,10 @@ def _counts(graph: FFNGraph) -> np.ndarray:
         if node.op in OPERATIONS:
             counts[place, OPERATIONS.index(node.op)] += 1
     return counts.ravel()
+
+
+def _experts(experts: Experts) -> tuple[float, ...]:
+    """Numbers that are all zero for a dense layer."""
+    routings = (float(experts.count > 1 and experts.routing == routing) for routing in ROUTINGS)
+    bound = 0.0 if experts.capacity is None else float(1 / experts.capacity)
+    return log2(experts.count), float(experts.shared), log2(experts.top_k), bound, *routings
