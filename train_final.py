@@ -17,7 +17,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads that wait in a spin make a machine with other work on it many times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from nas.cli import DONE, INTERRUPTED, Parser, guard
+from distill.cli import DONE, INTERRUPTED, Parser, guard
 from nas.config import ConfigError, RecipeTable, StudyConfig, load_config
 from search_spaces import cost
 from search_spaces.architecture import Architecture, ArchitectureError
@@ -72,13 +72,14 @@ def run(
     from transformers import AutoConfig, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
-    from distill.data import collate, load_encoded
+    from distill.data import collate, load_encoded, training_batches
+    from distill.evaluation import measure
     from distill.loop import make_accelerator, train
     from distill.tasks import standard_error
     from distill.teacher import LiveTeacher, TeacherError, load_classifier
-    from nas.evaluate import Evaluator, measure
+    from nas.evaluate import Evaluator
     from nas.latency import latencies
-    from nas.prepare import objective, prepare, training, training_batches
+    from nas.prepare import objective, prepare, training
     from nas.progress import Progress
 
     transformers_logging.set_verbosity_error()
@@ -118,7 +119,7 @@ def run(
                     table: RecipeTable = getattr(config, place)
                     phase_config = config.model_copy(update={"objective": weights})
                     goal = objective(phase_config, model.config, teacher_config, workspace.supernet)
-                    if not goal.terms:  # the study's objective is the prediction alone, which needs labels
+                    if not goal.needs_teacher:  # the study's objective is the prediction alone, which needs labels
                         continue
                     if projections:
                         goal.load_state_dict(projections)
@@ -129,7 +130,7 @@ def run(
                             goal,
                             table.build(),
                             accelerator=accelerator,
-                            teacher=LiveTeacher(teacher, goal.needs, accelerator),
+                            teacher=LiveTeacher(teacher, goal.teacher_needs, accelerator),
                             seed=seed,
                             after_step=told(f"{name}: {phase}", table.steps),
                         )

@@ -62,7 +62,7 @@ class Layer(nn.Module):
         self.router = None
         if genes:
             self.router = Router(genes, config, is_batched(width, inner) if batched is None else batched)
-            self.router.table.copy_(torch.randint(experts, (VOCABULARY,)))
+            self.router.table = torch.randint(experts, (VOCABULARY,)).to(torch.uint8)
         for parameter in self.block.parameters():
             nn.init.normal_(parameter, std=0.02)
 
@@ -107,7 +107,8 @@ def measure(
     layers: Sequence[nn.Module], tokens: int, width: int, repeats: int, device: str, bf16: bool, backward: bool
 ) -> np.ndarray:
     """Seconds (repeats, layers), the layers taking turns."""
-    hidden_BTD = torch.randn(max(1, tokens // LENGTH), min(LENGTH, tokens), width, device=device, requires_grad=backward)
+    shape = max(1, tokens // LENGTH), min(LENGTH, tokens), width
+    hidden_BTD = torch.randn(shape, device=device, requires_grad=backward)
     ids_BT = torch.randint(VOCABULARY, hidden_BTD.shape[:2], device=device)
     gradient_BTD = torch.randn_like(hidden_BTD)
     times = np.empty((repeats, len(layers)))

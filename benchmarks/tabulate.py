@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from distill.data import collate, eval_batches
+from distill.evaluation import EVALUATION_BATCH
 from nas.config import StudyConfig, load_config
-from nas.evaluate import EVALUATION_BATCH
 from nas.prepare import Workspace, prepare
 from nas.sharing import SharedEvaluator, prepare_shared
 from nas.stages import budgeted_space

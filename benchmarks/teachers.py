@@ -14,10 +14,10 @@ from sklearn.linear_model import LogisticRegression
 from transformers.utils import logging
 
 from distill.data import load_encoded
+from distill.evaluation import measure
 from distill.tasks import TASKS, Split, TaskData, accuracy, demo_task, standard_error
 from distill.teacher import load_classifier
 from nas.config import ConfigError, load_config
-from nas.evaluate import measure
 from nas.prepare import Preparation, check
 
 WORD = re.compile(r"\w+")

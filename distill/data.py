@@ -1,7 +1,7 @@
 """Token ids of a split in flat arrays, the order in which they are trained on, and padded batches."""
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -151,3 +151,10 @@ def collate(encoded: Encoded, rows: np.ndarray, pad_id: int) -> dict[str, torch.
     if encoded.labels is not None:
         batch["labels"] = encoded.labels[rows]
     return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+
+def training_batches(
+    rows: Encoded, batch_size: int, steps: int, seed: int, pad_id: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    """The batches of a training run, padded: the same for the same arguments."""
+    return (collate(rows, chosen, pad_id) for chosen in batches(rows, batch_size, steps, seed))

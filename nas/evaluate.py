@@ -5,25 +5,22 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-import torch
-from accelerate import Accelerator
 from safetensors.torch import load_file
-from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from distill.data import Encoded, collate, eval_batches, load_encoded
-from distill.loop import TeacherOutputs, make_accelerator, predict, train
+from distill.data import Encoded, load_encoded, training_batches
+from distill.evaluation import measure
+from distill.loop import TeacherOutputs, make_accelerator, train
 from distill.recipe import Recipe
-from distill.tasks import accuracy, standard_error
+from distill.tasks import standard_error
 from distill.teacher import LiveTeacher, SavedTeacher, load_classifier
-from nas.prepare import Workspace, objective, training_batches
+from nas.prepare import Workspace, objective
 from search_spaces.architecture import Architecture
 from supernet.build import build, load_weights
 from supernet.inherit import inherit
 
 # Rows of the search split that intermediate scores are measured on.
 GLANCE = 500
-EVALUATION_BATCH = 100
 
 # Called with the number of training steps so far and the score then.
 Report = Callable[[int, float], None]
@@ -38,18 +35,6 @@ class Score:
     value: float
     standard_error: float
     parts: dict[str, float]
-
-
-def measure(
-    model: nn.Module, rows: Encoded, *, accelerator: Accelerator, pad_id: int, first: int | None = None
-) -> float:
-    """Accuracy on a whole split, or on its `first` rows."""
-    order = [chosen if first is None else chosen[chosen < first] for chosen in eval_batches(rows, EVALUATION_BATCH)]
-    order = [chosen for chosen in order if len(chosen)]
-    logits = predict(model, (collate(rows, chosen, pad_id) for chosen in order), accelerator=accelerator)
-    assert rows.labels is not None
-    expected = torch.cat([torch.from_numpy(rows.labels[chosen]) for chosen in order])
-    return accuracy(logits.argmax(dim=-1).numpy(), expected.numpy())
 
 
 class Evaluator:
@@ -88,7 +73,7 @@ class Evaluator:
             goal,
             recipe,
             accelerator=self.accelerator,
-            teacher=self.teacher(recipe, seed, goal.needs),
+            teacher=self.teacher(recipe, seed, goal.teacher_needs),
             seed=seed,
             after_step=lambda step, _loss: after_step(step, model),
         )

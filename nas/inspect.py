@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from nas.cli import Parser
+from distill.cli import Parser
 from search_spaces import PUBLISHED, Architecture, ArchitectureError, Experts
 from search_spaces import cost as costs
 from search_spaces.operations import did_you_mean, shown

@@ -5,7 +5,7 @@ Each is made once and kept in the user's cache under a key of everything it depe
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -15,15 +15,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AutoConfig, PreTrainedModel
 
 from distill.corpora import cache_folder, embedded_corpus
-from distill.data import Encoded, batches, collate, encode, load_encoded, save_encoded
+from distill.data import Encoded, encode, load_encoded, save_encoded, training_batches
 from distill.files import fingerprint, keep
 from distill.loop import Diverged, make_accelerator
 from distill.objectives import Objective, efficientbert
-from distill.outputs import LOGITS, Batch, run
+from distill.outputs import Batch
 from distill.tasks import TASKS, demo_task, text_corpus
 from distill.teacher import (
     LiveTeacher,
@@ -48,7 +47,7 @@ from supernet.build import (
     layer_output_statistics,
     load_weights,
 )
-from supernet.importance import neuron_importance, sort_channels
+from supernet.importance import neuron_importance, sort_channels, summed_cross_entropy
 from supernet.warmup import warm_up
 
 # Part of every key: raise it when what is kept here changes its meaning.
@@ -131,11 +130,6 @@ def objective(config: StudyConfig, student: Any, teacher: Any, supernet: Path | 
     if supernet and result.projections:
         result.load_state_dict(load_file(supernet / PROJECTIONS))
     return result
-
-
-def training_batches(rows: Encoded, batch_size: int, steps: int, seed: int, pad_id: int) -> Iterable[Batch]:
-    """The batches that every candidate of this seed sees."""
-    return (collate(rows, chosen, pad_id) for chosen in batches(rows, batch_size, steps, seed))
 
 
 def check(config: StudyConfig) -> None:
@@ -277,7 +271,7 @@ class Preparation:
                     self.batches(size, steps, config.seed + 1),
                     goal,
                     config.warmup.build(),
-                    teacher=self.live_teacher(goal.needs),
+                    teacher=self.live_teacher(goal.teacher_needs),
                     accelerator=self.accelerator,
                     draw_graphs=graph_draws(config, base, graph),
                     seed=config.seed,
@@ -310,7 +304,7 @@ class Preparation:
     def outputs(self) -> Path:
         """The teacher's outputs on the batches that the candidates of the study's own seed see."""
         table, seed = self.config.candidate, self.config.seed
-        needs = objective(self.config, AutoConfig.from_pretrained(self.supernet), self.teacher_config).needs
+        needs = objective(self.config, AutoConfig.from_pretrained(self.supernet), self.teacher_config).teacher_needs
         key = fingerprint(FORMAT, self.teacher_key, table.batch_size, table.steps, sorted(needs), seed)
 
         def make(path: Path) -> None:
@@ -336,9 +330,3 @@ def set_dropout(model: PreTrainedModel, probability: float) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = probability
-
-
-def summed_cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
-    """The task's loss, summed over the sentences of a batch."""
-    logits = run(model, batch, frozenset({LOGITS})).logits
-    return F.cross_entropy(logits.float(), batch["labels"], reduction="sum")

@@ -11,7 +11,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads that wait in a spin make a machine with other work on it many times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from nas.cli import DONE, INTERRUPTED, Parser, guard
+from distill.cli import DONE, INTERRUPTED, Parser, guard
 from nas.config import ConfigError, StudyConfig, count, load_config, presets
 
 STAGES = {"1": ("1",), "2": ("2",), "3": ("3",), "all": ("1", "2", "3")}

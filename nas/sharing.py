@@ -9,12 +9,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig
 
-from distill.data import load_encoded
+from distill.data import load_encoded, training_batches
+from distill.evaluation import measure
 from distill.files import fingerprint, keep
 from distill.loop import make_accelerator
 from distill.tasks import standard_error
 from distill.teacher import LiveTeacher, load_classifier
-from nas.evaluate import Score, measure
+from nas.evaluate import Score
 from nas.prepare import (
     FORMAT,
     Preparation,
@@ -24,7 +25,6 @@ from nas.prepare import (
     objective,
     set_dropout,
     training,
-    training_batches,
 )
 from search_spaces.architecture import Architecture, Genes
 from search_spaces.spaces import Space
@@ -96,7 +96,7 @@ def prepare_shared(
                 goal,
                 table.build(),
                 teachers={
-                    task: LiveTeacher(teacher, goal.needs, accelerator)
+                    task: LiveTeacher(teacher, goal.teacher_needs, accelerator)
                     for task, teacher in zip(config.tasks, teachers, strict=True)
                 },
                 accelerator=accelerator,

@@ -218,10 +218,10 @@ class Genes:
             return f"expansion: {self.expansion} of the inner width {base.inner} leaves no channel"
         if inner > self.most(base):
             shared, count = f"{self.shared(base):,}", self.experts.count
+            most = f"{shared} + ({base.inner:,} - {shared}) // {count} = {self.most(base):,}"
             return (
-                f"experts: {count} experts that share {shared} of {base.inner:,} channels have at most "
-                f"{shared} + ({base.inner:,} - {shared}) // {count} = {self.most(base):,} channels each, not {inner:,}; "
-                f"lower the expansion, or share more"
+                f"experts: {count} experts that share {shared} of {base.inner:,} channels have at most {most} channels "
+                f"each, not {inner:,}; lower the expansion, or share more"
             )
         return ""
 

@@ -32,7 +32,7 @@ def params_active(architecture: Architecture, labels: int = 3) -> int:
 
 
 def params_encoder(architecture: Architecture) -> int:
-    """`params` without pooler and classifier: the baselines of MoEBERT and MicroBERT, and MiniLM in MiniMoE's table 5."""
+    """`params` without pooler and classifier: of baselines in MoEBERT, MiniMoE (table 5) and MicroBERT (table 1)."""
     return params(architecture, labels=0) - _pooler_params(architecture.base)
 
 

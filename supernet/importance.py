@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-Batch = dict[str, Tensor]
+from distill.outputs import LOGITS, Batch, run
 
 
 def neuron_importance(
@@ -124,3 +125,9 @@ def allocate(importance: list[Tensor], total: int, least: int = 1) -> list[int]:
     for _, layer in rows[: total - least * layers]:
         kept[layer] += 1
     return kept
+
+
+def summed_cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
+    """The task's loss, summed over the sentences of a batch."""
+    logits = run(model, batch, frozenset({LOGITS})).logits
+    return F.cross_entropy(logits.float(), batch["labels"], reduction="sum")

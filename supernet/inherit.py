@@ -38,12 +38,15 @@ def inherit(
         Independent copies, complete for a model built from `architecture` with the supernet's head.
 
     Raises:
-        ValueError: the supernet has too few blocks or channels for a layer, or frequencies are missing.
+        ValueError: the supernet has experts, or too few blocks or channels for a layer, or frequencies are missing.
     """
     base = architecture.base
     layers = architecture.layers
     inherited = {}
     blocks = [0] * len(layers)
+    for name, tensor in weights.items():
+        if tensor.dim() == 3 and _LAYER.fullmatch(name):
+            raise ValueError(f"the supernet must be dense: {name} is of {len(tensor)} experts")
     for name, tensor in weights.items():
         match = _LAYER.fullmatch(name)
         if not match:

@@ -95,6 +95,8 @@ class Router(nn.Module):
         batched: experts have equal numbers of slots, for batched products.
     """
 
+    table: Tensor
+
     def __init__(self, experts: Mapping[str, Any], config: Any, batched: bool = False) -> None:
         super().__init__()
         self.count, self.top_k, self.routing = experts["count"], experts["top_k"], experts["routing"]
@@ -266,8 +268,8 @@ def put(y_SD: Tensor, sent: Dispatch) -> Tensor:
 
 
 def _onednn() -> Any:
-    """oneDNN's linear map, which on processors with AVX-512 that are not Intel's takes half of the time of torch's own in
-    float32; None where this torch has none.
+    """oneDNN's linear map, which in float32 takes half of the time of torch's own on processors with AVX-512 that are
+    not Intel's; None where this torch has none.
     """
     if not torch.backends.mkldnn.is_available():
         return None
@@ -356,4 +358,4 @@ class RoutedLinear(ExpertLinear):
     def forward(self, x_BTI: Tensor, sent: Dispatch, weight_S: Tensor | None = None) -> Tensor:
         """(B, T, inputs) -> (B, T, outputs), times `weight_S`; zero where a token has no expert."""
         y_SO = super().forward(take(x_BTI.reshape(-1, x_BTI.shape[-1]), sent), sent)
-        return put(weighted(y_SO, weight_S), sent).view(*x_BTI.shape[:2], -1)
+        return put(weighted(y_SO, weight_S), sent).view(*x_BTI.shape[:2], self.weight.shape[1])

@@ -44,11 +44,12 @@ def routing_table(
         if counts.shape != (vocabulary,):
             raise ValueError(f"frequencies are of {tuple(counts.shape)} ids; the vocabulary has {vocabulary}")
         loads = [0] * experts.count
-        for token in torch.argsort(counts, descending=True, stable=True).tolist():
-            if not counts[token]:
+        order = torch.argsort(counts, descending=True, stable=True)
+        for token, count in zip(order.tolist(), counts[order].tolist(), strict=True):
+            if not count:
                 break
             lightest = loads.index(min(loads))
-            loads[lightest] += int(counts[token])
+            loads[lightest] += count
             table[token] = lightest
     return table.to(torch.uint8)
 

@@ -3,12 +3,18 @@
 import json
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from nas.inspect import describe, main
-from search_spaces import PUBLISHED, cost
+from search_spaces import PUBLISHED, Architecture, Base, Experts, cost
+
+COSTS = {
+    *("params", "params_active", "params_encoder", "params_effective", "params_minimoe", "params_published"),
+    *("macs_linear", "macs", "flops", "speedup"),
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -16,9 +22,12 @@ def test_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--json", "--tokens", "64", "--labels", "2"]) == 0
     facts = json.loads(capsys.readouterr().out)
     architecture = PUBLISHED[name]
-    assert set(facts) == {"params", "params_active", "params_published", "macs_linear", "macs", "layers"}
-    assert facts["params"] == cost.params(architecture, 2)
-    assert facts["params_published"] == cost.params_published(architecture)
+    assert set(facts) == COSTS | {"layers"}
+    for key in ("params", "params_active"):
+        assert facts[key] == getattr(cost, key)(architecture, 2)
+    for key in ("params_encoder", "params_effective", "params_minimoe", "params_published", "speedup"):
+        assert facts[key] == getattr(cost, key)(architecture)
+    assert facts["flops"] == cost.flops(architecture, 64)
     assert facts["macs"] == cost.macs(architecture, 64, 2)
     assert facts["macs_linear"] == cost.macs_linear(architecture, 64)
     assert len(facts["layers"]) == architecture.base.depth
@@ -28,6 +37,43 @@ def test_layers() -> None:
     layer = describe(PUBLISHED["efficientbert"])["layers"][3]
     formula = "project(gelu(expand(max(x,tanh(x)))))"
     assert layer == {"formula": formula, "stack": 2, "expansion": "1/2", "inner": 270, "experts": 1}
+
+
+def test_layers_of_experts() -> None:
+    keys = ("experts", "shared", "routing", "top_k", "capacity")
+    moebert, minimoe = (describe(PUBLISHED[name])["layers"][0] for name in ("moebert", "minimoe-3l-384h"))
+    assert [moebert[key] for key in keys] == [4, "2/3", "hash", 1, None]
+    assert [minimoe[key] for key in keys] == [4, "1", "token_gate", 1, "5/4"]
+    assert (moebert["expansion"], moebert["inner"]) == ("1/4", 768)
+
+
+def test_table_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["moebert"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for number, words in (
+        ("109,512,195", "with pooler"),
+        ("66,989,571", "active"),
+        ("66,396,672", "active for a token (MoEBERT)"),
+        ("2.00", "(MoEBERT)"),
+    ):
+        assert any(number in line and words in line for line in lines)
+    assert any("experts" in line and "inner" in line for line in lines)
+    assert main(["minimoe-3l-384h"]) == 0
+    output = capsys.readouterr().out
+    assert "28,324,224 without them, with MiniMoE's maps for relations" in output
+    assert "679,477,248 of these in the encoder's linear maps (MiniMoE)" in output
+    assert main(["bert-base"]) == 0
+    output = capsys.readouterr().out
+    assert "22,498,246,656 as TinyBERT and MicroBERT count them" in output
+    assert "experts" not in output
+
+
+def test_attention_experts_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = Base(depth=2, width=12, heads=3, inner=24, attention_experts=2)
+    path = tmp_path / "architecture.json"
+    Architecture.uniform(base, experts=Experts(2, Fraction(1), "token_gate")).save(path)
+    assert main([str(path)]) == 0
+    assert "3 heads, 2 attention experts, inner width 24" in capsys.readouterr().out
 
 
 def test_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +145,9 @@ LONG = nodes(("0", "expand", ["x"]), *((f"{i + 1}", "relu", [f"{i}"]) for i in r
         ({"expansion": float("nan")}, "NaN is not a number that JSON has"),
         ({"expansion": "5/4"}, "layers[0].expansion: must be above 0 and at most 1"),
         ({"stack": 10**9}, "layers[0].stack: "),
+        ({"experts": {"count": 4, "routing": "hsh"}}, "layers[0].experts.routing: unknown routing 'hsh'; did you mean"),
+        ({"experts": {"count": 4}}, "layers[0].experts: 4 experts that share 0 of 32 channels have at most 0 + "),
+        ({"experts": {"count": 10**9}}, "layers[0].experts.count: must be from 1 to 64"),
     ],
 )  # fmt: skip
 def test_hostile_files(

@@ -13,9 +13,10 @@ from scipy.stats import norm
 
 from nas.ledger import Tried
 from nas.samplers import SAMPLERS, evolution, lanas, local
-from nas.samplers.encoding import BLOCK, DOUBLING, OPERATION, OPERATIONS, PLACED, SEGMENTS, encode, widths
+from nas.samplers.encoding import BLOCK, DOUBLING, EXPERTS, OPERATION, OPERATIONS, PLACED, SEGMENTS, encode, widths
 from nas.samplers.lanas import GROWTH, PHASE, START, LaNAS, descend, expected_improvement, fit, ranks, within
-from search_spaces import GELU, Architecture, Base, FFNGraph, Genes, Space
+from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes, Space
+from search_spaces.architecture import ROUTINGS
 from search_spaces.canonical import function_key
 
 BASE = Base(depth=2, width=24, heads=4, inner=64, vocabulary=50, positions=20)
@@ -36,6 +37,9 @@ def sized(*sizes: tuple[int, Fraction], graph: FFNGraph = GELU) -> Architecture:
 def test_the_widths_of_a_space() -> None:
     assert widths(SPACE) == (2, 3, 4, 5, 6, 7)  # 4 to 128 channels; 8 are two blocks of 4
     assert widths(Space(BASE, (1,), (Fraction(1),), 1, 10**9)) == (6,)
+    # 4 experts without shared channels have at most 16.
+    assert widths(Space(BASE, (1, 2), EXPANSIONS, 1, 10**9, experts=(Experts(4),))) == (2, 3, 4, 5)
+    assert widths(Space(BASE, (1, 2), EXPANSIONS, 1, 10**9, experts=(Experts(4), DENSE))) == STEPS
 
 
 def test_sizes_are_encoded_as_far_as_they_differ() -> None:
@@ -67,7 +71,34 @@ def test_blocks_and_operations_are_encoded() -> None:
     changed = np.flatnonzero(plain != edited)
     assert (edited - plain)[changed] == pytest.approx([OPERATION, PLACED])
     kinds = len(SEGMENTS) * len(OPERATIONS)
-    assert len(plain) == BASE.depth * (len(STEPS) - 1) + BASE.depth + (1 + BASE.depth) * kinds
+    dense = BASE.depth * (len(STEPS) - 1) + BASE.depth + (1 + BASE.depth) * kinds
+    assert len(plain) == dense + BASE.depth * NUMBERS
+    assert not plain[dense:].any()
+
+
+# Of a layer's experts: count, shared, top_k and capacity, and which routing they have.
+NUMBERS = 4 + len(ROUTINGS)
+
+
+def test_experts_are_encoded() -> None:
+    def encoded(*experts: Experts) -> np.ndarray:
+        layers = tuple(Genes(GELU, 1, Fraction(1, 16), one) for one in experts)
+        (row,) = encode([Architecture(BASE, layers)], STEPS)
+        return row
+
+    plain = encoded(DENSE, DENSE)
+    gated = Experts(8, Fraction(3, 4), "token_gate", 2, Fraction(5, 4))
+    row = encoded(gated, DENSE)
+    assert (row == plain)[: -BASE.depth * NUMBERS].all()
+    numbers = row[-BASE.depth * NUMBERS :].reshape(BASE.depth, NUMBERS) / EXPERTS
+    assert numbers[0] == pytest.approx([3, 0.75, 1, 0.8, *(float(one == "token_gate") for one in ROUTINGS)])
+    assert not numbers[1].any()
+    # The looser the capacity, the nearer is none at all.
+    bounds = [None, Fraction(4), Fraction(2), Fraction(1)]
+    rows = [encoded(Experts(8, Fraction(3, 4), "token_gate", 2, bound), DENSE) for bound in bounds]
+    distances = [float(np.linalg.norm(other - rows[0])) for other in rows]
+    assert distances == sorted(distances) and len(set(distances)) == 4
+    assert len({row.tobytes() for row in (plain, *(encoded(Experts(2, routing=one), DENSE) for one in ROUTINGS))}) == 5
 
 
 def test_ranks_do_not_depend_on_the_scale() -> None:

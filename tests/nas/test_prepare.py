@@ -7,11 +7,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, BertForSequenceClassification
 
-from distill.data import load_encoded
+from distill.data import load_encoded, training_batches
+from distill.evaluation import measure
 from distill.teacher import SavedTeacher
 from nas.config import ConfigError, load_config
-from nas.evaluate import Evaluator, measure
-from nas.prepare import Workspace, objective, prepare, set_dropout, training_batches
+from nas.evaluate import Evaluator
+from nas.prepare import Workspace, objective, prepare, set_dropout
 from search_spaces import Architecture, Base
 from supernet.build import full_architecture
 from tests.nas.house import House

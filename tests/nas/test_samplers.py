@@ -18,7 +18,7 @@ from nas import ledger
 from nas.samplers import SAMPLERS, SamplerError
 from nas.samplers.encoding import OPERATIONS
 from nas.storage import sqlite_url
-from search_spaces import GELU, Architecture, Base, FFNGraph, Genes, Space, cost
+from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
 from search_spaces.canonical import function_key
 from search_spaces.spaces import GRAPHS, SIZES, Limit
 from tests.tiny import architectures
@@ -42,6 +42,7 @@ SPACES = {
     "all": SPACE,
     "gated": space(gated=True),
     "limits": space(limits=(Limit("macs", 0, macs, 4 * macs(BASE, Genes(GELU, 1, Fraction(1, 2)))),)),
+    "experts": space(experts=(DENSE, Experts(4), Experts(2, Fraction(1, 2), "token_gate"))),
     "graphs": space(1, 10**9, start=START, vary=frozenset({GRAPHS})),
     "sizes": space(start=Architecture.uniform(BASE), vary=frozenset({SIZES})),
 }

@@ -1,10 +1,12 @@
 """Random values for property tests."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from search_spaces import BINARY, UNARY, Architecture, Base, FFNGraph, Genes, Space
+from search_spaces import BINARY, DENSE, UNARY, Architecture, Base, Experts, FFNGraph, Genes, Space
+from search_spaces.architecture import ROUTINGS
 from search_spaces.graph import MAX_TERMS
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
@@ -42,14 +44,38 @@ def graphs(draw: st.DrawFn) -> FFNGraph:
 
 
 @st.composite
+def experts(draw: st.DrawFn, inner: int) -> Experts:
+    """Any experts that a layer of BASE with so many inner channels can have, one as well as several."""
+    count = draw(st.sampled_from([1, 1, 1, 2, 3, 4, 8]))
+    if count == 1:
+        return DENSE
+    # The fewest shared channels with which an expert's part of the others suffices.
+    least = next(shared for shared in range(inner + 1) if shared + (BASE.inner - shared) // count >= inner)
+    shared = Fraction(draw(st.integers(least, inner)), inner)
+    routing, top_k = draw(st.sampled_from(ROUTINGS)), draw(st.integers(1, min(count, 4)))
+    capacities = st.none() | st.fractions(Fraction(1, 4), 4, max_denominator=100)
+    return Experts(count, shared, routing, top_k, None if routing == "sentence_gate" else draw(capacities))
+
+
+@st.composite
+def genes_of_layers(draw: st.DrawFn) -> Genes:
+    """Any genes that a layer of BASE can have."""
+    expansion = draw(st.fractions(Fraction(1, BASE.inner), 1, max_denominator=BASE.inner))
+    genes = Genes(draw(graphs()), draw(st.integers(1, 4)), expansion)
+    return replace(genes, experts=draw(experts(genes.inner(BASE))))
+
+
+@st.composite
 def architectures(draw: st.DrawFn) -> Architecture:
     """Any valid architecture of three small layers."""
-    expansions = st.fractions(Fraction(1, BASE.inner), 1, max_denominator=BASE.inner)
-    genes = st.builds(Genes, graphs(), st.integers(1, 4), expansions)
-    return Architecture(BASE, tuple(draw(st.lists(genes, min_size=3, max_size=3))))
+    base = replace(BASE, attention_experts=draw(st.sampled_from([1, 1, 2, 3])))
+    return Architecture(base, tuple(draw(st.lists(genes_of_layers(), min_size=3, max_size=3))))
 
 
-def small_space(low: int, high: int, mismatch: str = "narrow", edit_rate: float = 0.5) -> Space:
-    """Three layers with six sizes each; the narrowest one is below the model's width, the widest above."""
-    base = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20, mismatch=mismatch)
-    return Space(base, (1, 2), (Fraction(1), Fraction(1, 2), Fraction(1, 4)), low, high, edit_rate)
+def small_space(
+    low: int, high: int, mismatch: str = "narrow", edit_rate: float = 0.5, experts: tuple[Experts, ...] = (DENSE,)
+) -> Space:
+    """Three layers with six dense sizes each; the narrowest one is below the model's width, the widest above."""
+    base = replace(BASE, mismatch=mismatch)
+    expansions = (Fraction(1), Fraction(1, 2), Fraction(1, 4))
+    return Space(base, (1, 2), expansions, low, high, edit_rate, experts=experts)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from search_spaces import GELU, PUBLISHED, Architecture, ArchitectureError, Base, Genes
+from search_spaces import DENSE, GELU, PUBLISHED, Architecture, ArchitectureError, Base, Experts, Genes
 from tests.search_spaces.strategies import architectures
 
 SMALL = Architecture.uniform(Base(depth=4, width=12, heads=3, inner=24), expansion=Fraction(1, 8))
@@ -81,7 +82,47 @@ FAULTS: list[tuple[str, object, str]] = [
     ("layers", {}, "layers: must be a list, not {}"),
     ("layers", [], "layers: 0 given, but base.depth is 4"),
     ("layers.2", 7, "layers[2]: must be a JSON object, not 7"),
-    ("layers.2.experts", 7, "layers[2]: unknown key 'experts'"),
+    ("base.attention_experts", 0, "base.attention_experts: must be from 1 to 64, not 0"),
+    ("layers.2.experts", 7, "layers[2].experts: must be a JSON object, not 7"),
+    ("layers.2.experts", {}, "layers[2].experts: the key 'count' is missing"),
+    ("layers.2.experts", {"count": 4, "sharde": 1}, "layers[2].experts: unknown key 'sharde'; did you mean 'shared'?"),
+    ("layers.2.experts", {"count": 0}, "layers[2].experts.count: must be from 1 to 64, not 0"),
+    ("layers.2.experts", {"count": True}, "layers[2].experts.count: must be a whole number, not True"),
+    ("layers.2.experts", {"count": 4, "shared": "5/4"}, "layers[2].experts.shared: must be from 0 to 1, not 5/4"),
+    ("layers.2.experts", {"count": 4, "shared": "s"}, "layers[2].experts.shared: must be a fraction such as \"1/8\""),
+    ("layers.2.experts", {"count": 4, "top_k": 5}, "layers[2].experts.top_k: 5 of 4 experts"),
+    ("layers.2.experts", {"count": 4, "top_k": None}, "layers[2].experts.top_k: must be a whole number, not None"),
+    ("layers.2.experts", {"count": 4, "capacity": 0}, "layers[2].experts.capacity: must be above 0, not 0"),
+    ("layers.2.experts", {"count": 4, "capacity": None}, "layers[2].experts.capacity: must be a fraction"),
+    ("layers.2.experts", {"count": 4, "routing": 7}, "layers[2].experts.routing: unknown routing 7; known are hash, "),
+    (
+        "layers.2.experts",
+        {"count": 4, "routing": "hsh"},
+        "layers[2].experts.routing: unknown routing 'hsh'; did you mean 'hash'?",
+    ),
+    (
+        "layers.2.experts",
+        {"count": 2, "routing": "sentence_gate", "capacity": 1.25},
+        "layers[2].experts.capacity: 'sentence_gate' sends whole sentences; leave it out",
+    ),
+    (
+        "layers.2.experts",
+        {"count": 1, "routing": "token_gate"},
+        "layers[2].experts: one expert is a dense layer, which has no other settings",
+    ),
+    # SMALL has 3 of 24 inner channels.
+    (
+        "layers.2.experts",
+        {"count": 9},
+        "layers[2].experts: 9 experts that share 0 of 24 channels have at most 0 + (24 - 0) // 9 = 2 channels each, "
+        "not 3; lower the expansion, or share more",
+    ),
+    (
+        "layers.2.experts",
+        {"count": 32, "shared": "2/3"},
+        "layers[2].experts: 32 experts that share 2 of 24 channels have at most 2 + (24 - 2) // 32 = 2 channels each, "
+        "not 3",
+    ),
     (
         "layers.3.graph",
         "project(gleu(expand(x)))",
@@ -116,6 +157,57 @@ def test_faults_name_their_place(place: str, value: object, message: str) -> Non
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 200
+
+
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 40), st.integers(1, 40))
+def test_experts_need_channels_to_differ_in(inner: int, count: int, shared: int, own: int) -> None:
+    """Cutting a list of channels in the way that the genes describe gives every expert its width, or an error."""
+    own, shared = min(own, inner), min(shared, own, inner)
+    rest = range(shared, inner)
+    cuts = [(*range(shared), *rest[expert::count])[:own] for expert in range(count)]
+    base = Base(depth=1, width=6, heads=2, inner=inner)
+    genes = Genes(GELU, 1, Fraction(own, inner), DENSE if count == 1 else Experts(count, Fraction(shared, own)))
+    assert genes.inner(base) == own
+    assert genes.shared(base) == (shared if count > 1 else 0)
+    if all(len(cut) == own for cut in cuts):
+        Architecture(base, (genes,))
+    else:
+        assert min(map(len, cuts)) == genes.most(base)
+        with pytest.raises(ArchitectureError, match=r"lower the expansion, or share more"):
+            Architecture(base, (genes,))
+
+
+def test_the_splits_of_the_papers() -> None:
+    base = PUBLISHED["bert-base"].base
+    genes = PUBLISHED["moebert"].layers[0]
+    assert (genes.inner(base), genes.shared(base), genes.most(base)) == (768, 512, 1152)
+    copies = PUBLISHED["minimoe-3l-384h"].layers[0]
+    assert copies.shared(PUBLISHED["minimoe-3l-384h"].base) == 4 * 384
+
+
+def test_experts_as_text() -> None:
+    assert [str(layer.experts) for layer in (PUBLISHED["bert-base"].layers[0], PUBLISHED["moebert"].layers[0])] == [
+        "dense",
+        "4 hash, shared 2/3",
+    ]
+    routed = Experts(8, Fraction(1), "token_gate", 2, Fraction(5, 4))
+    assert str(routed) == "8 token_gate, shared 1, top 2, capacity 5/4"
+    assert routed.to_json() == {"count": 8, "shared": "1", "routing": "token_gate", "top_k": 2, "capacity": "5/4"}
+    assert Experts.from_json({"count": 8, "shared": 1, "routing": "token_gate", "top_k": 2, "capacity": 1.25}) == routed
+    assert Experts.from_json(DENSE.to_json()) == DENSE == Experts.from_json({"count": 1})
+
+
+@pytest.mark.parametrize("changes", [{"shared": 0.5}, {"shared": True}, {"capacity": 1.25}, {"capacity": "5/4"}])
+def test_experts_check_their_fractions(changes: dict[str, Any]) -> None:
+    with pytest.raises(ArchitectureError, match=rf"^experts\.{next(iter(changes))}: must be a Fraction"):
+        Experts(4, **changes)
+
+
+def test_a_dense_architecture_says_nothing_of_experts() -> None:
+    """Stored architectures and the keys of their functions are made of this text."""
+    assert "experts" not in json.dumps(SMALL.to_json())
+    routed = Architecture.uniform(SMALL.base, expansion=Fraction(1, 8), experts=Experts(4)).to_json()
+    assert routed["layers"][0]["experts"] == {"count": 4, "shared": "0", "routing": "hash"}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.duplicates import DOUBLE, INNER, LAWS, UNKNOWN, Judge, agree, check, draws, filled, rewritten, text
-from search_spaces import GELU, OPERATIONS, PUBLISHED, Architecture, Base, FFNGraph, Genes, GraphError
+from search_spaces import GELU, OPERATIONS, PUBLISHED, Architecture, Base, Experts, FFNGraph, Genes, GraphError
 from search_spaces.canonical import (
     _BINARY,
     _GELU,
@@ -373,6 +374,34 @@ def test_a_key_says_everything() -> None:
     others.append(replace(first, layers=first.layers[::-1]))
     assert function_key(same) == function_key(first)
     assert len({function_key(other) for other in (first, *others)}) == 1 + len(others)
+
+
+def test_keys_of_experts() -> None:
+    base = Base(3, 24, 4, 49)
+    plain = Architecture.uniform(base, expansion=Fraction(1, 4))  # 12 channels
+
+    def key(of: Base = base, **changes: Any) -> str:
+        experts = Experts(**{"count": 4, "shared": Fraction(1, 2)} | changes)
+        return function_key(Architecture(of, (replace(plain.layers[0], experts=experts), *plain.layers[1:])))
+
+    # All share 6 channels.
+    assert key() == key(shared=Fraction(7, 13)) == key(shared=Fraction(6, 12))
+    others = [
+        function_key(plain),
+        key(count=2),
+        key(shared=Fraction(7, 12)),
+        key(routing="balanced_hash"),
+        key(routing="token_gate"),
+        key(top_k=2),
+        key(capacity=Fraction(5, 4)),
+        key(replace(base, attention_experts=2)),
+    ]
+    assert len({key(), *others}) == 1 + len(others)
+
+
+def test_keys_do_not_depend_on_the_version() -> None:
+    """Studies store them."""
+    assert function_key(Architecture.uniform(BASES[0])) == "e7eba189329fb421881fc7df3905145b"
 
 
 def test_keys_do_not_depend_on_the_process() -> None:

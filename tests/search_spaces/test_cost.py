@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces import Architecture, Base, FFNGraph, Genes, cost
+from search_spaces import DENSE, Architecture, Base, FFNGraph, Genes, cost
 from tests.search_spaces.strategies import architectures
 
 
@@ -21,13 +21,18 @@ def shapes(architecture: Architecture, labels: int) -> list[tuple[int, ...]]:
     else:
         found += [(base.vocabulary, base.embedding), (3 * base.embedding, d), (d,)]
     for genes in architecture.layers:
-        found += [(d, d), (d,)] * 4 + [(d,), (d,)]
+        found += [(d, d), (d,)] * 4 * base.attention_experts + [(d,), (d,)]
+        if base.attention_experts > 1:
+            found.append((d, base.attention_experts))
+        experts = genes.experts
         nodes, widths = genes.graph.nodes, genes.graph.widths(d, genes.inner(base), base.mismatch)
         for _ in range(genes.stack):
             for number, node in enumerate(nodes):
                 if node.op in ("expand", "gate", "project"):
-                    found += [(widths[node.inputs[0]], widths[number]), (widths[number],)]
+                    found += [(widths[node.inputs[0]], widths[number]), (widths[number],)] * experts.count
             found += [(d,), (d,)]
+            if experts.routing in ("token_gate", "sentence_gate"):
+                found.append((d, experts.count))
     return [*found, (d, d), (d,), (d, labels), (labels,)]
 
 
@@ -40,13 +45,36 @@ def test_parameters(drawn: Architecture, labels: int, embedding: int | None, mis
     architecture = Architecture(replace(drawn.base, embedding=embedding, mismatch=mismatch), drawn.layers)
     expected = shapes(architecture, labels)
     assert cost.params(architecture, labels) == sum(map(size, expected))
-    assert cost.params_active(architecture, labels) == cost.params(architecture, labels)
     ffn = sum(cost.ffn_params(architecture.base, genes) for genes in architecture.layers)
     assert cost.fixed_params(architecture.base, labels) + ffn == cost.params(architecture, labels)
 
 
+def passed(architecture: Architecture) -> Architecture:
+    """A dense architecture with a block for each expert that a token passes, of one attention."""
+    layers = (
+        replace(genes, stack=genes.stack * genes.experts.top_k, experts=DENSE) for genes in architecture.layers
+    )
+    return Architecture(replace(architecture.base, attention_experts=1), tuple(layers))
+
+
+@given(architectures(), st.integers(1, 5))
+def test_active_parameters(architecture: Architecture, labels: int) -> None:
+    base, d = architecture.base, architecture.base.width
+    routers = base.depth * d * base.attention_experts * (base.attention_experts > 1)
+    norms = 0
+    for genes in architecture.layers:
+        routers += genes.stack * d * genes.experts.count * genes.experts.gated
+        norms += genes.stack * (genes.experts.top_k - 1) * 2 * d  # `passed` has one for each of its blocks
+    active, stored = cost.params_active(architecture, labels), cost.params(architecture, labels)
+    assert active == cost.params(passed(architecture), labels) - norms + routers
+    everything = all(genes.experts.top_k == genes.experts.count for genes in architecture.layers)
+    assert active <= stored
+    assert (active == stored) == (everything and base.attention_experts == 1)
+
+
 @given(architectures(), st.integers(1, 20), st.integers(1, 5))
-def test_macs(architecture: Architecture, tokens: int, labels: int) -> None:
+def test_macs(drawn: Architecture, tokens: int, labels: int) -> None:
+    architecture = passed(drawn)
     base, d = architecture.base, architecture.base.width
     matrices = [shape for shape in shapes(architecture, labels) if len(shape) == 2]
     # Word, position and type embeddings are look-ups, pooler and classifier see one token.
@@ -57,6 +85,15 @@ def test_macs(architecture: Architecture, tokens: int, labels: int) -> None:
     assert (
         cost.macs(architecture, tokens, labels) == cost.macs_linear(architecture, tokens) + attention + head
     )
+
+    # Experts cost what a token passes, and their gates.
+    gates = drawn.base.depth * tokens * d * drawn.base.attention_experts * (drawn.base.attention_experts > 1)
+    for genes in drawn.layers:
+        decisions = {"token_gate": tokens, "sentence_gate": 1}.get(genes.experts.routing, 0)
+        gates += genes.stack * decisions * d * genes.experts.count
+    assert cost.macs_linear(drawn, tokens) == cost.macs_linear(architecture, tokens)
+    assert cost.macs(drawn, tokens, labels) == cost.macs(architecture, tokens, labels) + gates
+    assert cost.elementwise(drawn, tokens) == cost.elementwise(architecture, tokens)
 
 
 def test_a_gate_costs_what_expand_costs() -> None:

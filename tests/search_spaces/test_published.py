@@ -1,12 +1,15 @@
-"""The published strings and the numbers published with them."""
+"""The published strings and architectures, and the numbers published with them."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces import GELU, PUBLISHED, FFNGraph, GraphError, breaks_rules, cost
+from search_spaces import GELU, PUBLISHED, Architecture, Experts, FFNGraph, GraphError, breaks_rules, cost
 from search_spaces.published import RELEASED, parse_released, print_released
 from tests.search_spaces.strategies import graphs
 
@@ -22,11 +25,122 @@ MILLIONS = {
 DEPLOYABLE = {"base": "15.217", "stage1": "15.279", "efficientbert": "15.616", "efficientbert-tiny": "9.229"}
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", MILLIONS)
 def test_parameters(name: str) -> None:
     assert f"{cost.params_published(PUBLISHED[name]) / 1e6:.3f}" == MILLIONS[name]
     if name in DEPLOYABLE:
         assert f"{cost.params(PUBLISHED[name]) / 1e6:.3f}" == DEPLOYABLE[name]
+
+
+def variant(name: str, experts: Experts | None = None, **changes: int) -> Architecture:
+    """A published architecture of uniform layers, on a base with these changes."""
+    genes = PUBLISHED[name].layers[0]
+    base = replace(PUBLISHED[name].base, **changes)
+    return Architecture(base, (replace(genes, experts=experts or genes.experts),) * base.depth)
+
+
+# What the papers compare with, or mention, beside the published architectures.
+ARCHITECTURES = PUBLISHED | {
+    "bert-4l": variant("bert-base", depth=4),
+    "bert-6l": variant("bert-base", depth=6),
+    "minilm-12l-192h": variant("minilm-4l-192h", depth=12),
+    "minimoe-12l-192h, 2 experts": variant("minilm-4l-192h", Experts(2, Fraction(1), "token_gate"), depth=12),
+    "moebert-large": variant("moebert", Experts(4, Fraction(1, 2)), depth=24, width=1024, heads=16, inner=4096),
+}
+
+
+def embeddings(architecture: Architecture) -> int:
+    base = architecture.base
+    return (base.vocabulary + base.positions + base.token_types + 2) * base.width
+
+
+QUANTITIES: dict[str, Callable[[Architecture], float]] = {
+    "M with pooler": lambda one: cost.params(one, labels=0) / 1e6,
+    "M of the encoder": lambda one: cost.params_encoder(one) / 1e6,
+    "M effective": lambda one: cost.params_effective(one) / 1e6,
+    "M with relation maps": lambda one: cost.params_minimoe(one) / 1e6,
+    "M with the transform": lambda one: cost.params_published(one) / 1e6,
+    "M of embeddings": lambda one: embeddings(one) / 1e6,
+    "M of layers": lambda one: (cost.params_encoder(one) - embeddings(one)) / 1e6,
+    "M of layers and relation maps": lambda one: (cost.params_minimoe(one) - embeddings(one)) / 1e6,
+    "G linear MACs": lambda one: cost.macs_linear(one) / 1e9,
+    "G FLOPs": lambda one: cost.flops(one) / 1e9,
+    "G FLOPs of linear maps and products": lambda one: (cost.flops(one) - 256 * one.base.width**2) / 1e9,
+    "times faster": cost.speedup,
+}
+FIGURES: list[tuple[str, str, dict[str, str]]] = [
+    ("EfficientBERT, table 2", "M of the encoder", {"bert-base": "108.9"}),
+    ("EfficientBERT, table 2", "M with the transform", {"bert-4l": "52.8", "bert-6l": "67.0", "tinybert-4": "14.5"}),
+    ("EfficientBERT, table 4", "M with the transform", {"minilm-4l-384h": "19.3", "minilm-6l-384h": "22.9"}),
+    ("MoEBERT, section 1 and caption of table 1", "M with pooler", {"bert-base": "1.1E+2"}),
+    ("MoEBERT, caption of table 2", "M with pooler", {"bert-base": "109"}),
+    ("MoEBERT, tables 1 and 2", "M of the encoder", {"bert-6l": "66"}),
+    ("MoEBERT, section 4.3", "M effective", {"moebert": "66"}),
+    ("MoEBERT, section 1", "times faster", {"moebert": "2.00", "bert-base": "1.00"}),
+    (
+        "MiniMoE, tables 3 and 9",
+        "G linear MACs",
+        {
+            "bert-base": "10.9",
+            **{f"{name}-6l-384h": "1.36" for name in ("minilm", "minimoe")},
+            **{f"{name}-4l-384h": "0.91" for name in ("minilm", "minimoe")},
+            **{f"{name}-3l-384h": "0.68" for name in ("minilm", "minimoe")},
+            **{f"{name}-4l-192h": "0.23" for name in ("minilm", "minimoe")},
+        },
+    ),
+    (
+        "MiniMoE, table 10",
+        "G linear MACs",
+        {
+            "bert-large": "38.7",
+            **{f"{name}-4l-96h": "0.06" for name in ("minilm", "minimoe")},
+            **{f"{name}-3l-96h": "0.04" for name in ("minilm", "minimoe")},
+        },
+    ),
+    ("MiniMoE, table 5", "M with pooler", {"bert-base": "109.5"}),
+    ("MiniMoE, table 5", "M of the encoder", {"minilm-3l-384h": "17.2"}),
+    ("MiniMoE, table 5", "M with relation maps", {"minimoe-3l-384h": "28.3"}),
+    ("MiniMoE, table 12", "M of layers", {"minilm-3l-384h": "5.3"}),
+    ("MiniMoE, table 12", "M of layers and relation maps", {"minimoe-3l-384h": "16.4"}),
+    # Appendix B calls them 4L.
+    ("MiniMoE, appendix B", "M of embeddings", {"minilm-12l-192h": "6.0", "minimoe-12l-192h, 2 experts": "6.0"}),
+    ("MiniMoE, appendix B", "M with pooler", {"minilm-12l-192h": "11.3", "minimoe-12l-192h, 2 experts": "14.9"}),
+    (
+        "MiniMoE, appendix B",
+        "M of layers and relation maps",
+        {"minilm-12l-192h": "5.4", "minimoe-12l-192h, 2 experts": "9.0"},
+    ),
+    ("MicroBERT, section 1", "M with pooler", {"bert-base": "109", "bert-large": "3.4E+2"}),
+    ("MicroBERT, table 1", "M with pooler", {"bert-base": "109"}),
+    ("MicroBERT, table 1", "M of the encoder", {"bert-4l": "52.2"}),
+    ("MicroBERT, table 1", "M with the transform", {"tinybert-4": "14.5", "microbert": "14.5"}),
+    ("MicroBERT, table 1", "G FLOPs", {"bert-base": "22.5", "bert-4l": "7.6"}),
+    ("MicroBERT, table 1", "G FLOPs of linear maps and products", {"tinybert-4": "1.2", "microbert": "1.2"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("quantity", "name", "printed"),
+    [
+        pytest.param(quantity, name, printed, id=f"{place}: {name}, {printed} {quantity}")
+        for place, quantity, rows in FIGURES
+        for name, printed in rows.items()
+    ],
+)
+def test_figures_of_the_papers(quantity: str, name: str, printed: str) -> None:
+    """Every printed figure that follows from dimensions, to half a unit of its last digit."""
+    unit = 10.0 ** int(Decimal(printed).as_tuple().exponent)
+    assert QUANTITIES[quantity](ARCHITECTURES[name]) == pytest.approx(float(printed), rel=0, abs=unit / 2)
+
+
+@pytest.mark.parametrize(("name", "dense"), [("moebert", "bert-base"), ("moebert-large", "bert-large")])
+def test_moebert_halves_the_encoder(name: str, dense: str) -> None:
+    """Effective parameters "reduced by half", and "a x2 speedup" (sections 1, 3.1 and 4.6)."""
+    small, large = ARCHITECTURES[name], PUBLISHED[dense]
+    layers = cost.params_effective(small) - embeddings(small), cost.params_encoder(large) - embeddings(large)
+    assert layers[0] / layers[1] == pytest.approx(0.5, abs=0.001)
+    assert cost.speedup(small) == 2
+    assert cost.params_encoder(small) > 0.99 * cost.params_encoder(large)
 
 
 @pytest.mark.parametrize("text", sorted({text for texts in RELEASED.values() for text in texts}))

@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search_spaces import (
+    DENSE,
     GELU,
     PUBLISHED,
     Architecture,
     Base,
+    Experts,
     FFNGraph,
     Genes,
     Space,
@@ -34,6 +36,14 @@ from tests.search_spaces.strategies import small_space
 LOW, HIGH = 18_000, 24_000
 BASE = PUBLISHED["base"].base
 PAPER = Space(BASE, (1, 2, 3, 4), tuple(Fraction(1, n) for n in (1, 2, 3, 4)), 14_900_000, 15_900_000)
+# On the small base of 48 inner channels, two of them go with some of the expansions 1, 1/2 and 1/4, others with all.
+ROUTED = (
+    Experts(4),
+    DENSE,
+    Experts(4, routing="token_gate", capacity=Fraction(5, 4)),
+    Experts(2, Fraction(2, 3), "balanced_hash"),
+    Experts(3, Fraction(1), "sentence_gate", top_k=2),
+)
 
 
 @dataclass
@@ -60,15 +70,20 @@ class Scripted:
 
 def sizes(space: Space, graphs: Sequence[FFNGraph]) -> list[tuple[Genes, ...]]:
     """Every combination of sizes inside the box, by brute force."""
-    options = [
-        [Genes(graph, stack, expansion) for stack in space.stacks for expansion in space.expansions]
-        for graph in graphs
-    ]
+    choices = list(itertools.product(space.stacks, space.expansions, space.experts))
+    options = [[genes for size in choices if splits(genes := Genes(graph, *size), space.base)] for graph in graphs]
     return [
         layers
         for layers in itertools.product(*options)
         if space.min_params <= cost.params(Architecture(space.base, layers), space.labels) <= space.max_params
     ]
+
+
+def splits(genes: Genes, base: Base) -> bool:
+    """Whether the base has enough channels for each of the layer's experts."""
+    own = genes.inner(base)
+    shared = int(genes.experts.shared * own)
+    return own <= shared + (base.inner - shared) // genes.experts.count
 
 
 def assert_member(space: Space, architecture: Architecture) -> None:
@@ -78,14 +93,21 @@ def assert_member(space: Space, architecture: Architecture) -> None:
         assert breaks_rules(genes.graph) == []
         assert genes.stack in space.stacks
         assert genes.expansion in space.expansions
+        assert genes.experts in space.experts
+        assert splits(genes, space.base)
 
 
 @settings(max_examples=200)
 @given(
-    st.randoms(use_true_random=False), st.sampled_from(["narrow", "wide"]), st.sampled_from([0.0, 0.3, 1.0])
+    st.randoms(use_true_random=False),
+    st.sampled_from(["narrow", "wide"]),
+    st.sampled_from([0.0, 0.3, 1.0]),
+    st.sampled_from([(DENSE,), ROUTED, ROUTED[:1]]),
 )
-def test_draws_are_members(rng: random.Random, mismatch: str, edit_rate: float) -> None:
-    space = small_space(LOW, HIGH, mismatch, edit_rate)
+def test_draws_are_members(
+    rng: random.Random, mismatch: str, edit_rate: float, experts: tuple[Experts, ...]
+) -> None:
+    space = small_space(LOW, HIGH if experts == (DENSE,) else 2 * HIGH, mismatch, edit_rate, experts)
     architecture = space.sample(rng)
     assert_member(space, architecture)
     if not edit_rate:
@@ -190,12 +212,14 @@ def test_an_activated_intermediate_is_not_activated_again() -> None:
     assert "layer1/mid/right/pre" not in trial.seen
 
 
-def test_sizes_are_uniform_in_the_box() -> None:
-    space = small_space(LOW, HIGH)
+@pytest.mark.parametrize(("low", "high", "experts"), [(LOW, HIGH, (DENSE,)), (LOW, 18_150, ROUTED)])
+def test_sizes_are_uniform_in_the_box(low: int, high: int, experts: tuple[Experts, ...]) -> None:
+    space = small_space(low, high, experts=experts)
     graphs = [GELU, FFNGraph.parse("project(relu(mul(expand(x),x)))"), GELU]
     choices = {"layer2/mid/op": "mul", "layer2/mid/right/own-x": "x", "layer2/mid/outer": "relu"}
     expected = sizes(space, graphs)
     assert 20 < len(expected) < 216
+    assert {genes.experts for layers in expected for genes in layers} == set(experts)
 
     # A chi-squared test: its statistic has mean `degrees` and variance 2 * degrees.
     rng = random.Random(0)
@@ -214,8 +238,9 @@ def test_sizes_are_uniform_in_the_box() -> None:
 
 @pytest.mark.parametrize("low", [1, 14_000, LOW])
 def test_size_count_by_brute_force(low: int) -> None:
-    space = small_space(low, HIGH)
-    assert space.size_count() == len(sizes(space, [GELU] * 3))
+    for experts in ((DENSE,), ROUTED):
+        space = small_space(low, HIGH, experts=experts)
+        assert space.size_count() == len(sizes(space, [GELU] * 3))
 
 
 @given(
@@ -317,8 +342,8 @@ HALF = (Fraction(1, 2),)
             ((1,), HALF, 1, 2),
             "no architecture has 1 to 2 parameters: this space reaches from 13,465,899 to 13,465,899",
         ),
-        (((1,), HALF, 1, 2), "raise max_params, or allow smaller expansions or stacks"),
-        (((1,), HALF, 10**8, 10**9), "lower min_params, or allow larger expansions or stacks"),
+        (((1,), HALF, 1, 2), "raise max_params, or allow smaller expansions, smaller stacks or fewer experts"),
+        (((1,), HALF, 10**8, 10**9), "lower min_params, or allow larger expansions, larger stacks or more experts"),
         (((1, 4), HALF, 13_600_000, 13_600_001), "no size in between fits; widen the box"),
         (((1,), HALF, 3, 2), "min_params 3 is above max_params 2"),
         (((), HALF, 1, 10**9), "stacks: must be different values, at least one, not ()"),
@@ -338,6 +363,37 @@ def test_faulty_spaces(arguments: tuple, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+MOST = "at 1/4, 5 experts that share 0 of 48 channels have at most 0 + (48 - 0) // 5 = 9 channels each, not 12"
+
+
+@pytest.mark.parametrize(
+    ("experts", "message"),
+    [
+        ((), "experts: must be different values, at least one, not ()"),
+        ((DENSE, Experts()), "experts: must be different values"),
+        ((Experts(5), Experts(6)), f"expansions and experts: none go together; {MOST}; lower the expansion, or share"),
+    ],
+)
+def test_faulty_experts(experts: tuple[Experts, ...], message: str) -> None:
+    with pytest.raises(SpaceError) as error:
+        small_space(1, 10**9, experts=experts)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_does_not_go_together_is_left_out() -> None:
+    space = small_space(1, 10**9, experts=ROUTED)
+    found = [[expansion for stack, expansion, one in space.sizes if (stack, one) == (1, experts)] for experts in ROUTED]
+    whole, half, quarter = space.expansions
+    assert found == [[quarter], [whole, half, quarter], [quarter], [half, quarter], [whole, half, quarter]]
+    assert len(space.sizes) == 2 * 10
+    alone = replace(space, experts=ROUTED[:1])
+    assert alone.sizes == ((1, quarter, ROUTED[0]), (2, quarter, ROUTED[0]))
+    outside = Architecture.uniform(space.base, expansion=quarter, experts=Experts(3))
+    with pytest.raises(SpaceError, match=r"layers\[0\] has stack 1, expansion 1/4, experts: 3 hash, shared 0"):
+        space.choices(outside)
+
+
 def test_importing_is_light() -> None:
     program = (
         "import json, sys, search_spaces.formula, search_spaces.spaces; print(json.dumps(list(sys.modules)))"
@@ -350,19 +406,24 @@ def test_importing_is_light() -> None:
 
 def kinds_of_space(gated: bool = False) -> dict[str, Space]:
     """One small space of every kind."""
-    both = small_space(LOW, HIGH, edit_rate=0.6)
-    start = both.sample(random.Random(5))
     macs = Limit("macs", 0, lambda base, genes: genes.stack * genes.inner(base), 100)
-    arguments = {"base": both.base, "stacks": both.stacks, "expansions": both.expansions, "gated": gated}
-    return {
-        "both": replace(both, gated=gated),
-        "limited": replace(both, limits=(macs,), gated=gated, min_params=1),
-        "graphs": Space(**arguments, min_params=1, max_params=HIGH, start=start, vary=frozenset({GRAPHS})),
-        "sizes": Space(**arguments, min_params=LOW, max_params=HIGH, start=start, vary=frozenset({SIZES})),
-    }
+    found = {}
+    for experts, high in (((DENSE,), HIGH), (ROUTED, 2 * HIGH)):
+        both = small_space(LOW, high, edit_rate=0.6, experts=experts)
+        varied = replace(both, gated=gated, start=both.sample(random.Random(5)), edit_rate=0.25)
+        spaces = {
+            "both": replace(both, gated=gated),
+            "limited": replace(both, limits=(macs,), gated=gated, min_params=1),
+            "graphs": replace(varied, min_params=1, vary=frozenset({GRAPHS})),
+            "sizes": replace(varied, vary=frozenset({SIZES})),
+        }
+        found |= {name if experts == (DENSE,) else f"{name}, experts": space for name, space in spaces.items()}
+    # What does not vary need not be among what the space has.
+    found["graphs, experts"] = replace(found["graphs, experts"], experts=(DENSE,))
+    return found
 
 
-KINDS = ["both", "limited", "graphs", "sizes"]
+KINDS = [f"{kind}{experts}" for experts in ("", ", experts") for kind in ("both", "limited", "graphs", "sizes")]
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -384,16 +445,16 @@ def test_neighbours_are_other_members_near_by(kind: str, gated: bool) -> None:
         rng = random.Random(seed)
         architecture = space.sample(rng)
         neighbours = list(itertools.islice(space.neighbours(architecture, rng), 60))
-        assert len(set(neighbours)) > (5 if kind == "sizes" else 20)
+        assert len(set(neighbours)) > (20 if GRAPHS in space.vary else 5)
         for neighbour in neighbours:
             assert neighbour in space
             assert neighbour != architecture
             pairs = list(zip(architecture.layers, neighbour.layers, strict=True))
             assert 1 <= sum(a != b for a, b in pairs) <= 2
             assert sum(a.graph != b.graph for a, b in pairs) <= 1
-            if kind == "graphs":
-                assert all((a.stack, a.expansion) == (b.stack, b.expansion) for a, b in pairs)
-            if kind == "sizes":
+            if SIZES not in space.vary:
+                assert all(replace(a, graph=b.graph) == b for a, b in pairs)
+            if GRAPHS not in space.vary:
                 assert all(a.graph == b.graph for a, b in pairs)
 
 
@@ -410,8 +471,9 @@ def test_neighbours_lead_everywhere(kind: str) -> None:
         assert len({other.layers[place] for other in seen}) > 3
 
 
-def test_a_size_space_is_walked_through_whole() -> None:
-    space = kinds_of_space()["sizes"]
+@pytest.mark.parametrize("experts", [(DENSE,), ROUTED[:2]])
+def test_a_size_space_is_walked_through_whole(experts: tuple[Experts, ...]) -> None:
+    space = replace(kinds_of_space()["sizes"], experts=experts)
     waiting, seen = [space.sample(random.Random(0))], set()
     while waiting:
         architecture = waiting.pop()
@@ -432,7 +494,7 @@ def test_the_nearest_member(kind: str) -> None:
     assert odd not in space
     assert nearest in space
     assert next(space.neighbours(odd, random.Random(0))) == nearest
-    if kind == "sizes":
+    if space.vary == {SIZES}:
         everything = sizes(space, [genes.graph for genes in nearest.layers])
         best = min(sum(map(space._distance, layers, odd.layers)) for layers in everything)
         assert sum(map(space._distance, nearest.layers, odd.layers)) == pytest.approx(best)

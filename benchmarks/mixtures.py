@@ -1,0 +1,167 @@
+"""Which choices of a mixture of experts matter: ablations of MoEBERT and MiniMoE on a task of the embedded text.
+
+    python -m benchmarks.mixtures TEACHER [--task word_order] [--steps 100] [--seeds 1 2 3] [--only NAME ...]
+        [--out FILE.json]
+
+TEACHER is a fine-tuned classifier, such as a search of the demo leaves in its cache. Every mixture starts from its
+weights and learns from it with MoEBERT's objective; all of one seed see the same batches in the same order. What varies
+is one thing at a time from the setting `usual`; differences are of scores of one seed, on the whole dev split.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+from distill.data import encode, training_batches
+from distill.evaluation import expert_load, measure, split_batches
+from distill.loop import make_accelerator, train
+from distill.objectives import moebert
+from distill.recipe import Recipe
+from distill.tasks import load_task
+from distill.teacher import LiveTeacher, load_classifier
+from supernet.experts import channel_scores, frequencies, mixture, split
+
+MAX_LENGTH = 64
+IMPORTANCE_BATCHES = 16
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A mixture and how it learns; channels of the inner width."""
+
+    experts: int = 4
+    width: int = 192
+    shared: int = 128
+    order: str = "importance"
+    routing: str = "hash"
+    balance: float = 0.01
+    layers: str = "all"
+    distill: float = 1.0
+    top_k: int = 1
+
+
+USUAL = Setting()
+GATED = replace(USUAL, routing="token_gate")
+SETTINGS = {
+    "usual": USUAL,
+    "order random": replace(USUAL, order="random"),
+    "order inverse": replace(USUAL, order="inverse"),
+    "shared none": replace(USUAL, shared=0),
+    "shared 1/3": replace(USUAL, shared=64),
+    "shared all": replace(USUAL, shared=192),
+    "balanced hash": replace(USUAL, routing="balanced_hash"),
+    "token gate": GATED,
+    "sentence gate": replace(USUAL, routing="sentence_gate"),
+    "token gate, no balance": replace(GATED, balance=0.0),
+    "token gate, shared none": replace(GATED, shared=0),
+    "token gate, top 2": replace(GATED, top_k=2),
+    "1 expert": replace(USUAL, experts=1, shared=0),
+    "2 experts": replace(USUAL, experts=2),
+    "8 experts": replace(USUAL, experts=8),
+    "16 experts": replace(USUAL, experts=16),
+    "1 expert of 384": replace(USUAL, experts=1, width=384, shared=0),
+    "alternate layers": replace(USUAL, layers="alternate"),
+    "last layer": replace(USUAL, layers="last"),
+    "no distillation": replace(USUAL, distill=0.0),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="ablations of mixtures of experts")
+    parser.add_argument("teacher")
+    parser.add_argument("--task", default="word_order")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--learning-rate", type=float, default=1.5e-4)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--only", nargs="+", choices=SETTINGS, help="settings (default: all)")
+    parser.add_argument("--out", type=Path, help="file of all scores")
+    options = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    accelerator = make_accelerator()
+    task = load_task(options.task)
+    tokenizer = AutoTokenizer.from_pretrained(options.teacher)
+    train_rows, dev_rows = (encode(tokenizer, rows, MAX_LENGTH) for rows in (task.train, task.dev))
+    teacher = load_classifier(options.teacher, task.task.labels).eval()
+    pad_id = tokenizer.pad_token_id
+    glances = [batch for _, batch in split_batches(dev_rows, pad_id)]
+    counts = frequencies(train_rows, teacher.config.vocab_size)
+    recipe = Recipe(
+        steps=options.steps, batch_size=BATCH, learning_rate=options.learning_rate, freeze_embeddings=True
+    )
+    ceiling = measure(teacher, dev_rows, accelerator=accelerator, pad_id=pad_id)
+    print(f"teacher {ceiling:.4f} on {len(dev_rows)} dev rows")
+
+    orders: dict[tuple[str, int], Any] = {}
+
+    def scores_for(order: str, seed: int) -> Any:
+        if (order, seed) not in orders:
+            batches = list(training_batches(train_rows, BATCH, IMPORTANCE_BATCHES, 1000 + seed, pad_id))
+            orders[order, seed] = channel_scores(teacher, batches, order, seed)
+        return orders[order, seed]
+
+    def run(setting: Setting, seed: int) -> dict[str, Any]:
+        architecture = mixture(
+            teacher.config,
+            setting.experts,
+            width=setting.width,
+            shared=setting.shared,
+            routing=setting.routing,
+            top_k=setting.top_k,
+        )
+        model = split(teacher, architecture, scores_for(setting.order, seed), counts)
+        before = measure(model, dev_rows, accelerator=accelerator, pad_id=pad_id)
+        torch.manual_seed(seed)
+        goal = moebert(
+            model.config,
+            teacher.config,
+            distill=setting.distill,
+            layers=setting.layers,
+            balance=setting.balance,
+        )
+        train(
+            model,
+            training_batches(train_rows, BATCH, options.steps, seed, pad_id),
+            goal,
+            recipe,
+            accelerator=accelerator,
+            teacher=LiveTeacher(teacher, goal.teacher_needs, accelerator),
+            seed=seed,
+        )
+        after = measure(model.eval(), dev_rows, accelerator=accelerator, pad_id=pad_id)
+        loads = expert_load(model, glances, accelerator=accelerator)
+        highest = mean(max(load.shares) * len(load.shares) for load in loads) if loads else 1.0
+        return {"before": before, "after": after, "highest_load": highest}
+
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for seed in options.seeds:
+        for name in dict.fromkeys(["usual", *(options.only or SETTINGS)]):
+            found.setdefault(name, {})[seed] = row = run(SETTINGS[name], seed)
+            print(f"seed {seed}  {name:24} {row['before']:.4f} -> {row['after']:.4f}", flush=True)
+            if options.out:
+                options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print("setting                   before    after ± s.e.   minus usual ± s.e.   highest load / mean")
+    for name, rows in found.items():
+        after = [row["after"] for row in rows.values()]
+        above = [row["after"] - found["usual"][seed]["after"] for seed, row in rows.items()]
+        print(
+            f"{name:24}  {mean(row['before'] for row in rows.values()):.4f}  {mean(after):.4f} ± {error(after):.4f}"
+            f"    {mean(above):+.4f} ± {error(above):.4f}   {mean(row['highest_load'] for row in rows.values()):.2f}"
+        )
+
+
+def error(values: list[float]) -> float:
+    """Standard error of the mean; 0 of one value."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+
+if __name__ == "__main__":
+    main()
