@@ -112,14 +112,14 @@ def run(
                 model = evaluator.student(genes)
                 projections: dict[str, Any] = {}
                 for phase, place, rows, weights in (
-                    # Text has no labels: the paper pre-trains with gamma = 0.
-                    ("pre-training", "pretrain", text, config.objective.model_copy(update={"prediction": 0.0})),
+                    # Text has no labels: EfficientBERT pre-trains with gamma = 0.
+                    ("pre-training", "pretrain", text, config.objective.without_labels()),
                     ("fine-tuning", "final", task, config.objective),
                 ):
                     table: RecipeTable = getattr(config, place)
                     phase_config = config.model_copy(update={"objective": weights})
                     goal = objective(phase_config, model.config, teacher_config, workspace.supernet)
-                    if not goal.needs_teacher:  # the study's objective is the prediction alone, which needs labels
+                    if not goal.needs_teacher:  # the study's objective has only terms that need labels
                         continue
                     if projections:
                         goal.load_state_dict(projections)

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Callable
 from fractions import Fraction
 from importlib import resources
 from pathlib import Path
@@ -18,6 +19,7 @@ from pydantic import (
     PlainValidator,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -122,18 +124,57 @@ class SpaceTable(Table):
         return self
 
 
+# The settings of each objective.
+OBJECTIVES = {
+    "efficientbert": ("attention", "hidden", "embedding", "prediction", "temperature", "balance"),
+    "moebert": ("hidden", "prediction", "distill", "layers", "labels", "balance"),
+    "minimoe": ("relation", "relation_heads", "labels", "balance"),
+}
+
+
 class ObjectiveTable(Table):
+    """The objective of this name in `distill.objectives`, and its settings.
+
+    `balance`: of the loads of experts behind a gate. `labels`: where training rows have them.
+    """
+
+    name: Literal["efficientbert", "moebert", "minimoe"] = "efficientbert"
     attention: Weight = 1.0
     hidden: Weight = 1.0
     embedding: Weight = 1.0
     prediction: Weight = 1.0
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    distill: Weight = 1.0
+    layers: Literal["all", "alternate", "last"] = "all"
+    relation: Weight = 1.0
+    relation_heads: Annotated[int, Field(ge=1)] = 32
+    labels: Weight = 1.0
+    balance: Weight = 0.01
 
     @model_validator(mode="after")
-    def _a_term(self) -> "ObjectiveTable":
-        if not (self.attention or self.hidden or self.embedding or self.prediction):
-            raise ValueError("at least one of attention, hidden, embedding and prediction must be above 0")
+    def _its_own_settings(self) -> "ObjectiveTable":
+        used = OBJECTIVES[self.name]
+        other = sorted(self.model_fields_set - {"name", *used})
+        if other:
+            raise ValueError(f"{self.name} has no {other[0]!r}; its settings are {', '.join(used)}")
+        terms = [name for name in used if name not in ("temperature", "distill", "layers", "relation_heads", "balance")]
+        if not any(getattr(self, name) for name in terms):
+            raise ValueError(f"at least one of {', '.join(terms)} must be above 0")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_others(self, serialize: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        used = {"name", *OBJECTIVES[self.name]}
+        return {name: value for name, value in serialize(self).items() if name in used}
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the objective of this name."""
+        return {name: getattr(self, name) for name in OBJECTIVES[self.name]}
+
+    def without_labels(self) -> "ObjectiveTable":
+        """For text that has none, as in the papers' pre-training."""
+        none = {name: 0.0 for name in ("prediction", "labels") if name in OBJECTIVES[self.name]}
+        return self.model_copy(update=none)
 
 
 class RecipeTable(Table):

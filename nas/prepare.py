@@ -21,7 +21,7 @@ from distill.corpora import cache_folder, embedded_corpus
 from distill.data import Encoded, encode, load_encoded, save_encoded, training_batches
 from distill.files import fingerprint, keep
 from distill.loop import Diverged, make_accelerator
-from distill.objectives import Objective, efficientbert
+from distill.objectives import Objective, efficientbert, minimoe, moebert
 from distill.outputs import Batch
 from distill.tasks import TASKS, demo_task, text_corpus
 from distill.teacher import (
@@ -117,16 +117,10 @@ def objective(config: StudyConfig, student: Any, teacher: Any, supernet: Path | 
 
     Where it has learned projections, they start as the warm-up of the supernet in that folder left them.
     """
-    table = config.objective
-    result = efficientbert(
-        student,
-        teacher,
-        attention=table.attention,
-        hidden=table.hidden,
-        embedding=table.embedding,
-        prediction=table.prediction,
-        temperature=table.temperature,
-    )
+    named = {"efficientbert": efficientbert, "moebert": moebert, "minimoe": minimoe}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        result = named[config.objective.name](student, teacher, **config.objective.settings())
     if supernet and result.projections:
         result.load_state_dict(load_file(supernet / PROJECTIONS))
     return result
@@ -150,7 +144,7 @@ def check(config: StudyConfig) -> None:
     try:
         objective(config, config_of(Architecture.uniform(base, graph=graph)), teacher)
     except ValueError as error:
-        raise ConfigError(f"base: {error}") from None
+        raise ConfigError(f"objective and base: {error}") from None
 
 
 @contextlib.contextmanager

@@ -26,8 +26,8 @@ def inherit(
 
     Experts take the channels of `supernet.split.expert_channels`, and all of them the bias of `project`. Behind a
     router that learns, `project` is E / top_k times as large: the router starts near the probability 1 / E for each
-    expert, so the layer starts near what it would compute with hash routing. The router's weight is the leading rows
-    of the supernet's where that has one. Experts in attention start as copies.
+    expert, so a layer whose graph ends in `project` starts near what it would compute with hash routing. The router's
+    weight is the leading rows of the supernet's where that has one. Experts in attention start as copies.
 
     Args:
         weights: state dict of a dense supernet of the same base, with at least as many blocks in every layer.

@@ -3,9 +3,10 @@ section 3.3, stage 3).
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -15,9 +16,11 @@ from distill.loop import TeacherOutputs, train
 from distill.objectives import Objective
 from distill.outputs import Batch
 from distill.recipe import Recipe
-from search_spaces.architecture import Architecture
+from search_spaces.architecture import Architecture, Experts
 from search_spaces.spaces import Space
+from supernet.build import build
 from supernet.inherit import inherit
+from supernet.split import new_gate
 
 # Architectures of one step of the sandwich rule: the largest, the smallest, and two drawn ones.
 SANDWICH = 4
@@ -25,46 +28,73 @@ SANDWICH = 4
 
 class SharedSupernet(nn.Module):
     """A classifier that computes as any architecture with its layers' graphs and at most its sizes, from its own
-    weights: `inherit` slices them in the forward pass, so gradients reach them.
+    weights: `inherit` slices them in the forward pass, so gradients reach them. Experts are slices too, of which all
+    have the same first channels; only the gates that choose among them are weights of their own.
 
     Args:
-        model: built for the largest architecture.
+        model: built for the largest dense architecture.
         heads: task -> classifier on the pooled output, which all tasks share.
+        experts: all that a layer may have; a gate of the largest number is made for each block where there are any
+            with a gate, and its leading rows are the gate of fewer experts.
+        frequencies: of token ids (vocabulary,), where experts have balanced_hash routing.
     """
 
-    def __init__(self, model: PreTrainedModel, heads: Mapping[str, nn.Linear]) -> None:
+    frequencies: Tensor | None
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        heads: Mapping[str, nn.Linear],
+        experts: Sequence[Experts] = (),
+        frequencies: Tensor | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.heads = nn.ModuleDict(heads)
-        self.blocks = [list(layer.ffn) for layer in self.base_model.encoder.layer]
-        self.architecture: Architecture | None = None
         self.task = next(iter(heads))
+        self.architecture: Architecture | None = None
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        gates = max((one.count for one in experts if one.gated), default=0)
+        self.gates = nn.ParameterDict()
+        for name, weight in model.named_parameters():
+            if gates and name.endswith(".expand.weight"):
+                # A dot cannot be part of a parameter's own name.
+                place = name.replace("expand", "router").replace(".", "/")
+                self.gates[place] = new_gate(gates, weight.shape[1], len(self.gates), weight.detach())
+        # In a tuple, as it is no part of this module: it has no weights.
+        self._shell: tuple[PreTrainedModel, ...] = ()
 
     def activate(self, architecture: Architecture | None, task: str) -> None:
         """Compute as this architecture, or as the largest one, with this task's head from here on."""
+        if architecture != self.architecture:
+            self._shell = ()
         self.architecture, self.task = architecture, task
+        if architecture is not None and not self._shell:
+            with torch.device("meta"):
+                self._shell = (build(architecture, labels=self.model.config.num_labels, like=self.model.config),)
+            self.set_attn_implementation(self.model.config._attn_implementation)
 
     def forward(self, **inputs: Any) -> Any:
         """As the model's own: logits (B, C of the task), and hidden states where they are asked for."""
         head = self.heads[self.task]
-        weights: dict[str, Tensor] = {f"classifier.{name}": value for name, value in head.named_parameters()}
+        given: dict[str, Tensor] = {f"classifier.{name}": value for name, value in head.named_parameters()}
         if self.architecture is None:
-            return functional_call(self.model, weights, kwargs=inputs)
-        ffn = {name: value for name, value in self.model.named_parameters() if ".ffn." in name}
-        weights |= inherit(ffn, self.architecture)
-        layers = self.base_model.encoder.layer
-        try:
-            for layer, blocks, genes in zip(layers, self.blocks, self.architecture.layers, strict=True):
-                layer.ffn = nn.ModuleList(blocks[: genes.stack])
-            return functional_call(self.model, weights, kwargs=inputs)
-        finally:
-            for layer, blocks in zip(layers, self.blocks, strict=True):
-                layer.ffn = nn.ModuleList(blocks)
+            return functional_call(self.model, given, kwargs=inputs)
+        weights = dict(self.model.named_parameters()) | {
+            place.replace("/", "."): weight for place, weight in self.gates.items()
+        }
+        ffn = {name: weight for name, weight in weights.items() if ".ffn." in name}
+        rest = {name: weight for name, weight in weights.items() if ".ffn." not in name}
+        sliced = inherit(ffn, self.architecture, self.frequencies)
+        (shell,) = self._shell
+        shell.train(self.training)
+        state = dict(self.model.named_buffers()) | rest | sliced | given
+        return functional_call(shell, state, kwargs=inputs)
 
     @property
     def base_model(self) -> Any:
-        """The encoder."""
-        return self.model.base_model
+        """The encoder that computes."""
+        return (*self._shell, self.model)[0].base_model
 
     @property
     def config(self) -> PretrainedConfig:
@@ -73,7 +103,8 @@ class SharedSupernet(nn.Module):
 
     def set_attn_implementation(self, name: str) -> None:
         """As the model's own."""
-        self.model.set_attn_implementation(name)
+        for model in (self.model, *self._shell):
+            model.set_attn_implementation(name)
 
 
 def train_shared(

@@ -1,15 +1,20 @@
-"""A block computes its graph: against numpy in float64, and against an FFN written out by hand."""
+"""A block computes its graph: against numpy in float64, and against an FFN written out by hand; its experts, against
+dense blocks token by token.
+"""
 
 import math
+import random
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import sympy
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from transformers import LlamaConfig, ModernBertConfig
 from transformers.activations import ACT2FN
@@ -17,10 +22,15 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.modernbert.modeling_modernbert import ModernBertMLP
 
 from search_spaces import GELU, OPERATIONS, FFNGraph
-from supernet.ffn import FFNBlock, combine
+from search_spaces.architecture import GATES, ROUTINGS
+from supernet.ffn import FFNBlock, combine, is_batched
+from supernet.routing import BATCHED, HASHES, Router, Routing, Tokens
+from tests.supernet.reference import by_token, dense_blocks
 from tests.tiny import graphs, shaken
 
 WIDTH = 10
+# What only experts ask of the configuration.
+ROUTED = {"vocab_size": 20, "router_jitter_noise": 0.0}
 GATED = [
     FFNGraph.parse(text)
     for text in (
@@ -31,12 +41,16 @@ GATED = [
 ]
 
 
-def make_block(graph: FFNGraph, inner: int, mismatch: str = "narrow", gelu: str = "tanh") -> FFNBlock:
+def make_block(
+    graph: FFNGraph, inner: int, mismatch: str = "narrow", gelu: str = "tanh", experts: dict[str, Any] | None = None
+) -> FFNBlock:
     config = SimpleNamespace(
-        hidden_size=WIDTH, layer_norm_eps=1e-3, hidden_dropout_prob=0.1, gelu=gelu, mismatch=mismatch
+        hidden_size=WIDTH, layer_norm_eps=1e-3, hidden_dropout_prob=0.1, gelu=gelu, mismatch=mismatch, **ROUTED
     )
     program = [[node.op, list(node.inputs)] for node in graph.nodes[1:]]
-    block = FFNBlock(program, graph.widths(WIDTH, inner, mismatch), inner, config)
+    block = FFNBlock(program, graph.widths(WIDTH, inner, mismatch), inner, config, experts)
+    for parameter in block.parameters() if experts is not None else ():
+        nn.init.zeros_(parameter)  # it has whatever was in the memory; the model initialises it
     return shaken(block, scale=0.5).double().eval()
 
 
@@ -208,3 +222,184 @@ def test_mixed_precision_computes_every_graph() -> None:
         reference = block.f(x)
         error = (low.float() - reference).norm() / reference.norm().clamp_min(1e-3)
         assert error < 0.1, graph
+
+
+MIXING = [
+    FFNGraph.parse(text) for text in ("project(mul(gelu(expand(x)),x))", "max(project(swish(expand(x))),tanh(x))")
+]
+LAYOUTS = pytest.mark.parametrize("batched", [False, True], ids=["sorted", "batched"])
+LENGTHS = (5, 3, 1, 0)
+MASK = (torch.arange(5) < torch.tensor(LENGTHS)[:, None]).long()
+IDS = torch.randint(1, 20, MASK.shape, generator=torch.Generator().manual_seed(5)) * MASK
+
+
+def settings(count: int, routing: str = "hash", top_k: int = 1, capacity: str | None = None) -> dict[str, Any]:
+    return {"count": count, "routing": routing, "top_k": top_k, "capacity": capacity}
+
+
+def states(dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(*MASK.shape, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def router(experts: dict[str, Any], batched: bool, table: Tensor | None = None) -> Router:
+    """Of a layer that routes by a hash."""
+    made = Router(experts, SimpleNamespace(hidden_size=WIDTH, **ROUTED), batched)
+    drawn = torch.randint(experts["count"], (20,), generator=torch.Generator().manual_seed(4))
+    made.table.copy_(drawn if table is None else table)
+    return made
+
+
+def forward(block: FFNBlock, made: Router | None, hidden_BTD: Tensor, mask: Tensor | None = MASK) -> Tensor:
+    tokens = Tokens(IDS, mask)
+    return block(hidden_BTD, tokens, None if made is None else made(hidden_BTD, tokens))
+
+
+@LAYOUTS
+@pytest.mark.parametrize("mismatch", ["narrow", "wide"])
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_experts_token_by_token(routing: str, mismatch: str, batched: bool) -> None:
+    """Also: padding and what is beyond the capacity keeps the residual alone, in the order of the sentence."""
+    rng = random.Random(f"{routing} {mismatch} {batched}")
+    weight_BTD = torch.randn(*MASK.shape, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for graph in [*graphs(4, seed=rng.randrange(100)), *rng.sample(GATED, 2), *MIXING]:
+        count = rng.choice((2, 3, 5))
+        capacity = None if routing == "sentence_gate" else rng.choice((None, "1/2", "1", "5/4"))
+        experts = settings(count, routing, rng.randint(1, count), capacity)
+        inner = rng.choice((4, WIDTH, 17))
+        block = make_block(graph, inner, mismatch, experts=experts)
+        made, own = None, states().requires_grad_()
+        if routing in HASHES:
+            made = router(experts, batched)
+            chooser = made.table
+        else:
+            block.router.batched = batched
+            chooser = block.router.weight.detach().clone().requires_grad_()
+        actual = forward(block, made, own)
+        (actual.square() * weight_BTD).sum().backward()
+
+        dense = dense_blocks(block, partial(make_block, graph, inner, mismatch), count)
+        other = states().requires_grad_()
+        expected = by_token(dense, experts, chooser, other, IDS, MASK)
+        (expected.square() * weight_BTD).sum().backward()
+        about = f"{graph} {experts} {inner}"
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9, msg=about)
+        assert torch.equal(actual[~MASK.bool()], block.LayerNorm(own)[~MASK.bool()])
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-9, atol=1e-9, msg=about)
+        for name, parameter in block.named_parameters():
+            of_each = [dict(one.named_parameters()).get(name) for one in dense]
+            if name == "router.weight":
+                theirs = chooser.grad
+            elif name.startswith("LayerNorm"):
+                theirs = of_each[0].grad
+            else:
+                theirs = torch.stack([torch.zeros_like(p) if p.grad is None else p.grad for p in of_each])
+            torch.testing.assert_close(parameter.grad, theirs, rtol=1e-9, atol=1e-9, msg=f"{name} {about}")
+
+
+@LAYOUTS
+@pytest.mark.parametrize("routing", GATES)
+def test_gradients_of_experts_numerically(routing: str, batched: bool) -> None:
+    block = make_block(GATED[0], 3, experts=settings(2, routing, 1))
+    block.router.batched = batched
+    names, parameters = zip(*block.named_parameters(), strict=True)
+    mask, ids = MASK[1:3, :3], IDS[1:3, :3]
+
+    def function(hidden_BTD: Tensor, *given: Tensor) -> Tensor:
+        return functional_call(block, dict(zip(names, given, strict=True)), (hidden_BTD, Tokens(ids, mask)))
+
+    given = (states()[1:3, :3].requires_grad_(), *parameters)
+    assert torch.autograd.gradcheck(function, given, fast_mode=True)
+
+
+def copies(dense: FFNBlock, graph: FFNGraph, inner: int, experts: dict[str, Any], scale: float = 1.0) -> FFNBlock:
+    """A block of experts that all are `dense`, with `project` so many times as large."""
+    block = make_block(graph, inner, experts=experts)
+    with torch.no_grad():
+        for name, parameter in block.named_parameters():
+            if name != "router.weight":
+                source = dict(dense.named_parameters())[name]
+                parameter.copy_(scale * source if name.startswith("project") else source)
+    return block.to(next(dense.parameters()).dtype)
+
+
+@pytest.mark.parametrize("graph", [GELU, *GATED, *MIXING], ids=str)
+def test_one_run_of_all_tokens_is_the_dense_block_exactly(graph: FFNGraph) -> None:
+    """Bit for bit: with all tokens at one expert, in the sorted layout, the products are the dense block's own. (In
+    float64, that is; in float32 it is another library that computes them.)
+    """
+    dense = make_block(graph, 17)
+    experts = settings(3)
+    made = router(experts, batched=False, table=torch.ones(20))
+    assert torch.equal(forward(copies(dense, graph, 17, experts), made, states(), None), dense(states()))
+
+
+@LAYOUTS
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("graph", [GELU, *GATED, *MIXING], ids=str)
+def test_copies_are_the_dense_block(graph: FFNGraph, dtype: torch.dtype, tolerance: float, batched: bool) -> None:
+    """Up to rounding: products of other numbers of rows add up in another order. A gate that lets tokens pass all
+    experts has probabilities whose sum is 1. One without preferences gives each expert 1 / E; where `project` is the
+    last operation, it can make up for that.
+    """
+    dense = make_block(graph, 17).to(dtype)
+    expected = torch.where(MASK[..., None].bool(), dense(states(dtype)), dense.LayerNorm(states(dtype)))
+    found = {}
+    for top_k in (1, 2, 4):
+        experts = settings(4, "hash", top_k)
+        found[f"hash {top_k}"] = copies(dense, graph, 17, experts), router(experts, batched)
+    for routing in GATES:
+        found[f"{routing} 4"] = copies(dense, graph, 17, settings(4, routing, 4)), None
+        for top_k in (1, 3) if graph.nodes[-1].op == "project" else ():
+            block = copies(dense, graph, 17, settings(4, routing, top_k), scale=4 / top_k)
+            nn.init.zeros_(block.router.weight)
+            found[f"{routing} {top_k}"] = block, None
+    for name, (block, made) in found.items():
+        if block.router is not None:
+            block.router.batched = batched
+        actual = forward(block, made, states(dtype))
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, msg=name)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_experts_of_nothing(routing: str, batched: bool) -> None:
+    """No sentences, or only padding: nothing to compute, and still a gradient."""
+    experts = settings(3, routing, 2, None if routing == "sentence_gate" else "5/4")
+    for rows in (0, 2):
+        block = make_block(GATED[1], 6, experts=experts)
+        if block.router is not None:
+            block.router.batched = batched
+        tokens = Tokens(IDS[:rows], torch.zeros_like(MASK[:rows]))
+        hidden_BTD = states()[:rows].requires_grad_()
+        routing_of: Routing | None = None if block.router is not None else router(experts, batched)(hidden_BTD, tokens)
+        actual = block(hidden_BTD, tokens, routing_of)
+        assert torch.equal(actual, block.LayerNorm(hidden_BTD))
+        actual.square().sum().backward()
+        for name, parameter in block.named_parameters():
+            assert name.startswith("LayerNorm") or parameter.grad is None or not parameter.grad.any(), name
+
+
+@LAYOUTS
+def test_mixed_precision_computes_experts(batched: bool) -> None:
+    for seed, graph in enumerate([*graphs(10), *GATED]):
+        routing = ROUTINGS[seed % 4]
+        experts = settings(3, routing, 1 + seed % 2)
+        block = make_block(graph, 6, "wide", experts=experts).float()
+        made = router(experts, batched) if routing in HASHES else None
+        if block.router is not None:
+            block.router.batched = batched
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            low = forward(block, made, states(torch.float32))
+        reference = forward(block, made, states(torch.float32))
+        error = (low.float() - reference).norm() / reference.norm()
+        assert error < 0.05, graph
+        low.float().square().sum().backward()
+        assert all(torch.isfinite(parameter.grad).all() for parameter in block.parameters())
+
+
+def test_small_experts_are_computed_together() -> None:
+    side = math.isqrt(BATCHED)
+    assert is_batched(side, side)
+    assert not is_batched(side, side + 1)
+    assert make_block(GELU, 6, experts=settings(2, "token_gate")).router.batched
