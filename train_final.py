@@ -144,6 +144,7 @@ def run(
             models |= {name: trained(name, genes) for name, genes in architectures.items()}
             progress.prepare("measuring", None)
             measured: dict[str, dict[str, Any]] = {}
+            loads = evaluator.loads(models["student"], dev)
             example = collate(dev, dev.lengths.argsort()[len(dev) // 2 : len(dev) // 2 + 1], pad_id)
             batch = {key: tensor.to(accelerator.device) for key, tensor in example.items()}
             for name, model in models.items():
@@ -156,6 +157,7 @@ def run(
             for name, genes in ({"teacher": Architecture.uniform(base, graph=graph)} | architectures).items():
                 if name == "teacher" and config.base != "teacher":
                     continue
+                measured[name]["params_active"] = cost.params_active(genes, workspace.labels)
                 measured[name]["ffn_params"] = sum(cost.ffn_params(base, layer) for layer in genes.layers)
                 measured[name]["macs"] = cost.macs(genes, tokens, workspace.labels)
             for name, model in models.items():
@@ -175,6 +177,7 @@ def run(
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "models": measured,
+            "expert_load": [load.to_json() for load in loads],
         }
         (out / "metrics.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -194,6 +197,8 @@ def run(
         what = f"{config.task}: accuracy on {len(dev)} dev rows; MACs and latency of one sentence of {tokens} tokens"
         console.print(what, soft_wrap=True)
         console.print(table)
+        for load in loads:
+            console.print(f"experts of {load}", soft_wrap=True)
         console.print(f"wrote {out}: AutoModelForSequenceClassification.from_pretrained(..., trust_remote_code=True)")
         return DONE
 

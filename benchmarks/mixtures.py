@@ -19,14 +19,14 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from distill.data import encode, training_batches
+from distill.data import encode, token_frequencies, training_batches
 from distill.evaluation import expert_load, measure, split_batches
 from distill.loop import make_accelerator, train
 from distill.objectives import moebert
 from distill.recipe import Recipe
 from distill.tasks import load_task
 from distill.teacher import LiveTeacher, load_classifier
-from supernet.experts import channel_scores, frequencies, mixture, split
+from supernet.experts import channel_scores, mixture, split
 
 MAX_LENGTH = 64
 IMPORTANCE_BATCHES = 16
@@ -93,7 +93,7 @@ def main() -> None:
     teacher = load_classifier(options.teacher, task.task.labels).eval()
     pad_id = tokenizer.pad_token_id
     glances = [batch for _, batch in split_batches(dev_rows, pad_id)]
-    counts = frequencies(train_rows, teacher.config.vocab_size)
+    counts = token_frequencies(train_rows, teacher.config.vocab_size)
     recipe = Recipe(
         steps=options.steps, batch_size=BATCH, learning_rate=options.learning_rate, freeze_embeddings=True
     )

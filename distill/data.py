@@ -153,6 +153,11 @@ def collate(encoded: Encoded, rows: np.ndarray, pad_id: int) -> dict[str, torch.
     return {name: torch.from_numpy(array) for name, array in batch.items()}
 
 
+def token_frequencies(encoded: Encoded, vocabulary: int) -> torch.Tensor:
+    """How often each token id occurs: int64 of shape (vocabulary,)."""
+    return torch.bincount(torch.from_numpy(encoded.input_ids).long(), minlength=vocabulary)
+
+
 def training_batches(
     rows: Encoded, batch_size: int, steps: int, seed: int, pad_id: int
 ) -> Iterator[dict[str, torch.Tensor]]:

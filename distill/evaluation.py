@@ -66,7 +66,7 @@ def expert_load(model: nn.Module, batches: Iterable[Batch], *, accelerator: Acce
 
         return hook
 
-    for name, module in model.named_modules():
+    for name, module in getattr(model, "base_model", model).named_modules():
         if _ROUTER.fullmatch(name):
             hooks.append(module.register_forward_hook(counted(name, module.count)))
     if not hooks:

@@ -80,6 +80,7 @@ def latencies_of(config: StudyConfig, workspace: Workspace, device: str, tell: T
             device=place,
             cache=cache_folder(),
             tell=tell,
+            experts=config.space.experts,
         )
     except TooBusy as error:
         raise ConfigError(f"latency: {error}; try again when the machine is quiet") from None

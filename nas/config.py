@@ -173,7 +173,7 @@ class ObjectiveTable(Table):
 
     def without_labels(self) -> "ObjectiveTable":
         """For text that has none, as in the papers' pre-training."""
-        none = {name: 0.0 for name in ("prediction", "labels") if name in OBJECTIVES[self.name]}
+        none: dict[str, Any] = {name: 0.0 for name in ("prediction", "labels") if name in OBJECTIVES[self.name]}
         return self.model_copy(update=none)
 
 

@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 from safetensors.torch import load_file
 from transformers import AutoConfig, PreTrainedModel
 
-from distill.data import Encoded, load_encoded, training_batches
-from distill.evaluation import measure
+from distill.data import Encoded, load_encoded, token_frequencies, training_batches
+from distill.evaluation import Load, expert_load, measure, split_batches
 from distill.loop import TeacherOutputs, make_accelerator, train
 from distill.recipe import Recipe
 from distill.tasks import standard_error
@@ -19,8 +20,9 @@ from search_spaces.architecture import Architecture
 from supernet.build import build, load_weights
 from supernet.inherit import inherit
 
-# Rows of the search split that intermediate scores are measured on.
+# Rows of the search split that intermediate scores, and the loads of experts, are measured on.
 GLANCE = 500
+EXPERT_LOAD = "expert_load"
 
 # Called with the number of training steps so far and the score then.
 Report = Callable[[int, float], None]
@@ -30,11 +32,19 @@ AfterStep = Callable[[int, PreTrainedModel], None]
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy on the search split, its binomial standard error, and the scores behind it by their names."""
+    """Accuracy on the search split, its binomial standard error, the scores behind it by their names, and how experts
+    shared the tokens of the search split's first rows.
+    """
 
     value: float
     standard_error: float
     parts: dict[str, float]
+    loads: tuple[Load, ...] = ()
+
+    def attributes(self) -> dict[str, Any]:
+        """What a trial remembers of it beside the value."""
+        loads = {EXPERT_LOAD: [load.to_json() for load in self.loads]} if self.loads else {}
+        return {"standard_error": self.standard_error, **self.parts, **loads}
 
 
 class Evaluator:
@@ -49,11 +59,12 @@ class Evaluator:
         self.teacher_config = AutoConfig.from_pretrained(workspace.teacher)
         self.train_rows = load_encoded(workspace.data / "train.npz")
         self.search_rows = load_encoded(workspace.data / "search.npz")
+        self.frequencies = token_frequencies(self.train_rows, self.like.vocab_size)
 
     def student(self, architecture: Architecture) -> PreTrainedModel:
         """The candidate with its inherited weights."""
         model = build(architecture, like=self.like)
-        load_weights(model, inherit(self.weights, architecture))
+        load_weights(model, inherit(self.weights, architecture, self.frequencies))
         return model
 
     def train(
@@ -114,7 +125,13 @@ class Evaluator:
 
         model = self.train(architecture, recipe, seed, glance)
         value = self.score(model, self.search_rows)
-        return Score(value, standard_error(value, len(self.search_rows)), {"inherited": glances[0]})
+        loads = self.loads(model, self.search_rows, GLANCE)
+        return Score(value, standard_error(value, len(self.search_rows)), {"inherited": glances[0]}, loads)
+
+    def loads(self, model: PreTrainedModel, rows: Encoded, first: int | None = None) -> tuple[Load, ...]:
+        """How the model's experts share the tokens of a split, or of its `first` rows; none where it is dense."""
+        batches = (batch for _, batch in split_batches(rows, self.like.pad_token_id, first))
+        return tuple(expert_load(model, batches, accelerator=self.accelerator))
 
 
 @lru_cache(maxsize=1)

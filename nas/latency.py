@@ -37,14 +37,15 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig, P
 
 from distill.files import fingerprint, keep
 from distill.outputs import Batch
-from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.architecture import DENSE, Architecture, Base, Experts, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, OPERATIONS, UNARY, shown
-from supernet.build import build
-from supernet.ffn import FFNBlock, combine
+from supernet.build import build, settings
+from supernet.ffn import FFNBlock, combine, is_batched
+from supernet.routing import ExpertLinear, Router, Tokens, put, take, weighted
 
 # Part of every key: raise it when what is measured here, or how, changes.
-FORMAT = 2
+FORMAT = 3
 STEP_ROUNDS = 30
 WHOLE_ROUNDS = 30
 # On a device too slow or too busy for that many, rounds end after so many seconds, but there are so many at least.
@@ -67,6 +68,7 @@ PROBED = (
     *(f"project({op}(x,expand(x)))" for op in BINARY),
 )
 GATED = FFNGraph.parse("project(mul(expand(x),gate(x)))")
+LINEAR = ("expand", "gate", "project")
 
 _UNITS = {"ms": 1_000, "s": 1_000_000, "x": 1}  # microseconds, or the teacher's latency
 _LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|x)", re.ASCII)
@@ -105,7 +107,8 @@ def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE
     cuts: list[float] = []
     passes: dict[str, list[list[float]]] = {name: [] for name in models}
     # A module that models share is cut once.
-    linear = {part for model in models.values() for part in model.modules() if isinstance(part, nn.Linear)}
+    parts = {part for model in models.values() for part in model.modules()}
+    linear = [part for part in parts if isinstance(part, nn.Linear | ExpertLinear)]
     hooks = [part.register_forward_pre_hook(lambda part, given: cuts.append(time.perf_counter())) for part in linear]
     try:
         for model in models.values():
@@ -145,7 +148,9 @@ class LatencyTable:
 
     batch, tokens: sentences and tokens of each. fixed: microseconds of everything but the FFNs. teacher: microseconds
     of the whole teacher. steps: nanoseconds of every step of a block by its name: "expand 96", "relu 96", "add 96 384"
-    (on values of those widths, in channels), and "norm", what a block does to its graph's output.
+    (on values of those widths, in channels), and "norm", what a block does to its graph's output. Experts have "expand
+    96, 4 hash top 1" (all of them together), "route, 4 hash top 1" (their choice) and "send, 4 hash top 1" (the way of
+    the tokens there and back).
     """
 
     batch: int
@@ -166,19 +171,27 @@ class LatencyTable:
         if above == len(self._inner):
             raise ValueError(f"{genes.graph} with {inner} inner channels: the latency table ends at {self._inner[-1]}")
         upper = self._inner[above]
-        nanoseconds = self._graph(genes.graph, base, upper)
+        nanoseconds = self._block(genes, base, upper)
         if above and inner < upper:
             lower = self._inner[above - 1]
-            less = self._graph(genes.graph, base, lower)
+            less = self._block(genes, base, lower)
             nanoseconds = less + (nanoseconds - less) * (inner - lower) // (upper - lower)
-        return (genes.stack * nanoseconds + 500) // 1000
+        # A hash is asked once for all blocks of a layer.
+        once = 0 if genes.experts.gated or genes.experts == DENSE else self._nanoseconds[_routes(genes.experts)]
+        return (genes.stack * nanoseconds + once + 500) // 1000
 
-    def _graph(self, graph: FFNGraph, base: Base, inner: int) -> int:
-        names = ("norm", *_names(graph, base, inner))
+    def _block(self, genes: Genes, base: Base, inner: int) -> int:
+        experts = genes.experts
+        names = ["norm", *_names(genes.graph, base, inner, experts)]
+        if experts != DENSE:
+            names += [_sends(experts), *([_routes(experts)] if experts.gated else [])]
         try:
-            return sum(self._nanoseconds[name] for name in names)
+            # Operations between the linear maps have a row for every expert that a token passes.
+            return sum(
+                self._nanoseconds[name] * (1 if "," in name or name == "norm" else experts.top_k) for name in names
+            )
         except KeyError as error:
-            raise ValueError(f"{graph}, {base.width} wide: {error} is not in the latency table") from None
+            raise ValueError(f"{genes.graph}, {base.width} wide: {error} is not in the latency table") from None
 
     def total(self, architecture: Architecture) -> int:
         """Microseconds of a whole model: `fixed`, and `ffn` of every layer."""
@@ -195,7 +208,7 @@ class LatencyTable:
     @cached_property
     def _inner(self) -> list[int]:
         """The inner widths of the table."""
-        return sorted(int(name.split()[1]) for name, _ in self.steps if name.startswith("expand "))
+        return sorted(int(name.split()[1]) for name, _ in self.steps if name.startswith("expand ") and "," not in name)
 
     @cached_property
     def _nanoseconds(self) -> dict[str, int]:
@@ -234,6 +247,7 @@ def latency_table(
     tokens: int,
     device: str,
     cache: Path,
+    experts: Sequence[Experts] = (),
     tell: Tell = lambda what, share: None,
 ) -> LatencyTable:
     """The table of this device, kept in the folder `cache`; measured where it is not there yet.
@@ -245,6 +259,7 @@ def latency_table(
         batch, tokens: sentences, none of them padded, and tokens of each.
         device: as torch calls it.
         cache: see `distill.corpora.cache_folder`.
+        experts: all that occur.
         tell: called while the table is measured.
 
     Raises:
@@ -258,12 +273,15 @@ def latency_table(
     # The folder that the teacher was read from makes it no slower.
     like = {name: value for name, value in teacher.to_dict().items() if name != "_name_or_path"}
     place = (_device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
-    key = fingerprint(FORMAT, asdict(base), like, widths, batch, tokens, place)
+    # What their channels are makes experts no slower.
+    kinds = {_kind(one): one for one in experts if one != DENSE}
+    key = fingerprint(FORMAT, asdict(base), like, widths, batch, tokens, place, sorted(kinds))
 
     def make(path: Path) -> None:
         # What is drawn later must not depend on whether the table was there.
         with torch.random.fork_rng(devices=[]):
-            table = _measure(base, teacher, widths, example(base.vocabulary, batch, tokens, device), tell)
+            shown = example(base.vocabulary, batch, tokens, device)
+            table = _measure(base, teacher, widths, list(kinds.values()), shown, tell)
         path.write_text(json.dumps(table.to_json(), indent=1), encoding="utf-8")
 
     path = keep(cache / "latencies" / f"{key}.json", make)
@@ -289,7 +307,14 @@ def measure_whole(
     return {name: Measured(table.total(architectures[name]), latency) for name, latency in found.items()}
 
 
-def _measure(base: Base, teacher: PretrainedConfig, widths: Sequence[int], batch: Batch, tell: Tell) -> LatencyTable:
+def _measure(
+    base: Base,
+    teacher: PretrainedConfig,
+    widths: Sequence[int],
+    experts: Sequence[Experts],
+    batch: Batch,
+    tell: Tell,
+) -> LatencyTable:
     device = batch["input_ids"].device
     rows, tokens = batch["input_ids"].shape
     # A value of the graph may be as wide as the model where no inner width is.
@@ -297,7 +322,7 @@ def _measure(base: Base, teacher: PretrainedConfig, widths: Sequence[int], batch
     base = replace(base, inner=max(probed))
     host = build(Architecture.uniform(base, GATED, expansion=Fraction(widths[0], base.inner))).to(device)
     tell("latency: steps", None)
-    nanoseconds = {name: round(1e9 * value) for name, value in _step_times(host, base, probed, batch).items()}
+    nanoseconds = {name: round(1e9 * value) for name, value in _step_times(host, base, probed, experts, batch).items()}
     steps = LatencyTable(rows, tokens, 0, 0, tuple(nanoseconds.items()))
 
     architectures = list(islice(_references(base, widths), REFERENCES))
@@ -327,11 +352,16 @@ def line(sums: Sequence[float], whole: Sequence[float]) -> tuple[float, float]:
 
 
 @torch.inference_mode()
-def _step_times(host: PreTrainedModel, base: Base, widths: Sequence[int], batch: Batch) -> dict[str, float]:
+def _step_times(
+    host: PreTrainedModel, base: Base, widths: Sequence[int], experts: Sequence[Experts], batch: Batch
+) -> dict[str, float]:
     """Seconds of every step at each of these inner widths, by its name in `LatencyTable`."""
     seconds: dict[str, list[float]] = defaultdict(list)
     steps = _steps(host, base, widths)
-    probes = [[_Probe(FFNGraph.parse(text), base, inner, steps, seconds) for inner in widths] for text in PROBED]
+    probes: list[list[nn.Module]] = [
+        [_Probe(FFNGraph.parse(text), base, inner, steps, seconds) for inner in widths] for text in PROBED
+    ]
+    probes += [[_ExpertProbe(one, inner, host, batch, seconds) for inner in widths] for one in experts]
     host.eval()
     layers = host.bert.encoder.layer
     rng = random.Random(0)
@@ -389,13 +419,53 @@ class _Probe(nn.Module):
         return self._time("norm", self.norm, values[-1])
 
     def _time(self, name: str, step: Callable[..., Tensor], *values_BTN: Tensor) -> Tensor:
-        cuda = values_BTN[0].is_cuda
-        _finish(cuda)
-        begun = time.perf_counter()
-        result = step(*values_BTN)
-        _finish(cuda)
-        self.seconds[name].append(time.perf_counter() - begun)
-        return result
+        return _timed(self.seconds, name, values_BTN[0].is_cuda, step, *values_BTN)
+
+
+class _ExpertProbe(nn.Module):
+    """A block of experts that times its linear maps, a gate beside `expand` among them, and the way there and back."""
+
+    def __init__(
+        self, experts: Experts, inner: int, host: PreTrainedModel, batch: Batch, seconds: dict[str, list[float]]
+    ) -> None:
+        super().__init__()
+        width, given = host.config.hidden_size, settings(experts)
+        program = [(node.op, node.inputs) for node in GATED.nodes[1:]]
+        self.experts, self.inner, self.seconds = experts, inner, seconds
+        self.block = FFNBlock(program, GATED.widths(width, inner), inner, host.config, given).to(host.device).eval()
+        for parameter in self.block.parameters():
+            nn.init.normal_(parameter, std=host.config.initializer_range)
+        self.router = self.block.router or Router(given, host.config, is_batched(width, inner)).to(host.device)
+        if not experts.gated:
+            self.router.table = torch.randint_like(self.router.table, experts.count)
+        self.tokens = Tokens(batch["input_ids"], batch["attention_mask"])
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        def timed(name: str, step: Callable[..., Any], *given: Any) -> Any:
+            return _timed(self.seconds, name, hidden_BTD.is_cuda, step, *given)
+
+        def sent() -> tuple[Tensor, Tensor]:
+            x_SD = take(hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), routing.dispatch)
+            return x_SD, put(weighted(x_SD, routing.weight_S), routing.dispatch)
+
+        routing = timed(_routes(self.experts), self.router, hidden_BTD, self.tokens)
+        x_SD, back_ND = timed(_sends(self.experts), sent)
+        expanded = timed(_of_experts("expand", self.inner, self.experts), self.block.expand, x_SD, routing.dispatch)
+        gate = timed(_of_experts("gate", self.inner, self.experts), self.block.gate, x_SD, routing.dispatch)
+        product = expanded * gate
+        timed(_of_experts("project", self.inner, self.experts), self.block.project, product, routing.dispatch)
+        return self.block.LayerNorm(hidden_BTD + back_ND.view(hidden_BTD.shape))
+
+
+def _timed(
+    seconds: dict[str, list[float]], name: str, cuda: bool, step: Callable[..., Any], *given: Any
+) -> Any:
+    _finish(cuda)
+    begun = time.perf_counter()
+    result = step(*given)
+    _finish(cuda)
+    seconds[name].append(time.perf_counter() - begun)
+    return result
 
 
 def _only(block: FFNBlock, *steps: tuple[str, tuple[int, ...]]) -> FFNBlock:
@@ -420,13 +490,34 @@ def _references(base: Base, widths: Sequence[int]) -> Iterator[Architecture]:
         yield Architecture(base, tuple(layers))
 
 
-def _names(graph: FFNGraph, base: Base, inner: int) -> list[str]:
+def _names(graph: FFNGraph, base: Base, inner: int, experts: Experts = DENSE) -> list[str]:
     """The steps of a graph, one for each node after the input."""
     widths = graph.widths(base.width, inner, base.mismatch)
-    return [
-        _name(node.op, *((inner,) if node.op in ("expand", "gate") else [widths[number] for number in node.inputs]))
-        for node in graph.nodes[1:]
-    ]
+    names = []
+    for node in graph.nodes[1:]:
+        own = [inner] if node.op in ("expand", "gate") else [widths[place] for place in node.inputs]
+        # Of experts, a `project` of another width than `inner` is taken for one of that width.
+        of_experts = node.op in LINEAR and experts != DENSE
+        names.append(_of_experts(node.op, inner, experts) if of_experts else _name(node.op, *own))
+    return names
+
+
+def _kind(experts: Experts) -> str:
+    """What of experts makes a difference to their latency."""
+    capacity = f" capacity {experts.capacity}" if experts.capacity is not None else ""
+    return f"{experts.count} {experts.routing} top {experts.top_k}{capacity}"
+
+
+def _of_experts(op: str, inner: int, experts: Experts) -> str:
+    return f"{op} {inner}, {_kind(experts)}"
+
+
+def _routes(experts: Experts) -> str:
+    return f"route, {_kind(experts)}"
+
+
+def _sends(experts: Experts) -> str:
+    return f"send, {_kind(experts)}"
 
 
 def _name(op: str, *widths: int) -> str:

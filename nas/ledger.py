@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from nas.storage import open_storage
 from search_spaces import cost
-from search_spaces.architecture import Architecture
+from search_spaces.architecture import DENSE, Architecture
 from search_spaces.canonical import function_key
 from search_spaces.spaces import Space
 
@@ -176,10 +176,11 @@ def _end(study: optuna.Study, number: int, state: TrialState, values: Sequence[f
 
 
 def formula(architecture: Architecture) -> str:
-    """The layers in short: stack x inner width and graph, equal neighbours once."""
+    """The layers in short: stack x inner width, experts where there are any, and graph."""
     parts = []
     for genes in architecture.layers:
         size = f"{genes.stack}×{genes.inner(architecture.base)}"
+        size += f" ({genes.experts})" if genes.experts != DENSE else ""
         parts.append(f"{size} {genes.graph}")
     return "; ".join(parts)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
 from distill.corpora import cache_folder, embedded_corpus
-from distill.data import Encoded, encode, load_encoded, save_encoded, training_batches
+from distill.data import Encoded, encode, load_encoded, save_encoded, token_frequencies, training_batches
 from distill.files import fingerprint, keep
 from distill.loop import Diverged, make_accelerator
 from distill.objectives import Objective, efficientbert, minimoe, moebert
@@ -96,6 +96,11 @@ class Workspace:
         stored = load_file(self.supernet / "importance.safetensors")
         return [stored[f"{layer}"] for layer in range(len(stored))]
 
+    def frequencies(self) -> Tensor:
+        """How often each token id occurs in the training rows of the task that stages 1 and 2 search on."""
+        vocabulary = AutoConfig.from_pretrained(self.teacher).vocab_size
+        return token_frequencies(load_encoded(self.data / "train.npz"), vocabulary)
+
     @property
     def labels(self) -> int:
         """Classes of the task."""
@@ -117,7 +122,11 @@ def objective(config: StudyConfig, student: Any, teacher: Any, supernet: Path | 
 
     Where it has learned projections, they start as the warm-up of the supernet in that folder left them.
     """
-    named = {"efficientbert": efficientbert, "moebert": moebert, "minimoe": minimoe}
+    named: dict[str, Callable[..., Objective]] = {
+        "efficientbert": efficientbert,
+        "moebert": moebert,
+        "minimoe": minimoe,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         result = named[config.objective.name](student, teacher, **config.objective.settings())

@@ -196,7 +196,7 @@ def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, ru
     except (MemoryError, torch.OutOfMemoryError) as error:
         tune.report({ledger.FAILURE: f"out of memory: {error}"})
     else:
-        tune.report({"final": score.value, "attributes": {"standard_error": score.standard_error, **score.parts}})
+        tune.report({"final": score.value, "attributes": score.attributes()})
 
 
 class Proposals(Searcher):

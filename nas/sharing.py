@@ -1,6 +1,7 @@
 """Stage 3's supernet: trained once on all tasks, then every candidate is a slice of it and needs no training."""
 
 from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,12 +11,12 @@ from torch import nn
 from transformers import AutoConfig
 
 from distill.data import load_encoded, training_batches
-from distill.evaluation import measure
+from distill.evaluation import expert_load, measure, split_batches
 from distill.files import fingerprint, keep
 from distill.loop import make_accelerator
 from distill.tasks import standard_error
 from distill.teacher import LiveTeacher, load_classifier
-from nas.evaluate import Score
+from nas.evaluate import GLANCE, Score
 from nas.prepare import (
     FORMAT,
     Preparation,
@@ -26,7 +27,7 @@ from nas.prepare import (
     set_dropout,
     training,
 )
-from search_spaces.architecture import Architecture, Genes
+from search_spaces.architecture import DENSE, Architecture, Genes
 from search_spaces.spaces import Space
 from supernet.build import build, load_weights
 from supernet.inherit import inherit
@@ -34,9 +35,13 @@ from supernet.weight_sharing import SharedSupernet, train_shared
 
 
 def extremes(space: Space) -> tuple[Architecture, Architecture]:
-    """The smallest and the largest architecture with the graphs that the space starts from; the box is no matter."""
+    """The smallest and the largest dense architecture with the graphs that the space starts from; the box is no matter.
+
+    Where there are experts the largest has all channels of the base, out of which they are made.
+    """
     assert space.start is not None
-    sizes = [(end(space.stacks), end(space.expansions)) for end in (min, max)]
+    widest = max(space.expansions) if set(space.experts) == {DENSE} else Fraction(1)
+    sizes = [(min(space.stacks), min(space.expansions)), (max(space.stacks), widest)]
     smallest, largest = (
         Architecture(space.base, tuple(Genes(genes.graph, *size) for genes in space.start.layers)) for size in sizes
     )
@@ -64,6 +69,7 @@ def prepare_shared(
         largest.to_json(),
         smallest.to_json(),
         [space.min_params, space.max_params, *((limit.name, limit.most) for limit in space.limits)],
+        [str(experts) for experts in space.experts],
         config.model_dump(mode="json", include={"objective", "dropout", "sharing", "seed"}),
     )
 
@@ -79,7 +85,7 @@ def prepare_shared(
         heads = {}
         for place, (task, labels) in enumerate(zip(config.tasks, names, strict=True)):
             heads[task] = new_head(model, teachers[place], place == 0, len(labels), config.seed + place)
-        supernet = SharedSupernet(model, heads)
+        supernet = SharedSupernet(model, heads, space.experts, workspace.frequencies())
         goal = objective(config, like, teachers[0].config, workspace.supernet)
         steps = -(-table.steps // len(tasks))
         batches = {
@@ -145,7 +151,7 @@ class SharedEvaluator:
             task: nn.Linear(like.hidden_size, len(folders.labels()))
             for task, folders in zip(config.tasks, workspace.tasks, strict=True)
         }
-        self.supernet = SharedSupernet(model, heads)
+        self.supernet = SharedSupernet(model, heads, config.space.experts, workspace.frequencies())
         self.supernet.load_state_dict(load_file(weights(workspace.shared)))
         self.pad_id = like.pad_token_id
         self.first = config.sharing.rows
@@ -169,7 +175,11 @@ class SharedEvaluator:
             scores.append(score)
             variances.append(standard_error(score, min(self.first or len(rows), len(rows))) ** 2)
         value = sum(scores) / len(scores)
-        return Score(value, sum(variances) ** 0.5 / len(scores), dict(zip(self.rows, scores, strict=True)))
+        rows = self.rows[self.supernet.task]
+        batches = (batch for _, batch in split_batches(rows, self.pad_id, GLANCE))
+        loads = expert_load(self.supernet, batches, accelerator=self.accelerator)
+        parts = dict(zip(self.rows, scores, strict=True))
+        return Score(value, sum(variances) ** 0.5 / len(scores), parts, tuple(loads))
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import mean, stdev
 from typing import Any
@@ -20,7 +20,7 @@ from nas.prepare import Tell, Workspace
 from nas.runner import Cluster, connected, run
 from nas.samplers import SAMPLERS
 from nas.sharing import prepare_shared
-from search_spaces.architecture import Architecture, Genes
+from search_spaces.architecture import Architecture
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space
 
@@ -84,8 +84,8 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, incumbent: Archi
 
 
 def all_base_graphs(architecture: Architecture, graph: FFNGraph) -> Architecture:
-    """The same sizes with the base graph in every layer."""
-    layers = tuple(Genes(graph, genes.stack, genes.expansion) for genes in architecture.layers)
+    """The same sizes and experts with the base graph in every layer."""
+    layers = tuple(replace(genes, graph=graph) for genes in architecture.layers)
     return Architecture(architecture.base, layers)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from distill.teacher import TeacherError
-from search_spaces.architecture import Architecture, Base
+from search_spaces.architecture import DENSE, Architecture, Base, Experts
 from search_spaces.graph import GELU, FFNGraph
 from supernet.configuration_nas_bert import AUTO_MAP, NasBertConfig
 from supernet.modeling_nas_bert import (
@@ -69,14 +69,8 @@ def config_of(
             "stack": genes.stack,
             "inner": inner,
         }
-        experts = genes.experts
-        if experts.count > 1:
-            layer["experts"] = {
-                "count": experts.count,
-                "routing": experts.routing,
-                "top_k": experts.top_k,
-                "capacity": None if experts.capacity is None else str(experts.capacity),
-            }
+        if genes.experts != DENSE:
+            layer["experts"] = settings(genes.experts)
         ffn.append(layer)
     config = NasBertConfig(
         vocab_size=base.vocabulary,
@@ -98,6 +92,12 @@ def config_of(
     for name in INHERITED if like is not None else ():
         setattr(config, name, getattr(like, name))
     return config
+
+
+def settings(experts: Experts) -> dict[str, Any]:
+    """What a model's configuration says of a layer's experts."""
+    capacity = None if experts.capacity is None else str(experts.capacity)
+    return {"count": experts.count, "routing": experts.routing, "top_k": experts.top_k, "capacity": capacity}
 
 
 def build(

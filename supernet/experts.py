@@ -237,7 +237,7 @@ def load_rows(options: Any, tokenizer: Any, known: tuple[str, ...] | int) -> Row
 
 def mixed(options: Any, rows: Rows, accelerator: Any) -> Iterator[Made]:
     """The dense model, the mixture that it is split into, and the mixture after training."""
-    from distill.data import training_batches
+    from distill.data import token_frequencies, training_batches
     from distill.loop import train
     from distill.objectives import moebert
     from distill.recipe import Recipe
@@ -262,7 +262,7 @@ def mixed(options: Any, rows: Rows, accelerator: Any) -> Iterator[Made]:
     yield "dense", dense, Architecture.uniform(plain, architecture.layers[0].graph)
     glances = list(training_batches(rows.train, options.batch_size, options.importance_batches, options.seed, pad_id))
     scores = channel_scores(dense, glances, options.split, options.seed)
-    model = split(dense, architecture, scores, frequencies(rows.train, dense.config.vocab_size))
+    model = split(dense, architecture, scores, token_frequencies(rows.train, dense.config.vocab_size))
     yield "split", model, architecture
     if options.steps:
         goal = moebert(
@@ -373,13 +373,6 @@ def split(
     model = build(architecture, labels=dense.config.num_labels, like=dense.config)
     load_weights(model, inherit(weights, architecture, counts))
     return model.eval()
-
-
-def frequencies(rows: "Encoded", vocabulary: int) -> "Tensor":
-    """How often each token id occurs: (vocabulary,)."""
-    import torch
-
-    return torch.bincount(torch.from_numpy(rows.input_ids).long(), minlength=vocabulary)
 
 
 if __name__ == "__main__":

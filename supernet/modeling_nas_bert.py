@@ -72,7 +72,7 @@ class ExpertSelfAttention(BertSelfAttention):
     def forward(
         self, hidden_BTD: Tensor, attention_mask: Tensor | None = None, *, routing: Routing, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        shape = (*hidden_BTD.shape[:-1], self.num_attention_heads, self.attention_head_size)
+        shape = (*hidden_BTD.shape[:-1], -1, self.attention_head_size)
         states = (part(hidden_BTD, routing.dispatch) for part in (self.query, self.key, self.value))
         query_BHTS, key_BHTS, value_BHTS = (state.view(shape).transpose(1, 2) for state in states)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)

@@ -507,6 +507,19 @@ def test_the_nearest_member_of_one_layer() -> None:
     assert space.nearest(odd) == Architecture.uniform(base, expansion=Fraction(1, 2))
 
 
+def test_the_nearest_experts() -> None:
+    base = Base(depth=1, width=8, heads=2, inner=16, vocabulary=50, positions=16)
+    options = (Experts(4, routing="token_gate"), Experts(4), Experts(2), DENSE)
+    space = Space(base, (1,), (Fraction(1, 4),), 1, 10**6, experts=options)
+
+    def nearest(experts: Experts) -> Experts:
+        return space.nearest(Architecture.uniform(base, expansion=Fraction(1, 4), experts=experts)).layers[0].experts
+
+    assert [nearest(experts) for experts in options] == list(options)
+    assert nearest(Experts(8, Fraction(1))).count == 4
+    assert nearest(Experts(2, routing="sentence_gate")) == Experts(2)
+
+
 def test_a_graph_that_cannot_be_spelled() -> None:
     space = small_space(LOW, HIGH)
     deep = FFNGraph.parse("add(project(gelu(expand(x))),mul(x,tanh(relu(x))))")

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from itertools import islice
 
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import Tensor
 
 from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, run
 from distill.teacher import TeacherError
-from search_spaces import PUBLISHED, Architecture, Base, FFNGraph, Genes, cost
+from search_spaces import GELU, PUBLISHED, Architecture, Base, Experts, FFNGraph, Genes, cost
+from search_spaces.architecture import ROUTINGS
 from supernet.build import (
     ACTIVATIONS,
     HEADS,
@@ -22,6 +25,8 @@ from supernet.build import (
     layer_output_statistics,
     load_weights,
 )
+from supernet.routing import ExpertLinear, RoutedLinear
+from tests.search_spaces import strategies
 from tests.tiny import BASE, architectures, bases, batch, bert
 
 EVERYTHING = frozenset({HIDDEN_STATES, ATTENTION_SCORES})
@@ -72,19 +77,78 @@ def ungate(genes: Genes) -> Genes:
     return replace(genes, graph=FFNGraph.parse(text))
 
 
+def check_experts(architecture: Architecture) -> None:
+    with torch.device("meta"):
+        model = build(architecture, labels=3)
+    idle = 0
+    for layer, genes in zip(model.bert.encoder.layer, architecture.layers, strict=True):
+        for module in layer.modules():
+            if isinstance(module, ExpertLinear):
+                count, taken = genes.experts.count, genes.experts.top_k
+                if isinstance(module, RoutedLinear):  # attention's
+                    count, taken = architecture.base.attention_experts, 1
+                stored = sum(parameter.numel() for parameter in module.parameters())
+                assert stored % count == 0
+                idle += stored // count * (count - taken)
+    every = sum(parameter.numel() for parameter in model.parameters())
+    assert every == cost.params(architecture, 3), architecture
+    assert every - idle == cost.params_active(architecture, 3), architecture
+    tables = {name: buffer.shape for name, buffer in model.named_buffers() if name.endswith("router.table")}
+    prefix = "bert.encoder.layer."
+    assert tables == {
+        f"{prefix}{layer}.router.table": (architecture.base.vocabulary,)
+        for layer, genes in enumerate(architecture.layers)
+        if genes.experts.count > 1 and not genes.experts.gated
+    }
+    assert tables.keys() <= model.state_dict().keys()
+
+
+@settings(max_examples=60, deadline=None)
+@given(strategies.architectures())
+def test_parameters_of_experts(architecture: Architecture) -> None:
+    check_experts(architecture)
+
+
+@pytest.mark.parametrize("attention_experts", [1, 4])
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_parameters_of_experts_of_each_routing(routing: str, attention_experts: int) -> None:
+    for base in islice(bases(7), 4):
+        base = replace(base, inner=base.inner - base.inner % 8, attention_experts=attention_experts)
+        for graph, experts in (
+            (GELU, Experts(4, Fraction(1, 2), routing, 2)),
+            (FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))"), Experts(8, Fraction(0), routing)),
+            (FFNGraph.parse("max(x,project(mul(expand(x),x)))"), Experts(3, Fraction(1), routing, 3)),
+        ):
+            check_experts(Architecture.uniform(base, graph, 2, Fraction(1, 8), experts))
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_of_the_published_architectures(name: str) -> None:
     assert stored(PUBLISHED[name], 3) == cost.params(PUBLISHED[name], 3)
 
 
 def test_configuration_survives_json() -> None:
-    for architecture in drawn(20):
+    mixtures = [
+        Architecture.uniform(replace(BASE, attention_experts=2), experts=Experts(4, Fraction(1), *more))
+        for more in (("token_gate", 2, Fraction(5, 4)), ("hash",))
+    ]
+    for architecture in [*drawn(20), *mixtures]:
         config = config_of(architecture, labels=4)
         again = type(config).from_dict(config.to_dict())
         assert again.to_dict() == config.to_dict()
         assert [entry["formula"] for entry in again.ffn] == [
             str(genes.graph) for genes in architecture.layers
         ]
+
+
+def test_configuration_of_experts() -> None:
+    base = replace(BASE, attention_experts=2)
+    config = config_of(Architecture.uniform(base, experts=Experts(4, Fraction(1), "token_gate", 2, Fraction(5, 4))))
+    assert config.attention_experts == 2
+    assert [entry["experts"] for entry in config.ffn] == 3 * [
+        {"count": 4, "routing": "token_gate", "top_k": 2, "capacity": "5/4"}
+    ]
+    assert "experts" not in config_of(Architecture.uniform(BASE)).ffn[0]
 
 
 def test_configuration_takes_over_what_no_architecture_says() -> None:

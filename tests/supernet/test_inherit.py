@@ -5,13 +5,18 @@ from fractions import Fraction
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from search_spaces import GELU, Architecture, FFNGraph, Genes
+from search_spaces import GELU, Architecture, Base, Experts, FFNGraph, Genes
+from search_spaces.architecture import GATES, ROUTINGS
 from search_spaces.cost import project_width
 from supernet.build import HEADS, build, from_scratch, full_architecture, load_weights
 from supernet.inherit import inherit
-from tests.tiny import BASE, architectures, batch, inputs, shaken
+from supernet.split import GATE_DEVIATION, routing_table
+from tests.search_spaces import strategies
+from tests.tiny import BASE, architectures, batch, graphs, inputs, shaken
 
 STACK = 3
 GEGLU = FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))")
@@ -156,3 +161,193 @@ def test_too_small_supernets() -> None:
         inherit(weights, Architecture.uniform(replace(BASE, depth=4)))
     with pytest.raises(ValueError, match="the supernet has a layer 2; the architecture has 2 layers"):
         inherit(weights, Architecture.uniform(replace(BASE, depth=2)))
+
+
+FREQUENCIES = torch.arange(50) % 7
+
+
+def cut(tensor: Tensor, dimension: int, base: Base, genes: Genes, ends: int) -> Tensor:
+    """MoEBERT's rule on a tensor of a dense block: the parts of all experts, cut at `ends` channels."""
+    order = list(range(base.inner))
+    count, inner, shared = genes.experts.count, genes.inner(base), genes.shared(base)
+    parts = []
+    for expert in range(count):
+        own = (order[:shared] + order[shared:][expert::count])[:inner]
+        # Beyond its own an expert with mismatch "wide" passes on channels of x, which have their own places.
+        channels = [*own, *range(inner, ends)][:ends]
+        parts.append(torch.stack([tensor.select(dimension, channel) for channel in channels], dim=dimension))
+    return torch.stack(parts) if count > 1 else parts[0]
+
+
+def of_experts(weights: dict[str, Tensor], architecture: Architecture) -> dict[str, Tensor | tuple[int, ...]]:
+    """What `inherit` is to return; the shapes alone of gates that are drawn."""
+    base, expected = architecture.base, {}
+    for name, tensor in weights.items():
+        if ".ffn." in name or ".attention." not in name or "LayerNorm" in name or base.attention_experts == 1:
+            expected[name] = tensor
+        else:
+            scale = base.attention_experts if ".output.dense." in name else 1
+            expected[name] = torch.stack([tensor * scale] * base.attention_experts)
+    expected = {name: tensor for name, tensor in expected.items() if ".ffn." not in name}
+    for layer, genes in enumerate(architecture.layers):
+        prefix, experts = f"bert.encoder.layer.{layer}.", genes.experts
+        inner, projected, count = genes.inner(base), project_width(base, genes), experts.count
+        scale = count / experts.top_k if experts.gated else 1
+        if base.attention_experts > 1:
+            expected[prefix + "attention.router.weight"] = (base.attention_experts, base.width)
+        if count > 1 and not experts.gated:
+            expected[prefix + "router.table"] = routing_table(experts, base.vocabulary, layer, FREQUENCIES)
+        for block in range(genes.stack):
+            own = f"{prefix}ffn.{block}."
+            if experts.gated:
+                expected[own + "router.weight"] = (count, base.width)
+            for part in ("expand", "gate") if genes.graph.gated else ("expand",):
+                for kind in ("weight", "bias"):
+                    name = f"{own}{part}.{kind}"
+                    if name in weights:
+                        expected[name] = cut(weights[name], 0, base, genes, inner)
+                    else:
+                        like = expected[name.replace("gate", "expand")]
+                        expected[name] = torch.zeros_like(like) if kind == "weight" else torch.ones_like(like)
+            name = own + "project.weight"
+            expected[name] = cut(weights[name], 1, base, genes, projected) * scale
+            bias = weights[own + "project.bias"]
+            expected[own + "project.bias"] = (torch.stack([bias] * count) if count > 1 else bias) * scale
+            for kind in ("weight", "bias"):
+                expected[f"{own}LayerNorm.{kind}"] = weights[f"{own}LayerNorm.{kind}"]
+    return expected
+
+
+def check_experts(weights: dict[str, Tensor], architecture: Architecture) -> None:
+    places = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
+    taken = inherit(weights, architecture, FREQUENCIES)
+    expected = of_experts(weights, architecture)
+    assert taken.keys() == expected.keys()
+    gates = []
+    for name, wanted in expected.items():
+        if isinstance(wanted, tuple):
+            assert taken[name].shape == wanted
+            assert 0 < taken[name].abs().max() < 6 * GATE_DEVIATION
+            gates.append(taken[name][0])
+        else:
+            assert torch.equal(taken[name], wanted), name
+    assert all(not torch.equal(one, other) for number, one in enumerate(gates) for other in gates[:number])
+    own = [tensor.untyped_storage().data_ptr() for tensor in taken.values() if tensor.numel()]
+    assert len(set(own)) == len(own)
+    assert places.isdisjoint(own)
+
+    load_weights(build(architecture), taken)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("mismatch", ["narrow", "wide"])
+def test_experts_of_random_graphs_take_slices(mismatch: str, gated: bool) -> None:
+    base = replace(BASE, mismatch=mismatch)
+    weights = shaken(build(full_architecture(base, GEGLU if gated else GELU, 2))).state_dict()
+    before = {name: tensor.clone() for name, tensor in weights.items()}
+    mixed = FFNGraph.parse("max(project(add(gate(x),mul(expand(x),x))),x)")
+    cuts = [
+        (Fraction(1, 4), Experts(4)),
+        (Fraction(1, 4), Experts(2, Fraction(1, 2), "token_gate")),
+        (Fraction(1, 8), Experts(8, Fraction(0), "sentence_gate", 3)),
+        (Fraction(1, 3), Experts(4, Fraction(2, 3), "balanced_hash", 2, Fraction(5, 4))),
+        (Fraction(1), Experts(3, Fraction(1), "token_gate", 2)),
+        (Fraction(1), Experts()),
+    ]
+    drawn = [*graphs(30), *[GEGLU, mixed] * 3]
+    for start in range(0, 36, 3):
+        layers = [
+            Genes(graph, 1 + start % 2, *cuts[(number + start // 3) % 6])
+            for number, graph in enumerate(drawn[start : start + 3])
+        ]
+        check_experts(weights, Architecture(replace(base, attention_experts=1 + start % 2), tuple(layers)))
+    assert all(torch.equal(weights[name], before[name]) for name in weights)
+
+
+DEEP = {gated: shaken(build(full_architecture(BASE, GEGLU if gated else GELU, 4))).state_dict() for gated in (0, 1)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(strategies.architectures(), st.booleans())
+def test_experts_of_any_architecture_take_slices(architecture: Architecture, gated: bool) -> None:
+    assert replace(architecture.base, attention_experts=1) == BASE
+    check_experts(DEEP[gated], architecture)
+
+
+def test_routers_of_the_supernet_lead() -> None:
+    """Few experts start with the first rows of what many have learned."""
+    weights = supernet().state_dict()
+    base = replace(BASE, attention_experts=2)
+    learned = {
+        f"bert.encoder.layer.{layer}.{place}.router.weight": torch.randn(8, BASE.width)
+        for layer in range(2)
+        for place in ("ffn.0", "ffn.1", "attention")
+    }
+    candidate = Architecture.uniform(base, stack=2, expansion=Fraction(1, 8), experts=Experts(4, routing="token_gate"))
+    taken = inherit(weights | learned, candidate)
+    load_weights(build(candidate), taken)
+    for name, rows in learned.items():
+        assert torch.equal(taken[name], rows[: 2 if "attention" in name else 4])
+        assert taken[name].untyped_storage().data_ptr() != rows.untyped_storage().data_ptr()
+    # The last layer's are drawn; nobody else asks for routers.
+    assert taken["bert.encoder.layer.2.ffn.0.router.weight"].abs().max() < 6 * GATE_DEVIATION
+    for experts in (Experts(), Experts(4)):
+        plain = Architecture.uniform(BASE, stack=2, expansion=Fraction(1, 8), experts=experts)
+        own = {name: tensor for name, tensor in learned.items() if "attention" not in name}
+        assert inherit(weights | own, plain).keys() == inherit(weights, plain).keys()
+    many = Architecture.uniform(BASE, expansion=Fraction(1, 16), experts=Experts(16, routing="token_gate"))
+    with pytest.raises(ValueError, match=r"ffn\.0\.router\.weight has 8 .* needs 16"):
+        inherit(weights | learned, many)
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_copies_compute_what_the_supernet_does(routing: str, top_k: int) -> None:
+    """Exactly so with a hash; near it behind gates that have yet to learn, in attention too."""
+    whole = supernet()
+    experts = Experts(4, Fraction(1), routing, top_k)
+    for attention_experts in (1, 3):
+        base = replace(BASE, attention_experts=attention_experts)
+        architecture = Architecture.uniform(base, stack=STACK, experts=experts)
+        candidate = build(architecture).eval()
+        load_weights(candidate, inherit(whole.state_dict(), architecture, FREQUENCIES))
+        indifferent = build(architecture).eval()
+        load_weights(indifferent, candidate.state_dict())
+        for name, parameter in indifferent.named_parameters():
+            if name.endswith("router.weight"):
+                torch.nn.init.zeros_(parameter)
+        torch.testing.assert_close(logits(indifferent), logits(whole), rtol=1e-4, atol=1e-5)
+        exact = routing not in GATES and attention_experts == 1
+        torch.testing.assert_close(logits(candidate), logits(whole), rtol=1e-4, atol=1e-5 if exact else 0.3)
+
+
+def test_a_mixture_is_no_supernet() -> None:
+    """Whatever comes first in it, and whatever is to be made of it."""
+    small = {"stack": 1, "expansion": Fraction(1, 4)}
+    for experts, attention_experts, name in (
+        (Experts(4), 1, r"ffn\.0\.expand\.weight is of 4 experts"),
+        (Experts(2, routing="token_gate"), 1, r"ffn\.0\.expand\.weight is of 2 experts"),
+        (Experts(), 3, r"attention\.self\.query\.weight is of 3 experts"),
+    ):
+        base = replace(BASE, attention_experts=attention_experts)
+        mixture = build(Architecture.uniform(base, experts=experts, **small)).state_dict()
+        backwards = dict(reversed(mixture.items()))
+        for wanted in (Architecture.uniform(BASE, **small), Architecture.uniform(base, experts=experts, **small)):
+            with pytest.raises(ValueError, match=rf"the supernet must be dense: .*\.layer\.0\.{name}"):
+                inherit(mixture, wanted)
+            with pytest.raises(ValueError, match=r"the supernet must be dense: .*\.layer\.2\..* experts"):
+                inherit(backwards, wanted)
+
+
+def test_experts_that_a_supernet_is_too_small_for() -> None:
+    weights = supernet().state_dict()
+    wider = replace(BASE, inner=96)
+    with pytest.raises(ValueError, match=r"ffn\.0\.expand\.weight has 48 channels; the architecture needs 96"):
+        inherit(weights, Architecture.uniform(wider, expansion=Fraction(1, 4), experts=Experts(4)))
+    balanced = Architecture.uniform(BASE, expansion=Fraction(1, 4), experts=Experts(4, routing="balanced_hash"))
+    with pytest.raises(ValueError, match="balanced_hash shares out the tokens of training data: it needs their freq"):
+        inherit(weights, balanced)
+    with pytest.raises(ValueError, match=r"frequencies are of \(49,\) ids; the vocabulary has 50"):
+        inherit(weights, balanced, FREQUENCIES[1:])
+    with pytest.raises(ValueError, match=r"layers\[0\]\.stack is 4; the supernet has 3 blocks there"):
+        inherit(weights, Architecture.uniform(BASE, stack=4, expansion=Fraction(1, 4), experts=Experts(4)))

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import BertConfig, BertModel
 
 import supernet
-from search_spaces import Architecture, FFNGraph, Genes
+from search_spaces import Architecture, Experts, FFNGraph, Genes
 from supernet.build import HEADS, build, config_of
 from supernet.configuration_nas_bert import NasBertConfig
 from supernet.modeling_nas_bert import NasBertModel
@@ -184,11 +184,20 @@ def test_checkpoints_load_where_the_project_is_not_installed(tmp_path: Path) -> 
             checkpoints[folder] = auto
             expected |= {f"{folder}/{name}": tensor for name, tensor in results(model, batch()).items()}
     mids = ("mul(gelu(expand(x)),gate(x))", "gelu(expand(x))", "mul(swish(expand(x)),gate(x))")
-    layers = tuple(Genes(FFNGraph.parse(f"project({mid})"), 2, Fraction(1, 2)) for mid in mids)
-    model = shaken(build(Architecture(BASE, layers), labels=LABELS)).eval()
-    model.save_pretrained(tmp_path / "gated")
-    checkpoints["gated"] = CLASSES["classification"]
-    expected |= {f"gated/{name}": tensor for name, tensor in results(model, batch()).items()}
+    graphs = [FFNGraph.parse(f"project({mid})") for mid in mids]
+    half = Fraction(1, 2)
+    kinds: dict[str, tuple[int, list[Experts]]] = {
+        "gated": (1, [Experts()] * 3),
+        "hash": (1, [Experts(2), Experts(4, half, "balanced_hash", 2), Experts(4, half, capacity=Fraction(1))]),
+        "gates": (1, [Experts(4, half, "token_gate", 2, Fraction(5, 4)), Experts(2, half, "sentence_gate"), Experts()]),
+        "attention": (3, [Experts(), Experts(4, half, "token_gate"), Experts(2)]),
+    }
+    for folder, (attentions, experts) in kinds.items():
+        layers = tuple(Genes(graph, 2, half / 2, some) for graph, some in zip(graphs, experts, strict=True))
+        model = shaken(build(Architecture(replace(BASE, attention_experts=attentions), layers), labels=LABELS)).eval()
+        model.save_pretrained(tmp_path / folder)
+        checkpoints[folder] = CLASSES["classification"]
+        expected |= {f"{folder}/{name}": tensor for name, tensor in results(model, batch()).items()}
     save_file(expected, tmp_path / "expected.safetensors")
     (tmp_path / "checkpoints.json").write_text(json.dumps(checkpoints))
     environment = {

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -58,6 +58,7 @@ def queues(
     return taken
 
 
+@settings(deadline=None)
 @given(
     st.tuples(st.integers(0, 3), st.integers(1, 6)),
     st.integers(1, 5),

@@ -6,7 +6,7 @@ from itertools import chain, combinations
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from search_spaces import DENSE, GELU, PUBLISHED, Base, Experts, Genes
@@ -22,6 +22,7 @@ def channels(inner: int, count: int, own: int, shared: int) -> list[list[int]]:
     return expert_channels(base, genes).tolist()
 
 
+@settings(deadline=None)
 @given(st.integers(1, 80), st.integers(1, 9), st.data())
 def test_experts_have_what_is_shared_and_every_eth_of_the_rest(inner: int, count: int, data: st.DataObject) -> None:
     shared = data.draw(st.integers(0, inner)) if count > 1 else 0
@@ -96,6 +97,7 @@ def greedy(counts: list[int], count: int, otherwise: list[int]) -> list[int]:
     return table
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.integers(2, 8), st.integers(0, 3))
 def test_balanced_tables_are_greedy(counts: list[int], count: int, layer: int) -> None:
     """Ties go to the lower id and the lower expert; what training data do not have, to where "hash" sends it."""
