@@ -28,6 +28,7 @@ from nas.prepare import (
     training,
 )
 from search_spaces.architecture import DENSE, Architecture, Genes
+from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
 from supernet.build import build, load_weights
 from supernet.inherit import inherit
@@ -48,6 +49,17 @@ def extremes(space: Space) -> tuple[Architecture, Architecture]:
     return smallest, largest
 
 
+def storing(largest: Architecture, space: Space) -> Architecture:
+    """The architecture whose weights are stored: where there are experts, all channels are connected on both sides, as
+    experts are made out of any of them, while a graph that joins them with x may leave some out.
+    """
+    if set(space.experts) == {DENSE}:
+        return largest
+    gated = FFNGraph.parse(f"project(mul({space.graph.nodes[-2].op}(expand(x)),gate(x)))")
+    layers = (replace(genes, graph=gated if genes.graph.gated else space.graph) for genes in largest.layers)
+    return Architecture(largest.base, tuple(layers))
+
+
 def prepare_shared(
     workspace: Workspace, space: Space, device: str = "auto", tell: Tell = lambda what, share: None
 ) -> Workspace:
@@ -62,10 +74,12 @@ def prepare_shared(
         made = Preparation(config.model_copy(update={"tasks": (task,)}), device, tell)
         tasks.append(TaskFolders(made.data, made.teacher))
     smallest, largest = extremes(space)
+    stored = storing(largest, space)
     key = fingerprint(
         FORMAT,
         workspace.supernet.name,
         [folders.teacher.name for folders in tasks],
+        stored.to_json(),
         largest.to_json(),
         smallest.to_json(),
         [space.min_params, space.max_params, *((limit.name, limit.most) for limit in space.limits)],
@@ -77,8 +91,8 @@ def prepare_shared(
         accelerator = make_accelerator(device)
         table = config.sharing
         like = AutoConfig.from_pretrained(workspace.supernet)
-        model = build(largest, like=like)
-        load_weights(model, inherit(load_file(workspace.supernet / "model.safetensors"), largest))
+        model = build(stored, like=like)
+        load_weights(model, inherit(load_file(workspace.supernet / "model.safetensors"), stored))
         set_dropout(model, config.dropout)
         names = [folders.labels() for folders in tasks]
         teachers = [load_classifier(str(folders.teacher), labels) for folders, labels in zip(tasks, names, strict=True)]
@@ -106,13 +120,13 @@ def prepare_shared(
                     for task, teacher in zip(config.tasks, teachers, strict=True)
                 },
                 accelerator=accelerator,
-                smallest=smallest if table.sandwich else None,
+                extremes=(largest, smallest) if table.sandwich else (),
                 seed=config.seed,
                 after_step=lambda step, loss: tell("supernet of stage 3: training", step / table.steps),
             )
         folder.mkdir()
         save_file({name: tensor.contiguous().cpu() for name, tensor in supernet.state_dict().items()}, weights(folder))
-        largest.save(folder / "architecture.json")
+        stored.save(folder / "architecture.json")
 
     folder = keep(Preparation(config, device, tell).cache / "shared" / key, make)
     return replace(workspace, tasks=tuple(tasks), shared=folder)

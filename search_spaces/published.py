@@ -99,7 +99,6 @@ _TINY = replace(_BASE, width=360, inner=360)
 _DEEP = replace(_BASE, depth=12, width=360)
 _TINYBERT6 = Base(depth=6, width=768, heads=12, inner=3072, mismatch="wide")
 
-
 _BERT = Base(depth=12, width=768, heads=12, inner=3072, gelu="erf")
 _TINYBERT4 = replace(_BERT, depth=4, width=312, inner=1200)
 # Depth and width of MiniMoE's students; their experts have four times the width.

@@ -1,6 +1,7 @@
 """How a dense feed-forward network becomes experts: which channels each has, and the tables and gates that choose."""
 
 from collections.abc import Sequence
+from heapq import heapreplace
 
 import torch
 from torch import Tensor
@@ -43,14 +44,14 @@ def routing_table(
         counts = torch.as_tensor(frequencies)
         if counts.shape != (vocabulary,):
             raise ValueError(f"frequencies are of {tuple(counts.shape)} ids; the vocabulary has {vocabulary}")
-        loads = [0] * experts.count
-        order = torch.argsort(counts, descending=True, stable=True)
-        for token, count in zip(order.tolist(), counts[order].tolist(), strict=True):
-            if not count:
-                break
-            lightest = loads.index(min(loads))
-            loads[lightest] += count
-            table[token] = lightest
+        seen = torch.argsort(counts, descending=True, stable=True)[: int((counts > 0).sum())]
+        loads = [(0, expert) for expert in range(experts.count)]  # a heap
+        chosen = []
+        for count in counts[seen].tolist():
+            load, lightest = loads[0]
+            heapreplace(loads, (load + count, lightest))
+            chosen.append(lightest)
+        table[seen] = torch.tensor(chosen, dtype=table.dtype)
     return table.to(torch.uint8)
 
 

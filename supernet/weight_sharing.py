@@ -116,15 +116,15 @@ def train_shared(
     *,
     teachers: Mapping[str, TeacherOutputs],
     accelerator: Accelerator,
-    smallest: Architecture | None = None,
+    extremes: tuple[Architecture, ...] = (),
     seed: int = 0,
     after_step: Callable[[int, float], None] | None = None,
 ) -> list[float]:
     """Train the shared weights in place on all tasks; returns the losses.
 
     Every step trains one architecture, drawn uniformly from the space, on a batch of one task; the tasks take turns
-    in an order that is shuffled anew in every round. With `smallest` every step adds up the gradients of the whole
-    supernet, that architecture and two drawn ones on the same batch (the sandwich rule).
+    in an order that is shuffled anew in every round. With `extremes`, the largest and the smallest architecture, every
+    step adds up the gradients of those and two drawn ones on the same batch (the sandwich rule).
 
     Args:
         batches: task -> its training batches; they must last for the task's share of the steps, rounded up.
@@ -141,8 +141,8 @@ def train_shared(
                 order = rng.sample(tasks, len(tasks))
             task = order.pop()
             batch = next(streams[task])
-            drawn = [space.sample(rng) for _ in range(1 if smallest is None else SANDWICH - 2)]
-            for architecture in drawn if smallest is None else [None, smallest, *drawn]:
+            drawn = [space.sample(rng) for _ in range(SANDWICH - 2 if extremes else 1)]
+            for architecture in (*extremes, *drawn):
                 supernet.activate(architecture, task)
                 yield batch
 
@@ -153,7 +153,7 @@ def train_shared(
         recipe,
         accelerator=accelerator,
         teacher=lambda step, batch: teachers[supernet.task](step, batch),
-        accumulate=1 if smallest is None else SANDWICH,
+        accumulate=SANDWICH if extremes else 1,
         seed=seed,
         after_step=after_step,
     )

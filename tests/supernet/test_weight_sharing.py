@@ -10,9 +10,10 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from distill.objectives import efficientbert
+from distill.outputs import ROUTINGS, run
 from distill.recipe import Recipe
 from distill.teacher import LiveTeacher
-from search_spaces import Architecture, FFNGraph, Genes, Space
+from search_spaces import Architecture, Experts, FFNGraph, Genes, Space
 from search_spaces.spaces import SIZES
 from supernet.build import build, load_weights
 from supernet.inherit import inherit
@@ -152,7 +153,7 @@ def test_every_step_draws_inside_the_box_and_tasks_take_turns(accelerator: Accel
         trained(accelerator, 20, space=tight)
         drawn = list(seen)
         seen.clear()
-        trained(accelerator, 4, space=tight, smallest=SMALLEST)
+        trained(accelerator, 4, space=tight, extremes=(LARGEST, SMALLEST))
     finally:
         SharedSupernet.activate = original  # type: ignore[method-assign]
     assert len(drawn) == 20
@@ -163,7 +164,44 @@ def test_every_step_draws_inside_the_box_and_tasks_take_turns(accelerator: Accel
     # The sandwich: largest, smallest and two drawn ones on one batch of one task.
     for place in range(0, len(seen), SANDWICH):
         step = seen[place : place + SANDWICH]
-        assert [architecture for architecture, _ in step[:2]] == [None, SMALLEST]
+        assert [architecture for architecture, _ in step[:2]] == [LARGEST, SMALLEST]
         assert all(architecture in tight for architecture, _ in step[2:])
         assert len({task for _, task in step}) == 1
     assert len(seen) == 4 * SANDWICH
+
+
+GENES = Genes(GRAPHS[0], expansion=Fraction(1, 4))
+EXPERTS = (
+    Experts(2, Fraction(1, 2), "token_gate"),
+    Experts(4, Fraction(1, 2)),
+    Experts(4, Fraction(1), "sentence_gate"),
+)
+
+
+def test_experts_are_slices_with_gates_of_their_own() -> None:
+    # Experts of the second graph are made out of channels that the graph itself would leave out.
+    stored = replace(LARGEST, layers=(LARGEST.layers[0], LARGEST.layers[0], LARGEST.layers[2]))
+    model = shaken(build(stored, labels=3, like=bert(num_hidden_layers=3).config))
+    shared = SharedSupernet(model, {"first": nn.Linear(BASE.width, 3)}, EXPERTS).eval()
+    layers = (
+        replace(GENES, graph=graph, stack=stack, experts=experts)
+        for graph, stack, experts in zip(GRAPHS, (2, 1, 2), EXPERTS, strict=True)
+    )
+    architecture = Architecture(BASE, tuple(layers))
+    gates = {place.replace("/", "."): weight.detach() for place, weight in shared.gates.items()}
+    weights = {name: value for name, value in shared.model.state_dict().items() if "classifier" not in name}
+    head = {f"classifier.{name}": value for name, value in shared.heads["first"].state_dict().items()}
+    alone = build(architecture, labels=3, like=shared.config).eval()
+    load_weights(alone, inherit(weights | gates, architecture) | head)
+    given = inputs(batch())
+    shared.activate(architecture, "first")
+    found = shared(**given).logits
+    torch.testing.assert_close(found, alone(**given).logits)
+    shared.zero_grad()
+    found.square().sum().backward()
+    name = "bert/encoder/layer/0/ffn/1/router/weight"
+    assert shared.gates[name].shape == (4, BASE.width)
+    assert shared.gates[name].grad[:2].abs().sum() > 0 and shared.gates[name].grad[2:].abs().sum() == 0
+    assert all(parameter.grad is None for place, parameter in shared.gates.items() if "/layer/1/" in place)
+    routings = run(shared, batch(), frozenset({ROUTINGS})).routings
+    assert [probabilities.shape[1] for probabilities, _ in routings] == [2, 2, 4, 4]

@@ -1,0 +1,86 @@
+"""Experts as genes: searched in stages 1 and 3, kept in stage 2, trained and exported."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from nas import ledger
+from search_spaces import DENSE, Architecture, cost
+from tests.nas.house import House, trials_of
+
+EXPERTS = """\
+stacks = [1, 2]
+experts = [
+    {count = 1},
+    {count = 2, shared = "1/2", routing = "hash"},
+    {count = 4, shared = "2/3", routing = "balanced_hash"},
+    {count = 2, shared = "1/2", routing = "token_gate", capacity = "5/4"},
+    {count = 4, shared = "2/3", routing = "sentence_gate"},
+]
+max_params = "40K"
+
+[objective]
+name = "moebert"
+"""
+
+
+@pytest.fixture(scope="module")
+def studied(built: House, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study of all stages with two goals less, and its final training."""
+    out = tmp_path_factory.mktemp("experts")
+    text = built.preset.read_text()
+    before, _, after = text.partition('stacks = [1, 2]\n')
+    sizes, _, rest = after.partition('edit_rate = 0.3\n')
+    sizes = sizes.replace('uniform = "1/2"\n', "")
+    preset = out / "experts.toml"
+    stacks, objective = EXPERTS.split("\n\n")
+    preset.write_text(f"{before}{stacks}\n{sizes}edit_rate = 0.3\n\n{objective}{rest}")
+    always = ("-m", "nas.search", "--preset", preset, "--study", "s", "--out", out, "--workers", "2")
+    result = built.run(*always, "--stage", "all")
+    assert (result.returncode, result.stderr) == (0, "")
+    return out / "s"
+
+
+def test_stages_1_and_3_search_experts(studied: Path) -> None:
+    for stage in ("1", "3"):
+        trials = trials_of(studied, f"stage-{stage}")
+        found = {genes.experts for trial in trials for genes in ledger.architecture_of(trial).layers}
+        assert DENSE in found and len(found) > 2
+        for trial in trials:
+            architecture = ledger.architecture_of(trial)
+            attributes = trial.user_attrs
+            assert attributes["params_active"] == cost.params_active(architecture, 3) <= attributes["params"]
+            mixtures = [place for place, genes in enumerate(architecture.layers) if genes.experts != DENSE]
+            loads = attributes.get("expert_load", [])
+            assert sorted({load["layer"] for load in loads}) == mixtures
+            assert all(sum(load["shares"]) == pytest.approx(1) for load in loads)
+
+
+def test_stage_2_keeps_them(studied: Path) -> None:
+    start = Architecture.load(studied / "stage-2" / "start.json")
+    for trial in trials_of(studied, "stage-2"):
+        layers = ledger.architecture_of(trial).layers
+        assert [genes.experts for genes in layers] == [genes.experts for genes in start.layers]
+
+
+def test_a_mixture_is_trained_and_exported(studied: Path, built: House) -> None:
+    mixtures = [
+        ledger.architecture_of(trial)
+        for trial in trials_of(studied, "stage-1")
+        if any(genes.experts.gated for genes in ledger.architecture_of(trial).layers)
+    ]
+    chosen = mixtures[0]
+    chosen.save(studied / "mixture.json")
+    result = built.run("train_final.py", studied / "mixture.json", "--device", "cpu", "--skip-base")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "experts of layer" in result.stdout
+    facts = json.loads((studied / "final" / "metrics.json").read_text())
+    student = facts["models"]["student"]
+    assert student["params_active"] < student["params"] == cost.params(chosen, 3)
+    assert facts["expert_load"]
+    model = AutoModelForSequenceClassification.from_pretrained(studied / "final", trust_remote_code=True)
+    ids = torch.arange(5, 12)[None]
+    assert torch.isfinite(model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits).all()
