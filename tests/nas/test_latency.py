@@ -30,7 +30,7 @@ from nas.latency import (
     resolve,
     summary,
 )
-from search_spaces import GELU, Architecture, Base, FFNGraph, Genes
+from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes
 from supernet import ffn
 from supernet.build import build
 from tests.search_spaces.strategies import graphs
@@ -281,3 +281,37 @@ def test_limits(text: str, microseconds: int) -> None:
 def test_what_is_no_limit(text: str) -> None:
     with pytest.raises(ValueError, match=r"'12ms' or '0\.012s', or .* '0\.25x', not '"):
         parse_latency(text)
+
+
+HASH, GATE = Experts(2, Fraction(1, 2)), Experts(4, Fraction(1), "token_gate", top_k=2)
+
+
+def test_experts_are_measured_too(measure: Measure) -> None:
+    table = measure(experts=(DENSE, HASH, GATE, replace(HASH, shared=Fraction(0))))
+    names = [name for name, _ in table.steps if "," in name]
+    kinds = ["2 hash top 1", "4 token_gate top 2"]
+    maps = [f"{op} {width}" for op in ("expand", "gate", "project") for width in WIDTHS]
+    assert sorted(names) == sorted(f"{step}, {kind}" for step in (*maps, "route", "send") for kind in kinds)
+    assert all(time > 0 for name, time in table.steps)
+    for experts in (HASH, GATE):
+        assert table.total(Architecture.uniform(BASE, expansion=Fraction(1, 4), experts=experts)) > table.fixed
+    with pytest.raises(ValueError, match=r"'.*2 balanced_hash top 1' is not in the latency table"):
+        table.total(Architecture.uniform(BASE, expansion=Fraction(1, 4), experts=Experts(2, routing="balanced_hash")))
+
+
+def test_a_hash_is_asked_once_a_layer_and_a_gate_in_every_block() -> None:
+    own = ("expand 12", "project 12", "route", "send")
+    kinds = [f"{step}, {kind}" for kind in ("2 hash top 1", "4 token_gate top 2") for step in own]
+    steps = tuple((name, 1000 * 7**place) for place, name in enumerate(["norm", "expand 12", "gelu 12", *kinds]))
+    table = LatencyTable(1, 6, 500, 4000, steps)
+    cost = dict(table.steps)
+
+    def blocks(experts: Experts, stack: int) -> int:
+        return 1000 * table.ffn(BASE, Genes(GELU, stack, Fraction(1, 4), experts))
+
+    for experts, kind, rows in ((HASH, "2 hash top 1", 1), (GATE, "4 token_gate top 2", 2)):
+        block = cost["norm"] + rows * cost["gelu 12"]
+        block += sum(cost[f"{step}, {kind}"] for step in ("expand 12", "project 12", "send"))
+        route = cost[f"route, {kind}"]
+        for stack in (1, 3):
+            assert blocks(experts, stack) == stack * block + (stack if experts.gated else 1) * route
