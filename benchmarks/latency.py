@@ -3,9 +3,9 @@
     python -m benchmarks.latency [--architectures N] [--rounds N] [--threads N] [--seed N] [--experts]
 
 Random graphs (half of the architectures gated), stacks and expansions on the demo's base with random weights, one
-sentence of 64 tokens; with --experts most layers are mixtures of experts. The table is measured anew, then all models side by side, the teacher among them. Errors are
-given against `Latency.quiet`, which the table predicts, and against the median pass; both of the microseconds and
-of the ratio to the teacher. On a quiet machine all these agree.
+sentence of 64 tokens; with --experts most layers are mixtures of experts. The table is measured anew, then all models
+side by side, the teacher among them. Errors are given against `Latency.quiet`, which the table predicts, and against
+the median pass; both of the microseconds and of the ratio to the teacher. On a quiet machine all these agree.
 """
 
 import argparse

@@ -1,14 +1,19 @@
 """Experts as genes: searched in stages 1 and 3, kept in stage 2, trained and exported."""
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from distill.teacher import SavedTeacher
 from nas import ledger
-from search_spaces import DENSE, Architecture, cost
+from nas.config import ConfigError, load_config
+from nas.evaluate import Evaluator
+from nas.prepare import prepare
+from search_spaces import DENSE, Architecture, Experts, cost
 from tests.nas.house import House, trials_of
 
 EXPERTS = """\
@@ -29,7 +34,7 @@ name = "moebert"
 
 @pytest.fixture(scope="module")
 def studied(built: House, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a study of all stages with two goals less, and its final training."""
+    """The folder of a study of all stages."""
     out = tmp_path_factory.mktemp("experts")
     text = built.preset.read_text()
     before, _, after = text.partition('stacks = [1, 2]\n')
@@ -84,3 +89,32 @@ def test_a_mixture_is_trained_and_exported(studied: Path, built: House) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(studied / "final", trust_remote_code=True)
     ids = torch.arange(5, 12)[None]
     assert torch.isfinite(model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits).all()
+
+
+def test_a_mixture_learns_relations_from_saved_outputs(house: House, tmp_path: Path) -> None:
+    objective = '[objective]\nname = "minimoe"\nrelation_heads = 4\n\n[finetune]'
+    config = load_config(str(house.variant(tmp_path / "minimoe.toml", ("[finetune]", objective))))
+    workspace = prepare(config, "cpu")
+    base, graph = workspace.base()
+    experts = Experts(2, Fraction(1), "token_gate")
+    architecture = Architecture.uniform(base, graph, expansion=Fraction(1, 2), experts=experts)
+    one, again = (Evaluator(workspace, "cpu").evaluate(architecture, 0) for _ in range(2))
+    assert one == again
+    assert [(load.layer, load.part, len(load.shares)) for load in one.loads] == [(0, "ffn", 2), (1, "ffn", 2)]
+    relations = SavedTeacher(workspace.outputs)(0, {"input_ids": torch.zeros(config.candidate.batch_size, 1)}).relations
+    assert len(relations) == 3
+    other = Evaluator(workspace, "cpu").evaluate(architecture, 5)  # a live teacher
+    assert other.value > 1 / 4
+
+
+def test_an_objective_has_its_own_settings(house: House, tmp_path: Path) -> None:
+    def refused(lines: str) -> str:
+        preset = house.variant(tmp_path / "wrong.toml", ("[finetune]", f"[objective]\n{lines}\n\n[finetune]"))
+        with pytest.raises(ConfigError) as error:
+            prepare(load_config(str(preset)), "cpu")
+        return str(error.value)
+
+    assert "moebert has no 'attention'; its settings are hidden, " in refused('name = "moebert"\nattention = 1')
+    assert "at least one of relation, labels must be above 0" in refused('name = "minimoe"\nrelation = 0\nlabels = 0')
+    assert "relation_heads=5 must divide the student's width 32" in refused('name = "minimoe"\nrelation_heads = 5')
+    assert "'all', 'alternate' or 'last'" in refused('name = "moebert"\nlayers = "some"')
