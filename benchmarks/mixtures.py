@@ -43,8 +43,6 @@ class Setting:
     order: str = "importance"
     routing: str = "hash"
     balance: float = 0.01
-    layers: str = "all"
-    distill: float = 1.0
     top_k: int = 1
 
 
@@ -55,22 +53,18 @@ SETTINGS = {
     "order random": replace(USUAL, order="random"),
     "order inverse": replace(USUAL, order="inverse"),
     "shared none": replace(USUAL, shared=0),
-    "shared 1/3": replace(USUAL, shared=64),
     "shared all": replace(USUAL, shared=192),
     "balanced hash": replace(USUAL, routing="balanced_hash"),
     "token gate": GATED,
     "sentence gate": replace(USUAL, routing="sentence_gate"),
     "token gate, no balance": replace(GATED, balance=0.0),
-    "token gate, shared none": replace(GATED, shared=0),
     "token gate, top 2": replace(GATED, top_k=2),
+    "token gate, shared all": replace(GATED, shared=192),
+    "the same, 2 experts": replace(GATED, shared=192, experts=2),
+    "the same, 8 experts": replace(GATED, shared=192, experts=8),
     "1 expert": replace(USUAL, experts=1, shared=0),
     "2 experts": replace(USUAL, experts=2),
     "8 experts": replace(USUAL, experts=8),
-    "16 experts": replace(USUAL, experts=16),
-    "1 expert of 384": replace(USUAL, experts=1, width=384, shared=0),
-    "alternate layers": replace(USUAL, layers="alternate"),
-    "last layer": replace(USUAL, layers="last"),
-    "no distillation": replace(USUAL, distill=0.0),
 }
 
 
@@ -120,13 +114,7 @@ def main() -> None:
         model = split(teacher, architecture, scores_for(setting.order, seed), counts)
         before = measure(model, dev_rows, accelerator=accelerator, pad_id=pad_id)
         torch.manual_seed(seed)
-        goal = moebert(
-            model.config,
-            teacher.config,
-            distill=setting.distill,
-            layers=setting.layers,
-            balance=setting.balance,
-        )
+        goal = moebert(model.config, teacher.config, balance=setting.balance)
         train(
             model,
             training_batches(train_rows, BATCH, options.steps, seed, pad_id),

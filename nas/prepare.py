@@ -283,7 +283,7 @@ class Preparation:
             self.tell("supernet: importance of its neurons", None)
             glances = self.batches(size, config.warmup.importance_batches, config.seed + 2)
             scores = neuron_importance(supernet, glances, summed_cross_entropy)
-            load_weights(supernet, sort_channels(supernet.state_dict(), scores))
+            load_weights(supernet, sort_channels(supernet.state_dict(), scores, supernet.config))
             supernet.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
             if goal.projections:

@@ -369,7 +369,8 @@ def split(
     from supernet.importance import sort_channels
     from supernet.inherit import inherit
 
-    weights = sort_channels(from_teacher(dense, stack=1).state_dict(), scores)
+    supernet = from_teacher(dense, stack=1)
+    weights = sort_channels(supernet.state_dict(), scores, supernet.config)
     model = build(architecture, labels=dense.config.num_labels, like=dense.config)
     load_weights(model, inherit(weights, architecture, counts))
     return model.eval()

@@ -46,6 +46,9 @@ def without(
     Where routing is by hash, the tokens of an expert that goes are sent to the one that is most like it (cosine of all
     its weights); with a gate, to the next in probability. With `fuse` the one most like it becomes the mean of both,
     weighted by their loads. A layer that keeps one expert is dense.
+
+    Raises:
+        ValueError: experts behind a gate have a graph that does not end in `project`.
     """
     result = dict(weights)
     layers = list(architecture.layers)
@@ -55,6 +58,8 @@ def without(
         prefix = place[: place.index("ffn.")]
         own = {name: tensor for name, tensor in weights.items() if name.startswith(prefix)}
         count = genes.experts.count
+        if genes.experts.gated and genes.graph.nodes[-1].op != "project":
+            raise ValueError(f"layers[{layer}]: `project` is not the last operation of {genes.graph}")
         staying = [expert for expert in range(count) if expert not in going]
         maps = {name: tensor for name, tensor in own.items() if _MAPS.fullmatch(name.removeprefix(prefix))}
         heir = _heirs(maps.values(), staying, going)
@@ -80,7 +85,13 @@ def without(
                 continue
             if len(staying) == 1:
                 del result[name]
-        layers[layer] = _fewer(genes, len(staying))
+        layers[layer] = smaller = _fewer(genes, len(staying))
+        if genes.experts.gated:
+            # A router multiplies by E / K, which becomes less; probabilities become hardly more.
+            lost = Fraction(count, genes.experts.top_k) / Fraction(smaller.experts.count, smaller.experts.top_k)
+            for name in maps:
+                if ".project." in name:
+                    result[name] = result[name] * float(lost)
     return result, Architecture(architecture.base, tuple(layers))
 
 

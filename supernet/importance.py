@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.outputs import LOGITS, Batch, run
+from search_spaces.graph import FFNGraph
 
 
 def neuron_importance(
@@ -77,12 +78,22 @@ def _keep_input(seen: dict[tuple[int, int, str], Tensor], place: tuple[int, int,
     return hook
 
 
-def sort_channels(weights: Mapping[str, Tensor], importance: list[list[Tensor]]) -> dict[str, Tensor]:
+def sort_channels(
+    weights: Mapping[str, Tensor], importance: list[list[Tensor]], config: PretrainedConfig
+) -> dict[str, Tensor]:
     """The same function with the inner channels of every block in descending importance.
 
-    Holds for graphs that treat inner channels alike, as the supernet's do. `importance` as
-    `neuron_importance` returns it. The names may carry any prefix before `encoder.layer`.
+    Args:
+        weights: state dict; the names may carry any prefix before `encoder.layer`.
+        importance: as `neuron_importance` returns it.
+        config: the model's.
+
+    Raises:
+        ValueError: a layer's graph pairs inner channels with channels of x, so their order is part of the function.
     """
+    for i, genes in enumerate(config.ffn):
+        if "mixed" in FFNGraph.parse(genes["formula"]).kinds:
+            raise ValueError(f"layer {i}: {genes['formula']} pairs inner channels with x; they cannot be sorted")
     prefix = next(name for name in weights if "encoder.layer.0." in name).split("encoder.layer.")[0]
     result = {name: tensor.clone() for name, tensor in weights.items()}
     for i, layer in enumerate(importance):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.architecture import DENSE, Architecture, Base, Genes
 from search_spaces.cost import project_width
 from supernet.split import expert_channels, new_gate, routing_table
 
@@ -24,10 +24,9 @@ def inherit(
     section 3.2: stacked FFNs are sliced from bottom to top, linear operations from left to right). A gate of the graph
     that the supernet does not have starts as the constant one (weight 0, bias 1), with which `mul(f,gate(x))` is f.
 
-    Experts take the channels of `supernet.split.expert_channels`, and all of them the bias of `project`. Behind a
-    router that learns, `project` is E / top_k times as large: the router starts near the probability 1 / E for each
-    expert, so a layer whose graph ends in `project` starts near what it would compute with hash routing. The router's
-    weight is the leading rows of the supernet's where that has one. Experts in attention start as copies.
+    Experts take the channels of `supernet.split.expert_channels`, and all of them the bias of `project`. A router's
+    weight is the leading rows of the supernet's where that has one; a table of the supernet's is taken as it is.
+    Experts in attention start as copies.
 
     Args:
         weights: state dict of a dense supernet of the same base, with at least as many blocks in every layer.
@@ -58,9 +57,7 @@ def inherit(
         block = _BLOCK.fullmatch(match[3])
         if not block:
             copies = base.attention_experts if _ATTENTION.fullmatch(match[3]) else 1
-            inherited[name] = _copies(tensor, copies, name)
-            if copies > 1 and ".output.dense." in name:
-                inherited[name] *= copies  # behind a gate, see above
+            inherited[name] = _copies(tensor, copies)
             continue
         genes, number, part, kind = layers[layer], int(block[1]), block[2], block[3]
         if number >= genes.stack or part == "router" or (part == "gate" and not genes.graph.gated):
@@ -76,8 +73,9 @@ def inherit(
     for layer, genes in enumerate(layers):
         if blocks[layer] < genes.stack:
             raise ValueError(f"layers[{layer}].stack is {genes.stack}; the supernet has {blocks[layer]} blocks there")
-        inherited |= _routers(weights, base, genes, f"{prefix}{layer}.", layer, frequencies)
-    return inherited
+        inherited |= _gates(weights, base, genes, f"{prefix}{layer}.", layer)
+    known = any(name.endswith(".router.table") for name in weights)
+    return inherited if known else tables(architecture, prefix, frequencies) | inherited
 
 
 def _of_block(tensor: Tensor, base: Base, genes: Genes, part: str, kind: str, name: str) -> Tensor:
@@ -86,33 +84,33 @@ def _of_block(tensor: Tensor, base: Base, genes: Genes, part: str, kind: str, na
     inner, projected = genes.inner(base), project_width(base, genes)
     dimension = {"expand": 0, "gate": 0, "project": None if kind == "bias" else 1}.get(part)
     if dimension is None:
-        result = _copies(tensor, count if part == "project" else 1, name)
-    elif count == 1:
-        result = _leading(tensor, dimension, inner if dimension == 0 else projected, name).clone()
-    else:
-        channels_EC = expert_channels(base, genes)
-        if dimension == 1:
-            # With mismatch "wide", channels of x beyond the inner ones pass on to `project` in their own places.
-            passed_C = torch.arange(inner, max(inner, projected)).expand(count, -1)
-            channels_EC = torch.cat((channels_EC, passed_C), dim=1)[:, :projected]
-        _leading(tensor, dimension, int(channels_EC.max()) + 1, name)
-        channels_EC = channels_EC.to(tensor.device)
-        result = tensor[channels_EC] if dimension == 0 else tensor[:, channels_EC].transpose(0, 1).contiguous()
-    if part == "project" and genes.experts.gated:
-        result = result * (count / genes.experts.top_k)
-    return result
+        return _copies(tensor, count if part == "project" else 1)
+    if count == 1:
+        return _leading(tensor, dimension, inner if dimension == 0 else projected, name).clone()
+    channels_EC = expert_channels(base, genes)
+    if dimension == 1:
+        # With mismatch "wide", channels of x beyond the inner ones pass on to `project` in their own places.
+        passed_C = torch.arange(inner, max(inner, projected)).expand(count, -1)
+        channels_EC = torch.cat((channels_EC, passed_C), dim=1)[:, :projected]
+    _leading(tensor, dimension, int(channels_EC.max()) + 1, name)
+    channels_EC = channels_EC.to(tensor.device)
+    return tensor[channels_EC] if dimension == 0 else tensor[:, channels_EC].transpose(0, 1).contiguous()
 
 
-def _routers(
-    weights: Mapping[str, Tensor], base: Base, genes: Genes, prefix: str, layer: int, frequencies: Tensor | None
-) -> dict[str, Tensor]:
-    """The routers of a layer's experts, of its FFN and of its attention."""
+def tables(architecture: Architecture, prefix: str, frequencies: Tensor | None = None) -> dict[str, Tensor]:
+    """The routing tables of the layers with hash routing; `prefix` is what names have before the layer's number."""
+    return {
+        f"{prefix}{layer}.router.table": routing_table(genes.experts, architecture.base.vocabulary, layer, frequencies)
+        for layer, genes in enumerate(architecture.layers)
+        if genes.experts != DENSE and not genes.experts.gated
+    }
+
+
+def _gates(weights: Mapping[str, Tensor], base: Base, genes: Genes, prefix: str, layer: int) -> dict[str, Tensor]:
+    """The weights of a layer's routers that learn, of its FFN and of its attention."""
     experts = genes.experts
     like = weights[f"{prefix}ffn.0.expand.weight"]
     result = {}
-    if experts.count > 1 and not experts.gated:
-        table = routing_table(experts, base.vocabulary, layer, frequencies)
-        result[f"{prefix}router.table"] = table.to(like.device)
     wanted = {f"{prefix}ffn.{block}.router.weight": block + 1 for block in range(genes.stack) if experts.gated}
     gates = {name: (experts.count, place) for name, place in wanted.items()}
     if base.attention_experts > 1:
@@ -126,7 +124,7 @@ def _routers(
     return result
 
 
-def _copies(tensor: Tensor, count: int, name: str) -> Tensor:
+def _copies(tensor: Tensor, count: int) -> Tensor:
     """`tensor` itself for one, else that many copies, stacked."""
     return tensor.clone() if count == 1 else tensor.expand(count, *tensor.shape).clone()
 

@@ -89,6 +89,10 @@ class Router(nn.Module):
     """Decides which experts the tokens of a batch go to: by a persistent `table` (vocabulary,) of experts, or by a gate
     of `weight` (E, width).
 
+    What an expert computes is multiplied by the gate's probability times E / K: 1 where the gate is indifferent, as it
+    nearly is at the start, so a mixture cut from a dense model starts near what that computes. MiniMoE and Switch,
+    which start from random weights, have the probability alone.
+
     Args:
         experts: `count`, `routing`, `top_k` and `capacity` of a layer, as in `NasBertConfig.ffn`.
         config: of the model.
@@ -153,7 +157,7 @@ class Router(nn.Module):
             sentence_N = torch.arange(len(full_BTD), device=full_BTD.device).repeat_interleave(full_BTD.shape[1])
             kept_NK, experts_NK = kept_RK[sentence_N], experts_RK[sentence_N]
         sent = dispatch(experts_NK, self.count, full_BTD.shape[:2], tokens, self.capacity, self.batched)
-        weight_S = kept_NK.reshape(-1)[sent.pair_S]
+        weight_S = kept_NK.reshape(-1)[sent.pair_S] * (self.count / self.top_k)
         return Routing(experts_RK[routed_R], probabilities_RE[routed_R], sent, weight_S)
 
 

@@ -19,7 +19,7 @@ from distill.recipe import Recipe
 from search_spaces.architecture import Architecture, Experts
 from search_spaces.spaces import Space
 from supernet.build import build
-from supernet.inherit import inherit
+from supernet.inherit import inherit, tables
 from supernet.split import new_gate
 
 # Architectures of one step of the sandwich rule: the largest, the smallest, and two drawn ones.
@@ -63,6 +63,7 @@ class SharedSupernet(nn.Module):
                 self.gates[place] = new_gate(gates, weight.shape[1], len(self.gates), weight.detach())
         # In a tuple, as it is no part of this module: it has no weights.
         self._shell: tuple[PreTrainedModel, ...] = ()
+        self._tables: dict[str, Tensor] = {}
 
     def activate(self, architecture: Architecture | None, task: str) -> None:
         """Compute as this architecture, or as the largest one, with this task's head from here on."""
@@ -73,6 +74,9 @@ class SharedSupernet(nn.Module):
             with torch.device("meta"):
                 self._shell = (build(architecture, labels=self.model.config.num_labels, like=self.model.config),)
             self.set_attn_implementation(self.model.config._attn_implementation)
+            prefix = f"{self.model.base_model_prefix}.encoder.layer."
+            found = tables(architecture, prefix, self.frequencies)
+            self._tables = {name: table.to(self.model.device) for name, table in found.items()}
 
     def forward(self, **inputs: Any) -> Any:
         """As the model's own: logits (B, C of the task), and hidden states where they are asked for."""
@@ -85,7 +89,7 @@ class SharedSupernet(nn.Module):
         }
         ffn = {name: weight for name, weight in weights.items() if ".ffn." in name}
         rest = {name: weight for name, weight in weights.items() if ".ffn." not in name}
-        sliced = inherit(ffn, self.architecture, self.frequencies)
+        sliced = inherit(ffn | self._tables, self.architecture)
         (shell,) = self._shell
         shell.train(self.training)
         state = dict(self.model.named_buffers()) | rest | sliced | given

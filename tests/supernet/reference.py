@@ -55,7 +55,7 @@ def by_token(
                 asked_D = states_TD[mask_T].mean(dim=0) if routing == "sentence_gate" else state_D
                 odds_E = (chooser @ asked_D).exp()
                 order = odds_E.argsort(descending=True)[:top_k].tolist()
-                passed = [(expert, odds_E[expert] / odds_E.sum()) for expert in order]
+                passed = [(expert, odds_E[expert] / odds_E.sum() * count / top_k) for expert in order]
             else:
                 passed = []
             for expert, share in passed:

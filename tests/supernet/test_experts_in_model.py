@@ -175,7 +175,7 @@ def test_attention_experts_token_by_token(kind: str) -> None:
             part = slice(head * size, (head + 1) * size)
             scores = query[:, part] @ key[:, part].T / size**0.5
             heads.append(scores.softmax(dim=-1) @ value[:, part])
-        shares = torch.stack([odd.max() / odd.sum() for odd in odds])[:, None]
+        shares = torch.stack([len(odd) * odd.max() / odd.sum() for odd in odds])[:, None]
         change = shares * mapped(attention.output.dense, torch.cat(heads, dim=1))
         expected = attention.output.LayerNorm(tokens + change)
         torch.testing.assert_close(after_BTD[row, :length], expected, rtol=1e-9, atol=1e-9)

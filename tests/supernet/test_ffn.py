@@ -312,14 +312,14 @@ def test_gradients_of_experts_numerically(routing: str, batched: bool) -> None:
     assert torch.autograd.gradcheck(function, given, fast_mode=True)
 
 
-def copies(dense: FFNBlock, graph: FFNGraph, inner: int, experts: dict[str, Any], scale: float = 1.0) -> FFNBlock:
-    """A block of experts that all are `dense`, with `project` so many times as large."""
+def copies(dense: FFNBlock, graph: FFNGraph, inner: int, experts: dict[str, Any]) -> FFNBlock:
+    """A block of experts that all are `dense`."""
     block = make_block(graph, inner, experts=experts)
     with torch.no_grad():
         for name, parameter in block.named_parameters():
             if name != "router.weight":
                 source = dict(dense.named_parameters())[name]
-                parameter.copy_(scale * source if name.startswith("project") else source)
+                parameter.copy_(source)
     return block.to(next(dense.parameters()).dtype)
 
 
@@ -339,8 +339,7 @@ def test_one_run_of_all_tokens_is_the_dense_block_exactly(graph: FFNGraph) -> No
 @pytest.mark.parametrize("graph", [GELU, *GATED, *MIXING], ids=str)
 def test_copies_are_the_dense_block(graph: FFNGraph, dtype: torch.dtype, tolerance: float, batched: bool) -> None:
     """Up to rounding: products of other numbers of rows add up in another order. A gate that lets tokens pass all
-    experts has probabilities whose sum is 1. One without preferences gives each expert 1 / E; where `project` is the
-    last operation, it can make up for that.
+    experts has probabilities whose sum is 1; one without preferences gives each of K experts the weight 1 / K.
     """
     dense = make_block(graph, 17).to(dtype)
     expected = torch.where(MASK[..., None].bool(), dense(states(dtype)), dense.LayerNorm(states(dtype)))
@@ -350,8 +349,8 @@ def test_copies_are_the_dense_block(graph: FFNGraph, dtype: torch.dtype, toleran
         found[f"hash {top_k}"] = copies(dense, graph, 17, experts), router(experts, batched)
     for routing in GATES:
         found[f"{routing} 4"] = copies(dense, graph, 17, settings(4, routing, 4)), None
-        for top_k in (1, 3) if graph.nodes[-1].op == "project" else ():
-            block = copies(dense, graph, 17, settings(4, routing, top_k), scale=4 / top_k)
+        for top_k in (1, 3):
+            block = copies(dense, graph, 17, settings(4, routing, top_k))
             nn.init.zeros_(block.router.weight)
             found[f"{routing} {top_k}"] = block, None
     for name, (block, made) in found.items():

@@ -94,7 +94,7 @@ def test_sorting_leaves_the_function_unchanged(part: str, formula: str) -> None:
         before = model(**inputs(batch(seed=9))).logits
     owner = model if part == "whole" else model.base_model
     old = {name: tensor.clone() for name, tensor in owner.state_dict().items()}
-    new = sort_channels(owner.state_dict(), scores)
+    new = sort_channels(owner.state_dict(), scores, owner.config)
     assert any(not torch.equal(old[name], new[name]) for name in old)
     assert all(torch.equal(old[name], tensor) for name, tensor in owner.state_dict().items())
     owner.load_state_dict(new)
@@ -107,9 +107,16 @@ def test_sorting_leaves_the_function_unchanged(part: str, formula: str) -> None:
 
 
 def test_equal_scores_keep_their_order() -> None:
-    weights = dict(supernet().state_dict())
-    same = sort_channels(weights, [[torch.zeros(48)] * 2] * 3)
+    model = supernet()
+    weights = dict(model.state_dict())
+    same = sort_channels(weights, [[torch.zeros(48)] * 2] * 3, model.config)
     assert all(torch.equal(same[name], weights[name]) for name in weights)
+
+
+def test_channels_that_are_paired_with_x_are_not_sorted() -> None:
+    model = supernet("project(mul(gelu(expand(x)),x))")
+    with pytest.raises(ValueError, match=r"layer 0: .* pairs inner channels with x"):
+        sort_channels(model.state_dict(), [[torch.zeros(48)] * 2] * 3, model.config)
 
 
 LAYERS = st.integers(1, 8).flatmap(

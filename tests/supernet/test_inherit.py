@@ -186,13 +186,11 @@ def of_experts(weights: dict[str, Tensor], architecture: Architecture) -> dict[s
         if ".ffn." in name or ".attention." not in name or "LayerNorm" in name or base.attention_experts == 1:
             expected[name] = tensor
         else:
-            scale = base.attention_experts if ".output.dense." in name else 1
-            expected[name] = torch.stack([tensor * scale] * base.attention_experts)
+            expected[name] = torch.stack([tensor] * base.attention_experts)
     expected = {name: tensor for name, tensor in expected.items() if ".ffn." not in name}
     for layer, genes in enumerate(architecture.layers):
         prefix, experts = f"bert.encoder.layer.{layer}.", genes.experts
         inner, projected, count = genes.inner(base), project_width(base, genes), experts.count
-        scale = count / experts.top_k if experts.gated else 1
         if base.attention_experts > 1:
             expected[prefix + "attention.router.weight"] = (base.attention_experts, base.width)
         if count > 1 and not experts.gated:
@@ -210,9 +208,9 @@ def of_experts(weights: dict[str, Tensor], architecture: Architecture) -> dict[s
                         like = expected[name.replace("gate", "expand")]
                         expected[name] = torch.zeros_like(like) if kind == "weight" else torch.ones_like(like)
             name = own + "project.weight"
-            expected[name] = cut(weights[name], 1, base, genes, projected) * scale
+            expected[name] = cut(weights[name], 1, base, genes, projected)
             bias = weights[own + "project.bias"]
-            expected[own + "project.bias"] = (torch.stack([bias] * count) if count > 1 else bias) * scale
+            expected[own + "project.bias"] = torch.stack([bias] * count) if count > 1 else bias
             for kind in ("weight", "bias"):
                 expected[f"{own}LayerNorm.{kind}"] = weights[f"{own}LayerNorm.{kind}"]
     return expected

@@ -279,7 +279,7 @@ def test_a_gate_is_a_softmax(routing: str, mask: Tensor | None, top_k: int, batc
             best.append(e_E.argsort(descending=True)[:top_k].tolist())
             for token in range(5) if routing == "sentence_gate" else (place,):
                 for choice, expert in enumerate(best[-1]):
-                    weights[sentence * 5 + token, choice] = probabilities[-1][expert]
+                    weights[sentence * 5 + token, choice] = probabilities[-1][expert] * 4 / top_k
     torch.testing.assert_close(found.probabilities, torch.stack(probabilities), rtol=1e-12, atol=1e-12)
     assert found.experts.tolist() == best
     sent = found.dispatch
