@@ -13,18 +13,16 @@ cache. Whole models are timed in pieces (`Latency.quiet`), because a device that
 pass alone from its begin to its end.
 """
 
-import copy
 import json
 import platform
 import random
 import re
 import time
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import cycle, islice, pairwise
 from pathlib import Path
 from statistics import linear_regression, quantiles
@@ -32,25 +30,21 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+from torch import nn
+from transformers import AutoModelForSequenceClassification, PretrainedConfig
 
 from distill.files import fingerprint, keep
 from distill.outputs import Batch
+from nas.latency_steps import GATED, bounded, finish, kind, lower_quartile, routes, sends, step_names, step_times
 from search_spaces.architecture import DENSE, Architecture, Base, Experts, Genes
 from search_spaces.graph import FFNGraph
-from search_spaces.operations import BINARY, OPERATIONS, UNARY, shown
-from supernet.build import build, settings
-from supernet.ffn import FFNBlock, combine, is_batched
-from supernet.routing import ExpertLinear, Router, Tokens, put, take, weighted
+from search_spaces.operations import BINARY, UNARY, shown
+from supernet.build import build
+from supernet.routing import ExpertLinear
 
 # Part of every key: raise it when what is measured here, or how, changes.
 FORMAT = 3
-STEP_ROUNDS = 30
 WHOLE_ROUNDS = 30
-# On a device too slow or too busy for that many, rounds end after so many seconds, but there are so many at least.
-MOST_SECONDS = 30.0
-LEAST_ROUNDS = 5
 # Random architectures that are measured whole to find a table's fixed part and scale.
 REFERENCES = 12
 # What their graphs look like; {0} and {1} are activations, {2} is a binary operation.
@@ -61,15 +55,6 @@ SHAPES = (
     "project({2}({0}(expand(x)),gate(x)))",
     "{2}(x,project({0}(expand({1}(x)))))",
 )
-# Graphs that have every step between them.
-PROBED = (
-    *(f"project({op}(expand(x)))" for op in UNARY),
-    *(f"project({op}(expand(x),gate(x)))" for op in BINARY),
-    *(f"project({op}(x,expand(x)))" for op in BINARY),
-)
-GATED = FFNGraph.parse("project(mul(expand(x),gate(x)))")
-LINEAR = ("expand", "gate", "project")
-
 _UNITS = {"ms": 1_000, "s": 1_000_000, "x": 1}  # microseconds, or the teacher's latency
 _LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|x)", re.ASCII)
 
@@ -113,14 +98,14 @@ def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE
     try:
         for model in models.values():
             model.eval()
-        for _ in _bounded(rounds):
+        for _ in bounded(rounds):
             for name, model in models.items():
                 model(**inputs)
-                _finish(cuda)
+                finish(cuda)
                 cuts.clear()
                 begun = time.perf_counter()
                 model(**inputs)
-                _finish(cuda)
+                finish(cuda)
                 passes[name].append([begun, *cuts, time.perf_counter()])
     finally:
         for hook in hooks:
@@ -133,12 +118,7 @@ def summary(passes: Sequence[Sequence[float]]) -> Latency:
     whole = [moments[-1] - moments[0] for moments in passes]
     pieces = zip(*([end - begin for begin, end in pairwise(moments)] for moments in passes), strict=True)
     lower, middle, upper = quantiles(whole, n=4)
-    return Latency(lower, middle, upper, quiet=sum(map(_lower, pieces)))
-
-
-def _lower(seconds: Sequence[float]) -> float:
-    """The lower quartile."""
-    return quantiles(seconds, n=4)[0]
+    return Latency(lower, middle, upper, quiet=sum(map(lower_quartile, pieces)))
 
 
 @dataclass(frozen=True)
@@ -147,10 +127,7 @@ class LatencyTable:
     kept exactly.
 
     batch, tokens: sentences and tokens of each. fixed: microseconds of everything but the FFNs. teacher: microseconds
-    of the whole teacher. steps: nanoseconds of every step of a block by its name: "expand 96", "relu 96", "add 96 384"
-    (on values of those widths, in channels), and "norm", what a block does to its graph's output. Experts have "expand
-    96, 4 hash top 1" (all of them together), "route, 4 hash top 1" (their choice) and "send, 4 hash top 1" (the way of
-    the tokens there and back).
+    of the whole teacher. steps: nanoseconds of every step of a block by its name, see `nas.latency_steps`.
     """
 
     batch: int
@@ -177,14 +154,14 @@ class LatencyTable:
             less = self._block(genes, base, lower)
             nanoseconds = less + (nanoseconds - less) * (inner - lower) // (upper - lower)
         # A hash is asked once for all blocks of a layer.
-        once = 0 if genes.experts.gated or genes.experts == DENSE else self._nanoseconds[_routes(genes.experts)]
+        once = 0 if genes.experts.gated or genes.experts == DENSE else self._nanoseconds[routes(genes.experts)]
         return (genes.stack * nanoseconds + once + 500) // 1000
 
     def _block(self, genes: Genes, base: Base, inner: int) -> int:
         experts = genes.experts
-        names = ["norm", *_names(genes.graph, base, inner, experts)]
+        names = ["norm", *step_names(genes.graph, base, inner, experts)]
         if experts != DENSE:
-            names += [_sends(experts), *([_routes(experts)] if experts.gated else [])]
+            names += [sends(experts), *([routes(experts)] if experts.gated else [])]
         try:
             # Operations between the linear maps have a row for every expert that a token passes.
             return sum(
@@ -274,7 +251,7 @@ def latency_table(
     like = {name: value for name, value in teacher.to_dict().items() if name != "_name_or_path"}
     place = (_device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
     # What their channels are makes experts no slower.
-    kinds = {_kind(one): one for one in experts if one != DENSE}
+    kinds = {kind(one): one for one in experts if one != DENSE}
     key = fingerprint(FORMAT, asdict(base), like, widths, batch, tokens, place, sorted(kinds))
 
     def make(path: Path) -> None:
@@ -322,7 +299,7 @@ def _measure(
     base = replace(base, inner=max(probed))
     host = build(Architecture.uniform(base, GATED, expansion=Fraction(widths[0], base.inner))).to(device)
     tell("latency: steps", None)
-    nanoseconds = {name: round(1e9 * value) for name, value in _step_times(host, base, probed, experts, batch).items()}
+    nanoseconds = {name: round(1e9 * value) for name, value in step_times(host, base, probed, experts, batch).items()}
     steps = LatencyTable(rows, tokens, 0, 0, tuple(nanoseconds.items()))
 
     architectures = list(islice(_references(base, widths), REFERENCES))
@@ -351,130 +328,6 @@ def line(sums: Sequence[float], whole: Sequence[float]) -> tuple[float, float]:
     return scale, fixed
 
 
-@torch.inference_mode()
-def _step_times(
-    host: PreTrainedModel, base: Base, widths: Sequence[int], experts: Sequence[Experts], batch: Batch
-) -> dict[str, float]:
-    """Seconds of every step at each of these inner widths, by its name in `LatencyTable`."""
-    seconds: dict[str, list[float]] = defaultdict(list)
-    steps = _steps(host, base, widths)
-    probes: list[list[nn.Module]] = [
-        [_Probe(FFNGraph.parse(text), base, inner, steps, seconds) for inner in widths] for text in PROBED
-    ]
-    probes += [[_ExpertProbe(one, inner, host, batch, seconds) for inner in widths] for one in experts]
-    host.eval()
-    layers = host.bert.encoder.layer
-    rng = random.Random(0)
-    for _ in _bounded(STEP_ROUNDS):
-        # The code of an operation that no other layer uses is out of the caches, and it takes up to twice as long.
-        # Spaces lie around a base graph, so all layers of a pass have the same one.
-        for alike in rng.sample(probes, len(probes)):
-            order = rng.sample(alike, len(alike))
-            for start in range(0, len(order), len(layers)):
-                for layer, probe in zip(layers, islice(cycle(order), start, None), strict=False):
-                    layer.ffn = nn.ModuleList([probe])
-                host(**batch)
-    return {name: _lower(values) for name, values in seconds.items()}
-
-
-def _steps(host: PreTrainedModel, base: Base, widths: Sequence[int]) -> dict[str, Callable[..., Tensor]]:
-    """What computes each step, by its name: parts of blocks that have all linear maps of one width."""
-    steps: dict[str, Callable[..., Tensor]] = {}
-    for inner in widths:
-        program = [(node.op, node.inputs) for node in GATED.nodes[1:]]
-        block = FFNBlock(program, GATED.widths(base.width, inner), inner, host.config).to(host.device).eval()
-        steps["norm"] = _only(block)
-        for op, operation in OPERATIONS.items():
-            if operation.arity == 1:
-                steps[_name(op, inner)] = _only(block, (op, (0,))).f
-            else:
-                for other in (inner, base.width):
-                    steps[_name(op, inner, other)] = partial(combine, op, mismatch=base.mismatch)
-    return steps
-
-
-class _Probe(nn.Module):
-    """A block that times every step."""
-
-    def __init__(
-        self,
-        graph: FFNGraph,
-        base: Base,
-        inner: int,
-        steps: Mapping[str, Callable[..., Tensor]],
-        seconds: dict[str, list[float]],
-    ) -> None:
-        super().__init__()
-        self.program = [
-            (name, steps[name], node.inputs)
-            for name, node in zip(_names(graph, base, inner), graph.nodes[1:], strict=True)
-        ]
-        self.norm = steps["norm"]
-        self.seconds = seconds
-
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        values = [hidden_BTD]
-        for name, step, inputs in self.program:
-            values.append(self._time(name, step, *(values[number] for number in inputs)))
-        return self._time("norm", self.norm, values[-1])
-
-    def _time(self, name: str, step: Callable[..., Tensor], *values_BTN: Tensor) -> Tensor:
-        return _timed(self.seconds, name, values_BTN[0].is_cuda, step, *values_BTN)
-
-
-class _ExpertProbe(nn.Module):
-    """A block of experts that times its linear maps, a gate beside `expand` among them, and the way there and back."""
-
-    def __init__(
-        self, experts: Experts, inner: int, host: PreTrainedModel, batch: Batch, seconds: dict[str, list[float]]
-    ) -> None:
-        super().__init__()
-        width, given = host.config.hidden_size, settings(experts)
-        program = [(node.op, node.inputs) for node in GATED.nodes[1:]]
-        self.experts, self.inner, self.seconds = experts, inner, seconds
-        self.block = FFNBlock(program, GATED.widths(width, inner), inner, host.config, given).to(host.device).eval()
-        for parameter in self.block.parameters():
-            nn.init.normal_(parameter, std=host.config.initializer_range)
-        self.router = self.block.router or Router(given, host.config, is_batched(width, inner)).to(host.device)
-        if not experts.gated:
-            self.router.table = torch.randint_like(self.router.table, experts.count)
-        self.tokens = Tokens(batch["input_ids"], batch["attention_mask"])
-
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        def timed(name: str, step: Callable[..., Any], *given: Any) -> Any:
-            return _timed(self.seconds, name, hidden_BTD.is_cuda, step, *given)
-
-        def sent() -> tuple[Tensor, Tensor]:
-            x_SD = take(hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), routing.dispatch)
-            return x_SD, put(weighted(x_SD, routing.weight_S), routing.dispatch)
-
-        routing = timed(_routes(self.experts), self.router, hidden_BTD, self.tokens)
-        x_SD, back_ND = timed(_sends(self.experts), sent)
-        expanded = timed(_of_experts("expand", self.inner, self.experts), self.block.expand, x_SD, routing.dispatch)
-        gate = timed(_of_experts("gate", self.inner, self.experts), self.block.gate, x_SD, routing.dispatch)
-        product = expanded * gate
-        timed(_of_experts("project", self.inner, self.experts), self.block.project, product, routing.dispatch)
-        return self.block.LayerNorm(hidden_BTD + back_ND.view(hidden_BTD.shape))
-
-
-def _timed(
-    seconds: dict[str, list[float]], name: str, cuda: bool, step: Callable[..., Any], *given: Any
-) -> Any:
-    _finish(cuda)
-    begun = time.perf_counter()
-    result = step(*given)
-    _finish(cuda)
-    seconds[name].append(time.perf_counter() - begun)
-    return result
-
-
-def _only(block: FFNBlock, *steps: tuple[str, tuple[int, ...]]) -> FFNBlock:
-    """A block with the weights of `block` that takes these steps alone."""
-    alone = copy.copy(block)
-    alone.steps = steps
-    return alone
-
-
 def _references(base: Base, widths: Sequence[int]) -> Iterator[Architecture]:
     """Endless architectures of random graphs, gelu the most frequent operation, and random stacks.
 
@@ -488,56 +341,6 @@ def _references(base: Base, widths: Sequence[int]) -> Iterator[Architecture]:
             graph = FFNGraph.parse(rng.choice(SHAPES).format(*operations))
             layers.append(Genes(graph, rng.randint(1, 2), Fraction(inner, base.inner)))
         yield Architecture(base, tuple(layers))
-
-
-def _names(graph: FFNGraph, base: Base, inner: int, experts: Experts = DENSE) -> list[str]:
-    """The steps of a graph, one for each node after the input."""
-    widths = graph.widths(base.width, inner, base.mismatch)
-    names = []
-    for node in graph.nodes[1:]:
-        own = [inner] if node.op in ("expand", "gate") else [widths[place] for place in node.inputs]
-        # Of experts, a `project` of another width than `inner` is taken for one of that width.
-        of_experts = node.op in LINEAR and experts != DENSE
-        names.append(_of_experts(node.op, inner, experts) if of_experts else _name(node.op, *own))
-    return names
-
-
-def _kind(experts: Experts) -> str:
-    """What of experts makes a difference to their latency."""
-    capacity = f" capacity {experts.capacity}" if experts.capacity is not None else ""
-    return f"{experts.count} {experts.routing} top {experts.top_k}{capacity}"
-
-
-def _of_experts(op: str, inner: int, experts: Experts) -> str:
-    return f"{op} {inner}, {_kind(experts)}"
-
-
-def _routes(experts: Experts) -> str:
-    return f"route, {_kind(experts)}"
-
-
-def _sends(experts: Experts) -> str:
-    return f"send, {_kind(experts)}"
-
-
-def _name(op: str, *widths: int) -> str:
-    """The name of a step in a table."""
-    return " ".join([op, *map(str, sorted(set(widths)))])
-
-
-def _bounded(rounds: int) -> Iterator[int]:
-    """The numbers of the rounds that there is time for."""
-    begun = time.monotonic()
-    for number in range(rounds):
-        if number >= LEAST_ROUNDS and time.monotonic() - begun > MOST_SECONDS:
-            return
-        yield number
-
-
-def _finish(cuda: bool) -> None:
-    """Wait for the device."""
-    if cuda:
-        torch.cuda.synchronize()
 
 
 def example(vocabulary: int, batch: int, tokens: int, device: str) -> Batch:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import BertConfig
 
-import nas.latency
+import nas.latency_steps
 from nas.latency import (
     Latency,
     LatencyTable,
@@ -74,7 +74,7 @@ def measure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measure]:
     given = {"base": BASE, "teacher": BertConfig(**SIZES), "inner_widths": WIDTHS, "batch": 1, "tokens": 6}
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nas.latency, "STEP_ROUNDS", 5)
+        patch.setattr(nas.latency_steps, "STEP_ROUNDS", 5)
         yield lambda **changes: latency_table(**{**given, "device": "cpu", "cache": cache, **changes})
 
 
