@@ -283,11 +283,19 @@ def _onednn() -> Any:
 _ONEDNN = _onednn()
 
 
-def _linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+def _linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
     """`F.linear` without a gradient."""
     if _ONEDNN is not None and x_NI.device.type == "cpu" and x_NI.dtype == torch.float32:
         return _ONEDNN(x_NI, weight_OI, bias_O, "none", [], "")
     return F.linear(x_NI, weight_OI, bias_O)
+
+
+def _product(a_NI: Tensor, b_IO: Tensor, out_NO: Tensor) -> None:
+    """`torch.mm` into `out_NO`."""
+    if _ONEDNN is not None and a_NI.device.type == "cpu" and a_NI.dtype == torch.float32 and a_NI.shape[1]:
+        out_NO.copy_(_ONEDNN(a_NI, b_IO.t(), None, "none", [], ""))
+    else:
+        torch.mm(a_NI, b_IO, out=out_NO)
 
 
 class _GroupedLinear(Function):
@@ -310,16 +318,14 @@ class _GroupedLinear(Function):
         grad_SO = grad_SO.contiguous()
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         grad_SI = torch.empty_like(x_SI) if needs_x else None
-        grad_EOI = torch.zeros_like(weight_EOI) if needs_weight else None
+        grad_EOI = torch.empty_like(weight_EOI) if needs_weight else None
         grad_EO = grad_SO.new_zeros(weight_EOI.shape[:2]) if needs_bias else None
         for expert, (first, end) in enumerate(ctx.runs):
-            if end == first:
-                continue
             rows = grad_SO[first:end]
-            if grad_SI is not None:
-                grad_SI[first:end] = _linear(rows, weight_EOI[expert].t())
+            if grad_SI is not None and end > first:
+                _product(rows, weight_EOI[expert], grad_SI[first:end])
             if grad_EOI is not None:
-                grad_EOI[expert] = _linear(rows.t(), x_SI[first:end].t())
+                _product(rows.t(), x_SI[first:end], grad_EOI[expert])
             if grad_EO is not None:
                 torch.sum(rows, dim=0, out=grad_EO[expert])
         return grad_SI, grad_EOI, grad_EO, None
