@@ -9,7 +9,7 @@ the machine does falls on all. `dense` has the inner width of one expert, `whole
 MoEBERT's scheme, written from its description: sort the tokens by expert, count them, cut the rows, run a complete
 expert (with a residual and a LayerNorm of its own) on each part, join, and sort back with a second sort.
 
-Freed memory is kept (where the C library is glibc). Otherwise it is a matter of chance, for gradients of some megabytes,
+Freed memory is kept (where the C library is glibc). Otherwise it is chance, for gradients of some megabytes,
 whether each pass gets its memory anew from the system, which takes longer than the products of 128 tokens.
 
 --layouts compares the two ways in which products of experts are computed, over widths: `supernet.routing.BATCHED` is

@@ -48,7 +48,8 @@ def without(
     weighted by their loads. A layer that keeps one expert is dense.
 
     Raises:
-        ValueError: experts behind a gate have a graph that does not end in `project`.
+        ValueError: a layer has no such expert, or would keep none; or experts behind a gate have a graph that does not
+            end in `project`.
     """
     result = dict(weights)
     layers = list(architecture.layers)
@@ -61,6 +62,9 @@ def without(
         if genes.experts.gated and genes.graph.nodes[-1].op != "project":
             raise ValueError(f"layers[{layer}]: `project` is not the last operation of {genes.graph}")
         staying = [expert for expert in range(count) if expert not in going]
+        if len(staying) != count - len(set(going)) or not staying:
+            numbers = ", ".join(map(str, going))
+            raise ValueError(f"layers[{layer}] has experts 0 to {count - 1}, of which one stays; not {numbers} can go")
         maps = {name: tensor for name, tensor in own.items() if _MAPS.fullmatch(name.removeprefix(prefix))}
         heir = _heirs(maps.values(), staying, going)
         shares = torch.tensor([load.shares for load in loads if load.layer == layer and load.part != "attention"])

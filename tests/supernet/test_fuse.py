@@ -7,7 +7,7 @@ import torch
 
 from distill.evaluation import Load, expert_load
 from distill.loop import make_accelerator
-from search_spaces import DENSE, Architecture, Experts
+from search_spaces import DENSE, Architecture, Experts, FFNGraph
 from supernet.build import build, load_weights
 from supernet.fuse import unused, without
 from tests.tiny import BASE, batch, inputs, shaken
@@ -117,3 +117,18 @@ def test_no_more_are_chosen_than_stay() -> None:
     weights, smaller = without(model.state_dict(), architecture, loads_of(model), {0: [0, 1]}, fuse=True)
     assert smaller.layers[0].experts.top_k == 2
     assert torch.isfinite(rebuilt(weights, smaller)(**inputs(batch())).logits).all()
+
+
+@pytest.mark.parametrize("going", [[4], [-1], [0, 1, 2, 3]])
+def test_experts_that_are_not_there_and_the_last_cannot_go(going: list[int]) -> None:
+    architecture, model = mixture("hash")
+    with pytest.raises(ValueError, match=r"layers\[1\] has experts 0 to 3, of which one stays"):
+        without(model.state_dict(), architecture, loads_of(model), {1: going}, fuse=False)
+
+
+def test_behind_a_gate_project_must_be_last() -> None:
+    graph = FFNGraph.parse("tanh(project(gelu(expand(x))))")
+    architecture = Architecture.uniform(BASE, graph, expansion=THIRD, experts=Experts(4, HALF, "token_gate"))
+    model = build(architecture, labels=3)
+    with pytest.raises(ValueError, match="`project` is not the last operation"):
+        without(model.state_dict(), architecture, loads_of(model), {0: [1]}, fuse=False)
