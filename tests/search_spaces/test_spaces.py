@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from math import comb
 
 import optuna
 import pytest
@@ -592,3 +593,11 @@ def test_faulty_starts(changes: dict, message: str) -> None:
     with pytest.raises(SpaceError) as error:
         replace(small_space(LOW, HIGH), **changes)
     assert message in str(error.value)
+
+
+def test_counts_of_several_budgets_beyond_a_machines_integers() -> None:
+    layers = [[(1, 1), (2, 3)]] * 70
+    assert count_within(layers, Box(0, (140, 210))) == 2**70
+    # With the second option in j layers the sums are 70 + j and 70 + 2 j.
+    assert count_within(layers, Box(80, (120, 130))) == sum(comb(70, j) for j in range(10, 31))
+    assert count_within(layers, Box(141, (150, 210))) == count_within(layers, Box(0, (140, 69))) == 0
