@@ -1,6 +1,6 @@
 """What experts cost: one layer's FFN as experts against dense ones and against MoEBERT's own scheme.
 
-    python -m benchmarks.experts [--threads N] [--repeats N] [--bf16] [--device cpu|cuda] [--layouts]
+    python -m benchmarks.experts [--threads N] [--repeats N] [--precision P] [--device cpu|cuda] [--layouts]
 
 Hash routing with a random table, on random token ids without padding. Every time includes the routing, the residual
 and the LayerNorm. All layers take turns within every repeat, and ratios are of times of one repeat, so that what else
@@ -8,6 +8,8 @@ the machine does falls on all. `dense` has the inner width of one expert, `whole
 
 MoEBERT's scheme, written from its description: sort the tokens by expert, count them, cut the rows, run a complete
 expert (with a residual and a LayerNorm of its own) on each part, join, and sort back with a second sort.
+
+The precision is `float32`, `autocast` (to bfloat16, as in training) or `bfloat16` (weights too).
 
 Freed memory is kept (where the C library is glibc). Otherwise it is chance, for gradients of some megabytes,
 whether each pass gets its memory anew from the system, which takes longer than the products of 128 tokens.
@@ -109,17 +111,18 @@ class Published(nn.Module):
 
 
 def measure(
-    layers: Sequence[nn.Module], tokens: int, width: int, repeats: int, device: str, bf16: bool, backward: bool
+    layers: Sequence[nn.Module], tokens: int, width: int, repeats: int, device: str, precision: str, backward: bool
 ) -> np.ndarray:
     """Seconds (repeats, layers), the layers taking turns."""
     shape = max(1, tokens // LENGTH), min(LENGTH, tokens), width
-    hidden_BTD = torch.randn(shape, device=device, requires_grad=backward)
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    hidden_BTD = torch.randn(shape, device=device, dtype=dtype, requires_grad=backward)
     ids_BT = torch.randint(VOCABULARY, hidden_BTD.shape[:2], device=device)
     gradient_BTD = torch.randn_like(hidden_BTD)
     times = np.empty((repeats, len(layers)))
 
     def once(layer: nn.Module) -> None:
-        with torch.autocast(device, torch.bfloat16, enabled=bf16), torch.set_grad_enabled(backward):
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "autocast"), torch.set_grad_enabled(backward):
             output_BTD = layer(hidden_BTD, ids_BT)
         if backward:
             output_BTD.backward(gradient_BTD.to(output_BTD.dtype))
@@ -138,6 +141,11 @@ def measure(
     return times
 
 
+def placed(layer: nn.Module, arguments: argparse.Namespace) -> nn.Module:
+    layer = layer.to(arguments.device)
+    return layer.bfloat16() if arguments.precision == "bfloat16" else layer
+
+
 def ratio(times: np.ndarray, one: int, other: int) -> str:
     low, middle, high = np.quantile(times[:, one] / times[:, other], (0.25, 0.5, 0.75))
     return f"{middle:5.2f} ({low:.2f} to {high:.2f})"
@@ -152,10 +160,10 @@ def compare(arguments: argparse.Namespace) -> None:
             Layer(width, experts * inner, 1),
             Published(width, inner, experts),
         ]
-        layers = [layer.to(arguments.device) for layer in layers]
+        layers = [placed(layer, arguments) for layer in layers]
         for name, backward in (("forward", False), ("both", True)):
             repeats = max(10, arguments.repeats // (1 + tokens // 1024))
-            times = measure(layers, tokens, width, repeats, arguments.device, arguments.bf16, backward)
+            times = measure(layers, tokens, width, repeats, arguments.device, arguments.precision, backward)
             print(
                 f"{tokens:6}  {width:5}  {f'{experts} of {inner}':>9}  {name:>8}  {1e3 * np.median(times[:, 0]):9.2f}  "
                 f"{ratio(times, 1, 0)}  {ratio(times, 2, 1)}  {ratio(times, 3, 1)}",
@@ -166,9 +174,9 @@ def compare(arguments: argparse.Namespace) -> None:
 def compare_layouts(arguments: argparse.Namespace) -> None:
     print("tokens  width  inner  experts      pass  sorted ms  padded ms  padded/sorted")
     for tokens, width, inner, experts in LAYOUT_SIZES:
-        layers = [Layer(width, inner, experts, batched).to(arguments.device) for batched in (False, True)]
+        layers = [placed(Layer(width, inner, experts, batched), arguments) for batched in (False, True)]
         for name, backward in (("forward", False), ("both", True)):
-            times = measure(layers, tokens, width, arguments.repeats, arguments.device, arguments.bf16, backward)
+            times = measure(layers, tokens, width, arguments.repeats, arguments.device, arguments.precision, backward)
             plain, padded = 1e3 * np.median(times, axis=0)
             print(
                 f"{tokens:6}  {width:5}  {inner:5}  {experts:7}  {name:>8}  {plain:9.2f}  {padded:9.2f}  "
@@ -190,15 +198,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="experts against dense feed-forward networks and MoEBERT's scheme")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="default: %(default)s")
     parser.add_argument("--repeats", type=int, default=60, help="fewer at many tokens; default: %(default)s")
-    parser.add_argument("--bf16", action="store_true", help="under autocast to bfloat16")
+    parser.add_argument("--precision", default="float32", choices=["float32", "autocast", "bfloat16"])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--layouts", action="store_true", help="compare sorted and padded rows")
     arguments = parser.parse_args()
     keep_memory()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    precision = "bfloat16" if arguments.bf16 else "float32"
-    print(f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} threads, {precision}")
+    threads = f"{torch.get_num_threads()} threads"
+    print(f"torch {torch.__version__}, {arguments.device}, {threads}, {arguments.precision}")
     run: Callable[[argparse.Namespace], None] = compare_layouts if arguments.layouts else compare
     run(arguments)
 

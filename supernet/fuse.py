@@ -63,8 +63,8 @@ def without(
             raise ValueError(f"layers[{layer}]: `project` is not the last operation of {genes.graph}")
         staying = [expert for expert in range(count) if expert not in going]
         if len(staying) != count - len(set(going)) or not staying:
-            numbers = ", ".join(map(str, going))
-            raise ValueError(f"layers[{layer}] has experts 0 to {count - 1}, of which one stays; not {numbers} can go")
+            named = ", ".join(map(str, going))
+            raise ValueError(f"layers[{layer}] has experts 0 to {count - 1}, of which one stays; {named} cannot go")
         maps = {name: tensor for name, tensor in own.items() if _MAPS.fullmatch(name.removeprefix(prefix))}
         heir = _heirs(maps.values(), staying, going)
         shares = torch.tensor([load.shares for load in loads if load.layer == layer and load.part != "attention"])
