@@ -152,8 +152,9 @@ def run(options: Any) -> int:
         console = Console(highlight=False, soft_wrap=True)
         accelerator = make_accelerator(options.device)
         torch.manual_seed(options.seed)
+        known = classes(options.checkpoint)
         tokenizer = load_tokenizer(options.checkpoint)
-        rows = load_rows(options, tokenizer, classes(options.checkpoint))
+        rows = load_rows(options, tokenizer, known)
         batches = [batch for _, batch in split_batches(rows.dev, tokenizer.pad_token_id)]
         thins = options.experts is None
         made = thinned(options, rows, accelerator, batches) if thins else mixed(options, rows, accelerator)
@@ -193,6 +194,7 @@ def classes(source: str) -> tuple[str, ...] | int:
     """What the checkpoint calls its classes, or their number where they have no names."""
     from transformers import AutoConfig
 
+    import supernet.build  # noqa: F401  (makes the library know our own models)
     from distill.teacher import TeacherError, locate
 
     try:

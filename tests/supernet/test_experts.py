@@ -55,7 +55,16 @@ def test_split_train_thin_out_and_load_as_a_stranger(house: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(house / "mixture", trust_remote_code=True)
     assert model.config.id2label == {0: "bad", 1: "good"}
     assert sum(parameter.numel() for parameter in model.parameters()) == made["params"]
-    assert main(command(house, "mixture", "thin", "--fuse", "3")) == 0
+    asked = command(house, "mixture", "thin", "--fuse", "3")
+    done = subprocess.run(
+        [sys.executable, "-m", "supernet.experts", *asked],
+        capture_output=True,
+        text=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "mixture: accuracy" in done.stdout and "fused: accuracy" in done.stdout
     smaller = Architecture.load(house / "thin" / "architecture.json")
     assert any(genes.experts.count < 4 for genes in smaller.layers)
 
