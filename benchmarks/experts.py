@@ -9,6 +9,8 @@ the machine does falls on all. `dense` has the inner width of one expert, `whole
 MoEBERT's scheme, written from its description: sort the tokens by expert, count them, cut the rows, run a complete
 expert (with a residual and a LayerNorm of its own) on each part, join, and sort back with a second sort.
 
+`bare` is what products alone take: each expert works on its equal share of the rows as they lie, without any routing.
+
 The precision is `float32`, `autocast` (to bfloat16, as in training) or `bfloat16` (weights too).
 
 Freed memory is kept (where the C library is glibc). Otherwise it is chance, for gradients of some megabytes,
@@ -110,6 +112,23 @@ class Published(nn.Module):
         return joined_ND[order_N.argsort()].view(hidden_BTD.shape)
 
 
+class Bare(nn.Module):
+    """Experts on equal consecutive parts of the batch."""
+
+    def __init__(self, width: int, inner: int, experts: int) -> None:
+        super().__init__()
+        self.expand = nn.ModuleList(nn.Linear(width, inner) for _ in range(experts))
+        self.project = nn.ModuleList(nn.Linear(inner, width) for _ in range(experts))
+        self.norm = nn.LayerNorm(width, eps=1e-12)
+
+    def forward(self, hidden_BTD: Tensor, ids_BT: Tensor) -> Tensor:
+        x_ND = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])
+        parts = zip(self.expand, x_ND.chunk(len(self.expand)), strict=True)
+        inner_NE = F.gelu(torch.cat([expand(part) for expand, part in parts]), approximate="tanh")
+        parts = zip(self.project, inner_NE.chunk(len(self.project)), strict=True)
+        return self.norm(x_ND + torch.cat([project(part) for project, part in parts])).view(hidden_BTD.shape)
+
+
 def measure(
     layers: Sequence[nn.Module], tokens: int, width: int, repeats: int, device: str, precision: str, backward: bool
 ) -> np.ndarray:
@@ -152,13 +171,15 @@ def ratio(times: np.ndarray, one: int, other: int) -> str:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    print("tokens  width  experts      pass   dense ms  experts/dense         whole/experts         published/experts")
+    ratios = ("experts/dense", "whole/experts", "published/experts", "bare/dense")
+    print("tokens  width  experts      pass   dense ms  " + "  ".join(f"{name:20}" for name in ratios).rstrip())
     for tokens, width, inner, experts in SIZES:
         layers: list[nn.Module] = [
             Layer(width, inner, 1),
             Layer(width, inner, experts),
             Layer(width, experts * inner, 1),
             Published(width, inner, experts),
+            Bare(width, inner, experts),
         ]
         layers = [placed(layer, arguments) for layer in layers]
         for name, backward in (("forward", False), ("both", True)):
@@ -166,7 +187,7 @@ def compare(arguments: argparse.Namespace) -> None:
             times = measure(layers, tokens, width, repeats, arguments.device, arguments.precision, backward)
             print(
                 f"{tokens:6}  {width:5}  {f'{experts} of {inner}':>9}  {name:>8}  {1e3 * np.median(times[:, 0]):9.2f}  "
-                f"{ratio(times, 1, 0)}  {ratio(times, 2, 1)}  {ratio(times, 3, 1)}",
+                f"{ratio(times, 1, 0)}  {ratio(times, 2, 1)}  {ratio(times, 3, 1)}  {ratio(times, 4, 0)}",
                 flush=True,
             )
 
