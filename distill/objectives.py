@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from distill import layer_maps, losses
+from distill.kinds import hard_loss
 from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, Batch, Outputs
 
 
@@ -216,7 +216,7 @@ def minimoe(
 
 def _labels(weight: float) -> Term:
     def loss(student: Outputs, _teacher: Outputs | None, batch: Batch) -> Tensor:
-        return F.cross_entropy(student.logits.float(), batch["labels"])
+        return hard_loss(student.logits, batch, student.kind)
 
     return Term("labels", weight, frozenset({LOGITS}), loss)
 

@@ -5,7 +5,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from distill.kinds import CLASSIFICATION, logits_and_kind
+
 Batch = dict[str, Tensor]
+
+# What a model takes of a batch; the rest is for the losses.
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 LOGITS = "logits"
 HIDDEN_STATES = "hidden_states"
@@ -19,7 +24,8 @@ class Outputs:
     """Outputs of one batch: B sentences of T tokens, L layers, H heads, width D, C classes.
 
     Attributes:
-        logits: (B, C).
+        logits: in the shape of the task's kind (`distill.kinds`), a classification's (B, C).
+        kind: of the task.
         hidden_states: L + 1 tensors (B, T, D), the embedding output first; empty when not asked for.
         attention_scores: L tensors (B, H, T, T), QK^T / sqrt(head size) before mask and softmax; or empty.
         relations: query, key and value of the last layer, each (B, T, D); or empty.
@@ -29,6 +35,7 @@ class Outputs:
     """
 
     logits: Tensor
+    kind: str = CLASSIFICATION
     hidden_states: tuple[Tensor, ...] = ()
     attention_scores: tuple[Tensor, ...] = ()
     relations: tuple[Tensor, ...] = ()
@@ -42,7 +49,7 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     attention. A router is any submodule whose name ends in `router`; it returns an object with `probabilities`
     (N, E), None where the choice needs none, and `experts` (N, k), the best first.
     """
-    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    inputs = {name: batch[name] for name in INPUTS if name in batch}
     hooks: list[Any] = []
 
     def kept(modules: list[nn.Module]) -> list[Any]:
@@ -66,8 +73,10 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         for hook in hooks:
             hook.remove()
     heads = unwrapped.config.num_attention_heads
+    logits, kind = logits_and_kind(outputs, unwrapped.config)
     return Outputs(
-        logits=outputs.logits,
+        logits=logits,
+        kind=kind,
         hidden_states=tuple(outputs.hidden_states or ()),
         attention_scores=tuple(dot_products(q, k, heads) for q, k in zip(products[::2], products[1::2], strict=True)),
         relations=tuple(relations),

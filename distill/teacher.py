@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification, PreTrainedModel
 
 from distill.files import fingerprint
+from distill.kinds import CLASSIFICATION
 from distill.loop import train
 from distill.objectives import hard_labels
 from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, RELATIONS, Batch, Outputs, run
@@ -136,16 +137,18 @@ class LiveTeacher:
 def save_outputs(teacher: LiveTeacher, batches: Sequence[Batch], path: Path) -> None:
     """Write the teacher's outputs on `batches` to one file, in half precision; routings are not kept."""
     tensors: dict[str, torch.Tensor] = {}
+    kind = CLASSIFICATION
     for step, batch in enumerate(batches):
         outputs = teacher(
             step, {name: tensor.to(teacher.accelerator.device) for name, tensor in batch.items()}
         )
+        kind = outputs.kind
         tensors[f"{step}.logits"] = outputs.logits
         for kind in SAVED:
             tensors |= {f"{step}.{kind}.{i}": tensor for i, tensor in enumerate(getattr(outputs, kind))}
         for name in [name for name in tensors if name.startswith(f"{step}.")]:
             tensors[name] = tensors[name].half().cpu().contiguous()
-    save_file(tensors, path)
+    save_file(tensors, path, metadata={"kind": kind})
 
 
 class SavedTeacher:
@@ -154,6 +157,7 @@ class SavedTeacher:
     def __init__(self, path: Path) -> None:
         self.file = safe_open(path, framework="pt")
         self.names = set(self.file.keys())
+        self.kind = (self.file.metadata() or {}).get("kind", CLASSIFICATION)
 
     def __call__(self, step: int, batch: Batch) -> Outputs:
         if f"{step}.logits" not in self.names:
@@ -166,7 +170,7 @@ class SavedTeacher:
                 f"not {len(batch['input_ids'])}"
             )
         kept: dict[str, Any] = {kind: self._all(step, kind, device) for kind in SAVED}
-        return Outputs(logits, **kept)
+        return Outputs(logits, self.kind, **kept)
 
     def _all(self, step: int, kind: str, device: torch.device) -> tuple[torch.Tensor, ...]:
         count = 0

@@ -235,7 +235,7 @@ def test_balance_is_the_mean_over_gated_routers(make: Any) -> None:
     objective(s, t, given).backward()
     assert student.base_model.encoder.layer[0].intermediate.router.gate.weight.grad.abs().sum() > 0
     # Nothing is routed by a gate.
-    plain = Outputs(s.logits, s.hidden_states, s.attention_scores)
+    plain = Outputs(s.logits, s.kind, s.hidden_states, s.attention_scores)
     assert torch.equal(objective(plain, t, given), without(s, t, given))
 
 
