@@ -2,15 +2,19 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import set_seed
 from torch import Tensor, nn
 from transformers import get_linear_schedule_with_warmup
 
+from distill.files import replace
 from distill.objectives import Objective
 from distill.outputs import LOGITS, Batch, Outputs, run
 from distill.recipe import Recipe
@@ -31,7 +35,19 @@ def make_accelerator(device: str = "auto") -> Accelerator:
         bf16 = bool(able.get("avx512_bf16") or able.get("amx_bf16"))
     else:
         bf16 = torch.cuda.is_bf16_supported()
-    return Accelerator(cpu=cpu, mixed_precision="bf16" if bf16 else "no")
+    # Not every objective reaches every parameter.
+    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
+    return Accelerator(cpu=cpu, mixed_precision="bf16" if bf16 else "no", kwargs_handlers=[unused])
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file in which a training run keeps its state every so many steps, and from which it goes on, if it is there, as
+    if it had not been interrupted. It is the caller's to remove.
+    """
+
+    path: Path
+    every: int = 100
 
 
 def train(
@@ -45,36 +61,47 @@ def train(
     accumulate: int = 1,
     seed: int = 0,
     after_step: Callable[[int, float], None] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> list[float]:
     """Train `model` in place for `recipe.steps` steps and return the loss of each step.
 
+    Several processes share each batch out among them, by rows, and train on the mean of their gradients. A critic of
+    the objective learns before the model in every step, with an optimiser of its own.
+
     Args:
         model: a `PreTrainedModel`, or what has its base_model, config and set_attn_implementation.
-        batches: at least `recipe.steps * accumulate` of them.
+        batches: at least `recipe.steps * accumulate` of them, the same in all processes and after an interruption.
         teacher: gives the teacher's outputs of a batch; required when the objective needs them.
         accumulate: batches whose mean gradient makes one step.
         seed: of dropout.
         after_step: called with the number of finished steps and the loss of the last.
+        checkpoint: makes the run resumable.
 
     Raises:
         Diverged: a loss is NaN or infinite.
-        ValueError: there are too few batches, or the teacher is missing.
+        ValueError: there are too few batches, or too few rows in one for all processes; the teacher is missing; or the
+            checkpoint is of another run.
     """
     if objective.needs_teacher and teacher is None:
         raise ValueError("this objective compares with a teacher: pass its outputs")
     set_seed(seed)
     encoder: Any = model.base_model
     encoder.get_input_embeddings().weight.requires_grad_(not recipe.freeze_embeddings)
-    parameters = _parameter_groups([model, objective], recipe.weight_decay)
-    optimizer = torch.optim.AdamW(parameters, lr=recipe.learning_rate, fused=True)
+    groups = _parameter_groups([model, objective.projections], recipe.weight_decay)
+    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, fused=True)
     schedule = get_linear_schedule_with_warmup(optimizer, round(recipe.warmup * recipe.steps), recipe.steps)
     objective.to(accelerator.device)
     model.to(accelerator.device)
+    state: dict[str, Any] = {"model": model, "objective": objective, "optimizer": optimizer, "schedule": schedule}
+    critic = getattr(objective, "critic", None)
+    if critic is not None:
+        state["critic_optimizer"] = torch.optim.Adam(critic.parameters(), lr=critic.learning_rate)
+    history = _resumed(checkpoint, state) if checkpoint else []
     prepared = accelerator.prepare_model(model) if accelerator.num_processes > 1 else model
     prepared.train()
-    history: list[float] = []
     with _attention_for_training(model, accelerator.device):
         stream = enumerate(batches)
+        next(islice(stream, len(history) * accumulate, len(history) * accumulate), None)
         while len(history) < recipe.steps:
             value = 0.0
             for part in range(accumulate):
@@ -83,24 +110,95 @@ def train(
                 except StopIteration:
                     done = len(history) * accumulate + part
                     raise ValueError(f"{recipe.steps * accumulate} batches are needed; there were {done}") from None
-                batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+                batch = _share(batch, accelerator)
                 target = teacher(number, batch) if teacher and objective.needs_teacher else None
                 with accelerator.autocast():
                     student = run(prepared, batch, objective.needs)
+                if critic is not None:
+                    _train_critic(critic, state["critic_optimizer"], student, target, batch, accelerator)
+                with accelerator.autocast():
                     loss = objective(student, target, batch) / accumulate
-                value += float(loss.detach())
+                value += float(accelerator.reduce(loss.detach(), reduction="mean"))
                 if not math.isfinite(value):
                     raise Diverged(f"the loss is {value} at step {len(history) + 1}")
                 accelerator.backward(loss)
-            accelerator.clip_grad_norm_([*prepared.parameters(), *objective.parameters()], recipe.clip)
+            _average(objective.projections.parameters(), accelerator)
+            accelerator.clip_grad_norm_([*prepared.parameters(), *objective.projections.parameters()], recipe.clip)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
             history.append(value)
+            if checkpoint and len(history) % checkpoint.every == 0 and accelerator.is_main_process:
+                _save(checkpoint, state, history)
             if after_step:
                 after_step(len(history), value)
                 prepared.train()
     return history
+
+
+def _share(batch: Batch, accelerator: Accelerator) -> Batch:
+    """This process's rows of a batch, on its device."""
+    processes = accelerator.num_processes
+    rows = len(batch["input_ids"])
+    if rows < processes:
+        raise ValueError(f"a batch of {rows} rows cannot be shared out to {processes} processes: raise batch_size")
+    own = slice(accelerator.process_index, None, processes)
+    return {name: tensor[own].to(accelerator.device) for name, tensor in batch.items()}
+
+
+def _average(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
+    """Make gradients the means over all processes."""
+    if accelerator.num_processes > 1:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad = accelerator.reduce(parameter.grad, reduction="mean")
+
+
+def _train_critic(
+    critic: Any,
+    optimizer: torch.optim.Optimizer,
+    student: Outputs,
+    teacher: Outputs | None,
+    batch: Batch,
+    accelerator: Accelerator,
+) -> None:
+    """One step of the critic's."""
+    optimizer.zero_grad(set_to_none=True)
+    with accelerator.autocast():
+        loss = critic.loss(student, teacher, batch)
+    loss.backward()
+    _average(critic.parameters(), accelerator)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _save(checkpoint: Checkpoint, state: Mapping[str, Any], history: Sequence[float]) -> None:
+    kept = {name: part.state_dict() for name, part in state.items()}
+    kept["history"] = list(history)
+    kept["random"] = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
+    replace(checkpoint.path, lambda draft: torch.save(kept, draft))
+
+
+def _resumed(checkpoint: Checkpoint, state: Mapping[str, Any]) -> list[float]:
+    """Puts the saved state in place; returns the losses so far.
+
+    Raises:
+        ValueError: the file is of another run.
+    """
+    if not checkpoint.path.exists():
+        return []
+    kept = torch.load(checkpoint.path, map_location="cpu", weights_only=True)
+    try:
+        for name, part in state.items():
+            part.load_state_dict(kept[name])
+    except (KeyError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{checkpoint.path}: the state of another training run ({reason}); remove it") from None
+    own, *of_gpus = kept["random"]
+    torch.set_rng_state(own)
+    if of_gpus:
+        torch.cuda.set_rng_state_all(of_gpus)
+    return list(kept["history"])
 
 
 @contextlib.contextmanager

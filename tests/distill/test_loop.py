@@ -1,6 +1,7 @@
 """The training loop: it learns, stops where it must, and repeats itself exactly."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from distill.loop import Diverged, make_accelerator, predict, train
+from distill.loop import Checkpoint, Diverged, make_accelerator, predict, train
 from distill.objectives import Objective, Term, efficientbert, hard_labels, minimoe, moebert
 from distill.outputs import LOGITS, Outputs
 from distill.recipe import Recipe
@@ -228,3 +229,59 @@ def test_accumulated_batches_are_one_larger_batch(accelerator: Accelerator) -> N
 def test_too_few_batches_to_accumulate(accelerator: Accelerator) -> None:
     with pytest.raises(ValueError, match="6 batches are needed; there were 5"):
         train(tiny(), map(task, range(5)), hard_labels(), Recipe(steps=3), accelerator=accelerator, accumulate=2)
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_interrupted_and_resumed_is_the_same_run(accelerator: Accelerator, tmp_path: Path, accumulate: int) -> None:
+    def losses(checkpoint: Checkpoint | None, stop_at: int = 0) -> tuple[list[float], dict[str, Tensor]]:
+        model = tiny(hidden_size=16)
+        teacher = tiny(num_attention_heads=4)
+        objective = seeded(lambda: efficientbert(model.config, teacher.config))
+
+        def stop(step: int, _loss: float) -> None:
+            if step == stop_at:
+                raise Interrupted
+
+        found = train(
+            model,
+            map(task, range(9 * accumulate)),
+            objective,
+            Recipe(steps=9, learning_rate=1e-3),
+            accelerator=accelerator,
+            teacher=LiveTeacher(teacher, objective.teacher_needs, accelerator),
+            accumulate=accumulate,
+            after_step=stop,
+            checkpoint=checkpoint,
+        )
+        return found, {**model.state_dict(), **objective.state_dict()}
+
+    expected, weights = losses(None)
+    checkpoint = Checkpoint(tmp_path / "state.pt", every=2)
+    for stop_at in (3, 8):
+        with pytest.raises(Interrupted):
+            losses(checkpoint, stop_at)
+    found, resumed = losses(checkpoint)
+    assert found == expected
+    for name, weight in weights.items():
+        torch.testing.assert_close(resumed[name], weight, rtol=0, atol=0)
+
+
+def test_checkpoint_of_another_run(accelerator: Accelerator, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "state.pt", every=1)
+
+    def run(model: nn.Module) -> list[float]:
+        recipe = Recipe(steps=1)
+        return train(model, [task(0)], hard_labels(), recipe, accelerator=accelerator, checkpoint=checkpoint)
+
+    run(tiny())
+    with pytest.raises(ValueError, match=r"state\.pt: the state of another training run .*; remove it"):
+        run(tiny(hidden_size=16))
+
+
+def seeded(make: Callable[[], Objective]) -> Objective:
+    torch.manual_seed(0)
+    return make()
