@@ -75,8 +75,8 @@ def run(
     from distill.data import collate, load_encoded, training_batches
     from distill.evaluation import measure
     from distill.loop import make_accelerator, train
-    from distill.tasks import standard_error
-    from distill.teacher import LiveTeacher, TeacherError, load_classifier
+    from distill.metrics import standard_error
+    from distill.teacher import LiveTeacher, TeacherError, load_model
     from nas.evaluate import Evaluator
     from nas.latency import latencies
     from nas.prepare import objective, prepare, training
@@ -100,7 +100,7 @@ def run(
             evaluator = Evaluator(workspace, device)
             pad_id = evaluator.like.pad_token_id
             teacher_config = AutoConfig.from_pretrained(workspace.teacher)
-            teacher = load_classifier(str(workspace.teacher), list(teacher_config.id2label.values())).eval()
+            teacher = load_model(str(workspace.teacher), list(teacher_config.id2label.values())).eval()
             text = load_encoded(workspace.data / "text.npz")
             task = load_encoded(workspace.data / "train.npz")
             dev = load_encoded(workspace.data / "dev.npz")

@@ -25,7 +25,7 @@ from distill.loop import make_accelerator, train
 from distill.objectives import moebert
 from distill.recipe import Recipe
 from distill.tasks import load_task
-from distill.teacher import LiveTeacher, load_classifier
+from distill.teacher import LiveTeacher, load_model
 from supernet.experts import channel_scores, mixture, split
 
 MAX_LENGTH = 64
@@ -84,7 +84,7 @@ def main() -> None:
     task = load_task(options.task)
     tokenizer = AutoTokenizer.from_pretrained(options.teacher)
     train_rows, dev_rows = (encode(tokenizer, rows, MAX_LENGTH) for rows in (task.train, task.dev))
-    teacher = load_classifier(options.teacher, task.task.labels).eval()
+    teacher = load_model(options.teacher, task.task.labels).eval()
     pad_id = tokenizer.pad_token_id
     glances = [batch for _, batch in split_batches(dev_rows, pad_id)]
     counts = token_frequencies(train_rows, teacher.config.vocab_size)

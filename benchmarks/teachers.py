@@ -14,9 +14,11 @@ from sklearn.linear_model import LogisticRegression
 from transformers.utils import logging
 
 from distill.data import load_encoded
+from distill.demo import TASKS, demo_task
 from distill.evaluation import measure
-from distill.tasks import TASKS, Split, TaskData, accuracy, demo_task, standard_error
-from distill.teacher import load_classifier
+from distill.metrics import accuracy, standard_error
+from distill.tasks import Split, TaskData
+from distill.teacher import load_model
 from nas.config import ConfigError, load_config
 from nas.prepare import Preparation, check
 
@@ -35,7 +37,7 @@ def bags(split: Split) -> list[list[str]]:
     ]
 
 
-def bag_of_words(data: TaskData) -> np.ndarray:
+def bag_of_words(data: TaskData[Split]) -> np.ndarray:
     """Class indices that logistic regression on word counts predicts for the dev split."""
     vectorizer = CountVectorizer(analyzer=list, min_df=2)
     model = LogisticRegression(C=0.3, max_iter=200, tol=1e-3)
@@ -57,7 +59,7 @@ def main() -> None:
             parser.error(str(error))
         made = Preparation(config)
         data = demo_task(name, made.corpus)
-        teacher = load_classifier(str(made.teacher), made.labels)
+        teacher = load_model(str(made.teacher), made.labels)
         rows = load_encoded(made.data / "dev.npz")
         score = measure(teacher, rows, accelerator=made.accelerator, pad_id=made.tokenizer.pad_token_id)
         bag = accuracy(bag_of_words(data), data.dev.labels)

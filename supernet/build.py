@@ -161,7 +161,7 @@ def from_teacher(
     input over tokens.
 
     Args:
-        teacher: a `BertForSequenceClassification`, as `distill.teacher.load_classifier` checks and loads it.
+        teacher: a `BertForSequenceClassification`, as `distill.teacher.load_model` checks and loads it.
         stack: blocks of every layer.
         block_inputs: (mean standard deviation, mean) of each layer's output; needed when `stack` > 1,
             `layer_output_statistics` computes it.

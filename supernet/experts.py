@@ -140,8 +140,8 @@ def run(options: Any) -> int:
 
     from distill.evaluation import expert_load, measure, split_batches
     from distill.loop import Diverged, make_accelerator
+    from distill.metrics import standard_error
     from distill.tables import TableError
-    from distill.tasks import standard_error
     from distill.teacher import TeacherError, load_tokenizer
     from search_spaces import cost
 
@@ -243,9 +243,9 @@ def mixed(options: Any, rows: Rows, accelerator: Any) -> Iterator[Made]:
     from distill.loop import train
     from distill.objectives import moebert
     from distill.recipe import Recipe
-    from distill.teacher import LiveTeacher, load_classifier
+    from distill.teacher import LiveTeacher, load_model
 
-    dense = load_classifier(options.checkpoint, rows.labels).eval()
+    dense = load_model(options.checkpoint, rows.labels).eval()
     pad_id, positions = dense.config.pad_token_id, dense.config.max_position_embeddings
     if options.max_length > positions:
         raise ExpertsError(f"--max-length: the model has {positions} positions, not {options.max_length}")

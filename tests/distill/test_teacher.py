@@ -16,8 +16,8 @@ from distill.teacher import (
     SavedTeacher,
     TeacherError,
     finetune,
-    load_classifier,
     load_config,
+    load_model,
     load_tokenizer,
     save_outputs,
     source_fingerprint,
@@ -49,8 +49,8 @@ def test_no_model_there(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         folder.mkdir()
         (folder / "config.json").write_text(content)
-    for load in (load_config, lambda source: load_classifier(source, ["no", "yes"])):
-        with pytest.raises(TeacherError, match="no teacher at") as caught:
+    for load in (load_config, lambda source: load_model(source, ["no", "yes"])):
+        with pytest.raises(TeacherError, match="no model at") as caught:
             load(str(folder))
         assert len(str(caught.value).splitlines()) == 1
 
@@ -61,7 +61,7 @@ def test_no_weights_or_tokenizer(tmp_path: Path) -> None:
         if content is not None:
             (tmp_path / "model.safetensors").write_bytes(content)
         with pytest.raises(TeacherError, match="has no readable weights") as caught:
-            load_classifier(str(tmp_path), ["no", "yes"])
+            load_model(str(tmp_path), ["no", "yes"])
         assert len(str(caught.value).splitlines()) == 1
     with pytest.raises(TeacherError, match="has no tokenizer"):
         load_tokenizer(str(tmp_path))
@@ -71,11 +71,11 @@ def test_a_head_of_the_same_size_is_kept(tmp_path: Path) -> None:
     model = bert(labels=2)
     model.save_pretrained(tmp_path)
     with torch.no_grad():
-        kept = load_classifier(str(tmp_path), ["no", "yes"]).eval()
+        kept = load_model(str(tmp_path), ["no", "yes"]).eval()
         assert torch.equal(kept(**inputs(batch())).logits, model(**inputs(batch())).logits)
     assert kept.config.id2label == {0: "no", 1: "yes"}
 
-    other = load_classifier(str(tmp_path), ["a", "b", "c"])
+    other = load_model(str(tmp_path), ["a", "b", "c"])
     assert other.classifier.weight.shape == (3, 24)
     assert torch.equal(other.bert.pooler.dense.weight, model.bert.pooler.dense.weight)
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from distill.data import collate, eval_batches
 from distill.evaluation import measure
 from distill.loop import Diverged
-from distill.tasks import standard_error
+from distill.metrics import standard_error
 from distill.teacher import LiveTeacher, SavedTeacher
 from nas.evaluate import Evaluator, evaluator
 from nas.prepare import Workspace

@@ -8,7 +8,7 @@ from optuna.trial import TrialState
 from transformers import BertConfig, DistilBertConfig
 
 from distill.data import load_encoded
-from distill.tasks import standard_error
+from distill.metrics import standard_error
 from nas import ledger
 from nas.budget import budgeted_space
 from nas.config import load_config
@@ -188,8 +188,8 @@ def test_teachers_that_cannot_be(house: House, tmp_path: Path, capsys: pytest.Ca
     BertConfig(hidden_act="tanh").save_pretrained(tmp_path / "other")
     (tmp_path / "empty").mkdir()
     for folder, message in (
-        ("missing", f"no teacher at '{tmp_path / 'missing'}'"),
-        ("empty", "no teacher at"),
+        ("missing", f"no model at '{tmp_path / 'missing'}'"),
+        ("empty", "no model at"),
         ("distilled", "is of type 'distilbert'; a BERT-shaped one (type 'bert') is needed"),
         ("other", "hidden_act is 'tanh'; needed: one of gelu"),
     ):
