@@ -65,7 +65,7 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
 
     products = kept([m for a in attentions() for m in (a.query, a.key)] if ATTENTION_SCORES in needs else [])
     relations = kept([m for a in attentions()[-1:] for m in (a.query, a.key, a.value)] if RELATIONS in needs else [])
-    named = unwrapped.base_model.named_modules() if ROUTINGS in needs else ()
+    named = unwrapped.named_modules() if ROUTINGS in needs else ()
     routed = kept([module for name, module in named if name.rpartition(".")[2] == "router"])
     try:
         outputs = model(**inputs, output_hidden_states=HIDDEN_STATES in needs)

@@ -34,6 +34,7 @@ LARGEST = {
     "token_types": 65_536,
     "embedding": 65_536,
     "attention_experts": 64,
+    "head_experts": 64,
 }
 LARGEST_COUNT = 64
 HASHES = ("hash", "balanced_hash")
@@ -64,6 +65,8 @@ class Base:
     mismatch: how a binary operation treats different widths, see `FFNGraph.widths`.
     attention_experts: attentions that every layer has; a gate sends each token through the query, key, value and
     output maps of one of them (MiniMoE's "x,y experts": this is x).
+    head_experts: prediction layers of a classifier, to one of which a gate sends each sentence (MicroBERT, equations 4
+    and 5); 1 is the usual linear map.
     """
 
     depth: int
@@ -77,6 +80,7 @@ class Base:
     gelu: str = "tanh"
     mismatch: str = "narrow"
     attention_experts: int = 1
+    head_experts: int = 1
 
     def __post_init__(self) -> None:
         for name, largest in LARGEST.items():
@@ -268,8 +272,9 @@ class Architecture:
         """Values that `json.dumps` takes; the inverse of `from_json`."""
         base = asdict(self.base)
         # Studies store keys that are made of this; what an architecture does not have is left out of them.
-        if self.base.attention_experts == 1:
-            del base["attention_experts"]
+        for name in ("attention_experts", "head_experts"):
+            if base[name] == 1:
+                del base[name]
         layers = [
             {"graph": genes.graph.to_json(), "stack": genes.stack, "expansion": str(genes.expansion)}
             | ({} if genes.experts == DENSE else {"experts": genes.experts.to_json()})

@@ -25,6 +25,8 @@ def params_active(architecture: Architecture, labels: int = 3) -> int:
     """The parameters that take part in computing one token: all but those of the experts that it does not pass."""
     base = architecture.base
     idle = (base.attention_experts - 1) * 4 * _linear(base.width, base.width) * base.depth
+    if labels:
+        idle += (base.head_experts - 1) * _prediction_layer(base, labels)
     for genes in architecture.layers:
         unused = genes.experts.count - genes.experts.top_k
         idle += genes.stack * unused * _maps_params(base, genes, project_width(base, genes))
@@ -66,7 +68,7 @@ def params_published(architecture: Architecture, teacher_width: int = 768) -> in
 
 def fixed_params(base: Base, labels: int = 3) -> int:
     """Everything of the deployable classifier but the FFNs."""
-    head = _pooler_params(base) + _linear(base.width, labels)
+    head = _pooler_params(base) + _head_params(base, labels)
     return _embedding_params(base) + base.depth * _attention_params(base) + head
 
 
@@ -121,6 +123,8 @@ def macs(architecture: Architecture, tokens: int = 128, labels: int = 3) -> int:
     attention = tokens * (base.depth * 4 * base.width**2 + gates) + _products(base, tokens)
     embedding = tokens * 3 * (base.embedding or 0) * base.width
     head = base.width**2 + base.width * labels
+    if base.head_experts > 1:
+        head += base.width**2 + _gate(base.width, base.head_experts)
     return sum(ffn_macs(base, genes, tokens) for genes in architecture.layers) + attention + embedding + head
 
 
@@ -145,6 +149,18 @@ def _linear(inputs: int, outputs: int) -> int:
 
 def _pooler_params(base: Base) -> int:
     return _linear(base.width, base.width)
+
+
+def _head_params(base: Base, labels: int) -> int:
+    """Of the classifier on the pooler's output; none without labels."""
+    if base.head_experts == 1 or not labels:
+        return _linear(base.width, labels)
+    return base.head_experts * _prediction_layer(base, labels) + _gate(base.width, base.head_experts)
+
+
+def _prediction_layer(base: Base, labels: int) -> int:
+    """Of one expert of a head that has several."""
+    return _linear(base.width, base.width) + _linear(base.width, labels)
 
 
 def _products(base: Base, tokens: int) -> int:

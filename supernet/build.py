@@ -87,6 +87,7 @@ def config_of(
         mismatch=base.mismatch,
         embedding_size=base.embedding,
         attention_experts=base.attention_experts,
+        head_experts=base.head_experts,
         auto_map=AUTO_MAP,
     )
     for name in INHERITED if like is not None else ():

@@ -20,6 +20,7 @@ class NasBertConfig(BertConfig):
         gelu: `"tanh"` or `"erf"`, the form of the operation `gelu`.
         mismatch: `"narrow"` or `"wide"`: what a binary operation does with inputs of different width.
         attention_experts: attentions of every layer, among which a gate chooses for each token.
+        head_experts: prediction layers of a sequence classifier, among which a gate chooses for each sentence.
         router_jitter_noise: in training a gate's input is multiplied by noise uniform in 1 +- this (Switch).
         embedding_size: width of a factorised word embedding over trigrams (MobileBERT), or `None`.
     """
@@ -32,6 +33,7 @@ class NasBertConfig(BertConfig):
     mismatch: str = "narrow"
     embedding_size: int | None = None
     attention_experts: int = 1
+    head_experts: int = 1
     router_jitter_noise: float = 0.01
     trigram_input: bool = True
     normalization_type: str = "layer_norm"

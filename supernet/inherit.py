@@ -8,7 +8,7 @@ from torch import Tensor
 
 from search_spaces.architecture import DENSE, Architecture, Base, Genes
 from search_spaces.cost import project_width
-from supernet.split import expert_channels, new_gate, routing_table
+from supernet.split import expert_channels, new_gate, new_head, routing_table
 
 _LAYER = re.compile(r"((?:.*\.)?encoder\.layer\.(\d+)\.)(.+)")
 _BLOCK = re.compile(r"ffn\.(\d+)\.(\w+)\.(weight|bias)")
@@ -26,7 +26,7 @@ def inherit(
 
     Experts take the channels of `supernet.split.expert_channels`, and all of them the bias of `project`. A router's
     weight is the leading rows of the supernet's where that has one; a table of the supernet's is taken as it is.
-    Experts in attention start as copies.
+    Experts in attention start as copies, those of a head anew.
 
     Args:
         weights: state dict of a dense supernet of the same base, with at least as many blocks in every layer.
@@ -74,6 +74,11 @@ def inherit(
         if blocks[layer] < genes.stack:
             raise ValueError(f"layers[{layer}].stack is {genes.stack}; the supernet has {blocks[layer]} blocks there")
         inherited |= _gates(weights, base, genes, f"{prefix}{layer}.", layer)
+    if base.head_experts > 1 and "classifier.weight" in inherited:
+        classifier = inherited.pop("classifier.weight")
+        del inherited["classifier.bias"]
+        new = new_head(base.head_experts, classifier)
+        inherited |= {f"classifier.{name}": tensor for name, tensor in new.items()}
     known = any(name.endswith(".router.table") for name in weights)
     return inherited if known else tables(architecture, prefix, frequencies) | inherited
 

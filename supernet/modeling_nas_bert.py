@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import (
     BertForMaskedLM,
     BertForQuestionAnswering,
@@ -33,7 +34,7 @@ from transformers.models.mobilebert.modeling_mobilebert import MobileBertEmbeddi
 
 from .configuration_nas_bert import NasBertConfig
 from .ffn import FFNBlock, is_batched
-from .routing import HASHES, ExpertLinear, RoutedLinear, Router, Routing, Tokens
+from .routing import HASHES, ExpertLinear, RoutedLinear, Router, Routing, Tokens, put, take, weighted
 
 
 class NasBertEmbeddings(MobileBertEmbeddings):
@@ -248,6 +249,25 @@ def _head(model: Any, config: NasBertConfig, outputs: int) -> nn.Linear:
     return nn.Linear(config.hidden_size, outputs)
 
 
+class ExpertHead(nn.Module):
+    """Prediction layers W_o softmax(W_i x), to one of which a gate sends each sentence (MicroBERT, equations 4 and 5):
+    (B, width) -> (B, outputs). What it computes is multiplied as in any other `Router`.
+    """
+
+    def __init__(self, config: NasBertConfig, outputs: int) -> None:
+        super().__init__()
+        experts, width = config.head_experts, config.hidden_size
+        gate = {"count": experts, "routing": "token_gate", "top_k": 1, "capacity": None}
+        self.router = Router(gate, config, is_batched(width, width))
+        self.inner = ExpertLinear(experts, width, width)
+        self.outer = ExpertLinear(experts, width, outputs)
+
+    def forward(self, pooled_BD: Tensor) -> Tensor:
+        routing = self.router(pooled_BD[:, None], Tokens(None, None))
+        inner_SD = F.softmax(self.inner(take(pooled_BD, routing.dispatch), routing.dispatch), dim=-1)
+        return put(weighted(self.outer(inner_SD, routing.dispatch), routing.weight_S), routing.dispatch)
+
+
 class NasBertForSequenceClassification(NasBertPreTrainedModel, BertForSequenceClassification):
     _auto_class = "AutoModelForSequenceClassification"
 
@@ -256,6 +276,8 @@ class NasBertForSequenceClassification(NasBertPreTrainedModel, BertForSequenceCl
         self.num_labels = config.num_labels
         self.bert = NasBertModel(config)
         self.classifier = _head(self, config, config.num_labels)
+        if config.head_experts > 1:
+            self.classifier = ExpertHead(config, config.num_labels)
         self.post_init()
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from search_spaces.architecture import Base, Experts, Genes
 
-GATE_DEVIATION = 0.02
+DEVIATION = 0.02
 
 
 def expert_channels(base: Base, genes: Genes) -> Tensor:
@@ -58,4 +58,18 @@ def routing_table(
 def new_gate(count: int, width: int, seed: int, like: Tensor) -> Tensor:
     """A gate's starting weight (count, width); fewer experts of the same seed have the first rows."""
     generator = torch.Generator().manual_seed(seed)
-    return (GATE_DEVIATION * torch.randn(count, width, generator=generator)).to(like)
+    return (DEVIATION * torch.randn(count, width, generator=generator)).to(like)
+
+
+def new_head(count: int, classifier: Tensor) -> dict[str, Tensor]:
+    """The starting weights of a head of `count` prediction layers, by their names in it, in place of a linear map of
+    weight `classifier` (outputs, width): the softmax between leaves nothing of that map to take over.
+    """
+    outputs, width = classifier.shape
+    generator = torch.Generator().manual_seed(count)
+    maps = {"inner": (count, width, width), "outer": (count, outputs, width)}
+    result = {"router.weight": new_gate(count, width, 0, classifier)}
+    for name, shape in maps.items():
+        result[f"{name}.weight"] = (DEVIATION * torch.randn(shape, generator=generator)).to(classifier)
+        result[f"{name}.bias"] = classifier.new_zeros(shape[:2])
+    return result

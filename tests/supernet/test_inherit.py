@@ -14,7 +14,7 @@ from search_spaces.architecture import GATES, ROUTINGS
 from search_spaces.cost import project_width
 from supernet.build import HEADS, build, from_scratch, full_architecture, load_weights
 from supernet.inherit import inherit
-from supernet.split import GATE_DEVIATION, routing_table
+from supernet.split import DEVIATION, routing_table
 from tests.search_spaces import strategies
 from tests.tiny import BASE, architectures, batch, graphs, inputs, shaken
 
@@ -225,7 +225,7 @@ def check_experts(weights: dict[str, Tensor], architecture: Architecture) -> Non
     for name, wanted in expected.items():
         if isinstance(wanted, tuple):
             assert taken[name].shape == wanted
-            assert 0 < taken[name].abs().max() < 6 * GATE_DEVIATION
+            assert 0 < taken[name].abs().max() < 6 * DEVIATION
             gates.append(taken[name][0])
         else:
             assert torch.equal(taken[name], wanted), name
@@ -288,7 +288,7 @@ def test_routers_of_the_supernet_lead() -> None:
         assert torch.equal(taken[name], rows[: 2 if "attention" in name else 4])
         assert taken[name].untyped_storage().data_ptr() != rows.untyped_storage().data_ptr()
     # The last layer's are drawn; nobody else asks for routers.
-    assert taken["bert.encoder.layer.2.ffn.0.router.weight"].abs().max() < 6 * GATE_DEVIATION
+    assert taken["bert.encoder.layer.2.ffn.0.router.weight"].abs().max() < 6 * DEVIATION
     for experts in (Experts(), Experts(4)):
         plain = Architecture.uniform(BASE, stack=2, expansion=Fraction(1, 8), experts=experts)
         own = {name: tensor for name, tensor in learned.items() if "attention" not in name}

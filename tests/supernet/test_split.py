@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from search_spaces import DENSE, GELU, PUBLISHED, Base, Experts, Genes
-from supernet.split import GATE_DEVIATION, expert_channels, new_gate, routing_table
+from supernet.split import DEVIATION, expert_channels, new_gate, routing_table
 
 VOCABULARY = 30522
 
@@ -140,6 +140,6 @@ def test_new_gates() -> None:
     for seed, gate in gates.items():
         assert (gate.shape, gate.dtype) == ((8, 400), torch.float64)
         assert torch.equal(new_gate(3, 400, seed, like), gate[:3])
-        assert float(gate.std()) == pytest.approx(GATE_DEVIATION, rel=0.1)
+        assert float(gate.std()) == pytest.approx(DEVIATION, rel=0.1)
     similar = Counter(torch.equal(gates[one], gates[other]) for one, other in combinations(gates, 2))
     assert similar == {False: 190}
