@@ -16,19 +16,7 @@ from rich.table import Table
 from distill.cli import Parser
 from search_spaces import PUBLISHED, Architecture, ArchitectureError, Experts
 from search_spaces import cost as costs
-from search_spaces.operations import did_you_mean, shown
-
-
-def resolve(name: str) -> Architecture:
-    """The published architecture of this name, or the one in this file. Raises ArchitectureError."""
-    if name in PUBLISHED:
-        return PUBLISHED[name]
-    if os.sep in name or name.endswith(".json") or os.path.lexists(name):
-        return Architecture.load(name)
-    raise ArchitectureError(
-        f"{shown(name)} is neither a file nor a published architecture"
-        f"{did_you_mean(name, PUBLISHED)}; published are {', '.join(PUBLISHED)}"
-    )
+from search_spaces.published import load
 
 
 def describe(architecture: Architecture, tokens: int = 128, labels: int = 3) -> dict[str, Any]:
@@ -115,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(argv)
     try:
-        architecture = resolve(options.architecture)
+        architecture = load(options.architecture)
     except ArchitectureError as error:
         parser.error(str(error))
     positions = architecture.base.positions

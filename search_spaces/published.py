@@ -9,12 +9,14 @@ The paper counts 16.0 M parameters for EfficientBERT++. That is what an inner wi
 used here; the released configuration has 360, hence 14.24 M.
 """
 
+import os
 import re
 from dataclasses import replace
 from fractions import Fraction
 
-from search_spaces.architecture import DENSE, Architecture, Base, Experts, Genes
+from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
 from search_spaces.graph import FFNGraph, GraphError, TermBuilder, read_terms
+from search_spaces.operations import did_you_mean, shown
 
 _LINEAR = re.compile(r"linear([1-9]\d?)_([1-9]\d{0,3})", re.ASCII)
 _ROLES = {"wb1": "expand", "wb2": "project"}
@@ -132,3 +134,15 @@ PUBLISHED: dict[str, Architecture] = {
     "tinybert-4": Architecture.uniform(_TINYBERT4),
     "microbert": Architecture.uniform(_TINYBERT4),
 }
+
+
+def load(name: str) -> Architecture:
+    """The published architecture of this name, or the one in this file. Raises ArchitectureError."""
+    if name in PUBLISHED:
+        return PUBLISHED[name]
+    if os.sep in name or name.endswith(".json") or os.path.lexists(name):
+        return Architecture.load(name)
+    raise ArchitectureError(
+        f"{shown(name)} is neither a file nor a published architecture"
+        f"{did_you_mean(name, PUBLISHED)}; published are {', '.join(PUBLISHED)}"
+    )

@@ -275,9 +275,8 @@ class NasBertForSequenceClassification(NasBertPreTrainedModel, BertForSequenceCl
         BertPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.bert = NasBertModel(config)
-        self.classifier = _head(self, config, config.num_labels)
-        if config.head_experts > 1:
-            self.classifier = ExpertHead(config, config.num_labels)
+        head = _head(self, config, config.num_labels)
+        self.classifier = head if config.head_experts == 1 else ExpertHead(config, config.num_labels)
         self.post_init()
 
 

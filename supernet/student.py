@@ -1,0 +1,129 @@
+"""Build a student of any architecture, for `python -m distill --student DIR`.
+
+    python -m supernet.student ARCH --like CHECKPOINT --out DIR [--fresh] [--seed N]
+
+ARCH is a file or a published name (`python -m nas.inspect`). The student takes the tokenizer and, where the shapes
+allow it, the weights of CHECKPOINT, a BERT: of its layers the last of each group where the student has fewer, of its
+inner channels the leading ones. --fresh starts from random weights.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from distill.cli import DONE, INTERRUPTED, Parser, guard
+from search_spaces.architecture import Architecture, ArchitectureError, Base
+from search_spaces.published import load
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# What does not show in the weights that a student inherits, or starts anew.
+FREE = ("attention_experts", "head_experts", "gelu", "mismatch")
+
+
+class StudentError(ValueError):
+    """The student cannot be built from this checkpoint."""
+
+
+def parser() -> Parser:
+    result = Parser(prog="supernet.student", description="Build a student of any architecture.")
+    result.add_argument("architecture", help="a file, or the name of a published architecture")
+    result.add_argument("--like", required=True, metavar="CHECKPOINT", help="a BERT: a folder, or a name on the hub")
+    result.add_argument("--out", type=Path, required=True, help="folder of the student")
+    result.add_argument("--fresh", action="store_true", help="random weights")
+    result.add_argument("--seed", type=int, default=0, help="of random weights")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(argv)
+
+    def command() -> int:
+        architecture = load(options.architecture)
+        if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+            raise StudentError(f"--out {options.out} exists and is not empty: choose another folder")
+
+        import torch
+        from transformers.utils import logging
+
+        from distill.teacher import TeacherError, labels_of, load_config, load_model, load_tokenizer
+        from supernet.build import build
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+        def made() -> int:
+            torch.manual_seed(options.seed)
+            config = load_config(options.like)
+            tokenizer = load_tokenizer(options.like)
+            if architecture.base.vocabulary < len(tokenizer):
+                raise StudentError(
+                    f"the architecture has {architecture.base.vocabulary:,} words and the tokenizer of {options.like} "
+                    f"{len(tokenizer):,}: change base.vocabulary"
+                )
+            labels = labels_of(config) or [str(number) for number in range(config.num_labels)]
+            if options.fresh:
+                student = build(architecture, labels=len(labels), like=config)
+            else:
+                student = inheriting(architecture, load_model(options.like, labels))
+            student.save_pretrained(options.out)
+            tokenizer.save_pretrained(options.out)
+            architecture.save(options.out / "architecture.json")
+            count = sum(parameter.numel() for parameter in student.parameters())
+            print(f"wrote {options.out}: {count / 1e6:.2f} M parameters")
+            return DONE
+
+        return guard("supernet.student", made, (StudentError, TeacherError))
+
+    try:
+        return guard("supernet.student", command, (StudentError, ArchitectureError))
+    except KeyboardInterrupt:
+        print("supernet.student: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def inheriting(architecture: Architecture, teacher: "PreTrainedModel") -> "PreTrainedModel":
+    """The student with what it can take over of a BERT.
+
+    Raises:
+        StudentError: their bases differ in more than the depth, the student's layers do not divide the teacher's, or
+            the student has more blocks than one in a layer.
+    """
+    from distill.layer_maps import uniform
+    from distill.student import some_layers
+    from supernet.build import base_of_teacher, build, from_teacher, load_weights
+    from supernet.inherit import inherit
+
+    base, _ = base_of_teacher(teacher.config)
+    different = [name for name in fixed(base) if fixed(base)[name] != fixed(architecture.base)[name]]
+    if different:
+        name = different[0]
+        raise StudentError(
+            f"base.{name} is {fixed(architecture.base)[name]}, the checkpoint's {fixed(base)[name]}: "
+            "start from random weights (--fresh), or change the architecture"
+        )
+    depth = architecture.base.depth
+    try:
+        if depth != base.depth:
+            teacher = some_layers(teacher, [layer - 1 for layer in uniform(depth, base.depth)])
+        weights = inherit(from_teacher(teacher, stack=1).state_dict(), architecture)
+    except ValueError as error:
+        raise StudentError(f"{error}; or start from random weights (--fresh)") from None
+    student = build(architecture, labels=teacher.config.num_labels, like=teacher.config)
+    load_weights(student, weights)
+    return student
+
+
+def fixed(base: Base) -> dict[str, object]:
+    """What must be the checkpoint's."""
+    return {name: value for name, value in asdict(base).items() if name not in (*FREE, "depth")}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

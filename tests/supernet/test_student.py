@@ -1,0 +1,113 @@
+"""Students of any architecture, from the command line."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, BertTokenizerFast
+
+from search_spaces import GELU, Architecture, Experts, Genes
+from supernet.build import base_of_teacher
+from supernet.student import main
+from tests.tiny import batch, bert, inputs
+
+TEACHER = bert(4, num_hidden_layers=4)
+OWN, _ = base_of_teacher(TEACHER.config)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A BERT of four layers with a tokenizer of its 50 words."""
+    folder = tmp_path / "teacher"
+    TEACHER.save_pretrained(folder)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(45))]
+    BertTokenizerFast(vocab={word: number for number, word in enumerate(words)}).save_pretrained(folder)
+    return folder
+
+
+def saved(architecture: Architecture, folder: Path) -> str:
+    architecture.save(folder / "wanted.json")
+    return str(folder / "wanted.json")
+
+
+@torch.no_grad()
+def test_the_teachers_own_architecture_is_the_teacher(checkpoint: Path, tmp_path: Path) -> None:
+    """As a user runs it, and loaded without this project's modules registered."""
+    out = tmp_path / "student"
+    name = saved(Architecture.uniform(OWN), tmp_path)
+    command = [sys.executable, "-m", "supernet.student", name, "--like", str(checkpoint), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert (done.returncode, done.stdout) == (0, f"wrote {out}: 0.02 M parameters\n"), done.stderr
+    student = AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True).eval()
+    torch.testing.assert_close(student(**inputs(batch())).logits, TEACHER(**inputs(batch())).logits)
+    assert Architecture.load(out / "architecture.json") == Architecture.uniform(OWN)
+    assert (out / "tokenizer.json").exists()
+
+
+@torch.no_grad()
+def test_fewer_layers_are_the_last_of_each_group(checkpoint: Path, tmp_path: Path) -> None:
+    base = replace(OWN, depth=2, head_experts=3)
+    half = Genes(GELU, 1, Fraction(1, 2), Experts(2, shared=Fraction(1, 2)))
+    name = saved(Architecture(base, (Genes(GELU), half)), tmp_path)
+    assert main([name, "--like", str(checkpoint), "--out", str(tmp_path / "student")]) == 0
+    student = AutoModelForSequenceClassification.from_pretrained(tmp_path / "student", trust_remote_code=True)
+    layers, own = student.bert.encoder.layer, TEACHER.bert.encoder.layer
+    for layer, number in zip(layers, (1, 3), strict=True):
+        assert torch.equal(layer.attention.self.query.weight, own[number].attention.self.query.weight)
+    first = own[3].intermediate.dense.weight
+    assert torch.equal(layers[1].ffn[0].expand.weight[0], first[[*range(12), *range(12, 36, 2)]])
+    assert student.classifier.inner.weight.shape == (3, 24, 24)
+
+
+def test_fresh_weights(checkpoint: Path, tmp_path: Path) -> None:
+    base = replace(OWN, width=16, depth=3)
+    name = saved(Architecture.uniform(base), tmp_path)
+    for folder, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        out = str(tmp_path / folder)
+        assert main([name, "--like", str(checkpoint), "--out", out, "--fresh", "--seed", seed]) == 0
+    load = lambda folder: (tmp_path / folder / "model.safetensors").read_bytes()  # noqa: E731
+    assert load("a") == load("b") != load("c")
+
+
+@pytest.mark.parametrize(
+    ("changes", "genes", "reason"),
+    [
+        ({"width": 16}, Genes(GELU), "base.width is 16, the checkpoint's 24: start from random weights"),
+        ({"depth": 3}, Genes(GELU), "4 teacher layers cannot be shared out evenly to 3 student layers.*--fresh"),
+        ({}, Genes(GELU, 2), "layers.0..stack is 2; the supernet has 1 blocks there; or start from random weights"),
+        ({"vocabulary": 20}, Genes(GELU), "the architecture has 20 words and the tokenizer of .* 50: change"),
+    ],
+)
+def test_what_cannot_be_built(
+    changes: dict[str, int],
+    genes: Genes,
+    reason: str,
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    base = replace(OWN, **changes)
+    name = saved(Architecture(base, (genes,) * base.depth), tmp_path)
+    assert main([name, "--like", str(checkpoint), "--out", str(tmp_path / "student")]) == 2
+    assert not (tmp_path / "student").exists()
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert re.search(reason, error), error
+
+
+@pytest.mark.parametrize("missing", ["architecture", "checkpoint", "room"])
+def test_what_is_not_there(
+    missing: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "nope" if missing == "architecture" else saved(Architecture.uniform(OWN), tmp_path)
+    like = str(tmp_path / "nowhere" if missing == "checkpoint" else checkpoint)
+    out = tmp_path if missing == "room" else tmp_path / "student"
+    assert main([name, "--like", like, "--out", str(out)]) == 2
+    reasons = {"architecture": "neither a file nor", "checkpoint": "no model at", "room": "is not empty"}
+    assert reasons[missing] in capsys.readouterr().err
