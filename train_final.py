@@ -1,6 +1,7 @@
 """Train a searched architecture and leave an ordinary Hugging Face checkpoint.
 
     python train_final.py results/demo/architecture.json [--out DIR]
+    accelerate launch train_final.py ...                                  on several GPUs
 
 The student inherits its weights from the study's supernet, learns from the teacher on text without labels, then on the
 task, and is measured on the whole dev split beside its teacher and its base model, which gets the same training.
@@ -8,8 +9,9 @@ task, and is measured on the whole dev split beside its teacher and its base mod
 
 import json
 import os
+import shutil
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from distill.cli import DONE, INTERRUPTED, Parser, guard
+from distill.files import write_text
 from nas.config import ConfigError, RecipeTable, StudyConfig, load_config
 from search_spaces import cost
-from search_spaces.architecture import Architecture, ArchitectureError
+from search_spaces.architecture import Architecture, ArchitectureError, Base
+
+STATE = "state"
 
 
 def parser() -> Parser:
@@ -31,6 +36,8 @@ def parser() -> Parser:
     result.add_argument("--seed", type=int, help="of the order of batches and of dropout (default: the study's)")
     result.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     result.add_argument("--skip-base", action="store_true", help="do not train and measure the base model")
+    result.add_argument("--resume", action="store_true", help="go on with a training that was cut short")
+    result.add_argument("--tensorboard", type=Path, metavar="DIR", help="log losses there")
     return result
 
 
@@ -43,8 +50,12 @@ def main(argv: list[str] | None = None) -> int:
         preset = options.preset or (str(beside) if beside.exists() else "demo")
         config = load_config(preset)
         out = options.out or options.architecture.parent / "final"
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ConfigError(f"--out {out} exists and is not empty: choose another folder")
+        if out.exists() and not out.is_dir():
+            raise ConfigError(f"--out {out} is no folder")
+        there = [path.name for path in out.iterdir()] if out.exists() else []
+        if there and not (options.resume and there == [STATE]):
+            resumable = "; --resume goes on with it" if there == [STATE] else ""
+            raise ConfigError(f"--out {out} exists and is not empty: choose another folder{resumable}")
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -52,104 +63,112 @@ def main(argv: list[str] | None = None) -> int:
         seed = config.seed if options.seed is None else options.seed
         if not 0 <= seed < 2**31:
             raise ConfigError(f"--seed {seed}: from 0 to {2**31 - 1}")
-        return run(config, architecture, out, seed, options.device, with_base=not options.skip_base)
+        return run(config, architecture, out, seed, options)
 
     try:
         return guard("train_final.py", command, (ConfigError, ArchitectureError))
     except KeyboardInterrupt:
-        print("train_final.py: interrupted", file=sys.stderr)
+        print("train_final.py: interrupted; the same command with --resume goes on", file=sys.stderr)
         return INTERRUPTED
 
 
-def run(
-    config: StudyConfig, architecture: Architecture, out: Path, seed: int, device: str, with_base: bool
-) -> int:
+def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, options: Any) -> int:
     """Train, measure, save."""
     import torch
     from rich import box
     from rich.console import Console
     from rich.table import Table
-    from transformers import AutoConfig, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
-    from distill.data import collate, load_encoded, training_batches
-    from distill.evaluation import measure
-    from distill.loop import make_accelerator, train
-    from distill.metrics import standard_error
-    from distill.teacher import LiveTeacher, TeacherError, load_model
+    from distill.data import collate
+    from distill.distil import distil, without_labels
+    from distill.evaluation import evaluate
+    from distill.kinds import MODELS
+    from distill.progress import Progress, losses
+    from distill.teacher import TeacherError
     from nas.evaluate import Evaluator
     from nas.latency import latencies
-    from nas.prepare import objective, prepare, training
-    from nas.progress import Progress
+    from nas.prepare import prepare, projections, training
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
 
     def command() -> int:
-        console = Console(highlight=False)
+        started = recorded(config, architecture, seed)
+        state = out / STATE
+        console = Console(highlight=False, soft_wrap=True, quiet=os.environ.get("RANK", "0") != "0")
         with Progress(console) as progress:
-            workspace = prepare(config, device, progress.prepare)
+            workspace = prepare(config, options.device, progress.prepare)
             base, graph = workspace.base()
-            if architecture.base != base:
+            if searched(architecture.base) != searched(base):
                 raise ConfigError(f"the architecture's base is {architecture.base}; this configuration's is {base}")
             stack = max(genes.stack for genes in architecture.layers)
             if stack > max(config.space.stacks):
                 most = max(config.space.stacks)
                 raise ConfigError(f"the architecture has a stack of {stack}; the supernet has {most}")
-            accelerator = make_accelerator(device)
-            evaluator = Evaluator(workspace, device)
-            pad_id = evaluator.like.pad_token_id
-            teacher_config = AutoConfig.from_pretrained(workspace.teacher)
-            teacher = load_model(str(workspace.teacher), list(teacher_config.id2label.values())).eval()
-            text = load_encoded(workspace.data / "text.npz")
-            task = load_encoded(workspace.data / "train.npz")
-            dev = load_encoded(workspace.data / "dev.npz")
-
-            def told(what: str, steps: int) -> Callable[[int, float], None]:
-                return lambda step, loss: progress.prepare(what, step / steps)
+            evaluator = Evaluator(workspace, options.device)
+            accelerator, task, pad_id = evaluator.accelerator, evaluator.task, evaluator.like.pad_token_id
+            check_state(state, started)
+            teacher = evaluator.teacher().eval()
+            folders = workspace.folders
+            dev, split = folders.rows("dev"), folders.split("dev")
 
             def trained(name: str, genes: Architecture) -> Any:
                 model = evaluator.student(genes)
-                projections: dict[str, Any] = {}
-                for phase, place, rows, weights in (
+                learned = projections(workspace.supernet)
+                goal = config.objective
+                try:
                     # Text has no labels: EfficientBERT pre-trains with gamma = 0.
-                    ("pre-training", "pretrain", text, config.objective.without_labels()),
-                    ("fine-tuning", "final", task, config.objective),
+                    unlabelled = goal.settings() | without_labels(goal.name)
+                except ValueError:  # the study's objective has only terms that need labels
+                    unlabelled = None
+                for phase, place, rows, settings in (
+                    ("pre-training", "pretrain", "text", unlabelled),
+                    ("fine-tuning", "final", "train", goal.settings()),
                 ):
                     table: RecipeTable = getattr(config, place)
-                    phase_config = config.model_copy(update={"objective": weights})
-                    goal = objective(phase_config, model.config, teacher_config, workspace.supernet)
-                    if not goal.needs_teacher:  # the study's objective has only terms that need labels
+                    if settings is None or not table.steps:
                         continue
-                    if projections:
-                        goal.load_state_dict(projections)
-                    with training(place):
-                        train(
+                    with training(place), losses(options.tensorboard, f"{name}/{phase}", accelerator) as write:
+
+                        def after_step(step: int, loss: float, phase: str = phase, of: int = table.steps) -> None:
+                            progress.prepare(f"{name}: {phase}", step / of)
+                            write(step, loss)
+
+                        learned = distil(
                             model,
-                            training_batches(rows, table.batch_size, table.steps, seed, pad_id),
-                            goal,
+                            teacher,
+                            folders.rows(rows),
+                            goal.name,
+                            settings,
                             table.build(),
                             accelerator=accelerator,
-                            teacher=LiveTeacher(teacher, goal.teacher_needs, accelerator),
+                            tokenizer=evaluator.tokenizer,
                             seed=seed,
-                            after_step=told(f"{name}: {phase}", table.steps),
+                            projections=learned,
+                            after_step=after_step,
+                            keep=state / name.replace(" ", "-") / place,
                         )
-                    projections = goal.state_dict()
                 return model.eval()
 
             architectures = {"student": architecture}
-            if with_base:
+            if not options.skip_base:
                 architectures["base model"] = Architecture.uniform(base, graph=graph)
             models = {"teacher": teacher}
             models |= {name: trained(name, genes) for name, genes in architectures.items()}
+            if not accelerator.is_main_process:
+                return DONE
             progress.prepare("measuring", None)
             measured: dict[str, dict[str, Any]] = {}
             loads = evaluator.loads(models["student"], dev)
             example = collate(dev, dev.lengths.argsort()[len(dev) // 2 : len(dev) // 2 + 1], pad_id)
             batch = {key: tensor.to(accelerator.device) for key, tensor in example.items()}
             for name, model in models.items():
-                score = measure(model, dev, accelerator=accelerator, pad_id=pad_id)
-                measured[name] = {"accuracy": score, "standard_error": standard_error(score, len(dev))}
+                scores = evaluate(model, dev, split, task, accelerator=accelerator, pad_id=pad_id)
+                measured[name] = {
+                    metric: {"value": score.value, "standard_error": score.standard_error}
+                    for metric, score in scores.items()
+                }
             for name, latency in latencies(models, batch).items():
                 measured[name]["latency_ms"] = 1e3 * latency.median
                 measured[name]["latency_quartiles_ms"] = [1e3 * latency.lower, 1e3 * latency.upper]
@@ -164,45 +183,67 @@ def run(
                 measured[name]["params"] = sum(parameter.numel() for parameter in model.parameters())
 
         models["student"].save_pretrained(out)
-        AutoTokenizer.from_pretrained(workspace.teacher).save_pretrained(out)
+        evaluator.tokenizer.save_pretrained(out)
         architecture.save(out / "architecture.json")
         (out / "config.toml").write_text(config.to_toml(), encoding="utf-8")
         facts = {
             "task": config.task,
-            "dev_rows": len(dev),
+            "metrics": task.metrics,
+            "dev_rows": len(split),
             "seed": seed,
             "tokens": tokens,
             "batch": 1,
             "device": str(accelerator.device),
+            "processes": accelerator.num_processes,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "models": measured,
             "expert_load": [load.to_json() for load in loads],
         }
         (out / "metrics.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        shutil.rmtree(state, ignore_errors=True)
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for column in ("model", "accuracy", "parameters", "in FFNs", "MACs", "latency", "speed-up"):
+        for column in ("model", *task.metrics, "parameters", "in FFNs", "MACs", "latency", "speed-up"):
             table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
         slowest = measured["teacher"]["latency_ms"]
         for name, row in measured.items():
             table.add_row(
                 name,
-                f"{row['accuracy']:.4f} ± {row['standard_error']:.4f}",
+                *(f"{row[metric]['value']:.4f} ± {row[metric]['standard_error']:.4f}" for metric in task.metrics),
                 f"{row['params'] / 1e6:.2f} M",
                 f"{row['ffn_params'] / 1e6:.2f} M" if "ffn_params" in row else "",
                 f"{row['macs'] / 1e6:.0f} M" if "macs" in row else "",
                 f"{row['latency_ms']:.1f} ms",
                 f"{slowest / row['latency_ms']:.2f}×",
             )
-        what = f"{config.task}: accuracy on {len(dev)} dev rows; MACs and latency of one sentence of {tokens} tokens"
+        what = f"{config.task}: {len(split)} dev rows; MACs and latency of one sentence of {tokens} tokens"
         console.print(what, soft_wrap=True)
         console.print(table)
         for load in loads:
             console.print(f"experts of {load}", soft_wrap=True)
-        console.print(f"wrote {out}: AutoModelForSequenceClassification.from_pretrained(..., trust_remote_code=True)")
+        console.print(f"wrote {out}: {MODELS[task.kind].__name__}.from_pretrained(..., trust_remote_code=True)")
         return DONE
 
     return guard("train_final.py", command, (ConfigError, TeacherError))
+
+
+def searched(base: Base) -> Base:
+    """A base without what a study does not decide."""
+    return replace(base, attention_experts=1, head_experts=1)
+
+
+def recorded(config: StudyConfig, architecture: Architecture, seed: int) -> str:
+    """What a training that is resumed must have in common with the one before."""
+    return json.dumps({"config": config.to_toml(), "architecture": architecture.to_json(), "seed": seed})
+
+
+def check_state(state: Path, started: str) -> None:
+    """Raises ConfigError where the state is of another training; else notes which this is."""
+    note = state / "training.json"
+    if note.exists() and note.read_text(encoding="utf-8") != started:
+        raise ConfigError(f"--resume: {state} is of another configuration, architecture or seed; remove it")
+    state.mkdir(parents=True, exist_ok=True)
+    write_text(note, started)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from distill.data import collate, eval_batches
 from distill.evaluation import EVALUATION_BATCH
+from distill.outputs import INPUTS
 from nas.config import StudyConfig, load_config
 from nas.prepare import Workspace, prepare
 from nas.sharing import SharedEvaluator, prepare_shared
@@ -75,7 +76,7 @@ class Tree:
     def scores(self) -> Iterator[tuple[tuple[int, ...], list[float]]]:
         """Each member's row and its accuracy on every task."""
         states, masks, expected, tasks = [], [], [], []
-        for task, data in self.evaluator.rows.items():
+        for task, (_, data, _) in self.evaluator.tasks.items():
             first = self.evaluator.first or len(data)
             order = [chosen[chosen < first] for chosen in eval_batches(data, EVALUATION_BATCH)]
             for chosen in (chosen for chosen in order if len(chosen)):
@@ -95,9 +96,9 @@ class Tree:
             seen["arguments"], seen["named"] = arguments, named
 
         handle = self.layers[0].register_forward_pre_hook(hook, with_kwargs=True)
-        self.supernet.activate(None, next(iter(self.evaluator.rows)))
+        self.supernet.activate(None, next(iter(self.evaluator.tasks)))
         with self.evaluator.accelerator.autocast():
-            self.supernet(**{name: tensor for name, tensor in batch.items() if name != "labels"})
+            self.supernet(**{name: batch[name] for name in INPUTS})
         handle.remove()
         arguments = seen["arguments"]
         self.mask = arguments[1] if len(arguments) > 1 else seen["named"].get("attention_mask")
@@ -122,7 +123,7 @@ class Tree:
                     yield from self.walk(row, above)
                     continue
                 pooled = [self.supernet.base_model.pooler(state) for state in above]
-                right: dict[str, list[Tensor]] = {task: [] for task in self.evaluator.rows}
+                right: dict[str, list[Tensor]] = {task: [] for task in self.evaluator.tasks}
                 for task, state, labels in zip(self.tasks, pooled, self.expected, strict=True):
                     right[task].append(self.supernet.heads[task](state).argmax(dim=-1) == labels)
             yield row, [float(torch.cat(hits).double().mean()) for hits in right.values()]

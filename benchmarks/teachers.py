@@ -58,8 +58,8 @@ def main() -> None:
         except ConfigError as error:
             parser.error(str(error))
         made = Preparation(config)
-        data = demo_task(name, made.corpus)
-        teacher = load_model(str(made.teacher), made.labels)
+        data = demo_task(name, made.corpus())
+        teacher = load_model(str(made.teacher), made.task.labels)
         rows = load_encoded(made.data / "dev.npz")
         score = measure(teacher, rows, accelerator=made.accelerator, pad_id=made.tokenizer.pad_token_id)
         bag = accuracy(bag_of_words(data), data.dev.labels)

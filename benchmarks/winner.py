@@ -17,7 +17,7 @@ from statistics import mean, stdev
 
 from transformers.utils import logging
 
-from distill.data import load_encoded
+from distill.evaluation import evaluate
 from distill.metrics import standard_error
 from nas.budget import budgeted_space, globally_important, largest_uniform
 from nas.config import load_config
@@ -44,7 +44,8 @@ def main() -> None:
     config = load_config(str(options.study / "config.toml"))
     workspace = prepare(config)
     evaluator = Evaluator(workspace)
-    dev = load_encoded(workspace.data / "dev.npz")
+    task, pad_id = evaluator.task, evaluator.like.pad_token_id
+    dev, split = workspace.folders.rows("dev"), workspace.folders.split("dev")
     base, graph = workspace.base()
     space = budgeted_space(config, base, graph, workspace.labels)
     folder = Folder(options.study)
@@ -62,7 +63,9 @@ def main() -> None:
         known: dict[Architecture, float] = {}
         for name, architecture in models.items():
             if architecture not in known:
-                known[architecture] = evaluator.score(evaluator.train(architecture, recipe, seed), dev)
+                model = evaluator.train(architecture, recipe, seed)
+                found = evaluate(model, dev, split, task, accelerator=evaluator.accelerator, pad_id=pad_id)
+                known[architecture] = found[task.metrics[0]].value
                 gc.collect()
             scores[name].append(known[architecture])
             print(f"seed {seed}  {name:<18} {scores[name][-1]:.4f}", flush=True)

@@ -51,17 +51,20 @@ def logits_and_kind(outputs: Any, config: Any) -> tuple[Tensor, str]:
     return outputs.logits, REGRESSION if config.problem_type == REGRESSION else CLASSIFICATION
 
 
-def hard_loss(logits: Tensor, batch: dict[str, Tensor], kind: str) -> Tensor:
+def hard_loss(logits: Tensor, batch: dict[str, Tensor], kind: str, reduction: str = "mean") -> Tensor:
     """The loss with the labels of `batch`, in float32: mean cross-entropy over sentences, labelled tokens, or (mean of
     both) first and last tokens, none of which is padding; of a regression the mean square error. 0 where no labels are.
+    `reduction` is "mean", or "sum" in place of the mean.
     """
     labels = batch["labels"]
     if kind == REGRESSION:
-        return F.mse_loss(logits.float()[:, 0], labels.float())
+        return F.mse_loss(logits.float()[:, 0], labels.float(), reduction=reduction)
     rows = distributions(logits, batch, kind)
     if kind in (TOKEN_CLASSIFICATION, MASKED_LM):
         labels = labels[labels != IGNORED]
-    return F.cross_entropy(rows, labels.flatten(), reduction="sum") / max(1, len(rows))
+    if not len(rows):
+        return rows.sum()
+    return F.cross_entropy(rows, labels.flatten(), reduction=reduction)
 
 
 def distributions(logits: Tensor, batch: dict[str, Tensor], kind: str) -> Tensor:

@@ -1,25 +1,37 @@
-"""Which teacher layer each student layer learns from."""
+"""Which teacher layer each student layer learns from. Layers count from 1; state 0 is the embedding output."""
+
+Pairs = tuple[tuple[int, int], ...]
 
 
 def uniform(student_layers: int, teacher_layers: int) -> tuple[int, ...]:
-    """The last of each of `student_layers` equal groups of teacher layers, counted from 1.
+    """The last of each of `student_layers` equal groups of teacher layers.
 
     The map of TinyBERT and EfficientBERT.
 
     Raises:
         ValueError: the teacher's layers cannot be cut into that many equal groups.
     """
+    return tuple(group[-1] for group in groups(student_layers, teacher_layers))
+
+
+def groups(student_layers: int, teacher_layers: int) -> tuple[tuple[int, ...], ...]:
+    """The teacher's layers cut into `student_layers` equal groups, whose averages MicroBERT learns from.
+
+    Raises:
+        ValueError: as `uniform`.
+    """
     if student_layers < 1 or teacher_layers % student_layers:
+        depths = [str(depth) for depth in range(1, teacher_layers + 1) if teacher_layers % depth == 0]
         raise ValueError(
             f"{teacher_layers} teacher layers cannot be shared out evenly to {student_layers} student "
-            "layers: use a student whose depth divides the teacher's"
+            f"layers: use a student whose depth is one of {', '.join(depths)}"
         )
-    group = teacher_layers // student_layers
-    return tuple(group * (layer + 1) for layer in range(student_layers))
+    size = teacher_layers // student_layers
+    return tuple(tuple(range(end - size + 1, end + 1)) for end in range(size, teacher_layers + 1, size))
 
 
-def pairs(student_layers: int, teacher_layers: int, choice: str = "all") -> tuple[tuple[int, int], ...]:
-    """Pairs (student state, teacher state) of the uniform map; state 0 is the embedding output.
+def pairs(student_layers: int, teacher_layers: int, choice: str = "all") -> Pairs:
+    """Pairs (student state, teacher state) of the uniform map.
 
     Args:
         choice: "all" states; "alternate", every second one, counted back from the last, so that the embedding output
@@ -30,6 +42,33 @@ def pairs(student_layers: int, teacher_layers: int, choice: str = "all") -> tupl
     """
     every = tuple(enumerate((0, *uniform(student_layers, teacher_layers))))
     choices = {"all": every, "alternate": every[student_layers % 2 :: 2], "last": every[-1:]}
-    if choice not in choices:
-        raise ValueError(f"unknown choice of layers {choice!r}: choose one of {', '.join(choices)}")
+    _check_choice(choice, choices)
     return choices[choice]
+
+
+def patient(student_layers: int, teacher_layers: int, choice: str = "skip") -> Pairs:
+    """Pairs (student layer, teacher layer) of Patient Knowledge Distillation: of all the student's layers but its last.
+
+    Args:
+        choice: "skip", as in the uniform map; or "last", the teacher's layers just before its last.
+
+    Raises:
+        ValueError: the student has a single layer or the choice is unknown; as `uniform` ("skip"); the teacher is the
+            shallower of both ("last").
+    """
+    _check_choice(choice, ("skip", "last"))
+    if student_layers < 2:
+        raise ValueError(f"a student of {student_layers} layers has none but its last: use one of at least 2 layers")
+    if choice == "skip":
+        return tuple(enumerate(uniform(student_layers, teacher_layers)[:-1], start=1))
+    if teacher_layers < student_layers:
+        raise ValueError(
+            f"a teacher of {teacher_layers} layers has no {student_layers - 1} before its last: "
+            f"use a student of at most {teacher_layers} layers"
+        )
+    return tuple((layer, teacher_layers - student_layers + layer) for layer in range(1, student_layers))
+
+
+def _check_choice(choice: str, known: dict[str, Pairs] | tuple[str, ...]) -> None:
+    if choice not in known:
+        raise ValueError(f"unknown choice of layers {choice!r}: choose one of {', '.join(known)}")

@@ -93,8 +93,9 @@ def train(
     objective.to(accelerator.device)
     model.to(accelerator.device)
     state: dict[str, Any] = {"model": model, "objective": objective, "optimizer": optimizer, "schedule": schedule}
-    critic = getattr(objective, "critic", None)
+    critic = objective.critic
     if critic is not None:
+        state["critic"] = critic
         state["critic_optimizer"] = torch.optim.Adam(critic.parameters(), lr=critic.learning_rate)
     history = _resumed(checkpoint, state) if checkpoint else []
     prepared = accelerator.prepare_model(model) if accelerator.num_processes > 1 else model
@@ -174,6 +175,8 @@ def _train_critic(
 
 def _save(checkpoint: Checkpoint, state: Mapping[str, Any], history: Sequence[float]) -> None:
     kept = {name: part.state_dict() for name, part in state.items()}
+    # Of an objective also what it remembers of the batches so far.
+    kept["buffers"] = dict(state["objective"].named_buffers())
     kept["history"] = list(history)
     kept["random"] = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
     replace(checkpoint.path, lambda draft: torch.save(kept, draft))
@@ -191,6 +194,8 @@ def _resumed(checkpoint: Checkpoint, state: Mapping[str, Any]) -> list[float]:
     try:
         for name, part in state.items():
             part.load_state_dict(kept[name])
+        for name, buffer in state["objective"].named_buffers():
+            buffer.copy_(kept["buffers"][name])
     except (KeyError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{checkpoint.path}: the state of another training run ({reason}); remove it") from None
@@ -224,13 +229,18 @@ def _parameter_groups(modules: Sequence[nn.Module], decay: float) -> list[dict]:
     return [{"params": decayed, "weight_decay": decay}, {"params": spared, "weight_decay": 0.0}]
 
 
-@torch.inference_mode()
 def predict(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelerator) -> Tensor:
     """Logits (N, C) in float32 on the CPU, of all rows of `batches` in their order; the model in eval mode.
 
     Raises:
         Diverged: a logit is NaN or infinite.
     """
+    return torch.cat(batch_logits(model, batches, accelerator=accelerator))
+
+
+@torch.inference_mode()
+def batch_logits(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelerator) -> list[Tensor]:
+    """As `predict`, the logits of each batch for itself, in the shape of the task's kind (`distill.kinds`)."""
     model.to(accelerator.device)
     training = model.training
     model.eval()
@@ -240,7 +250,6 @@ def predict(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelera
         with accelerator.autocast():
             rows.append(run(model, batch, frozenset({LOGITS})).logits.float().cpu())
     model.train(training)
-    logits = torch.cat(rows)
-    if not torch.isfinite(logits).all():
+    if not all(torch.isfinite(logits).all() for logits in rows):
         raise Diverged("the model's logits are not finite")
-    return logits
+    return rows

@@ -1,245 +1,256 @@
-"""Three classification tasks whose labels come with the text of a corpus, and the metrics that score them.
+"""What is predicted, and the rows to learn it from: the values that every reader of a data set makes.
 
-``library``: which library a sentence documents. ``neighbours``: whether the second sentence follows the first
-or was taken from another document of the same library. ``word_order``: whether two neighbouring words of the
-sentence were swapped; a bag of words cannot tell. All tasks share one division of the documents into train,
-search and dev, so that no task shows text in training that another one is scored on.
+A reader is a module with `TASKS`, the names it knows, and `load(name, data)`.
 """
 
-import difflib
+import json
 import math
-import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from distill.corpora import Corpus, embedded_corpus
+from distill.kinds import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.metrics import METRICS
+from search_spaces.operations import did_you_mean, shown
+
+
+class TaskError(ValueError):
+    """There is no such task, or its data cannot be read; the message says which, and what would be right."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is predicted: ``labels[i]`` is the name of class ``i``."""
+    """What is predicted: ``labels[i]`` is the name of class ``i``; a regression and answers to questions have none.
+
+    ``metrics``, any of :data:`distill.metrics.METRICS` of the task's kind; the first is the score.
+    """
 
     name: str
-    labels: tuple[str, ...]
-    kind: str = "classification"
-    metric: str = "accuracy"
+    labels: tuple[str, ...] = ()
+    kind: str = CLASSIFICATION
+    metrics: tuple[str, ...] = ("accuracy",)
 
     def __post_init__(self) -> None:
-        if len(self.labels) < 2 or len(set(self.labels)) != len(self.labels):
-            raise ValueError(f"Task {self.name!r}: needs two or more distinct labels, not {self.labels}")
-        if self.kind != "classification":
-            raise ValueError(f"Task {self.name!r}: unknown kind {self.kind!r}, not 'classification'")
-        if self.metric not in METRICS:
-            meant = _meant(self.metric, METRICS)
-            raise ValueError(f"Task {self.name!r}: unknown metric {self.metric!r}{meant}")
+        where = f"Task {self.name!r}"
+        if self.kind not in METRICS:
+            meant = did_you_mean(self.kind, METRICS)
+            raise ValueError(f"{where}: unknown kind {self.kind!r}{meant} (kinds: {', '.join(METRICS)})")
+        classes = self.kind in (CLASSIFICATION, TOKEN_CLASSIFICATION)
+        if classes and (len(self.labels) < 2 or len(set(self.labels)) != len(self.labels)):
+            raise ValueError(f"{where}: needs two or more distinct labels, not {self.labels}")
+        if not classes and self.labels:
+            raise ValueError(f"{where}: the kind {self.kind} has no classes, but there are labels")
+        known = METRICS[self.kind]
+        for metric in self.metrics:
+            if metric not in known:
+                meant = did_you_mean(metric, known)
+                raise ValueError(f"{where}: unknown metric {metric!r}{meant} ({self.kind} has {', '.join(known)})")
+        if not self.metrics:
+            raise ValueError(f"{where}: needs a metric: {', '.join(known)}")
+        if self.kind == CLASSIFICATION and "f1" in self.metrics and len(self.labels) != 2:
+            raise ValueError(f"{where}: F1 is of two classes, not {len(self.labels)}")
 
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of a task: ``texts``, on two sentences also ``pairs`` (the second ones), and class indices."""
+    """Rows of a classification or regression: ``texts``, on two sentences also ``pairs`` (the second ones), and
+    class indices (int) or numbers (float).
+    """
 
     texts: tuple[str, ...]
     pairs: tuple[str, ...] | None
-    labels: tuple[int, ...]
+    labels: tuple[int, ...] | tuple[float, ...]
 
     def __post_init__(self) -> None:
-        sizes = [len(self.texts), len(self.labels), *([] if self.pairs is None else [len(self.pairs)])]
-        if len(set(sizes)) != 1:
-            raise ValueError(f"Split: texts, labels and pairs differ in length: {sizes}")
+        _check_lengths(self, self.texts, self.labels, *([] if self.pairs is None else [self.pairs]))
 
     def __len__(self) -> int:
         return len(self.texts)
 
+    def keys(self) -> Sequence[Hashable]:
+        """What rows have in common that must not be divided."""
+        return self.texts if self.pairs is None else list(zip(self.texts, self.pairs, strict=True))
+
+    def take(self, rows: Sequence[int]) -> "Split":
+        """These rows, in this order."""
+        pairs = None if self.pairs is None else tuple(self.pairs[row] for row in rows)
+        return Split(tuple(self.texts[row] for row in rows), pairs, tuple(self.labels[row] for row in rows))
+
 
 @dataclass(frozen=True)
-class TaskData:
-    """A task with its rows: ``search`` scores candidates while searching, ``dev`` gives the final numbers."""
+class TaggedSplit:
+    """Sentences: the words of each, and the class index of each word's tag."""
 
-    task: Task
-    train: Split
-    search: Split
-    dev: Split
+    words: tuple[tuple[str, ...], ...]
+    tags: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        _check_lengths(self, self.words, self.tags)
+        for row, (words, tags) in enumerate(zip(self.words, self.tags, strict=True)):
+            if len(words) != len(tags) or not words:
+                raise ValueError(f"TaggedSplit: row {row} has {len(words)} words and {len(tags)} tags")
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def keys(self) -> Sequence[Hashable]:
+        """As `Split.keys`."""
+        return self.words
+
+    def take(self, rows: Sequence[int]) -> "TaggedSplit":
+        """As `Split.take`."""
+        return TaggedSplit(tuple(self.words[row] for row in rows), tuple(self.tags[row] for row in rows))
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """The most rows a split gets; it gets fewer, still balanced, where the corpus is too small."""
-
-    train: int = 60_000
-    search: int = 2_000
-    dev: int = 6_000
-
-
-Row = tuple[str, str | None, int]
-
-
-def demo_tasks(corpus: Corpus, sizes: Sizes | None = None, seed: int = 0) -> dict[str, TaskData]:
-    """All tasks on this corpus, by name; the same for the same arguments.
-
-    Raises ValueError where the corpus has too little text for a task.
+class QuestionSplit:
+    """Questions, each about a context in which its answers stand: (text, first character); none where there is no
+    answer.
     """
-    return {name: demo_task(name, corpus, sizes, seed) for name in TASKS}
+
+    ids: tuple[str, ...]
+    questions: tuple[str, ...]
+    contexts: tuple[str, ...]
+    answers: tuple[tuple[tuple[str, int], ...], ...]
+
+    def __post_init__(self) -> None:
+        _check_lengths(self, self.ids, self.questions, self.contexts, self.answers)
+        for name, context, answers in zip(self.ids, self.contexts, self.answers, strict=True):
+            for text, start in answers:
+                if not text or start < 0 or context[start : start + len(text)] != text:
+                    there = shown(context[max(0, start) : max(0, start) + len(text)])
+                    raise ValueError(f"question {name!r}: at character {start} is not {shown(text)}, but {there}")
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def keys(self) -> Sequence[Hashable]:
+        """As `Split.keys`: questions about the same context."""
+        return self.contexts
+
+    def take(self, rows: Sequence[int]) -> "QuestionSplit":
+        """As `Split.take`."""
+        columns = (self.ids, self.questions, self.contexts, self.answers)
+        return QuestionSplit(*(tuple(column[row] for row in rows) for column in columns))  # type: ignore[arg-type]
 
 
-def load_task(name: str) -> TaskData:
-    """One task on the text of this installation (:func:`distill.corpora.embedded_corpus`)."""
-    _check_name(name)
-    return demo_task(name, embedded_corpus())
+AnySplit = Split | TaggedSplit | QuestionSplit
+S = TypeVar("S", Split, TaggedSplit, QuestionSplit)
 
-
-def demo_task(name: str, corpus: Corpus, sizes: Sizes | None = None, seed: int = 0) -> TaskData:
-    """One task on this corpus. Raises ValueError for an unknown name, and where the corpus is too small."""
-    _check_name(name)
-    task, make_rows = TASKS[name](corpus)
-    sizes = sizes or Sizes()
-    splits = {}
-    for number, (split, indices) in enumerate(document_splits(corpus, seed).items()):
-        rng = np.random.default_rng([seed, number, list(TASKS).index(name)])
-        splits[split] = _balanced(make_rows(indices, rng), len(task.labels), getattr(sizes, split), rng)
-        if not len(splits[split]):
-            raise ValueError(f"task {name!r}: the corpus of {len(corpus)} sentences has no rows for {split}")
-    return TaskData(task, **splits)
-
-
-def document_splits(corpus: Corpus, seed: int = 0) -> dict[str, np.ndarray]:
-    """Ascending sentence indices of ``train``, ``search`` and ``dev``: 84, 8 and 8 % of the documents."""
-    documents = sorted(set(corpus.documents))
-    places = np.random.default_rng([seed, len(documents)]).permutation(len(documents)) / len(documents)
-    place = dict(zip(documents, places, strict=True))
-    at = np.array([place[document] for document in corpus.documents])
-    return {
-        "train": np.flatnonzero(at >= 0.16),
-        "search": np.flatnonzero(at < 0.08),
-        "dev": np.flatnonzero((at >= 0.08) & (at < 0.16)),
-    }
-
-
-def text_corpus(corpus: Corpus, seed: int = 0) -> list[str]:
-    """Sentences for training without labels: those of the ``train`` documents; no score is taken on them."""
-    return [corpus.texts[index] for index in document_splits(corpus, seed)["train"]]
-
-
-def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Fraction of a whole split's class indices that are right. Raises ValueError for unequal or no rows."""
-    predicted, expected = np.asarray(predictions), np.asarray(labels)
-    if predicted.shape != expected.shape or predicted.ndim != 1 or not len(expected):
-        shapes = f"predictions of shape {predicted.shape} for labels of shape {expected.shape}"
-        raise ValueError(f"accuracy: {shapes}")
-    return float(np.mean(predicted == expected))
-
-
-METRICS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {"accuracy": accuracy}
-
-
-def standard_error(score: float, rows: int) -> float:
-    """Binomial standard error of an accuracy measured on ``rows`` rows: sqrt(p (1 - p) / n)."""
-    if not 0.0 <= score <= 1.0 or rows < 1:
-        raise ValueError(f"standard_error: needs an accuracy in [0, 1] and rows >= 1, not {score} and {rows}")
-    return math.sqrt(score * (1.0 - score) / rows)
-
-
-MakeRows = Callable[[np.ndarray, np.random.Generator], list[Row]]
-
-LIBRARIES_COMPARED = 8
-
-
-def _library(corpus: Corpus) -> tuple[Task, MakeRows]:
-    common = Counter(corpus.sources).most_common(LIBRARIES_COMPARED)
-    if len(common) < 2:
-        raise ValueError(f"task 'library': needs text of two sources or more, not of {len(common)}")
-    names = tuple(sorted(name for name, _ in common))
-    label = {name: index for index, name in enumerate(names)}
-
-    def make_rows(indices: np.ndarray, rng: np.random.Generator) -> list[Row]:
-        chosen = [index for index in indices if corpus.sources[index] in label]
-        return [(corpus.texts[index], None, label[corpus.sources[index]]) for index in chosen]
-
-    return Task("library", names), make_rows
-
-
-def _neighbours(corpus: Corpus) -> tuple[Task, MakeRows]:
-    def make_rows(indices: np.ndarray, rng: np.random.Generator) -> list[Row]:
-        by_source: dict[str, list[int]] = defaultdict(list)
-        for index, following in pairwise(indices.tolist()):
-            same = corpus.documents[index] == corpus.documents[following]
-            if same and corpus.positions[following] == corpus.positions[index] + 1:
-                by_source[corpus.sources[index]].append(index)
-        rows: list[Row] = []
-        for firsts in by_source.values():
-            shuffled = rng.permutation(firsts).tolist()
-            half = len(shuffled) // 2
-            rows += [(corpus.texts[index], corpus.texts[index + 1], 1) for index in shuffled[:half]]
-            # Second sentences of negatives are second sentences of true pairs too: alone they tell nothing.
-            others = shuffled[half:]
-            for index, other in zip(others, others[1:] + others[:1], strict=True):
-                if corpus.documents[index] != corpus.documents[other]:
-                    rows.append((corpus.texts[index], corpus.texts[other + 1], 0))
-        return rows
-
-    return Task("neighbours", ("elsewhere", "next")), make_rows
-
-
-def _word_order(corpus: Corpus) -> tuple[Task, MakeRows]:
-    def make_rows(indices: np.ndarray, rng: np.random.Generator) -> list[Row]:
-        rows: list[Row] = []
-        for index in indices:
-            text = corpus.texts[index]
-            swapped = swap_two_words(text, rng)
-            if swapped is not None:
-                label = int(rng.integers(2))
-                rows.append((swapped if label else text, None, label))
-        return rows
-
-    return Task("word_order", ("original", "swapped")), make_rows
-
-
-def swap_two_words(sentence: str, rng: np.random.Generator) -> str | None:
-    """Swap two neighbouring, different words, purely lower-case letters both, drawn from all such pairs; else None.
-
-    First words and words with punctuation stay, so neither capitals nor full stops give the swap away.
-    """
-    words = sentence.split(" ")
-    plain = [re.fullmatch("[a-z]+", word) is not None for word in words]
-    choices = [
-        place
-        for place in range(len(words) - 1)
-        if plain[place] and plain[place + 1] and words[place] != words[place + 1]
-    ]
-    if not choices:
-        return None
-    place = choices[rng.integers(len(choices))]
-    words[place], words[place + 1] = words[place + 1], words[place]
-    return " ".join(words)
-
-
-TASKS: Mapping[str, Callable[[Corpus], tuple[Task, MakeRows]]] = {
-    "library": _library,
-    "neighbours": _neighbours,
-    "word_order": _word_order,
+SPLITS: dict[str, type[AnySplit]] = {
+    CLASSIFICATION: Split,
+    REGRESSION: Split,
+    TOKEN_CLASSIFICATION: TaggedSplit,
+    QUESTION_ANSWERING: QuestionSplit,
 }
 
 
-def _balanced(rows: Sequence[Row], classes: int, size: int, rng: np.random.Generator) -> Split:
-    """At most ``size`` shuffled rows, equally many of every class."""
-    order = rng.permutation(len(rows))
-    by_class = [[index for index in order if rows[index][2] == label] for label in range(classes)]
-    each = min(size // classes, *map(len, by_class))
-    chosen = rng.permutation([index for members in by_class for index in members[:each]])
-    picked = [rows[int(index)] for index in chosen]
-    pairs = tuple(pair for _, pair, _ in picked if pair is not None)
-    return Split(tuple(text for text, _, _ in picked), pairs or None, tuple(label for _, _, label in picked))
+@dataclass(frozen=True)
+class TaskData(Generic[S]):
+    """A task with its rows: ``search`` scores candidates while searching, ``dev`` gives the final numbers."""
+
+    task: Task
+    train: S
+    search: S
+    dev: S
+
+    def __post_init__(self) -> None:
+        for name in ("train", "search", "dev"):
+            rows: AnySplit = getattr(self, name)
+            where = f"task {self.task.name!r}, {name}"
+            if not isinstance(rows, SPLITS[self.task.kind]):
+                raise ValueError(f"{where}: a {type(rows).__name__} is no rows of a {self.task.kind}")
+            if not len(rows):
+                raise ValueError(f"{where}: no rows")
+            if self.task.labels:
+                classes: Any = rows.labels if isinstance(rows, Split) else getattr(rows, "tags", ())
+                found = {tag for row in classes for tag in (row if isinstance(row, tuple) else (row,))}
+                if found - set(range(len(self.task.labels))):
+                    raise ValueError(f"{where}: classes {min(found)} to {max(found)}, of {len(self.task.labels)}")
+            elif isinstance(rows, Split) and not all(map(math.isfinite, rows.labels)):
+                raise ValueError(f"{where}: a label is not finite")
 
 
-def _check_name(name: str) -> None:
-    if name not in TASKS:
-        raise ValueError(f"unknown task {name!r}{_meant(name, TASKS)}; there are {', '.join(TASKS)}")
+HELD_OUT = 2_000
+"""The most training rows that are kept back to score candidates while searching."""
 
 
-def _meant(value: str, known: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(value, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def hold_out(train: S, seed: int = 0) -> tuple[S, S]:
+    """Training rows without the search split, and that: a tenth of the rows, at most `HELD_OUT` (or a few more: rows
+    with the same text, and questions about the same context, stay together).
+
+    Raises:
+        TaskError: there are too few rows.
+    """
+    keys = train.keys()
+    copies = Counter(keys)
+    wanted = min(HELD_OUT, max(1, len(train) // 10))
+    held: set[Hashable] = set()
+    for row in np.random.default_rng(seed).permutation(len(train)):
+        if wanted <= 0:
+            break
+        if keys[row] not in held:
+            held.add(keys[row])
+            wanted -= copies[keys[row]]
+    rest = [row for row, key in enumerate(keys) if key not in held]
+    if not rest:
+        raise TaskError(f"{len(train)} training rows are too few to keep some back for the search")
+    return train.take(rest), train.take([row for row, key in enumerate(keys) if key in held])
+
+
+def joined(first: S, second: S) -> S:
+    """The rows of both, in this order."""
+    columns = ((getattr(first, field.name), getattr(second, field.name)) for field in fields(first))
+    both: list[Any] = [None if a is None else a + b for a, b in columns]
+    return type(first)(*both)
+
+
+def save_split(split: AnySplit, path: Path) -> None:
+    """Write a JSON file."""
+    path.write_text(json.dumps(asdict(split)), encoding="utf-8")
+
+
+def load_split(kind: str, path: Path) -> AnySplit:
+    """Read what `save_split` wrote, rows of a task of this kind."""
+    columns = json.loads(path.read_text(encoding="utf-8"))
+    return SPLITS[kind](**{name: _tuples(column) for name, column in columns.items()})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def reader_of(name: str) -> Any:
+    """The module that reads the task of this name.
+
+    Raises:
+        TaskError: there is no such task.
+    """
+    from distill import conll, demo, glue, squad
+
+    readers: tuple[Any, ...] = (demo, glue, squad, conll)
+    known = [task for reader in readers for task in reader.TASKS]
+    if name not in known:
+        raise TaskError(f"unknown task {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
+    return next(reader for reader in readers if name in reader.TASKS)
+
+
+def load_task(name: str, data: Path | None = None) -> TaskData[Any]:
+    """A task by its name: of the text of this installation, or of a public data set, from the hub or from its official
+    files in the folder `data`.
+
+    Raises:
+        TaskError: there is no such task, or its data cannot be had.
+    """
+    found: TaskData[Any] = reader_of(name).load(name, data)
+    return found
+
+
+def _check_lengths(split: object, *columns: Sequence[object]) -> None:
+    sizes = [len(column) for column in columns]
+    if len(set(sizes)) != 1:
+        raise ValueError(f"{type(split).__name__}: columns differ in length: {sizes}")

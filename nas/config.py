@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from collections.abc import Callable
 from fractions import Fraction
 from importlib import resources
 from pathlib import Path
@@ -19,7 +18,6 @@ from pydantic import (
     PlainValidator,
     ValidationError,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -91,6 +89,19 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class RowsTable(Table):
+    """A task of a user's own files (.tsv, .csv, .jsonl or .parquet): columns of the (first) sentence, the second one,
+    and the class; with `regression`, a number.
+    """
+
+    train: str
+    dev: str
+    text: str = "sentence"
+    pair: str | None = None
+    label: str = "label"
+    regression: bool = False
+
+
 class BaseTable(Table):
     """A student that starts from scratch; fields as in `search_spaces.architecture.Base`."""
 
@@ -124,57 +135,48 @@ class SpaceTable(Table):
         return self
 
 
-# The settings of each objective.
-OBJECTIVES = {
-    "efficientbert": ("attention", "hidden", "embedding", "prediction", "temperature", "balance"),
-    "moebert": ("hidden", "prediction", "distill", "layers", "labels", "balance"),
-    "minimoe": ("relation", "relation_heads", "labels", "balance"),
-}
+class ObjectiveTable(BaseModel):
+    """The objective of this name in `distill.objectives`, and those of its settings that are not its defaults."""
 
+    model_config = ConfigDict(extra="allow", frozen=True)
 
-class ObjectiveTable(Table):
-    """The objective of this name in `distill.objectives`, and its settings.
+    name: str = "efficientbert"
 
-    `balance`: of the loads of experts behind a gate. `labels`: where training rows have them.
-    """
+    @model_validator(mode="before")
+    @classmethod
+    def _its_own_settings(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        from distill.distil import defaults  # imports torch, which takes seconds
+        from distill.objectives import OBJECTIVES
 
-    name: Literal["efficientbert", "moebert", "minimoe"] = "efficientbert"
-    attention: Weight = 1.0
-    hidden: Weight = 1.0
-    embedding: Weight = 1.0
-    prediction: Weight = 1.0
-    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    distill: Weight = 1.0
-    layers: Literal["all", "alternate", "last"] = "all"
-    relation: Weight = 1.0
-    relation_heads: Annotated[int, Field(ge=1)] = 32
-    labels: Weight = 1.0
-    balance: Weight = 0.01
-
-    @model_validator(mode="after")
-    def _its_own_settings(self) -> "ObjectiveTable":
-        used = OBJECTIVES[self.name]
-        other = sorted(self.model_fields_set - {"name", *used})
-        if other:
-            raise ValueError(f"{self.name} has no {other[0]!r}; its settings are {', '.join(used)}")
-        terms = [name for name in used if name not in ("temperature", "distill", "layers", "relation_heads", "balance")]
-        if not any(getattr(self, name) for name in terms):
-            raise ValueError(f"at least one of {', '.join(terms)} must be above 0")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _without_others(self, serialize: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        used = {"name", *OBJECTIVES[self.name]}
-        return {name: value for name, value in serialize(self).items() if name in used}
+        name = value.get("name", "efficientbert")
+        if name not in OBJECTIVES:
+            known = ", ".join(OBJECTIVES)
+            raise ValueError(f"unknown objective {name!r}{did_you_mean(str(name), OBJECTIVES)} (objectives: {known})")
+        own = defaults(name)
+        for key in value.keys() - {"name"}:
+            if key not in own:
+                settings = ", ".join(own)
+                raise ValueError(f"{name} has no {key!r}{did_you_mean(key, own)}; its settings are {settings}")
+            _check_setting(key, value[key], own[key])
+        return value
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of the objective of this name."""
-        return {name: getattr(self, name) for name in OBJECTIVES[self.name]}
+        """The arguments of the objective of this name, where they are not its defaults."""
+        return dict(self.model_extra or {})
 
-    def without_labels(self) -> "ObjectiveTable":
-        """For text that has none, as in the papers' pre-training."""
-        none: dict[str, Any] = {name: 0.0 for name in ("prediction", "labels") if name in OBJECTIVES[self.name]}
-        return self.model_copy(update=none)
+
+def _check_setting(place: str, value: Any, default: Any) -> None:
+    kinds: dict[type, tuple[tuple[type, ...], str]] = {
+        bool: ((bool,), "true or false"),
+        int: ((int,), "a whole number"),
+        float: ((float, int), "a number"),
+        str: ((str,), "a text"),
+    }
+    kind, expected = kinds[type(default)]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind != (bool,)):
+        raise ValueError(f"{place} is {expected}, not {value!r}")
 
 
 class RecipeTable(Table):
@@ -235,11 +237,19 @@ def _goals(value: Any) -> Any:
 
 
 class StudyConfig(Table):
-    """Everything that decides what a study computes; saved as `config.toml` beside its results."""
+    """Everything that decides what a study computes; saved as `config.toml` beside its results.
+
+    `tasks`: names that `distill.tasks.load_task` knows, or keys of `rows`. `data`: folder of their official files;
+    None: the hub. `corpus`: text without labels for the final training, as `distill.texts.read_text` takes it; None:
+    that of this installation.
+    """
 
     teacher: str
     base: Literal["teacher"] | BaseTable = "teacher"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    data: str | None = None
+    corpus: str | None = None
+    rows: dict[str, RowsTable] = {}
     goals: Annotated[tuple[Goal, ...], BeforeValidator(_goals)] = ("score",)
     max_length: Annotated[int, Field(ge=8, le=512)] = 128
     dropout: Share = 0.1
@@ -277,6 +287,9 @@ class StudyConfig(Table):
         if len(set(tasks)) < len(tasks):
             raise ValueError("a task is named twice")
         return tasks
+
+    def __hash__(self) -> int:
+        return hash(self.to_toml())
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))

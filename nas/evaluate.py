@@ -9,13 +9,14 @@ from typing import Any
 from safetensors.torch import load_file
 from transformers import AutoConfig, PreTrainedModel
 
-from distill.data import Encoded, load_encoded, token_frequencies, training_batches
-from distill.evaluation import Load, expert_load, measure, split_batches
-from distill.loop import TeacherOutputs, make_accelerator, train
-from distill.metrics import standard_error
+from distill import metrics
+from distill.data import Encoded, token_frequencies
+from distill.distil import Saved, distil
+from distill.evaluation import Load, evaluate, expert_load, split_batches
+from distill.loop import make_accelerator
 from distill.recipe import Recipe
-from distill.teacher import LiveTeacher, SavedTeacher, load_model
-from nas.prepare import Workspace, objective
+from distill.teacher import SavedTeacher, load_model, load_tokenizer
+from nas.prepare import Workspace, projections
 from search_spaces.architecture import Architecture
 from supernet.build import build, load_weights
 from supernet.inherit import inherit
@@ -32,7 +33,7 @@ AfterStep = Callable[[int, PreTrainedModel], None]
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy on the search split, its binomial standard error, the scores behind it by their names, and how experts
+    """The task's metric on the search split, its standard error, the scores behind it by their names, and how experts
     shared the tokens of the search split's first rows.
     """
 
@@ -57,13 +58,15 @@ class Evaluator:
         self.weights = load_file(workspace.supernet / "model.safetensors")
         self.like = AutoConfig.from_pretrained(workspace.supernet)
         self.teacher_config = AutoConfig.from_pretrained(workspace.teacher)
-        self.train_rows = load_encoded(workspace.data / "train.npz")
-        self.search_rows = load_encoded(workspace.data / "search.npz")
+        self.tokenizer = load_tokenizer(str(workspace.teacher))
+        self.task = workspace.folders.task
+        self.train_rows = workspace.folders.rows("train")
+        self.search_rows, self.search_split = workspace.folders.rows("search"), workspace.folders.split("search")
         self.frequencies = token_frequencies(self.train_rows, self.like.vocab_size)
 
     def student(self, architecture: Architecture) -> PreTrainedModel:
         """The candidate with its inherited weights."""
-        model = build(architecture, like=self.like)
+        model = build(architecture, self.task.kind, like=self.like)
         load_weights(model, inherit(self.weights, architecture, self.frequencies))
         return model
 
@@ -76,30 +79,54 @@ class Evaluator:
             distill.loop.Diverged: the loss stopped being finite.
         """
         model = self.student(architecture)
-        goal = objective(self.config, model.config, self.teacher_config, self.workspace.supernet)
         after_step(0, model)
-        train(
-            model,
-            training_batches(self.train_rows, recipe.batch_size, recipe.steps, seed, self.like.pad_token_id),
-            goal,
-            recipe,
-            accelerator=self.accelerator,
-            teacher=self.teacher(recipe, seed, goal.teacher_needs),
-            seed=seed,
-            after_step=lambda step, _loss: after_step(step, model),
-        )
+        self.distil(model, recipe, seed, lambda step, _loss: after_step(step, model))
         return model
 
-    def teacher(self, recipe: Recipe, seed: int, needs: frozenset[str]) -> TeacherOutputs:
-        """Saved outputs for the candidates of the study's own seed; the teacher itself for anything else."""
-        if seed == self.config.seed and recipe == self.config.candidate.build():
-            return SavedTeacher(self.workspace.outputs)
-        labels = list(self.teacher_config.id2label.values())
-        return LiveTeacher(load_model(str(self.workspace.teacher), labels), needs, self.accelerator)
+    def distil(
+        self, model: PreTrainedModel, recipe: Recipe, seed: int, after_step: Callable[[int, float], None]
+    ) -> None:
+        """Train a model with the study's objective."""
+        goal, saved = self.config.objective, self.saved(recipe, seed)
+        distil(
+            model,
+            None if saved else self.teacher(),
+            self.train_rows,
+            goal.name,
+            goal.settings(),
+            recipe,
+            accelerator=self.accelerator,
+            tokenizer=self.tokenizer,
+            seed=seed,
+            projections=projections(self.workspace.supernet),
+            saved=saved,
+            after_step=after_step,
+        )
 
-    def score(self, model: PreTrainedModel, rows: Encoded, first: int | None = None) -> float:
-        """Accuracy of a model on a split, or on its `first` rows."""
-        return measure(model, rows, accelerator=self.accelerator, pad_id=self.like.pad_token_id, first=first)
+    def saved(self, recipe: Recipe, seed: int) -> Saved | None:
+        """The teacher's saved outputs, where they serve: to candidates of the study's own seed, but not to theseus."""
+        own = seed == self.config.seed and recipe == self.config.candidate.build()
+        if self.config.objective.name == "theseus" or not own:
+            return None
+        return Saved(self.teacher_config, SavedTeacher(self.workspace.outputs))
+
+    def teacher(self) -> PreTrainedModel:
+        """The teacher, fine-tuned on the task."""
+        return load_model(str(self.workspace.teacher), self.task.labels, self.task.kind)
+
+    def score(self, model: PreTrainedModel, first: int | None = None) -> metrics.Score:
+        """The task's metric on the search split, or on its `first` rows."""
+        pad_id = self.like.pad_token_id
+        found = evaluate(
+            model,
+            self.search_rows,
+            self.search_split,
+            self.task,
+            accelerator=self.accelerator,
+            pad_id=pad_id,
+            first=first,
+        )
+        return found[self.task.metrics[0]]
 
     def evaluate(
         self,
@@ -120,13 +147,13 @@ class Evaluator:
 
         def glance(step: int, model: PreTrainedModel) -> None:
             if step in wanted and step not in glances:
-                glances[step] = self.score(model, self.search_rows, GLANCE)
+                glances[step] = self.score(model, GLANCE).value
                 report(step, glances[step])
 
         model = self.train(architecture, recipe, seed, glance)
-        value = self.score(model, self.search_rows)
+        score = self.score(model)
         loads = self.loads(model, self.search_rows, GLANCE)
-        return Score(value, standard_error(value, len(self.search_rows)), {"inherited": glances[0]}, loads)
+        return Score(score.value, score.standard_error, {"inherited": glances[0]}, loads)
 
     def loads(self, model: PreTrainedModel, rows: Encoded, first: int | None = None) -> tuple[Load, ...]:
         """How the model's experts share the tokens of a split, or of its `first` rows; none where it is dense."""

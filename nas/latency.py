@@ -34,7 +34,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, PretrainedConfig
 
 from distill.files import fingerprint, keep
-from distill.outputs import Batch
+from distill.outputs import INPUTS, Batch
 from nas.latency_steps import GATED, bounded, finish, kind, lower_quartile, routes, sends, step_names, step_times
 from search_spaces.architecture import DENSE, Architecture, Base, Experts, Genes
 from search_spaces.graph import FFNGraph
@@ -87,7 +87,7 @@ def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE
     In its turn a model runs twice, and the second pass counts: the first one brings back into the caches what the
     models before it have driven out.
     """
-    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    inputs = {name: batch[name] for name in INPUTS if name in batch}
     cuda = inputs["input_ids"].is_cuda
     cuts: list[float] = []
     passes: dict[str, list[list[float]]] = {name: [] for name in models}

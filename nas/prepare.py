@@ -17,13 +17,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
-from distill.corpora import cache_folder, embedded_corpus
-from distill.data import Encoded, encode, load_encoded, save_encoded, token_frequencies, training_batches
-from distill.demo import TASKS, demo_task, text_corpus
+from distill.corpora import Corpus, cache_folder, embedded_corpus
+from distill.data import Encoded, load_encoded, token_frequencies, training_batches
+from distill.distil import make, phases
 from distill.files import fingerprint, keep
 from distill.loop import Diverged, make_accelerator
-from distill.objectives import Objective, efficientbert, minimoe, moebert
+from distill.objectives import Objective
 from distill.outputs import Batch
+from distill.tasks import Task
 from distill.teacher import (
     LiveTeacher,
     finetune,
@@ -33,11 +34,12 @@ from distill.teacher import (
     save_outputs,
     source_fingerprint,
 )
+from nas import data
 from nas.config import ConfigError, StudyConfig
+from nas.data import TaskFolders
 from search_spaces import cost
 from search_spaces.architecture import Architecture, ArchitectureError, Base
 from search_spaces.graph import GELU, FFNGraph
-from search_spaces.operations import did_you_mean
 from search_spaces.spaces import Space
 from supernet.build import (
     base_of_teacher,
@@ -47,11 +49,11 @@ from supernet.build import (
     layer_output_statistics,
     load_weights,
 )
-from supernet.importance import neuron_importance, sort_channels, summed_cross_entropy
+from supernet.importance import neuron_importance, sort_channels, summed_loss
 from supernet.warmup import warm_up
 
 # Part of every key: raise it when what is kept here changes its meaning.
-FORMAT = 1
+FORMAT = 2
 # Batches over which the inputs of further blocks are averaged.
 STATISTICS_BATCHES = 8
 # File in the supernet's folder; no part of any exported model.
@@ -59,18 +61,6 @@ PROJECTIONS = "projections.safetensors"
 
 # Called with what is being made, and with the share of it that is done where that is known.
 Tell = Callable[[str, float | None], None]
-
-
-@dataclass(frozen=True)
-class TaskFolders:
-    """Where one task's encoded data and the teacher that was fine-tuned on it lie."""
-
-    data: Path
-    teacher: Path
-
-    def labels(self) -> list[str]:
-        """Names of the task's classes."""
-        return (self.data / "labels.txt").read_text(encoding="utf-8").splitlines()
 
 
 @dataclass(frozen=True)
@@ -102,8 +92,13 @@ class Workspace:
         return token_frequencies(load_encoded(self.data / "train.npz"), vocabulary)
 
     @property
+    def folders(self) -> TaskFolders:
+        """Of the task that stages 1 and 2 search on."""
+        return TaskFolders(self.data, self.teacher)
+
+    @property
     def labels(self) -> int:
-        """Classes of the task."""
+        """Outputs of the task's head."""
         return int(AutoConfig.from_pretrained(self.teacher).num_labels)
 
 
@@ -117,22 +112,26 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
         raise ConfigError(str(error)) from None
 
 
-def objective(config: StudyConfig, student: Any, teacher: Any, supernet: Path | None = None) -> Objective:
-    """The study's objective between models of these Hugging Face configurations.
+def objective(
+    config: StudyConfig, student: Any, teacher: Any, rows: Encoded | None = None, supernet: Path | None = None
+) -> Objective:
+    """The study's objective, of its first phase where it has several, between models of these Hugging Face
+    configurations.
 
     Where it has learned projections, they start as the warm-up of the supernet in that folder left them.
     """
-    named: dict[str, Callable[..., Objective]] = {
-        "efficientbert": efficientbert,
-        "moebert": moebert,
-        "minimoe": minimoe,
-    }
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        result = named[config.objective.name](student, teacher, **config.objective.settings())
-    if supernet and result.projections:
-        result.load_state_dict(load_file(supernet / PROJECTIONS))
+    name = config.objective.name
+    settings = phases(name, config.objective.settings(), config.candidate.build())[0].settings
+    result = make(name, settings, student, teacher, rows, config.seed)
+    if supernet:
+        result.load_state_dict(result.state_dict() | projections(supernet))
     return result
+
+
+def projections(supernet: Path) -> dict[str, Tensor]:
+    """What the warm-up of the supernet in this folder learned beside it for the objective."""
+    file = supernet / PROJECTIONS
+    return load_file(file) if file.exists() else {}
 
 
 def check(config: StudyConfig) -> None:
@@ -141,17 +140,17 @@ def check(config: StudyConfig) -> None:
     Raises:
         ConfigError, distill.teacher.TeacherError: as `prepare`.
     """
-    for task in config.tasks:
-        if task not in TASKS:
-            raise ConfigError(f"unknown task {task!r}{did_you_mean(task, TASKS)} (tasks: {', '.join(TASKS)})")
+    data.check_tasks(config)
     teacher = load_config(config.teacher)
     if config.max_length > teacher.max_position_embeddings:
         raise ConfigError(
             f"max_length: the teacher has {teacher.max_position_embeddings} positions, not {config.max_length}"
         )
     base, graph = student_base(config, teacher)
+    student, name = config_of(Architecture.uniform(base, graph=graph)), config.objective.name
     try:
-        objective(config, config_of(Architecture.uniform(base, graph=graph)), teacher)
+        for phase in phases(name, config.objective.settings(), config.candidate.build()):
+            make(name, phase.settings, student, teacher)
     except ValueError as error:
         raise ConfigError(f"objective and base: {error}") from None
 
@@ -185,12 +184,23 @@ class Preparation:
         self.accelerator = make_accelerator(device)
         self.cache = cache_folder()
         self.tokenizer = load_tokenizer(config.teacher)
+        self._corpus: Corpus | None = None
         tell("text", None)
-        self.corpus = embedded_corpus()
         self.data_key = fingerprint(
-            FORMAT, self.corpus.fingerprint, source_fingerprint(config.teacher), config.task, config.max_length
+            FORMAT,
+            data.rows_key(config, self.corpus),
+            data.text_key(config, self.corpus),
+            source_fingerprint(config.teacher),
+            config.task,
+            config.max_length,
         )
         self.teacher_key = fingerprint(FORMAT, self.data_key, config.finetune.model_dump(), config.seed)
+
+    def corpus(self) -> Corpus:
+        """The text of this installation."""
+        if self._corpus is None:
+            self._corpus = embedded_corpus()
+        return self._corpus
 
     @cached_property
     def data(self) -> Path:
@@ -198,19 +208,14 @@ class Preparation:
 
         def make(folder: Path) -> None:
             self.tell(f"data of the task {self.config.task}", None)
-            folder.mkdir()
-            task = demo_task(self.config.task, self.corpus)
-            splits = {name: getattr(task, name) for name in ("train", "search", "dev")}
-            for name, rows in (splits | {"text": text_corpus(self.corpus)}).items():
-                save_encoded(encode(self.tokenizer, rows, self.config.max_length), folder / f"{name}.npz")
-            (folder / "labels.txt").write_text("\n".join(task.task.labels), encoding="utf-8")
+            data.write(self.config, self.tokenizer, self.corpus, folder)
 
         return keep(self.cache / "data" / self.data_key, make)
 
     @cached_property
-    def labels(self) -> list[str]:
-        """Names of the task's classes."""
-        return (self.data / "labels.txt").read_text(encoding="utf-8").splitlines()
+    def task(self) -> Task:
+        """What is predicted."""
+        return data.stored_task(self.data)
 
     @cached_property
     def train_rows(self) -> Encoded:
@@ -230,10 +235,11 @@ class Preparation:
             with training("finetune"):
                 model = finetune(
                     config.teacher,
-                    self.labels,
+                    self.task.labels,
                     self.batches(recipe.batch_size, recipe.steps, config.seed),
                     recipe,
                     accelerator=self.accelerator,
+                    kind=self.task.kind,
                     seed=config.seed,
                     after_step=lambda step, loss: self.tell("teacher: fine-tuning", step / recipe.steps),
                 )
@@ -246,8 +252,11 @@ class Preparation:
     def teacher_config(self) -> Any:
         return AutoConfig.from_pretrained(self.teacher)
 
+    def teacher_model(self) -> PreTrainedModel:
+        return load_model(str(self.teacher), self.task.labels, self.task.kind)
+
     def live_teacher(self, needs: frozenset[str]) -> LiveTeacher:
-        return LiveTeacher(load_model(str(self.teacher), self.labels), needs, self.accelerator)
+        return LiveTeacher(self.teacher_model(), needs, self.accelerator)
 
     @cached_property
     def supernet(self) -> Path:
@@ -266,7 +275,7 @@ class Preparation:
             base, graph = student_base(config, self.teacher_config)
             supernet = self.new_supernet(base)
             set_dropout(supernet, config.dropout)
-            goal = objective(config, supernet.config, self.teacher_config)
+            goal = objective(config, supernet.config, self.teacher_config, self.train_rows)
             with training("warmup"):
                 warm_up(
                     supernet,
@@ -282,7 +291,7 @@ class Preparation:
                 )
             self.tell("supernet: importance of its neurons", None)
             glances = self.batches(size, config.warmup.importance_batches, config.seed + 2)
-            scores = neuron_importance(supernet, glances, summed_cross_entropy)
+            scores = neuron_importance(supernet, glances, summed_loss)
             load_weights(supernet, sort_channels(supernet.state_dict(), scores, supernet.config))
             supernet.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
@@ -298,8 +307,8 @@ class Preparation:
         stack = max(self.config.space.stacks)
         if self.config.base != "teacher":
             torch.manual_seed(self.config.seed)
-            return from_scratch(base, stack, like=self.teacher_config)
-        teacher = load_model(str(self.teacher), self.labels).eval()
+            return from_scratch(base, stack, like=self.teacher_config, head=self.task.kind)
+        teacher = self.teacher_model().eval()
         glances = self.batches(self.config.warmup.batch_size, STATISTICS_BATCHES, self.config.seed)
         return from_teacher(teacher, stack, layer_output_statistics(teacher, glances))
 
@@ -307,14 +316,20 @@ class Preparation:
     def outputs(self) -> Path:
         """The teacher's outputs on the batches that the candidates of the study's own seed see."""
         table, seed = self.config.candidate, self.config.seed
-        needs = objective(self.config, AutoConfig.from_pretrained(self.supernet), self.teacher_config).teacher_needs
+        name, like = self.config.objective.name, AutoConfig.from_pretrained(self.supernet)
+        needs = frozenset[str]().union(
+            *(
+                make(name, phase.settings, like, self.teacher_config, self.train_rows).teacher_needs
+                for phase in phases(name, self.config.objective.settings(), table.build())
+            )
+        )
         key = fingerprint(FORMAT, self.teacher_key, table.batch_size, table.steps, sorted(needs), seed)
 
-        def make(path: Path) -> None:
+        def write(path: Path) -> None:
             self.tell("teacher: outputs for the candidates", None)
             save_outputs(self.live_teacher(needs), self.batches(table.batch_size, table.steps, seed), path)
 
-        return keep(self.cache / "outputs" / f"{key}.safetensors", make)
+        return keep(self.cache / "outputs" / f"{key}.safetensors", write)
 
 
 def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[], list[FFNGraph]] | None:

@@ -1,65 +1,22 @@
 """What a person sees of a running search."""
 
 import time
-from types import TracebackType
 
 import optuna
 from optuna.trial import TrialState
 from rich.console import Console
 
+from distill import progress
+from distill.progress import clock
 from nas import ledger
 
 
-def clock(seconds: float) -> str:
-    """Minutes and seconds: 1:05."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-
-
-class Progress:
-    """Prints a line for every preparation that took time and for every trial; the line in work is redrawn."""
+class Progress(progress.Progress):
+    """Prints a line also for every trial."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
-        self.status = self.console.status("")
-        self.begun = time.monotonic()
-        self.what: str | None = None
-        self.since = self.begun
-        self.told = 0.0
+        super().__init__(console)
         self.first: dict[str, tuple[float, int]] = {}
-
-    def __enter__(self) -> "Progress":
-        self.status.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.prepared()
-        self.status.stop()
-
-    def say(self, text: str) -> None:
-        self.console.print(text)
-
-    def prepare(self, what: str, share: float | None) -> None:
-        """`what` is being made, `share` of it is done."""
-        if what != self.what:
-            self.prepared()
-            self.what, self.since, self.told = what, time.monotonic(), 0.0
-        spent = time.monotonic() - self.since
-        left = f", {clock(spent / share - spent)} left" if share and spent > 1 else ""
-        done = f" {share:.0%}" if share is not None else ""
-        line = f"{what}{done} ({clock(spent)}{left})"
-        self.status.update(line)
-        if not self.console.is_terminal and share and share >= self.told + 0.25:
-            self.told = share
-            self.say(line)
-
-    def prepared(self) -> None:
-        """What was being made is there."""
-        if self.what is not None:
-            self.say(f"{self.what}: {clock(time.monotonic() - self.since)}")
-        self.what = None
 
     def trial(self, study: optuna.Study, number: int, total: int) -> None:
         """A trial ended."""

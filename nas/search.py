@@ -42,6 +42,7 @@ def parser() -> Parser:
     result.add_argument("--max-macs", help="most multiply-accumulates for a sentence of 128 tokens, such as 1G")
     result.add_argument("--max-latency", help="slowest student, such as 12ms, or 0.25x of the teacher")
     result.add_argument("--teacher", help="a BERT-shaped encoder: hub name or folder")
+    result.add_argument("--data", help="folder of the tasks' official files (default: from the hub)")
     result.add_argument("--tasks", help="tasks to search on, such as a,b: stages 1 and 2 use the first, stage 3 all")
     result.add_argument("--from", dest="given", type=Path, metavar="ARCH.json", help="what stage 2 or 3 refines")
     result.add_argument("--sandwich", action="store_true", help="stage 3 trains largest, smallest and two more a step")
@@ -93,6 +94,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
     """
     result: dict[str, Any] = {
         "teacher": options.teacher,
+        "data": options.data,
         "tasks": options.tasks and options.tasks.split(","),
         "goals": options.objective,
         "seed": options.seed,

@@ -1,5 +1,6 @@
 """Stage 3's supernet: trained once on all tasks, then every candidate is a slice of it and needs no training."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -10,11 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig
 
-from distill.data import load_encoded, training_batches
-from distill.evaluation import expert_load, measure, split_batches
+from distill import metrics
+from distill.data import training_batches
+from distill.evaluation import evaluate, expert_load, split_batches
 from distill.files import fingerprint, keep
+from distill.kinds import REGRESSION
 from distill.loop import make_accelerator
-from distill.metrics import standard_error
 from distill.teacher import LiveTeacher, load_model
 from nas.evaluate import GLANCE, Score
 from nas.prepare import (
@@ -32,7 +34,7 @@ from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
 from supernet.build import build, load_weights
 from supernet.inherit import inherit
-from supernet.weight_sharing import SharedSupernet, train_shared
+from supernet.weight_sharing import SharedSupernet, head_name, train_shared
 
 
 def extremes(space: Space) -> tuple[Architecture, Architecture]:
@@ -91,21 +93,19 @@ def prepare_shared(
         accelerator = make_accelerator(device)
         table = config.sharing
         like = AutoConfig.from_pretrained(workspace.supernet)
-        model = build(stored, like=like)
+        model = build(stored, tasks[0].task.kind, like=like)
         load_weights(model, inherit(load_file(workspace.supernet / "model.safetensors"), stored))
         set_dropout(model, config.dropout)
-        names = [folders.labels() for folders in tasks]
-        teachers = [load_model(str(folders.teacher), labels) for folders, labels in zip(tasks, names, strict=True)]
+        teachers = [load_model(str(folders.teacher), folders.task.labels, folders.task.kind) for folders in tasks]
         heads = {}
-        for place, (task, labels) in enumerate(zip(config.tasks, names, strict=True)):
-            heads[task] = new_head(model, teachers[place], place == 0, len(labels), config.seed + place)
-        supernet = SharedSupernet(model, heads, space.experts, workspace.frequencies())
-        goal = objective(config, like, teachers[0].config, workspace.supernet)
+        for place, (task, teacher) in enumerate(zip(config.tasks, teachers, strict=True)):
+            heads[task] = new_head(model, teacher, place == 0, config.seed + place)
+        numbers = regressions(config.tasks, tasks)
+        supernet = SharedSupernet(model, heads, space.experts, workspace.frequencies(), numbers)
+        goal = objective(config, like, teachers[0].config, tasks[0].rows("train"), workspace.supernet)
         steps = -(-table.steps // len(tasks))
         batches = {
-            task: training_batches(
-                load_encoded(folders.data / "train.npz"), table.batch_size, steps, config.seed, like.pad_token_id
-            )
+            task: training_batches(folders.rows("train"), table.batch_size, steps, config.seed, like.pad_token_id)
             for task, folders in zip(config.tasks, tasks, strict=True)
         }
         with training("sharing"):
@@ -137,16 +137,19 @@ def weights(folder: Path) -> Path:
     return folder / "shared.safetensors"
 
 
-def new_head(model: nn.Module, teacher: nn.Module, first: bool, labels: int, seed: int) -> nn.Linear:
-    """The classifier that a task starts with: the supernet's own for the first task, then the task's teacher's where
-    the widths agree, else a random one.
+def regressions(names: Sequence[str], tasks: Sequence[TaskFolders]) -> list[str]:
+    """The names of those tasks that predict a number."""
+    return [name for name, folders in zip(names, tasks, strict=True) if folders.task.kind == REGRESSION]
+
+
+def new_head(model: nn.Module, teacher: nn.Module, first: bool, seed: int) -> nn.Linear:
+    """The head that a task starts with: the supernet's own for the first task, then the task's teacher's where the
+    widths agree, else a random one.
     """
-    source = model if first else teacher
-    own: nn.Linear = model.classifier  # type: ignore[assignment]
-    found: nn.Linear = source.classifier  # type: ignore[assignment]
+    own, found = (getattr(source, head_name(source)) for source in (model, model if first else teacher))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        head = nn.Linear(own.in_features, labels)
+        head = nn.Linear(own.in_features, found.out_features)
     if found.weight.shape == head.weight.shape:
         head.load_state_dict(found.state_dict())
     return head
@@ -160,40 +163,47 @@ class SharedEvaluator:
         config = workspace.config
         self.accelerator = make_accelerator(device)
         like = AutoConfig.from_pretrained(workspace.supernet)
-        model = build(Architecture.load(workspace.shared / "architecture.json"), like=like)
-        heads = {
-            task: nn.Linear(like.hidden_size, len(folders.labels()))
+        self.tasks = {
+            task: (folders.task, folders.rows("search"), folders.split("search"))
             for task, folders in zip(config.tasks, workspace.tasks, strict=True)
         }
-        self.supernet = SharedSupernet(model, heads, config.space.experts, workspace.frequencies())
+        head = workspace.tasks[0].task.kind
+        model = build(Architecture.load(workspace.shared / "architecture.json"), head, like=like)
+        heads = {
+            task: nn.Linear(like.hidden_size, AutoConfig.from_pretrained(folders.teacher).num_labels)
+            for task, folders in zip(config.tasks, workspace.tasks, strict=True)
+        }
+        self.supernet = SharedSupernet(
+            model, heads, config.space.experts, workspace.frequencies(), regressions(config.tasks, workspace.tasks)
+        )
         self.supernet.load_state_dict(load_file(weights(workspace.shared)))
         self.pad_id = like.pad_token_id
         self.first = config.sharing.rows
-        self.rows = {
-            task: load_encoded(folders.data / "search.npz")
-            for task, folders in zip(config.tasks, workspace.tasks, strict=True)
-        }
 
     def evaluate(self, architecture: Architecture) -> Score:
-        """The mean over the tasks of the accuracy on their search splits, without any training.
+        """The mean over the tasks of their metrics on their search splits, without any training.
 
         Raises:
             distill.loop.Diverged: a logit is not finite.
         """
-        scores, variances = [], []
-        for task, rows in self.rows.items():
-            self.supernet.activate(architecture, task)
-            score = measure(
-                self.supernet, rows, accelerator=self.accelerator, pad_id=self.pad_id, first=self.first
+        scores: dict[str, metrics.Score] = {}
+        for name, (task, rows, split) in self.tasks.items():
+            self.supernet.activate(architecture, name)
+            found = evaluate(
+                self.supernet,
+                rows,
+                split,
+                task,
+                accelerator=self.accelerator,
+                pad_id=self.pad_id,
+                first=self.first,
             )
-            scores.append(score)
-            variances.append(standard_error(score, min(self.first or len(rows), len(rows))) ** 2)
-        value = sum(scores) / len(scores)
-        rows = self.rows[self.supernet.task]
+            scores[name] = found[task.metrics[0]]
         batches = (batch for _, batch in split_batches(rows, self.pad_id, GLANCE))
         loads = expert_load(self.supernet, batches, accelerator=self.accelerator)
-        parts = dict(zip(self.rows, scores, strict=True))
-        return Score(value, sum(variances) ** 0.5 / len(scores), parts, tuple(loads))
+        value = sum(score.value for score in scores.values()) / len(scores)
+        error = sum(score.standard_error**2 for score in scores.values()) ** 0.5 / len(scores)
+        return Score(value, error, {name: score.value for name, score in scores.items()}, tuple(loads))
 
 
 @lru_cache(maxsize=1)

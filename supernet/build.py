@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
+from distill.kinds import CLASSIFICATION, MASKED_LM, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.outputs import INPUTS
 from distill.teacher import TeacherError
 from search_spaces.architecture import DENSE, Architecture, Base, Experts
 from search_spaces.graph import GELU, FFNGraph
@@ -19,16 +21,19 @@ from supernet.modeling_nas_bert import (
     NasBertModel,
 )
 
+# No head, or one for a kind of task.
 HEADS: dict[str, type[PreTrainedModel]] = {
     "none": NasBertModel,
-    "masked_lm": NasBertForMaskedLM,
-    "classification": NasBertForSequenceClassification,
-    "token_classification": NasBertForTokenClassification,
-    "question_answering": NasBertForQuestionAnswering,
+    MASKED_LM: NasBertForMaskedLM,
+    CLASSIFICATION: NasBertForSequenceClassification,
+    REGRESSION: NasBertForSequenceClassification,
+    TOKEN_CLASSIFICATION: NasBertForTokenClassification,
+    QUESTION_ANSWERING: NasBertForQuestionAnswering,
 }
 INHERITED = (
     "id2label",
     "label2id",
+    "problem_type",
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
     "classifier_dropout",
@@ -103,12 +108,25 @@ def settings(experts: Experts) -> dict[str, Any]:
 
 def build(
     architecture: Architecture,
-    head: str = "classification",
+    head: str = CLASSIFICATION,
     labels: int = 2,
     like: PretrainedConfig | None = None,
 ) -> PreTrainedModel:
     """A fresh model of `architecture`; `head` is a key of `HEADS`, `like` as for `config_of`."""
     return HEADS[head](config_of(architecture, labels, like))
+
+
+def head_of(model: PreTrainedModel) -> str:
+    """The key of `HEADS` for a model with this one's head, ours or the library's."""
+    name = type(model).__name__
+    if name.endswith("ForSequenceClassification"):
+        return REGRESSION if model.config.problem_type == REGRESSION else CLASSIFICATION
+    suffixes = {
+        "ForTokenClassification": TOKEN_CLASSIFICATION,
+        "ForQuestionAnswering": QUESTION_ANSWERING,
+        "ForMaskedLM": MASKED_LM,
+    }
+    return next((head for suffix, head in suffixes.items() if name.endswith(suffix)), "none")
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -146,10 +164,10 @@ def full_architecture(base: Base, graph: FFNGraph, stack: int) -> Architecture:
 
 
 def from_scratch(
-    base: Base, stack: int, labels: int = 2, like: PretrainedConfig | None = None
+    base: Base, stack: int, labels: int = 2, like: PretrainedConfig | None = None, head: str = CLASSIFICATION
 ) -> PreTrainedModel:
     """A supernet with random weights, for the papers' own base models."""
-    return build(full_architecture(base, GELU, stack), labels=labels, like=like)
+    return build(full_architecture(base, GELU, stack), head, labels, like)
 
 
 def from_teacher(
@@ -162,7 +180,7 @@ def from_teacher(
     input over tokens.
 
     Args:
-        teacher: a `BertForSequenceClassification`, as `distill.teacher.load_model` checks and loads it.
+        teacher: a BERT with any head, as `distill.teacher.load_model` checks and loads it.
         stack: blocks of every layer.
         block_inputs: (mean standard deviation, mean) of each layer's output; needed when `stack` > 1,
             `layer_output_statistics` computes it.
@@ -171,7 +189,7 @@ def from_teacher(
         TeacherError: the teacher's activation is not among the operations.
     """
     base, graph = base_of_teacher(teacher.config)
-    supernet = build(full_architecture(base, graph, stack), like=teacher.config)
+    supernet = build(full_architecture(base, graph, stack), head_of(teacher), like=teacher.config)
     own = supernet.state_dict()
     for name, tensor in teacher.state_dict().items():
         own[_student_name(name)] = tensor.clone()
@@ -209,7 +227,7 @@ def layer_output_statistics(
     totals = torch.zeros(teacher.config.num_hidden_layers, 2, dtype=torch.float64)
     tokens = 0
     for batch in batches:
-        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        inputs = {name: batch[name] for name in INPUTS if name in batch}
         states = teacher(**inputs, output_hidden_states=True).hidden_states[1:]
         mask_BT = batch["attention_mask"].bool()
         tokens += int(mask_BT.sum())

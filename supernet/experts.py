@@ -350,13 +350,13 @@ def channel_scores(model: "PreTrainedModel", batches: Sequence[Any], order: str,
     import torch
 
     from supernet.build import from_teacher
-    from supernet.importance import neuron_importance, summed_cross_entropy
+    from supernet.importance import neuron_importance, summed_loss
 
     if order == "random":
         generator = torch.Generator().manual_seed(seed)
         sizes = [(1, model.config.intermediate_size)] * model.config.num_hidden_layers
         return [list(torch.rand(size, generator=generator)) for size in sizes]
-    scores = neuron_importance(from_teacher(model, stack=1), batches, summed_cross_entropy)
+    scores = neuron_importance(from_teacher(model, stack=1), batches, summed_loss)
     return [[-score for score in layer] for layer in scores] if order == "inverse" else scores
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 
+from distill.kinds import hard_loss
 from distill.outputs import LOGITS, Batch, run
 from search_spaces.graph import FFNGraph
 
@@ -138,7 +138,7 @@ def allocate(importance: list[Tensor], total: int, least: int = 1) -> list[int]:
     return kept
 
 
-def summed_cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
-    """The task's loss, summed over the sentences of a batch."""
-    logits = run(model, batch, frozenset({LOGITS})).logits
-    return F.cross_entropy(logits.float(), batch["labels"], reduction="sum")
+def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The task's loss with the labels, summed over what a batch predicts instead of the mean of it."""
+    outputs = run(model, batch, frozenset({LOGITS}))
+    return hard_loss(outputs.logits, batch, outputs.kind, reduction="sum")

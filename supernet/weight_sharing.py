@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PretrainedConfig, PreTrainedModel
 
+from distill.kinds import REGRESSION
 from distill.loop import TeacherOutputs, train
 from distill.objectives import Objective
 from distill.outputs import Batch
 from distill.recipe import Recipe
 from search_spaces.architecture import Architecture, Experts
 from search_spaces.spaces import Space
-from supernet.build import build
+from supernet.build import build, head_of
 from supernet.inherit import inherit, tables
 from supernet.split import new_gate
 
@@ -27,13 +28,14 @@ SANDWICH = 4
 
 
 class SharedSupernet(nn.Module):
-    """A classifier that computes as any architecture with its layers' graphs and at most its sizes, from its own
+    """A model that computes as any architecture with its layers' graphs and at most its sizes, from its own
     weights: `inherit` slices them in the forward pass, so gradients reach them. Experts are slices too, of which all
     have the same first channels; only the gates that choose among them are weights of their own.
 
     Args:
         model: built for the largest dense architecture.
-        heads: task -> classifier on the pooled output, which all tasks share.
+        heads: task -> its own linear map on the encoder's output, in place of the model's.
+        regressions: those tasks whose head predicts a number.
         experts: all that a layer may have; a gate of the largest number is made for each block where there are any
             with a gate, and its leading rows are the gate of fewer experts.
         frequencies: of token ids (vocabulary,), where experts have balanced_hash routing.
@@ -47,8 +49,10 @@ class SharedSupernet(nn.Module):
         heads: Mapping[str, nn.Linear],
         experts: Sequence[Experts] = (),
         frequencies: Tensor | None = None,
+        regressions: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        self.regressions = frozenset(regressions)
         self.model = model
         self.heads = nn.ModuleDict(heads)
         self.task = next(iter(heads))
@@ -67,21 +71,24 @@ class SharedSupernet(nn.Module):
 
     def activate(self, architecture: Architecture | None, task: str) -> None:
         """Compute as this architecture, or as the largest one, with this task's head from here on."""
+        self.model.config.problem_type = REGRESSION if task in self.regressions else None
         if architecture != self.architecture:
             self._shell = ()
         self.architecture, self.task = architecture, task
         if architecture is not None and not self._shell:
             with torch.device("meta"):
-                self._shell = (build(architecture, labels=self.model.config.num_labels, like=self.model.config),)
+                config = self.model.config
+                self._shell = (build(architecture, head_of(self.model), config.num_labels, config),)
             self.set_attn_implementation(self.model.config._attn_implementation)
             prefix = f"{self.model.base_model_prefix}.encoder.layer."
             found = tables(architecture, prefix, self.frequencies)
             self._tables = {name: table.to(self.model.device) for name, table in found.items()}
 
     def forward(self, **inputs: Any) -> Any:
-        """As the model's own: logits (B, C of the task), and hidden states where they are asked for."""
+        """As the model's own, with the logits of the task."""
         head = self.heads[self.task]
-        given: dict[str, Tensor] = {f"classifier.{name}": value for name, value in head.named_parameters()}
+        place = head_name(self.model)
+        given: dict[str, Tensor] = {f"{place}.{name}": value for name, value in head.named_parameters()}
         if self.architecture is None:
             return functional_call(self.model, given, kwargs=inputs)
         weights = dict(self.model.named_parameters()) | {
@@ -109,6 +116,11 @@ class SharedSupernet(nn.Module):
         """As the model's own."""
         for model in (self.model, *self._shell):
             model.set_attn_implementation(name)
+
+
+def head_name(model: nn.Module) -> str:
+    """The name of a model's head."""
+    return "qa_outputs" if hasattr(model, "qa_outputs") else "classifier"
 
 
 def train_shared(

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from distill.data import load_encoded
-from distill.tasks import standard_error
+from distill.metrics import standard_error
 from nas.config import load_config
 from nas.prepare import prepare
 from search_spaces import PUBLISHED, Architecture, cost
@@ -106,9 +106,10 @@ def test_metrics(final: Path, searched: Path, house: House) -> None:
     assert list(models) == ["teacher", "student", "base model"]
     for name, genes in (("teacher", full), ("student", architecture), ("base model", full)):
         row = models[name]
-        assert 1 / 3 < row["accuracy"] <= 1
-        assert row["accuracy"] * rows == pytest.approx(round(row["accuracy"] * rows))
-        assert row["standard_error"] == standard_error(row["accuracy"], rows)
+        score = row["accuracy"]["value"]
+        assert 1 / 3 < score <= 1
+        assert score * rows == pytest.approx(round(score * rows))
+        assert row["accuracy"]["standard_error"] == pytest.approx(standard_error(score, rows))
         assert row["params"] == cost.params(genes, 3)
         assert row["ffn_params"] == sum(cost.ffn_params(genes.base, layer) for layer in genes.layers)
         assert row["macs"] == cost.macs(genes, facts["tokens"], 3)
@@ -135,7 +136,7 @@ def test_it_overwrites_nothing(final: Path, searched: Path, tmp_path: Path, caps
     assert {path: path.stat().st_mtime_ns for path in final.rglob("*")} == before
     (tmp_path / "file").touch()
     arguments = [searched / "architecture.json", "--out"]
-    assert "exists and is not empty" in refused([*arguments, tmp_path / "file"], capsys)
+    assert "is no folder" in refused([*arguments, tmp_path / "file"], capsys)
     assert "ot a directory" in refused([*arguments, tmp_path / "file" / "final"], capsys)
 
 

@@ -1,14 +1,16 @@
 """Tiny random BERTs, batches and architectures."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
+from distill.outputs import INPUTS
 from search_spaces import Architecture, Base, FFNGraph, Genes, Space
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
@@ -53,8 +55,16 @@ def batch(rows: int = 4, tokens: int = 9, labels: int = 3, seed: int = 0) -> dic
     }
 
 
+def tokenizer(folder: Path, words: Iterable[str]) -> BertTokenizerFast:
+    """One whose word pieces are the special tokens and these words; its file is put into the folder."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    (folder / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
+    return BertTokenizerFast(vocab=str(folder / "vocab.txt"))
+
+
 def inputs(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in given.items() if name != "labels"}
+    """What a model takes of a batch."""
+    return {name: given[name] for name in INPUTS if name in given}
 
 
 def graphs(count: int, seed: int = 0) -> list[FFNGraph]:

@@ -1,192 +1,117 @@
-import itertools
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill.corpora import Corpus, build_corpus, installed_sources
+from distill.kinds import QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.tasks import (
-    Sizes,
+    HELD_OUT,
+    QuestionSplit,
     Split,
+    TaggedSplit,
     Task,
-    accuracy,
-    demo_task,
-    demo_tasks,
-    document_splits,
+    TaskData,
+    TaskError,
+    hold_out,
+    joined,
     load_task,
-    standard_error,
-    swap_two_words,
-    text_corpus,
 )
 
-SMALL = Sizes(train=2000, search=200, dev=200)
-
-
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    folders = installed_sources()
-    return build_corpus({name: folders[name] for name in ("networkx", "optuna")})
-
-
-@pytest.fixture(scope="module")
-def tasks(corpus: Corpus):  # type: ignore[no-untyped-def]
-    return demo_tasks(corpus, SMALL)
-
-
-def document_of(corpus: Corpus) -> dict[str, str]:
-    """Document by sentence, and by the bag of its words, which a swap keeps."""
-    pairs = list(zip(corpus.texts, corpus.documents, strict=True))
-    return dict(pairs) | {" ".join(sorted(text.split())): document for text, document in pairs}
-
-
-def test_the_three_tasks(tasks) -> None:  # type: ignore[no-untyped-def]
-    assert {name: data.task.labels for name, data in tasks.items()} == {
-        "library": ("networkx", "optuna"),
-        "neighbours": ("elsewhere", "next"),
-        "word_order": ("original", "swapped"),
-    }
-    assert {name: data.train.pairs is not None for name, data in tasks.items()} == {
-        "library": False,
-        "neighbours": True,
-        "word_order": False,
-    }
-
-
-def test_no_document_is_shared_by_two_splits_of_any_tasks(corpus: Corpus, tasks) -> None:  # type: ignore[no-untyped-def]
-    document = document_of(corpus)
-    used: dict[str, set[str]] = {"train": set(), "search": set(), "dev": set()}
-    for data in tasks.values():
-        for split, seen in used.items():
-            rows = getattr(data, split)
-            for text in (*rows.texts, *(rows.pairs or ())):
-                seen.add(document.get(text) or document[" ".join(sorted(text.split()))])
-    for first, second in itertools.combinations(used.values(), 2):
-        assert first and second and not first & second
-
-
-def test_document_splits_cover_every_sentence_once(corpus: Corpus) -> None:
-    splits = document_splits(corpus)
-    assert sorted(np.concatenate(list(splits.values()))) == list(range(len(corpus)))
-    assert text_corpus(corpus) == [corpus.texts[index] for index in splits["train"]]
-
-
-def test_labels_are_balanced_and_sizes_kept(tasks) -> None:  # type: ignore[no-untyped-def]
-    for data in tasks.values():
-        for split, size in (("train", SMALL.train), ("search", SMALL.search), ("dev", SMALL.dev)):
-            rows = getattr(data, split)
-            assert 0 < len(rows) <= size
-            assert len(set(Counter(rows.labels).values())) == 1
-            assert set(rows.labels) == set(range(len(data.task.labels)))
-
-
-def test_same_arguments_same_rows(corpus: Corpus, tasks) -> None:  # type: ignore[no-untyped-def]
-    assert demo_tasks(corpus, SMALL) == tasks
-    assert demo_task("word_order", corpus, SMALL) == tasks["word_order"]
-    assert demo_task("word_order", corpus, SMALL, seed=1) != tasks["word_order"]
-
-
-def test_library_labels(corpus: Corpus, tasks) -> None:  # type: ignore[no-untyped-def]
-    source = dict(zip(corpus.texts, corpus.sources, strict=True))
-    data = tasks["library"]
-    for text, label in zip(data.dev.texts, data.dev.labels, strict=True):
-        assert data.task.labels[label] == source[text]
-
-
-def test_neighbours_follow_and_others_are_from_another_document(corpus: Corpus, tasks) -> None:  # type: ignore[no-untyped-def]
-    place = {text: index for index, text in enumerate(corpus.texts)}
-    for split in (tasks["neighbours"].train, tasks["neighbours"].dev):
-        for first, second, label in zip(split.texts, split.pairs, split.labels, strict=True):
-            here, there = place[first], place[second]
-            same = corpus.documents[here] == corpus.documents[there]
-            assert corpus.sources[here] == corpus.sources[there]
-            assert same == bool(label)
-            if label:
-                assert corpus.positions[there] == corpus.positions[here] + 1
-
-
-def test_word_order_swaps_exactly_two_words_and_keeps_the_bag(corpus: Corpus, tasks) -> None:  # type: ignore[no-untyped-def]
-    by_bag: dict[str, list[str]] = {}
-    for text in corpus.texts:
-        by_bag.setdefault(" ".join(sorted(text.split())), []).append(text)
-    split = tasks["word_order"].train
-    for text, label in zip(split.texts, split.labels, strict=True):
-        originals = by_bag[" ".join(sorted(text.split()))]
-        if label:
-            differing = [
-                [
-                    place
-                    for place, (a, b) in enumerate(zip(text.split(), original.split(), strict=True))
-                    if a != b
-                ]
-                for original in originals
-            ]
-            assert 2 in map(len, differing)
-        else:
-            assert text in originals
-
-
-@given(
-    st.lists(st.sampled_from(["the", "door", "opens", "and", "closes,", "X", "a1"]), min_size=1, max_size=12),
-    st.integers(0, 9),
-)
-def test_swap_is_a_swap(words: list[str], seed: int) -> None:
-    sentence = " ".join(["This", *words, "end."])
-    swapped = swap_two_words(sentence, np.random.default_rng(seed))
-    possible = [
-        (i, j)
-        for i, j in itertools.combinations(range(len(words)), 2)
-        if j - i == 1 and words[i] != words[j] and words[i].islower() and words[j].islower()
-        if words[i].isalpha() and words[j].isalpha()
-    ]
-    if not possible:
-        assert swapped is None
-        return
-    assert swapped is not None
-    before, after = sentence.split(), swapped.split()
-    places = [place for place in range(len(before)) if before[place] != after[place]]
-    assert len(places) == 2 and (places[0] - 1, places[1] - 1) in possible
-    assert (before[places[0]], before[places[1]]) == (after[places[1]], after[places[0]])
-
-
-def test_too_small_a_corpus_is_named() -> None:
-    corpus = Corpus(("One sentence only.",), ("s",), ("d",), (0,))
-    with pytest.raises(ValueError, match="task 'word_order': the corpus of 1 sentences has no rows"):
-        demo_task("word_order", corpus)
-    with pytest.raises(ValueError, match="two sources"):
-        demo_task("library", corpus)
+SPLIT = Split(("a", "b", "c"), None, (0, 1, 0))
+TAGGED = TaggedSplit((("a", "b"), ("c",)), ((0, 1), (1,)))
+QUESTIONS = QuestionSplit(("1", "2"), ("who?", "what?"), ("it was Ann", "rain"), ((("Ann", 7),), ()))
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ValueError, match="unknown task 'neighbors'; did you mean 'neighbours'"):
+    with pytest.raises(TaskError, match="unknown task 'neighbors'; did you mean 'neighbours'"):
         load_task("neighbors")
     with pytest.raises(ValueError, match="unknown metric 'acuracy'; did you mean 'accuracy'"):
-        Task("t", ("a", "b"), metric="acuracy")
+        Task("t", ("a", "b"), metrics=("acuracy",))
+    with pytest.raises(ValueError, match=r"unknown metric 'accuracy' \(regression has pearson, spearmanr\)"):
+        Task("t", kind=REGRESSION)
+    with pytest.raises(ValueError, match="needs a metric"):
+        Task("t", ("a", "b"), metrics=())
     with pytest.raises(ValueError, match="two or more"):
         Task("t", ("a", "a"))
-    with pytest.raises(ValueError, match="regression"):
-        Task("t", ("a", "b"), kind="regression")
+    with pytest.raises(ValueError, match="'regresion'; did you mean 'regression'"):
+        Task("t", ("a", "b"), kind="regresion")
+    with pytest.raises(ValueError, match="regression has no classes"):
+        Task("t", ("a", "b"), kind=REGRESSION, metrics=("pearson",))
+    with pytest.raises(ValueError, match="F1 is of two classes, not 3"):
+        Task("t", ("a", "b", "c"), metrics=("f1",))
+
+
+def test_splits_are_checked() -> None:
     with pytest.raises(ValueError, match="differ in length"):
         Split(("a", "b"), None, (0,))
+    with pytest.raises(ValueError, match="differ in length"):
+        Split(("a", "b"), ("c",), (0, 1))
+    with pytest.raises(ValueError, match="row 1 has 2 words and 1 tags"):
+        TaggedSplit((("a",), ("b", "c")), ((0,), (1,)))
+    with pytest.raises(ValueError, match="row 0 has 0 words"):
+        TaggedSplit(((),), ((),))
+    with pytest.raises(ValueError, match="question '7': at character 6 is not 'Ann', but ' An'"):
+        QuestionSplit(("7",), ("who?",), ("it was Ann",), ((("Ann", 6),),))
+    assert [len(split) for split in (SPLIT, TAGGED, QUESTIONS)] == [3, 2, 2]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1))
-def test_accuracy_counts_the_right_ones(rows: list[tuple[int, int]]) -> None:
-    predictions, labels = zip(*rows, strict=True)
-    assert accuracy(predictions, labels) == pytest.approx(sum(a == b for a, b in rows) / len(rows))
+@pytest.mark.parametrize(
+    ("task", "dev", "message"),
+    [
+        (Task("t", ("a", "b")), Split(("a",), None, (2,)), "dev: classes 2 to 2, of 2"),
+        (Task("t", ("a", "b")), Split((), None, ()), "dev: no rows"),
+        (Task("t", ("a", "b")), TAGGED, "a TaggedSplit is no rows of a classification"),
+        (Task("t", kind=REGRESSION, metrics=("pearson",)), Split(("a",), None, (float("nan"),)), "not finite"),
+    ],
+)
+def test_data_is_checked(task: Task, dev: Split, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TaskData(task, SPLIT, SPLIT, dev)
 
 
-def test_accuracy_of_unequal_or_no_rows_is_an_error() -> None:
-    for predictions, labels in (([1, 0], [1]), ([], []), ([[1]], [[1]])):
-        with pytest.raises(ValueError, match="shape"):
-            accuracy(predictions, labels)
+def test_data_of_every_kind() -> None:
+    tags = Task("t", ("O", "B-x"), TOKEN_CLASSIFICATION, ("f1",))
+    assert TaskData(tags, TAGGED, TAGGED, TAGGED).task is tags
+    with pytest.raises(ValueError, match="classes 0 to 3, of 2"):
+        TaskData(tags, TAGGED, TAGGED, TaggedSplit((("a", "b"),), ((0, 3),)))
+    asked = Task("t", (), QUESTION_ANSWERING, ("f1", "exact_match"))
+    assert len(TaskData(asked, QUESTIONS, QUESTIONS, QUESTIONS).dev) == 2
 
 
-def test_standard_error_is_the_spread_of_many_measurements() -> None:
-    measured = np.random.default_rng(0).binomial(2000, 0.8, size=20_000) / 2000
-    assert standard_error(0.8, 2000) == pytest.approx(measured.std(), rel=0.03)
-    with pytest.raises(ValueError, match="standard_error"):
-        standard_error(1.5, 10)
-    with pytest.raises(ValueError, match="standard_error"):
-        standard_error(0.5, 0)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=200), st.integers(0, 3))
+def test_rows_held_out_are_never_trained_on(texts: list[int], seed: int) -> None:
+    split = Split(tuple(map(str, texts)), None, tuple(range(len(texts))))
+    if len(set(texts)) == 1:
+        with pytest.raises(TaskError, match="too few"):
+            hold_out(split, seed)
+        return
+    try:
+        train, search = hold_out(split, seed)
+    except TaskError:
+        assert len(set(texts)) < 12
+        return
+    assert not set(train.texts) & set(search.texts)
+    assert sorted(train.labels + search.labels) == list(split.labels)
+    assert list(train.labels) == sorted(train.labels)
+    wanted = max(1, len(split) // 10)
+    assert wanted <= len(search) < wanted + max(Counter(texts).values())
+    assert hold_out(split, seed) == (train, search)
+
+
+def test_what_is_held_out() -> None:
+    many = Split(tuple(map(str, range(50_000))), tuple(map(str, range(50_000))), (0,) * 50_000)
+    train, search = hold_out(many)
+    assert (len(train), len(search)) == (50_000 - HELD_OUT, HELD_OUT)
+    assert hold_out(many, seed=1)[1] != search
+    two = QuestionSplit(("1", "2", "3"), ("a?", "b?", "c?"), ("x", "x", "y"), ((), (), ()))
+    train_, search_ = hold_out(two)
+    assert {len(set(train_.contexts)), len(set(search_.contexts))} == {1}
+    tagged = TaggedSplit((("a",), ("b",), ("a",)), ((0,), (1,), (0,)))
+    assert not set(hold_out(tagged)[0].words) & set(hold_out(tagged)[1].words)
+
+
+@pytest.mark.parametrize("split", [SPLIT, Split(("a", "b"), ("c", "d"), (0.5, 1.0)), TAGGED, QUESTIONS])
+def test_parts_joined_are_the_whole(split) -> None:  # type: ignore[no-untyped-def]
+    assert joined(split.take([0]), split.take(range(1, len(split)))) == split
+    assert split.take(range(len(split))) == split and len(split.keys()) == len(split)

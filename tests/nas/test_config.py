@@ -109,9 +109,11 @@ def test_count_refuses(value: object) -> None:
         ("stage1.rungs", ["3/2"], "stage1.rungs.0: 3/2 is not above 0 and at most 1"),
         ("space.max_macs", "lots", "space.max_macs: 'lots' is not a number"),
         ("space.max_latency", "12", "space.max_latency: a latency is "),
-        ("objective.hidden", float("nan"), "objective.hidden: "),
-        ("objective.hidden", -1, "objective.hidden: "),
-        ("objective.temperature", 0, "objective.temperature: "),
+        ("objective.hidden", "much", "objective: hidden is a number, not 'much'"),
+        ("objective.hidden", True, "objective: hidden is a number, not True"),
+        ("objective.paper_compatible", 1, "objective: paper_compatible is true or false, not 1"),
+        ("objective.hiden", 1, "objective: efficientbert has no 'hiden'; did you mean 'hidden'?; its settings are "),
+        ("objective.name", "moebret", "objective: unknown objective 'moebret'; did you mean 'moebert'? (objectives: "),
         ("stage1.trials", 0, "stage1.trials: "),
         ("stage1.trials", 2.5, "stage1.trials: "),
         ("stage1.sampler", "genetic", "stage1.sampler: Input should be 'lanas', 'evolution', "),
@@ -126,12 +128,6 @@ def test_values_that_cannot_be(place: str, value: object, message: str) -> None:
     assert str(caught.value).startswith("demo: ")
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_an_objective_without_any_term() -> None:
-    nothing = {f"objective.{term}": 0 for term in ("attention", "hidden", "embedding", "prediction")}
-    with pytest.raises(ConfigError, match=r"objective: .*at least one"):
-        load_config("demo", nothing)
 
 
 def test_overrides_below_what_is_no_table() -> None:

@@ -15,11 +15,12 @@ from distill.data import collate, eval_batches
 from distill.evaluation import measure
 from distill.loop import Diverged
 from distill.metrics import standard_error
-from distill.teacher import LiveTeacher, SavedTeacher
+from distill.teacher import SavedTeacher
 from nas.evaluate import Evaluator, evaluator
 from nas.prepare import Workspace
 from search_spaces import Architecture
 from tests.nas.house import House
+from tests.tiny import inputs
 
 
 def half(workspace: Workspace) -> Architecture:
@@ -53,11 +54,11 @@ def test_training_leaves_the_shared_weights_alone(workspace: Workspace) -> None:
 
 def test_only_candidates_of_the_study_s_own_seed_use_saved_outputs(house: House, workspace: Workspace) -> None:
     shared = Evaluator(workspace, "cpu")
-    needs = frozenset({"logits"})
     recipe, seed = house.config.candidate.build(), house.config.seed
-    assert isinstance(shared.teacher(recipe, seed, needs), SavedTeacher)
-    assert isinstance(shared.teacher(recipe, seed + 1, needs), LiveTeacher)
-    assert isinstance(shared.teacher(replace(recipe, steps=recipe.steps + 1), seed, needs), LiveTeacher)
+    own = shared.saved(recipe, seed)
+    assert own is not None and isinstance(own.outputs, SavedTeacher)
+    assert shared.saved(recipe, seed + 1) is None
+    assert shared.saved(replace(recipe, steps=recipe.steps + 1), seed) is None
 
 
 def test_measure_counts_every_row_once(workspace: Workspace) -> None:
@@ -70,9 +71,8 @@ def test_measure_counts_every_row_once(workspace: Workspace) -> None:
     right = torch.zeros(len(rows), dtype=torch.bool)
     for chosen in eval_batches(rows, 7):
         batch = collate(rows, chosen, 0)
-        labels = batch.pop("labels")
         with torch.inference_mode():
-            right[torch.from_numpy(chosen)] = model(**batch).logits.argmax(-1) == labels
+            right[torch.from_numpy(chosen)] = model(**inputs(batch)).logits.argmax(-1) == batch["labels"]
     score = measure(model, rows, accelerator=accelerator, pad_id=0)
     assert score == pytest.approx(right.double().mean().item())
     for first in (1, 20, len(rows), 10_000):

@@ -16,7 +16,7 @@ from nas.prepare import Workspace, objective, prepare, set_dropout
 from search_spaces import Architecture, Base
 from supernet.build import full_architecture
 from tests.nas.house import House
-from tests.tiny import bert
+from tests.tiny import bert, inputs
 
 
 def changed(house: House, **changes: object) -> Workspace:
@@ -67,10 +67,10 @@ def test_a_supernet_without_warm_up_computes_what_the_teacher_computes(house: Ho
     student = evaluator.student(full_architecture(*workspace.base(), 1)).eval()
     teacher = BertForSequenceClassification.from_pretrained(workspace.teacher).eval()
     for batch in training_batches(evaluator.train_rows, 8, 2, 0, 0):
-        labels = batch.pop("labels")
-        assert len(labels) == 8
+        assert len(batch["labels"]) == 8
+        given = inputs(batch)
         with torch.inference_mode():
-            torch.testing.assert_close(student(**batch).logits, teacher(**batch).logits, atol=1e-5, rtol=0)
+            torch.testing.assert_close(student(**given).logits, teacher(**given).logits, atol=1e-5, rtol=0)
 
 
 def test_a_warm_up_with_sampled_graphs_leaves_the_base_graph(house: House, workspace: Workspace) -> None:
@@ -95,9 +95,8 @@ def test_saved_outputs_are_the_teacher_s(house: House, workspace: Workspace) -> 
     teacher = BertForSequenceClassification.from_pretrained(workspace.teacher).eval()
     for step, batch in enumerate(training_batches(rows, recipe.batch_size, recipe.steps, house.config.seed, 0)):
         outputs = saved(step, batch)
-        batch.pop("labels")
         with torch.inference_mode():
-            expected = teacher(**batch, output_hidden_states=True)
+            expected = teacher(**inputs(batch), output_hidden_states=True)
         # Half precision, and bfloat16 where the processor has it.
         torch.testing.assert_close(outputs.logits.float(), expected.logits, atol=0.1, rtol=0.05)
         assert len(outputs.hidden_states) == len(expected.hidden_states) == 3
@@ -116,7 +115,7 @@ def test_a_student_from_scratch(house: House) -> None:
     goal = objective(workspace.config, evaluator.like, evaluator.teacher_config)
     assert set(goal.projections) == {"hidden", "embedding"}
     warm, again = (
-        objective(workspace.config, evaluator.like, evaluator.teacher_config, workspace.supernet).state_dict()
+        objective(workspace.config, evaluator.like, evaluator.teacher_config, supernet=workspace.supernet).state_dict()
         for _ in range(2)
     )
     assert all(torch.equal(warm[name], again[name]) for name in warm)
@@ -130,6 +129,21 @@ def test_a_student_from_scratch(house: House) -> None:
 def test_training_that_diverges_names_its_table(house: House, table: str) -> None:
     with pytest.raises(ConfigError, match=f"{table}: the loss is .*{table}.learning_rate"):
         changed(house, **{f"{table}__learning_rate": 1e30, f"{table}__steps": 6})
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        ({"hidden": float("nan")}, "hidden=nan: a weight must be a finite number of at least 0"),
+        ({"hidden": -1.0}, "hidden=-1.0: a weight"),
+        ({"temperature": 0.0}, "temperature=0.0: must be"),
+        (dict.fromkeys(("attention", "hidden", "embedding", "prediction"), 0.0), "efficientbert has nothing to learn"),
+        ({"name": "minimoe", "relation_heads": 5}, "relation_heads=5 must divide"),
+    ],
+)
+def test_settings_that_an_objective_cannot_use(house: House, objective: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"objective and base: {message}"):
+        changed(house, objective=objective)
 
 
 def test_unknown_tasks(house: House) -> None:

@@ -5,8 +5,9 @@ import io
 import optuna
 from rich.console import Console
 
+from distill.progress import clock
 from nas import ledger
-from nas.progress import Progress, clock
+from nas.progress import Progress
 
 
 def test_clock() -> None:

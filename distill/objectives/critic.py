@@ -1,0 +1,59 @@
+"""A discriminator that learns against the student."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from distill.outputs import Batch, Outputs
+
+
+class Critic(nn.Module):
+    """A network of `width`, 256, 256 and 1 units that tells a teacher's features from a student's.
+
+    In each step, minimise `loss` by an optimiser of the critic's own with `learning_rate`, before the student's loss
+    is computed. MicroBERT trains an MLP of this shape with Adam and 1e-4.
+
+    Args:
+        width: of the features.
+        student_features, teacher_features: of the outputs of either, (B, width).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        student_features: Callable[[Outputs], Tensor],
+        teacher_features: Callable[[Outputs], Tensor],
+        learning_rate: float = 1e-4,
+    ) -> None:
+        super().__init__()
+        self.learning_rate = learning_rate
+        self.student_features, self.teacher_features = student_features, teacher_features
+        self.layers = nn.Sequential(
+            nn.Linear(width, 256), nn.LeakyReLU(0.2), nn.Linear(256, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1)
+        )
+
+    def loss(self, student: Outputs, teacher: Outputs, batch: Batch) -> Tensor:
+        """Mean of the binary cross-entropies -log D(teacher) and -log(1 - D(student)), either the mean over sentences.
+        Its gradient reaches the critic alone.
+        """
+        real_ND = _of_sentences(self.teacher_features(teacher), batch).detach()
+        fake_ND = _of_sentences(self.student_features(student), batch).detach()
+        return (_mean_softplus(-self.layers(real_ND)) + _mean_softplus(self.layers(fake_ND))) / 2
+
+    def deception(self, student: Outputs, batch: Batch) -> Tensor:
+        """The student's loss -log D(student), mean over sentences. Its gradient reaches everything but the critic."""
+        frozen = {name: parameter.detach() for name, parameter in self.layers.named_parameters()}
+        fake_ND = _of_sentences(self.student_features(student), batch)
+        return _mean_softplus(-functional_call(self.layers, frozen, (fake_ND,)))
+
+
+def _of_sentences(features_BD: Tensor, batch: Batch) -> Tensor:
+    """In float32, without sentences of nothing but padding."""
+    return features_BD[batch["attention_mask"].any(dim=1)].float()
+
+
+def _mean_softplus(scores_N1: Tensor) -> Tensor:
+    """softplus(-x) = -log sigmoid(x), softplus(x) = -log(1 - sigmoid(x))."""
+    return F.softplus(scores_N1.float()).sum() / max(1, len(scores_N1))

@@ -1,0 +1,166 @@
+"""Objectives on predictions: hard labels, soft labels, and soft labels with a few states."""
+
+from typing import Any
+
+from torch import Tensor
+
+from distill import layer_maps, losses
+from distill.objectives import terms
+from distill.objectives.base import Objective, Term, check_positive, check_shares, check_weights, sum_of
+from distill.outputs import HIDDEN_STATES, Batch, Outputs
+
+
+def hard_labels() -> Objective:
+    """Cross-entropy with the labels: fine-tuning without a teacher."""
+    return Objective([terms.labels(1.0)])
+
+
+def none(student: Any, teacher: Any = None, *, balance: float = 0.0) -> Objective:
+    """The labels alone: cross-entropy, mean over sentences, labelled tokens or both ends of answers; of a regression
+    the mean square error.
+
+    Args:
+        balance: weight of the load balance of the student's routers.
+
+    Raises:
+        ValueError: the weight is negative or not finite.
+    """
+    check_weights(balance=balance)
+    return Objective([terms.labels(1.0), terms.balance(balance)])
+
+
+def theseus(student: Any, teacher: Any = None, *, balance: float = 0.0) -> Objective:
+    """BERT-of-Theseus (Xu et al., 2020): the labels alone, as in `none`. What distils is the replacing of the teacher's
+    layers by the student's, which is no loss.
+    """
+    return none(student, teacher, balance=balance)
+
+
+def kd(
+    student: Any, teacher: Any, *, alpha: float = 0.5, temperature: float = 2.0, balance: float = 0.0
+) -> Objective:
+    """Knowledge distillation (Hinton et al., 2015, section 2), in the form that PKD and CoDIR start from:
+
+        (1 - alpha) CE(labels) + alpha T^2 KL(teacher || student),
+
+    KL of the probabilities softmax(logits / T), (N, C), summed over C, mean over the N sentences, labelled tokens (all
+    tokens where the batch has no labels) or ends of answers, as is CE. Of a regression, mean square errors with the
+    label and with the teacher's prediction, without T. The paper gives no general alpha and T.
+
+    Args:
+        student, teacher: Hugging Face configurations.
+        alpha: share of the teacher; 1 needs no labels.
+        temperature: T.
+        balance: weight of the load balance of the student's routers.
+
+    Raises:
+        ValueError: alpha is no share, or the temperature or a weight is out of its range.
+    """
+    check_weights(balance=balance)
+    return Objective([*_kd(alpha, temperature), terms.balance(balance)])
+
+
+def pkd(
+    student: Any,
+    teacher: Any,
+    *,
+    alpha: float = 0.5,
+    beta: float = 100.0,
+    temperature: float = 10.0,
+    layers: str = "skip",
+    balance: float = 0.0,
+    paper_compatible: bool = False,
+) -> Objective:
+    """Patient Knowledge Distillation (Sun et al., 2019): `kd` + beta L_PT,
+
+        L_PT = mean over (student layer, teacher layer) of MSE(s / |s|, t / |t|),
+
+    s and t, (B, width), the [CLS] states; mean over sentences, channels and layers, as in the released code: the
+    paper's is a sum over all three, but its beta belongs to the mean. All of the student's layers but the last take
+    part. A narrower student learns through one learned transform; the paper's has the teacher's width. alpha, T and
+    beta are from the paper's grids (0.2, 0.5, 0.7; 5, 10, 20; 10, 100, 500, 1000).
+
+    Args:
+        student, teacher: Hugging Face configurations.
+        alpha, temperature: as in `kd`; alpha = 1 needs no labels.
+        beta: weight of L_PT.
+        layers: "skip" or "last", see `distill.layer_maps.patient`.
+        balance: weight of the load balance of the student's routers.
+        paper_compatible: the mean of KL over the classes as well, as in the released code.
+
+    Raises:
+        ValueError: as `kd`, or the depths or the choice of layers do not fit.
+    """
+    check_weights(beta=beta, balance=balance)
+    pairs = layer_maps.patient(student.num_hidden_layers, teacher.num_hidden_layers, layers) if beta else ()
+    maps = terms.transforms(student, teacher, [m for m, _ in pairs])
+
+    def patience(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
+        assert t is not None
+        mask_BT = batch["attention_mask"]
+        sides = ((terms.transformed(s, m, maps), t.hidden_states[n]) for m, n in pairs)
+        return sum_of(losses.normalised_mse(a, b, mask_BT) for a, b in sides) / len(pairs)
+
+    states = frozenset({HIDDEN_STATES})
+    objective = [*_kd(alpha, temperature, paper_compatible), Term("patience", beta, states, patience, states)]
+    return Objective([*objective, terms.balance(balance)], maps)
+
+
+def distilbert(
+    student: Any,
+    teacher: Any,
+    *,
+    soft: float = 5.0,
+    labels: float = 2.0,
+    cosine: float = 1.0,
+    temperature: float = 2.0,
+    balance: float = 0.0,
+    paper_compatible: bool = False,
+) -> Objective:
+    """DistilBERT (Sanh et al., 2019, section 2): soft T^2 KL(teacher || student) + labels CE + cosine L_cos.
+
+    L_cos = 1 - cos(s, t) of the last hidden states (B, T, width), mean over valid tokens. KL and CE are as in `kd`; the
+    labels are a task's, or, on masked text, the hidden words, the paper's L_mlm. Weights and T are those of the
+    released code. A narrower student learns the states through a learned transform; the paper's has the teacher's
+    width.
+
+    Args:
+        student, teacher: Hugging Face configurations.
+        soft, labels, cosine: weights.
+        temperature: T.
+        balance: weight of the load balance of the student's routers.
+        paper_compatible: KL at every token of the text, as in the released code, not at the labelled ones alone.
+
+    Raises:
+        ValueError: the temperature or a weight is out of its range.
+    """
+    check_weights(soft=soft, labels=labels, cosine=cosine, balance=balance)
+    check_positive(temperature=temperature)
+    last = student.num_hidden_layers
+    maps = terms.transforms(student, teacher, [last] if cosine else [])
+
+    def directions(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
+        assert t is not None
+        return losses.cosine_distance(terms.transformed(s, last, maps), t.hidden_states[-1], batch["attention_mask"])
+
+    states = frozenset({HIDDEN_STATES})
+    return Objective(
+        [
+            terms.soft_labels("soft", soft, lambda s, t: losses.soft_kl(s, t, temperature), paper_compatible),
+            terms.labels(labels),
+            Term("cosine", cosine, states, directions, states),
+            terms.balance(balance),
+        ],
+        maps,
+    )
+
+
+def _kd(alpha: float, temperature: float, mean_over_classes: bool = False) -> list[Term]:
+    check_shares(alpha=alpha)
+    check_positive(temperature=temperature)
+
+    def compare(student_NC: Tensor, teacher_NC: Tensor) -> Tensor:
+        divergence = losses.soft_kl(student_NC, teacher_NC, temperature)
+        return divergence / student_NC.shape[1] if mean_over_classes else divergence
+
+    return [terms.labels(1 - alpha), terms.soft_labels("soft", alpha, compare)]

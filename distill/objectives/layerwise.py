@@ -1,0 +1,131 @@
+"""Objectives on all layers: EfficientBERT's and TinyBERT's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from distill import layer_maps, losses
+from distill.kinds import REGRESSION
+from distill.objectives import terms
+from distill.objectives.base import Objective, Term, check_positive, check_weights, sum_of
+from distill.outputs import ATTENTION_SCORES, Batch, Outputs
+
+
+def efficientbert(
+    student: Any,
+    teacher: Any,
+    *,
+    attention: float = 1.0,
+    hidden: float = 1.0,
+    embedding: float = 1.0,
+    prediction: float = 1.0,
+    temperature: float = 1.0,
+    balance: float = 0.0,
+    paper_compatible: bool = False,
+) -> Objective:
+    """EfficientBERT's objective, equation 4: sum over layers (L_attn + L_hidn) + L_embd + gamma L_pred.
+
+    L_attn is the mean square error of the attention scores (B, H, T, T) before the softmax, over heads and pairs of
+    valid tokens; L_hidn and L_embd that of states (B, T, width), over valid tokens and channels; L_pred the
+    cross-entropy with the teacher's probabilities at the temperature, mean over sentences, labelled tokens or ends of
+    answers, of a regression the mean square error with the teacher's prediction. Student layer m learns from teacher
+    layer m N / M. The transforms W_h and W_e are learned where the widths differ and the identity where they agree.
+    `prediction` is gamma: 0 in the paper's pre-training, 1 in its fine-tuning. A term of weight 0 is not computed.
+
+    Args:
+        student, teacher: Hugging Face configurations.
+        balance: weight of the load balance of a student's routers, which the paper does not have.
+        paper_compatible: as in the released code, one transform for W_h and W_e; states of padding count, and scores
+            of padding queries, while those of padding keys are 0 on both sides and count in the mean; L_pred is a mean
+            over the classes too, of a regression the mean square error with the label.
+
+    Raises:
+        ValueError: head counts differ while attention is used, or the student's depth does not divide the
+            teacher's; a weight or the temperature is out of its range.
+    """
+    check_weights(prediction=prediction, balance=balance)
+    layers, maps = _layers(student, teacher, attention, hidden, embedding, paper_compatible)
+    learned = _prediction(student, prediction, temperature, paper_compatible, gold=paper_compatible)
+    return Objective([*layers, learned, terms.balance(balance)], maps)
+
+
+def tinybert(
+    student: Any,
+    teacher: Any,
+    *,
+    phase: str = "intermediate",
+    attention: float = 1.0,
+    hidden: float = 1.0,
+    embedding: float = 1.0,
+    prediction: float = 1.0,
+    temperature: float = 1.0,
+    balance: float = 0.0,
+    paper_compatible: bool = False,
+) -> Objective:
+    """TinyBERT's objective (Jiao et al., 2020, section 3.1), two phases that follow each other:
+
+        "intermediate": sum over layers (attention L_attn + hidden L_hidn) + embedding L_embd,
+        "prediction":   prediction L_pred, no labels,
+
+    each L as in `efficientbert`, but a regression's L_pred is the mean square error with the label, as the released
+    code has it: it takes no teacher. W_h and W_e are two transforms, as in the paper. The second phase has none.
+
+    Args:
+        student, teacher: Hugging Face configurations.
+        attention, hidden, embedding: weights of the first phase.
+        prediction, temperature: of the second.
+        balance: weight of the load balance of a student's routers, which the paper does not have.
+        paper_compatible: as in the released code, one transform for W_h and W_e and the means over padding and classes
+            that `efficientbert` describes.
+
+    Raises:
+        ValueError: as `efficientbert`, or the phase is unknown.
+    """
+    check_weights(prediction=prediction, balance=balance)
+    if phase == "intermediate":
+        layers, maps = _layers(student, teacher, attention, hidden, embedding, paper_compatible)
+        return Objective([*layers, terms.balance(balance)], maps)
+    if phase == "prediction":
+        learned = _prediction(student, prediction, temperature, paper_compatible, gold=True)
+        return Objective([learned, terms.balance(balance)])
+    raise ValueError(f"unknown phase {phase!r}: choose intermediate or prediction")
+
+
+def _layers(
+    student: Any, teacher: Any, attention: float, hidden: float, embedding: float, paper_compatible: bool
+) -> tuple[Sequence[Term], dict[str, nn.Module]]:
+    """The terms on attention scores, hidden states and the embedding output, and their transforms."""
+    check_weights(attention=attention, hidden=hidden, embedding=embedding)
+    embeddings, *layers = layer_maps.pairs(student.num_hidden_layers, teacher.num_hidden_layers)
+    if attention and student.num_attention_heads != teacher.num_attention_heads:
+        raise ValueError(
+            f"the attention term needs equal head counts: student {student.num_attention_heads}, "
+            f"teacher {teacher.num_attention_heads}; set its weight to 0 or change the heads"
+        )
+
+    def attention_loss(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
+        assert t is not None
+        pairs = ((s.attention_scores[m - 1], t.attention_scores[n - 1]) for m, n in layers)
+        return sum_of(losses.attention_mse(a, b, batch["attention_mask"], paper_compatible) for a, b in pairs)
+
+    maps = terms.transforms(student, teacher, range(len(layers) + 1), shared=paper_compatible)
+    scores = frozenset({ATTENTION_SCORES})
+    return [
+        Term("attention", attention, scores, attention_loss, scores),
+        terms.hidden("hidden", hidden, layers, maps, padding=paper_compatible),
+        terms.hidden("embedding", embedding, [embeddings], maps, padding=paper_compatible),
+    ], maps
+
+
+def _prediction(student: Any, weight: float, temperature: float, mean_over_classes: bool, gold: bool) -> Term:
+    """Soft cross-entropy; with `gold`, a regression's is the loss with the labels."""
+    check_positive(temperature=temperature)
+    if gold and student.problem_type == REGRESSION:
+        return terms.labels(weight, "prediction")
+
+    def compare(student_NC: Tensor, teacher_NC: Tensor) -> Tensor:
+        loss = losses.soft_cross_entropy(student_NC, teacher_NC, temperature)
+        return loss / student_NC.shape[1] if mean_over_classes else loss
+
+    return terms.soft_labels("prediction", weight, compare)

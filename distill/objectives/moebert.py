@@ -1,0 +1,56 @@
+"""MoEBERT's objective."""
+
+from typing import Any
+
+from distill import layer_maps, losses
+from distill.objectives import terms
+from distill.objectives.base import Objective, check_weights
+
+
+def moebert(
+    student: Any,
+    teacher: Any,
+    *,
+    distill: float = 1.0,
+    labels: float = 1.0,
+    hidden: float = 1.0,
+    prediction: float = 1.0,
+    layers: str = "all",
+    balance: float = 0.01,
+    paper_compatible: bool = False,
+) -> Objective:
+    """MoEBERT's objective, section 3.3 with equations 5 to 7: CE(labels) + lambda (L_trm + L_pred).
+
+    L_trm is the sum over the chosen states (B, T, width), the embedding output among them, of the mean square error
+    with the teacher's, over valid tokens and channels; L_pred is the symmetric KL divergence of the predictions, mean
+    over sentences, labelled tokens or ends of answers, of a regression the mean square error with the teacher's
+    prediction. A student of fewer layers learns from the last layer of each group of the teacher's, a narrower one
+    through learned transforms as in `efficientbert`; the paper's has the teacher's shape.
+
+    The released code means the error over padding too (`paper_compatible`), keeps dropout in the teacher, and sums the
+    balance loss over the layers, with a weight of 0 by default; its routing is by hashing, which has none.
+
+    Args:
+        student, teacher: Hugging Face configurations.
+        distill: lambda, 1 to 5 in the paper, depending on the task.
+        hidden, prediction: further weights of L_trm and L_pred.
+        layers: "all" states, "alternate" (every second one, with the last) or the "last": the paper's figure 3b.
+        balance: weight of the load balance of the student's routers.
+        paper_compatible: mean the error of states over all positions; how far a batch is padded then matters.
+
+    Raises:
+        ValueError: the student's depth does not divide the teacher's, the choice of layers is unknown, or a weight is
+            out of its range.
+    """
+    check_weights(distill=distill, labels=labels, hidden=hidden, prediction=prediction, balance=balance)
+    pairs = layer_maps.pairs(student.num_hidden_layers, teacher.num_hidden_layers, layers)
+    maps = terms.transforms(student, teacher, [m for m, _ in pairs])
+    return Objective(
+        [
+            terms.labels(labels),
+            terms.hidden("hidden", distill * hidden, pairs, maps, padding=paper_compatible),
+            terms.soft_labels("prediction", distill * prediction, losses.symmetric_kl),
+            terms.balance(balance),
+        ],
+        maps,
+    )

@@ -1,0 +1,167 @@
+"""Objectives on the self-attention of the last layer: MiniLM's, MiniLMv2's and MiniMoE's."""
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+
+from distill import losses
+from distill.objectives import terms
+from distill.objectives.base import Objective, Term, check_weights, sum_of
+from distill.outputs import HIDDEN_STATES, RELATIONS, Batch, Outputs
+
+NAMES = ("query", "key", "value")
+
+
+def minilm(
+    student: Any,
+    teacher: Any,
+    *,
+    attention: float = 1.0,
+    values: float = 1.0,
+    labels: float = 0.0,
+    balance: float = 0.0,
+) -> Objective:
+    """MiniLM's objective (Wang et al., 2020, sections 3.1 and 3.2): attention L_AT + values L_VR,
+
+        L_AT = KL(A of the teacher || A of the student), A = softmax(Q K^T / sqrt(width / H)),
+        L_VR = KL(R of the teacher || R of the student), R = softmax(V V^T / sqrt(width / H)),
+
+    of the H heads of the last layers, (B, H, T, T); mean over heads and valid query rows, keys of padding left out. The
+    paper means over the rows of each sentence by itself, which is the same for sentences of equal length, as in its
+    pre-training.
+
+    Args:
+        student, teacher: Hugging Face configurations.
+        attention, values: weights.
+        labels: weight of the loss with labels; the paper distils without.
+        balance: weight of the load balance of the student's routers.
+
+    Raises:
+        ValueError: the head counts differ, or a weight is out of its range.
+    """
+    check_weights(attention=attention, values=values, labels=labels, balance=balance)
+    heads = teacher.num_attention_heads
+    if student.num_attention_heads != heads:
+        raise ValueError(
+            f"minilm needs equal head counts: student {student.num_attention_heads}, teacher {heads}; "
+            f"give the student {heads} heads, or take minilmv2, which has heads of its own"
+        )
+
+    def attention_loss(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
+        assert t is not None
+        (student_q, student_k, _), (teacher_q, teacher_k, _) = s.relations, t.relations
+        mask_BT = batch["attention_mask"]
+        return losses.attention_kl((student_q, student_k), (teacher_q, teacher_k), mask_BT, heads)
+
+    def value_loss(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
+        assert t is not None
+        return losses.relation_kl(s.relations[2], t.relations[2], batch["attention_mask"], heads)
+
+    needs = frozenset({RELATIONS})
+    return Objective(
+        [
+            Term("attention", attention, needs, attention_loss, needs),
+            Term("values", values, needs, value_loss, needs),
+            terms.labels(labels),
+            terms.balance(balance),
+        ]
+    )
+
+
+def minilmv2(
+    student: Any,
+    teacher: Any,
+    *,
+    relation: float = 1.0,
+    labels: float = 0.0,
+    balance: float = 0.0,
+    relation_heads: int = 48,
+) -> Objective:
+    """MiniLMv2's objective (Wang et al., 2021, section 3):
+
+        sum over A in {query, key, value} of KL(rel(A of the teacher) || rel(A of the student)),
+        rel(A) = softmax(A A^T / sqrt(width / R)) in each of R relation heads, (B, R, T, T),
+
+    mean over relation heads and valid query rows, keys of padding left out. Both sides' A are those of their own last
+    layer; so the experts or the feed-forward network of the student's last layer learn nothing from it. Of large
+    teachers the paper takes a layer before the last (21 of BERT-large's 24), here it is always the last.
+
+    Args:
+        student, teacher: Hugging Face configurations.
+        relation: weight of the relations.
+        labels: weight of the loss with labels; the paper distils without.
+        balance: weight of the load balance of the student's routers.
+        relation_heads: R, 48 for base teachers, 64 for large ones.
+
+    Raises:
+        ValueError: R does not divide both widths, or a weight is out of its range.
+    """
+    check_weights(relation=relation, labels=labels, balance=balance)
+    _check_heads(relation_heads, student.hidden_size, teacher.hidden_size)
+
+    def relation_loss(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
+        assert t is not None
+        return _relations(s.relations, t.relations, batch, relation_heads)
+
+    needs = frozenset({RELATIONS})
+    relations = Term("relation", relation, needs, relation_loss, needs)
+    return Objective([relations, terms.labels(labels), terms.balance(balance)])
+
+
+def minimoe(
+    student: Any,
+    teacher: Any,
+    *,
+    relation: float = 1.0,
+    labels: float = 0.0,
+    balance: float = 0.01,
+    relation_heads: int = 32,
+) -> Objective:
+    """MiniMoE's objective, section 3.2, whose relations are those of `minilmv2`:
+
+        mean over A in {query, key, value} of KL(rel(A of the teacher) || rel(A of the student)),
+
+    per relation head and valid query row. The teacher's A are those of its last layer. The student's come from an
+    auxiliary block on its last hidden state, three linear maps which are learned with it and not exported: so the
+    experts of the last layer learn too.
+
+    The paper sums the three, which is `relation=3`, and divides by width / R without the root. The released code takes
+    mean and root as here, but applies dropout to the student's probabilities, adds 1e-7 to both sides', and -10,000 to
+    the scores of masked keys.
+
+    Args:
+        student, teacher: Hugging Face configurations.
+        labels: weight of the loss with labels; the paper distils without.
+        balance: weight of the load balance of the student's routers.
+        relation_heads: R.
+
+    Raises:
+        ValueError: R does not divide both widths, or a weight is out of its range.
+    """
+    check_weights(relation=relation, labels=labels, balance=balance)
+    _check_heads(relation_heads, student.hidden_size, teacher.hidden_size)
+    auxiliary: dict[str, nn.Module] = {name: nn.Linear(student.hidden_size, student.hidden_size) for name in NAMES}
+
+    def relation_loss(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
+        assert t is not None
+        own = tuple(auxiliary[name](s.hidden_states[-1]) for name in NAMES)
+        return _relations(own, t.relations, batch, relation_heads) / len(NAMES)
+
+    relations = Term("relation", relation, frozenset({HIDDEN_STATES}), relation_loss, frozenset({RELATIONS}))
+    return Objective([relations, terms.labels(labels), terms.balance(balance)], auxiliary)
+
+
+def _relations(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...], batch: Batch, heads: int) -> Tensor:
+    pairs = zip(student, teacher, strict=True)
+    return sum_of(losses.relation_kl(a, b, batch["attention_mask"], heads) for a, b in pairs)
+
+
+def _check_heads(relation_heads: int, student_width: int, teacher_width: int) -> None:
+    if relation_heads < 1 or student_width % relation_heads or teacher_width % relation_heads:
+        common = math.gcd(student_width, teacher_width)
+        fitting = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
+        raise ValueError(
+            f"relation_heads={relation_heads} must divide the student's width {student_width} and the teacher's "
+            f"{teacher_width}: choose one of {fitting}"
+        )

@@ -1,0 +1,85 @@
+"""Terms that several objectives share."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distill import losses
+from distill.kinds import REGRESSION, distributions, hard_loss
+from distill.objectives.base import Term, sum_of
+from distill.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, Batch, Outputs
+
+
+def labels(weight: float, name: str = "labels") -> Term:
+    """The loss with the labels: cross-entropy, of a regression the mean square error."""
+
+    def loss(student: Outputs, _teacher: Outputs | None, batch: Batch) -> Tensor:
+        return hard_loss(student.logits, batch, student.kind)
+
+    return Term(name, weight, frozenset({LOGITS}), loss)
+
+
+def soft_labels(
+    name: str, weight: float, compare: Callable[[Tensor, Tensor], Tensor], every_token: bool = False
+) -> Term:
+    """`compare(student (N, C), teacher (N, C))` of the logits of all distributions that the task predicts, see
+    `distill.kinds.distributions`; of a regression the mean square error of the two predictions.
+
+    Args:
+        every_token: of tokens, all that are no padding, whether they have a label or not.
+    """
+
+    def loss(student: Outputs, teacher: Outputs | None, batch: Batch) -> Tensor:
+        assert teacher is not None
+        losses.check_logits(student.logits, teacher.logits)
+        if student.kind == REGRESSION:
+            return F.mse_loss(student.logits.float(), teacher.logits.float())
+        if every_token:
+            batch = {"attention_mask": batch["attention_mask"]}
+        return compare(*(distributions(side.logits, batch, student.kind) for side in (student, teacher)))
+
+    return Term(name, weight, frozenset({LOGITS}), loss, frozenset({LOGITS}))
+
+
+def balance(weight: float) -> Term:
+    """Load balance of the student's experts, mean over the gated routers; 0 where there are none."""
+
+    def loss(student: Outputs, _teacher: Outputs | None, _batch: Batch) -> Tensor:
+        if not student.routings:
+            return student.logits.new_zeros(())
+        return sum_of(losses.balance(*routing) for routing in student.routings) / len(student.routings)
+
+    return Term("balance", weight, frozenset({ROUTINGS}), loss)
+
+
+def transforms(student: Any, teacher: Any, states: Iterable[int], shared: bool = False) -> dict[str, nn.Module]:
+    """Learned maps from the student's width to the teacher's for these states of the student's: one for the embedding
+    output, state 0, and one for all layers, or a `shared` one. None where the widths agree.
+    """
+    if student.hidden_size == teacher.hidden_size:
+        return {}
+    names = dict.fromkeys("hidden" if state or shared else "embedding" for state in states)
+    return {name: nn.Linear(student.hidden_size, teacher.hidden_size) for name in names}
+
+
+def transformed(student: Outputs, state: int, maps: dict[str, nn.Module]) -> Tensor:
+    """A state of the student's in the teacher's width."""
+    if not maps:
+        return student.hidden_states[state]
+    return maps["embedding" if state == 0 and "embedding" in maps else "hidden"](student.hidden_states[state])
+
+
+def hidden(
+    name: str, weight: float, pairs: Sequence[tuple[int, int]], maps: dict[str, nn.Module], padding: bool = False
+) -> Term:
+    """Sum over pairs (student state, teacher state) of their mean square error, over padding too if asked for."""
+
+    def loss(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
+        assert t is not None
+        mask_BT = torch.ones_like(batch["attention_mask"]) if padding else batch["attention_mask"]
+        return sum_of(losses.hidden_mse(transformed(s, m, maps), t.hidden_states[n], mask_BT) for m, n in pairs)
+
+    return Term(name, weight, frozenset({HIDDEN_STATES}), loss, frozenset({HIDDEN_STATES}))

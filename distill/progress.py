@@ -1,0 +1,73 @@
+"""What a person sees of work in progress."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds: 1:05."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+class Progress:
+    """Prints a line for everything that took time; the line in work is redrawn."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.status = self.console.status("")
+        self.begun = time.monotonic()
+        self.what: str | None = None
+        self.since = self.begun
+        self.told = 0.0
+
+    def __enter__(self) -> Self:
+        self.status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.prepared()
+        self.status.stop()
+
+    def say(self, text: str) -> None:
+        self.console.print(text)
+
+    def prepare(self, what: str, share: float | None) -> None:
+        """`what` is being made, `share` of it is done."""
+        if what != self.what:
+            self.prepared()
+            self.what, self.since, self.told = what, time.monotonic(), 0.0
+        spent = time.monotonic() - self.since
+        left = f", {clock(spent / share - spent)} left" if share and spent > 1 else ""
+        done = f" {share:.0%}" if share is not None else ""
+        line = f"{what}{done} ({clock(spent)}{left})"
+        self.status.update(line)
+        if not self.console.is_terminal and share and share >= self.told + 0.25:
+            self.told = share
+            self.say(line)
+
+    def prepared(self) -> None:
+        """What was being made is there."""
+        if self.what is not None:
+            self.say(f"{self.what}: {clock(time.monotonic() - self.since)}")
+        self.what = None
+
+
+@contextlib.contextmanager
+def losses(folder: Path | None, name: str, accelerator: Any) -> Iterator[Callable[[int, float], None]]:
+    """Takes the number and loss of every step, and logs them for TensorBoard where there is a folder for it."""
+    if folder is None or not accelerator.is_main_process:
+        yield lambda step, loss: None
+        return
+    from tensorboardX import SummaryWriter
+
+    with SummaryWriter(str(folder / name.replace(" ", "-"))) as writer:
+        yield lambda step, loss: writer.add_scalar("loss", loss, step)

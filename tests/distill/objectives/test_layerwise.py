@@ -1,0 +1,140 @@
+"""EfficientBERT and TinyBERT, against references of their own."""
+
+import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+from torch import nn
+
+from distill.kinds import QUESTION_ANSWERING, REGRESSION
+from distill.objectives import efficientbert, tinybert
+from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, ROUTINGS
+from tests.distill import references
+from tests.distill.objectives.cases import KINDS, Case, array, case, exactly, hard, mapped, reached, soft
+
+LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)
+PAIRS = [(1, 2), (2, 4)]
+
+
+def layers(given: Case, projections: nn.ModuleDict, released: bool = False) -> dict[str, float]:
+    """L_attn and L_hidn over two student and four teacher layers, and L_embd."""
+    student, teacher, lengths = given.student, given.teacher, given.lengths
+    project = dict(projections)
+    hidden, embedding = project.get("hidden"), project.get("hidden" if released else "embedding")
+    counted = [given.batch["input_ids"].shape[1]] * len(lengths) if released else lengths
+    attention = references.attention_as_released if released else references.attention
+
+    def state(m: int, n: int, module: nn.Module | None) -> float:
+        return references.hidden(mapped(student.hidden_states[m], module), array(teacher.hidden_states[n]), counted)
+
+    scores = [(array(student.attention_scores[m - 1]), array(teacher.attention_scores[n - 1])) for m, n in PAIRS]
+    return {
+        "attention": sum(attention(a, b, lengths) for a, b in scores),
+        "hidden": sum(state(m, n, hidden) for m, n in PAIRS),
+        "embedding": state(0, 0, embedding),
+    }
+
+
+WEIGHTS = {"attention": 0.5, "hidden": 2.0, "embedding": 3.0}
+
+
+def weighed(terms: dict[str, float]) -> float:
+    return sum(WEIGHTS[name] * value for name, value in terms.items())
+
+
+@settings(max_examples=25, deadline=None)
+@drawn(st.sampled_from(KINDS), LENGTHS, st.integers(1, 4), st.sampled_from([12, 6]), st.integers(0, 999))
+def test_efficientbert(kind: str, lengths: tuple[int, ...], classes: int, width: int, seed: int) -> None:
+    shape = {"kind": kind, "lengths": lengths, "classes": classes, "widths": (width, 12), "seed": seed}
+    given = case(**shape)
+    objective = efficientbert(*given.configs, **WEIGHTS, prediction=0.25, temperature=2.0)
+    expected = weighed(layers(given, objective.projections)) + 0.25 * soft(given, "soft_cross_entropy", 2.0)
+    assert objective(*given.given).item() == exactly(expected)
+    assert objective(*case(**shape, extra=3).given).item() == exactly(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [12, 6])
+def test_efficientbert_as_released(kind: str, width: int) -> None:
+    # Of answers, the mean over choices is over padding too, which the references leave out.
+    given = case(kind, lengths=(4, 4) if kind == QUESTION_ANSWERING else (4, 2), widths=(width, 12))
+    objective = efficientbert(*given.configs, **WEIGHTS, paper_compatible=True)
+    assert set(objective.projections) == ({"hidden"} if width != 12 else set())
+    expected = weighed(layers(given, objective.projections, released=True))
+    expected += hard(given) if kind == REGRESSION else soft(given, "soft_cross_entropy", 1.0, True)
+    loss = objective(*given.given)
+    assert loss.item() == exactly(expected)
+    assert objective.teacher_needs - {LOGITS} == {HIDDEN_STATES, ATTENTION_SCORES}
+    assert (LOGITS in objective.teacher_needs) == (kind != REGRESSION)
+    loss.backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in objective.parameters())
+
+
+@pytest.mark.parametrize("paper_compatible", [False, True])
+@pytest.mark.parametrize("width", [12, 6])
+def test_tinybert_learns_states_first(width: int, paper_compatible: bool) -> None:
+    given = case(lengths=(4, 2), widths=(width, 12))
+    objective = tinybert(*given.configs, **WEIGHTS, paper_compatible=paper_compatible)
+    expected = weighed(layers(given, objective.projections, released=paper_compatible))
+    assert objective.needs == objective.teacher_needs == {HIDDEN_STATES, ATTENTION_SCORES}
+    loss = objective(*given.given)
+    assert loss.item() == exactly(expected)
+    loss.backward()
+    states = {f"hidden_states.{m}" for m in range(3)}
+    assert reached(given) == {*states, "attention_scores.0", "attention_scores.1"}
+    names = set() if width == 12 else {"hidden"} if paper_compatible else {"hidden", "embedding"}
+    assert set(objective.projections) == names
+    assert all(parameter.grad.abs().sum() > 0 for parameter in objective.parameters())
+
+
+@pytest.mark.parametrize("paper_compatible", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tinybert_learns_predictions_second(kind: str, paper_compatible: bool) -> None:
+    given = case(kind, lengths=(4, 4), widths=(6, 12), heads=(1, 3), depths=(2, 3))
+    objective = tinybert(
+        *given.configs, phase="prediction", prediction=0.5, temperature=2.0, paper_compatible=paper_compatible
+    )
+    if kind == REGRESSION:
+        assert not objective.needs_teacher
+        expected = hard(given)
+    else:
+        assert objective.teacher_needs == {LOGITS}
+        expected = soft(given, "soft_cross_entropy", 2.0, paper_compatible)
+    assert objective.needs == {LOGITS}
+    assert not list(objective.parameters())
+    loss = objective(*given.given)
+    assert loss.item() == exactly(0.5 * expected)
+    loss.backward()
+    assert reached(given) == {"logits"}
+
+
+def test_tinybert_with_routers() -> None:
+    given = case(experts=3)
+    for phase in ("intermediate", "prediction"):
+        objective = tinybert(*given.configs, phase=phase, balance=0.1)
+        plain = tinybert(*given.configs, phase=phase)
+        assert objective.needs == plain.needs | {ROUTINGS}
+        shares = [references.balance(array(p).tolist(), chosen.tolist(), 3) for p, chosen in given.student.routings]
+        expected = plain(*given.given).item() + 0.1 * sum(shares) / 2
+        assert objective(*given.given).item() == exactly(expected)
+
+
+@pytest.mark.parametrize("make", [efficientbert, tinybert])
+def test_what_cannot_be_used(make: object) -> None:
+    with pytest.raises(ValueError, match="equal head counts: student 3, teacher 2; set its weight to 0"):
+        make(*case(heads=(3, 2)).configs)
+    with pytest.raises(
+        ValueError, match=r"6 teacher layers cannot be .* to 4 student layers: .* depth is one of 1, 2, 3, 6$"
+    ):
+        make(*case(depths=(4, 6)).configs)
+    configs = case().configs
+    for name in ("attention", "hidden", "embedding", "prediction", "balance"):
+        with pytest.raises(ValueError, match=f"^{name}=-1: a weight must be a finite number of at least 0$"):
+            make(*configs, **{name: -1})
+    with pytest.raises(ValueError, match=r"^temperature=0: must be a finite number above 0$"):
+        make(*configs, temperature=0, **({"phase": "prediction"} if make is tinybert else {}))
+
+
+def test_a_phase_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="unknown phase 'hidden': choose intermediate or prediction"):
+        tinybert(*case().configs, phase="hidden")
