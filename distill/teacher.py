@@ -178,8 +178,8 @@ def save_outputs(teacher: LiveTeacher, batches: Sequence[Batch], path: Path) -> 
         )
         kind = outputs.kind
         tensors[f"{step}.logits"] = outputs.logits
-        for kind in SAVED:
-            tensors |= {f"{step}.{kind}.{i}": tensor for i, tensor in enumerate(getattr(outputs, kind))}
+        for name in SAVED:
+            tensors |= {f"{step}.{name}.{i}": tensor for i, tensor in enumerate(getattr(outputs, name))}
         for name in [name for name in tensors if name.startswith(f"{step}.")]:
             tensors[name] = tensors[name].half().cpu().contiguous()
     save_file(tensors, path, metadata={"kind": kind})
@@ -203,11 +203,11 @@ class SavedTeacher:
                 f"saved outputs of batch {step} are for {len(logits)} sentences, "
                 f"not {len(batch['input_ids'])}"
             )
-        kept: dict[str, Any] = {kind: self._all(step, kind, device) for kind in SAVED}
+        kept: dict[str, Any] = {name: self._all(step, name, device) for name in SAVED}
         return Outputs(logits, self.kind, **kept)
 
-    def _all(self, step: int, kind: str, device: torch.device) -> tuple[torch.Tensor, ...]:
+    def _all(self, step: int, name: str, device: torch.device) -> tuple[torch.Tensor, ...]:
         count = 0
-        while f"{step}.{kind}.{count}" in self.names:
+        while f"{step}.{name}.{count}" in self.names:
             count += 1
-        return tuple(self.file.get_tensor(f"{step}.{kind}.{i}").to(device) for i in range(count))
+        return tuple(self.file.get_tensor(f"{step}.{name}.{i}").to(device) for i in range(count))

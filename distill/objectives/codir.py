@@ -64,7 +64,8 @@ def codir(
 
     Raises:
         ValueError: the student's depth does not divide the teacher's; a setting is out of its range; the number of
-            labels is not that of rows, or all rows have the same label. In training: the batch has no `rows`, or others.
+            labels is not that of rows, or all rows have the same label. In use: the batch has no `rows`, or rows
+            beyond these.
     """
     check_weights(contrastive=contrastive, balance=balance)
     check_shares(beta=beta, momentum=momentum)

@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import BertConfig, DistilBertConfig, GPT2Config
 
+from distill.kinds import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.loop import predict
 from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS
 from distill.recipe import Recipe
@@ -126,19 +127,23 @@ def test_live_teacher(accelerator: Accelerator) -> None:
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("kind", [CLASSIFICATION, REGRESSION, TOKEN_CLASSIFICATION, QUESTION_ANSWERING])
 @pytest.mark.parametrize("needs", [{LOGITS}, {HIDDEN_STATES}, {RELATIONS}, EVERYTHING])
 def test_saved_outputs_are_the_live_ones(
-    tmp_path: Path, accelerator: Accelerator, needs: set[str]
+    tmp_path: Path, accelerator: Accelerator, needs: set[str], kind: str
 ) -> None:
-    live = LiveTeacher(bert(), frozenset(needs), accelerator)
+    bert().save_pretrained(tmp_path / "teacher")
+    teacher = load_model(str(tmp_path / "teacher"), ("a", "b", "c"), kind)
+    live = LiveTeacher(teacher, frozenset(needs), accelerator)
     batches = [batch(4, 9, seed=1), batch(2, 5, seed=2), batch(1, 1, seed=3)]
     save_outputs(live, batches, tmp_path / "outputs.safetensors")
     saved = SavedTeacher(tmp_path / "outputs.safetensors")
     for step in (2, 0, 1, 0):
         expected, actual = live(step, batches[step]), saved(step, batches[step])
         assert torch.equal(actual.logits, expected.logits.half())
-        for kind in (HIDDEN_STATES, ATTENTION_SCORES, RELATIONS):
-            theirs, ours = getattr(expected, kind), getattr(actual, kind)
+        assert actual.kind == expected.kind == kind
+        for name in (HIDDEN_STATES, ATTENTION_SCORES, RELATIONS):
+            theirs, ours = getattr(expected, name), getattr(actual, name)
             assert len(theirs) == len(ours)
             for a, b in zip(theirs, ours, strict=True):
                 assert torch.equal(a.half(), b)
