@@ -3,10 +3,21 @@
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+from torch.nn import functional as F
+
+from distill import conll, demo, glue, losses, squad
+from distill.__main__ import parser as distill_parser
+from distill.objectives import OBJECTIVES
+from distill.outputs import run
 from nas.search import parser
 from search_spaces import PUBLISHED, cost
 from supernet import experts
+from tests.tiny import batch, bert
+from train_final import parser as final_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,13 +35,46 @@ def test_supernet_experts_has_the_options_that_are_listed() -> None:
     assert set(re.findall(r"--[a-z-]+", listed)) | {"-h", "--help"} == options
 
 
+def test_the_other_commands_have_the_options_that_are_listed() -> None:
+    commands = {"    python -m distill --student CHECKPOINT": distill_parser, "    python train_final.py ARCH": final_parser}
+    for start, its_parser in commands.items():
+        listed = README.split(start)[1].split("\n\n")[0] + start
+        options = {option for action in its_parser()._actions for option in action.option_strings}
+        assert set(re.findall(r"--[a-z-]+", listed)) | {"-h", "--help"} == options
+
+
+def test_tasks_and_objectives_are_listed() -> None:
+    tasks = README.split("### Tasks\n")[1].split("### ")[0]
+    known = {task for reader in (demo, glue, squad, conll) for task in reader.TASKS}
+    assert known <= set(re.findall(r"`(\w+)`", tasks))
+    objectives = README.split("### Objectives\n")[1].split("```")[0]
+    assert set(re.findall(r"^\| `(\w+)`", objectives, re.M)) | {"minilmv2"} == set(OBJECTIVES)
+
+
+def test_the_recipe_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distill.objectives.OBJECTIVES", dict(OBJECTIVES))
+    names: dict[str, Any] = {}
+    exec(README.split("```python\n")[-1].split("```")[0], names)
+    student, teacher = bert(hidden_size=16), bert(num_hidden_layers=4)
+    objective = names["last_states"](student.config, teacher.config, hidden=0.5)
+    given = batch()
+    s, t = run(student, given, objective.needs), run(teacher, given, objective.teacher_needs)
+    state = objective.projections["hidden"](s.hidden_states[2])
+    expected = (
+        F.cross_entropy(s.logits, given["labels"])
+        + losses.symmetric_kl(s.logits, t.logits)
+        + 0.5 * losses.hidden_mse(state, t.hidden_states[4], given["attention_mask"])
+    )
+    torch.testing.assert_close(objective(s, t, given), expected)
+
+
 def test_modules_and_files_exist() -> None:
     for module in set(re.findall(r"python -m ([a-z_.]+)", README)) - {"benchmarks."}:
         assert find_spec(module), module
     listed = README.split("python -m benchmarks.NAME: ")[1].split("\n\n")[0]
     for name in re.split(r",\s+", listed):
         assert (ROOT / "benchmarks" / f"{name}.py").exists(), name
-    for path in re.findall(r"\]\(([^)]+)\)", README):
+    for path in re.findall(r"\]\(([^#)][^)]*)\)", README):
         assert (ROOT / path).exists(), path
 
 
