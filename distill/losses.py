@@ -1,5 +1,5 @@
-"""Losses between a student's and a teacher's outputs, in float32. Padding enters none of them, whatever its values;
-where nothing but padding is left they are 0.
+"""Losses between a student's and a teacher's outputs, in float32. Padding enters none of them, whatever its values
+(but where `paper_compatible` says so); where nothing but padding is left they are 0.
 """
 
 import torch

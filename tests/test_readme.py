@@ -36,9 +36,9 @@ def test_supernet_experts_has_the_options_that_are_listed() -> None:
 
 
 def test_the_other_commands_have_the_options_that_are_listed() -> None:
-    commands = {"    python -m distill --student CHECKPOINT": distill_parser, "    python train_final.py ARCH": final_parser}
+    commands = {"python -m distill --student CHECKPOINT": distill_parser, "python train_final.py ARCH": final_parser}
     for start, its_parser in commands.items():
-        listed = README.split(start)[1].split("\n\n")[0] + start
+        listed = README.split("    " + start)[1].split("\n\n")[0] + start
         options = {option for action in its_parser()._actions for option in action.option_strings}
         assert set(re.findall(r"--[a-z-]+", listed)) | {"-h", "--help"} == options
 
