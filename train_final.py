@@ -25,7 +25,10 @@ from nas.config import ConfigError, RecipeTable, StudyConfig, load_config
 from search_spaces import cost
 from search_spaces.architecture import Architecture, ArchitectureError, Base
 
+# In the folder of the checkpoint until all is done.
 STATE = "state"
+# Of several processes the first keeps the files and speaks.
+FIRST = os.environ.get("RANK", "0") == "0"
 
 
 def parser() -> Parser:
@@ -50,16 +53,8 @@ def main(argv: list[str] | None = None) -> int:
         preset = options.preset or (str(beside) if beside.exists() else "demo")
         config = load_config(preset)
         out = options.out or options.architecture.parent / "final"
-        if out.exists() and not out.is_dir():
-            raise ConfigError(f"--out {out} is no folder")
-        there = [path.name for path in out.iterdir()] if out.exists() else []
-        if there and not (options.resume and there == [STATE]):
-            resumable = "; --resume goes on with it" if there == [STATE] else ""
-            raise ConfigError(f"--out {out} exists and is not empty: choose another folder{resumable}")
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--out {out}: {error.strerror}") from None
+        if FIRST:
+            make_folder(out, options.resume)
         seed = config.seed if options.seed is None else options.seed
         if not 0 <= seed < 2**31:
             raise ConfigError(f"--seed {seed}: from 0 to {2**31 - 1}")
@@ -72,6 +67,21 @@ def main(argv: list[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def make_folder(out: Path, resume: bool) -> None:
+    """Raises ConfigError where the folder of the checkpoint cannot be made, or holds what must not be lost."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is no folder")
+    if out.exists() and any(out.iterdir()):
+        unfinished = (out / STATE).exists()
+        if not (resume and unfinished):
+            resumable = "; --resume goes on with it" if unfinished else ""
+            raise ConfigError(f"--out {out} exists and is not empty: choose another folder{resumable}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}") from None
+
+
 def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, options: Any) -> int:
     """Train, measure, save."""
     import torch
@@ -81,9 +91,9 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
     from transformers.utils import logging as transformers_logging
 
     from distill.data import collate
-    from distill.distil import distil, without_labels
+    from distill.distil import distil, make, without_labels
     from distill.evaluation import evaluate
-    from distill.kinds import MODELS
+    from distill.kinds import CLASSIFICATION, MODELS, REGRESSION
     from distill.progress import Progress, losses
     from distill.teacher import TeacherError
     from nas.evaluate import Evaluator
@@ -94,9 +104,11 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
     transformers_logging.disable_progress_bar()
 
     def command() -> int:
-        started = recorded(config, architecture, seed)
-        state = out / STATE
-        console = Console(highlight=False, soft_wrap=True, quiet=os.environ.get("RANK", "0") != "0")
+        state, started = out / STATE, recorded(config, architecture, seed)
+        note = state / "training.json"
+        if note.exists() and note.read_text(encoding="utf-8") != started:
+            raise ConfigError(f"--resume: {out} is of another configuration, architecture or seed")
+        console = Console(highlight=False, soft_wrap=True, quiet=not FIRST)
         with Progress(console) as progress:
             workspace = prepare(config, options.device, progress.prepare)
             base, graph = workspace.base()
@@ -108,20 +120,28 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
                 raise ConfigError(f"the architecture has a stack of {stack}; the supernet has {most}")
             evaluator = Evaluator(workspace, options.device)
             accelerator, task, pad_id = evaluator.accelerator, evaluator.task, evaluator.like.pad_token_id
-            check_state(state, started)
+            if architecture.base.head_experts > 1 and task.kind not in (CLASSIFICATION, REGRESSION):
+                raise ConfigError(f"the architecture has experts in its head, which a {task.kind} has not")
+            if FIRST:
+                write_text(note, started)
             teacher = evaluator.teacher().eval()
             folders = workspace.folders
             dev, split = folders.rows("dev"), folders.split("dev")
 
-            def trained(name: str, genes: Architecture) -> Any:
-                model = evaluator.student(genes)
-                learned = projections(workspace.supernet)
-                goal = config.objective
+            goal = config.objective
+            unlabelled = None
+            if config.pretrain.steps:
                 try:
                     # Text has no labels: EfficientBERT pre-trains with gamma = 0.
                     unlabelled = goal.settings() | without_labels(goal.name)
-                except ValueError:  # the study's objective has only terms that need labels
+                    make(goal.name, unlabelled, evaluator.like, teacher.config)
+                except ValueError as error:
                     unlabelled = None
+                    progress.say(f"no pre-training: {error}")
+
+            def trained(name: str, genes: Architecture) -> Any:
+                model = evaluator.student(genes)
+                learned = projections(workspace.supernet)
                 for phase, place, rows, settings in (
                     ("pre-training", "pretrain", "text", unlabelled),
                     ("fine-tuning", "final", "train", goal.settings()),
@@ -172,15 +192,16 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
             for name, latency in latencies(models, batch).items():
                 measured[name]["latency_ms"] = 1e3 * latency.median
                 measured[name]["latency_quartiles_ms"] = [1e3 * latency.lower, 1e3 * latency.upper]
+            for name, model in models.items():
+                measured[name]["params"] = sum(parameter.numel() for parameter in model.parameters())
             tokens = batch["input_ids"].shape[1]
             for name, genes in ({"teacher": Architecture.uniform(base, graph=graph)} | architectures).items():
                 if name == "teacher" and config.base != "teacher":
                     continue
-                measured[name]["params_active"] = cost.params_active(genes, workspace.labels)
+                idle = cost.params(genes, workspace.labels) - cost.params_active(genes, workspace.labels)
+                measured[name]["params_active"] = measured[name]["params"] - idle
                 measured[name]["ffn_params"] = sum(cost.ffn_params(base, layer) for layer in genes.layers)
                 measured[name]["macs"] = cost.macs(genes, tokens, workspace.labels)
-            for name, model in models.items():
-                measured[name]["params"] = sum(parameter.numel() for parameter in model.parameters())
 
         models["student"].save_pretrained(out)
         evaluator.tokenizer.save_pretrained(out)
@@ -218,6 +239,7 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
             )
         what = f"{config.task}: {len(split)} dev rows; MACs and latency of one sentence of {tokens} tokens"
         console.print(what, soft_wrap=True)
+        console.width = max(console.width, 200)  # figures that are cut off are none
         console.print(table)
         for load in loads:
             console.print(f"experts of {load}", soft_wrap=True)
@@ -235,15 +257,6 @@ def searched(base: Base) -> Base:
 def recorded(config: StudyConfig, architecture: Architecture, seed: int) -> str:
     """What a training that is resumed must have in common with the one before."""
     return json.dumps({"config": config.to_toml(), "architecture": architecture.to_json(), "seed": seed})
-
-
-def check_state(state: Path, started: str) -> None:
-    """Raises ConfigError where the state is of another training; else notes which this is."""
-    note = state / "training.json"
-    if note.exists() and note.read_text(encoding="utf-8") != started:
-        raise ConfigError(f"--resume: {state} is of another configuration, architecture or seed; remove it")
-    state.mkdir(parents=True, exist_ok=True)
-    write_text(note, started)
 
 
 if __name__ == "__main__":

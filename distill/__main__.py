@@ -1,6 +1,7 @@
 """Distil a student on a task, or on text.
 
-    python -m distill --teacher DIR --student DIR|first:N|uniform:N --objective NAME --task NAME [--data DIR] --out DIR
+    python -m distill --teacher MODEL --student MODEL|first:N|uniform:N --objective NAME --task NAME --out DIR
+    python -m distill ... --task NAME --data DIR
     python -m distill ... --train FILE --dev FILE --text COLUMN --label COLUMN [--pair COLUMN]
     python -m distill ... --corpus FILE|DIR|NAME [--masked-lm]
 
@@ -9,8 +10,10 @@ learns from an assistant, which learns from the teacher. Scores are of the whole
 """
 
 import json
+import math
 import os
 import sys
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,8 @@ from search_spaces.operations import did_you_mean
 OPTIONS = "options.json"
 # What may be another when a run is resumed.
 FREE = ("resume", "device", "tensorboard")
+# What says something of one's own rows alone.
+OF_TABLES = ("dev", "text", "pair", "label", "regression")
 
 
 class DistillError(ValueError):
@@ -32,37 +37,39 @@ class DistillError(ValueError):
 
 
 def parser() -> Parser:
-    result = Parser(prog="distill", description="Distil a student on a task, or on text.")
-    result.add_argument("--student", required=True, help="a checkpoint, or the teacher's first:N or uniform:N layers")
-    result.add_argument("--teacher", help="a BERT-shaped checkpoint: a folder, or a name on the hub")
-    result.add_argument("--objective", default="kd", help="the recipe (default: %(default)s)")
-    result.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the objective")
-    result.add_argument("--assistant", action="append", default=[], metavar="STUDENT", help="between; may be repeated")
-    result.add_argument("--out", type=Path, required=True, help="folder of the student")
-    rows = result.add_argument_group("rows")
-    rows.add_argument("--task", help="sst2, mnli, squad, conll2003, ...")
-    rows.add_argument("--data", type=Path, help="folder of the task's official files (default: from the hub)")
-    rows.add_argument("--train", type=Path, help="your own rows: .tsv, .csv, .jsonl or .parquet")
-    rows.add_argument("--dev", type=Path, help="rows on which scores are measured")
-    rows.add_argument("--text", default="sentence", help="column of the (first) sentence (default: %(default)s)")
-    rows.add_argument("--pair", help="column of the second sentence")
-    rows.add_argument("--label", default="label", help="column of the class, or number (default: %(default)s)")
-    rows.add_argument("--regression", action="store_true", help="labels are numbers")
-    rows.add_argument("--corpus", help="text without labels: a .txt file, a folder of such, or a data set on the hub")
-    rows.add_argument("--masked-lm", action="store_true", help="of text, learn masked words too")
-    rows.add_argument("--max-length", type=int, default=128, help="tokens of a row (default: %(default)s)")
-    train = result.add_argument_group("training")
-    train.add_argument("--steps", type=int, default=1000, help="default: %(default)s")
-    train.add_argument("--batch-size", type=int, default=32, help="default: %(default)s")
-    train.add_argument("--learning-rate", type=float, default=5e-5, help="default: %(default)s")
-    train.add_argument("--warmup", type=float, default=0.1, help="share of the steps (default: %(default)s)")
-    train.add_argument("--weight-decay", type=float, default=0.01, help="default: %(default)s")
-    train.add_argument("--freeze-embeddings", action="store_true", help="leave word embeddings as they are")
-    train.add_argument("--finetune-teacher", type=int, default=0, metavar="STEPS", help="fine-tune the teacher first")
-    train.add_argument("--seed", type=int, default=0, help="of new parameters, order of batches and dropout")
-    train.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    train.add_argument("--tensorboard", type=Path, metavar="DIR", help="log losses there")
-    result.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    result = Parser(prog="distill", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    result.usage = "python -m distill --student MODEL --out DIR [option ...]"
+    add = result.add_argument
+    add("--student", required=True, metavar="MODEL", help="a checkpoint, or the teacher's first:N or uniform:N layers")
+    add("--teacher", metavar="MODEL", help="a BERT-shaped checkpoint: a folder, or a name on the hub")
+    add("--assistant", action="append", default=[], metavar="MODEL", help="as --student; may be repeated")
+    add("--objective", default="kd", metavar="NAME", help="the recipe; '?' names all (default: %(default)s)")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the objective; '?' names all")
+    add("--out", type=Path, required=True, metavar="DIR", help="empty folder, for the student and metrics.json")
+    add("--resume", action="store_true", help="go on with the interrupted run in --out")
+    add = result.add_argument_group("rows").add_argument
+    add("--task", metavar="NAME", help="a task: sst2, mnli, squad, conll2003, ...")
+    add("--data", type=Path, metavar="DIR", help="the task's official files (default: from the hub)")
+    add("--train", type=Path, metavar="FILE", help="your own rows: .tsv, .csv, .jsonl or .parquet, with column names")
+    add("--dev", type=Path, metavar="FILE", help="rows on which scores are measured")
+    add("--text", default="sentence", metavar="COLUMN", help="the (first) sentence (default: %(default)s)")
+    add("--pair", metavar="COLUMN", help="the second sentence")
+    add("--label", default="label", metavar="COLUMN", help="the class, or number (default: %(default)s)")
+    add("--regression", action="store_true", help="labels are numbers")
+    add("--corpus", metavar="TEXT", help="no labels: a .txt file, a folder of such, or a data set on the hub")
+    add("--masked-lm", action="store_true", help="of text, learn masked words too")
+    add("--max-length", type=int, default=128, metavar="N", help="tokens of a row (default: %(default)s)")
+    add = result.add_argument_group("training").add_argument
+    add("--steps", type=int, default=1000, metavar="N", help="batches to learn from (default: %(default)s)")
+    add("--batch-size", type=int, default=32, metavar="N", help="rows of a batch (default: %(default)s)")
+    add("--learning-rate", type=float, default=5e-5, metavar="X", help="the highest (default: %(default)s)")
+    add("--warmup", type=float, default=0.1, metavar="X", help="share of the steps (default: %(default)s)")
+    add("--weight-decay", type=float, default=0.01, metavar="X", help="of AdamW (default: %(default)s)")
+    add("--freeze-embeddings", action="store_true", help="leave word embeddings as they are")
+    add("--finetune-teacher", type=int, default=0, metavar="STEPS", help="fine-tune the teacher on the rows first")
+    add("--seed", type=int, default=0, metavar="N", help="of new parameters, order of batches and dropout")
+    add("--device", default="auto", choices=["auto", "cpu", "cuda"], help="(default: %(default)s)")
+    add("--tensorboard", type=Path, metavar="DIR", help="log losses there")
     return result
 
 
@@ -94,14 +101,30 @@ def check(options: Any) -> None:
         raise DistillError("--masked-lm is for text: give --corpus")
     if options.data is not None and given != ["task"]:
         raise DistillError("--data is the folder of a --task")
+    for name in OF_TABLES if given != ["train"] else ():
+        if getattr(options, name) != parser().get_default(name):
+            raise DistillError(f"--{name} is of your own rows: give --train FILE too, or leave it out")
+    if options.teacher is None:
+        for name in ("assistant", "finetune_teacher"):
+            if getattr(options, name):
+                raise DistillError(f"{flag(name)} needs a --teacher")
+        if options.student.startswith(("first:", "uniform:")):
+            raise DistillError(f"--student {options.student} is layers of a teacher: give --teacher, or a checkpoint")
+    if options.finetune_teacher and given == ["corpus"] and not options.masked_lm:
+        raise DistillError("--finetune-teacher: text has no labels to learn from; leave it out, or add --masked-lm")
     for name, least in (("steps", 0), ("finetune_teacher", 0), ("seed", 0), ("batch_size", 1), ("max_length", 8)):
         if getattr(options, name) < least:
-            flag = name.replace("_", "-")
-            raise DistillError(f"--{flag}: must be at least {least}, not {getattr(options, name)}")
-    if not options.learning_rate > 0:
+            raise DistillError(f"{flag(name)}: must be at least {least}, not {getattr(options, name)}")
+    if options.seed >= 2**32:
+        raise DistillError(f"--seed: must be below {2**32:,}, not {options.seed:,}")
+    if not 0 < options.learning_rate < math.inf:
         raise DistillError(f"--learning-rate: must be above 0, not {options.learning_rate}")
+    if not 0 <= options.weight_decay < math.inf:
+        raise DistillError(f"--weight-decay: must be at least 0, not {options.weight_decay}")
     if not 0 <= options.warmup <= 1:
         raise DistillError(f"--warmup: a share of the steps, from 0 to 1, not {options.warmup}")
+    if options.tensorboard is not None and options.tensorboard.is_file():
+        raise DistillError(f"--tensorboard {options.tensorboard} is no folder")
     saved = options.out / OPTIONS
     if options.out.exists() and not options.out.is_dir():
         raise DistillError(f"--out {options.out} is no folder")
@@ -112,8 +135,12 @@ def check(options: Any) -> None:
             raise DistillError(f"--out {options.out} has nothing to resume: there is no {OPTIONS}")
         before, now = json.loads(saved.read_text(encoding="utf-8")), recorded(options)
         for name in now:
-            if before.get(name) != now[name]:
-                raise DistillError(f"--resume: {name} was {before.get(name)!r}, not {now[name]!r}")
+            if name != "out" and before.get(name) != now[name]:
+                raise DistillError(f"--resume: {flag(name)} was {before.get(name)!r}, not {now[name]!r}")
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def recorded(options: Any) -> dict[str, Any]:
@@ -128,11 +155,11 @@ def settings(options: Any) -> dict[str, Any]:
     from distill.objectives import OBJECTIVES
 
     name = options.objective
-    if options.teacher is None and name != "none":
-        raise DistillError(f"--objective {name} needs a --teacher; only none does without")
     if name not in OBJECTIVES:
         known = ", ".join(OBJECTIVES)
         raise DistillError(f"unknown objective {name!r}{did_you_mean(name, OBJECTIVES)} (objectives: {known})")
+    if options.teacher is None and name != "none":
+        raise DistillError(f"--objective {name} needs a --teacher; only none does without")
     own = defaults(name)
     try:
         result: dict[str, Any] = without_labels(name) if options.corpus and not options.masked_lm else {}

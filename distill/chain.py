@@ -1,9 +1,11 @@
 """What `python -m distill` does: from a teacher over assistants to the student, each saved and measured."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from distill.data import Encoded, encode, training_batches
-from distill.distil import Settings, distil
+from distill.distil import Settings, distil, masked
 from distill.evaluation import evaluate, expert_load, split_batches
 from distill.files import write_text
 from distill.kinds import CLASSIFICATION, MASKED_LM, REGRESSION
@@ -26,11 +28,12 @@ from distill.recipe import Recipe
 from distill.student import load_student
 from distill.tables import TableError, table_task
 from distill.tasks import AnySplit, Task, TaskError, joined, load_task
-from distill.teacher import TeacherError, finetune, load_model, load_tokenizer
+from distill.teacher import NAS_BERT, TeacherError, finetune, load_config, load_model, load_tokenizer
 from distill.texts import read_text
 
 METRICS = "metrics.json"
 OPTIONS = "options.json"
+CONFIG = "config.json"
 STATE = "state"
 
 
@@ -55,6 +58,11 @@ class Rows:
     def labels(self) -> tuple[str, ...]:
         """Names of the classes; text has a head of two that nothing learns from."""
         return ("0", "1") if self.task is None else self.task.labels
+
+    @property
+    def headless(self) -> bool:
+        """Whether they are text of which no words are learned."""
+        return self.task is None and self.kind != MASKED_LM
 
 
 def load_rows(options: Any, tokenizer: Any) -> Rows:
@@ -97,9 +105,13 @@ def run(options: Any, settings: Settings, recorded: dict[str, Any]) -> int:
     """
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ChainError("--device cuda: there is none here; choose cpu or auto")
     accelerator = make_accelerator(options.device)
-    tokenizer = load_tokenizer(options.teacher or options.student)
+    first = options.teacher or options.student
+    tokenizer = load_tokenizer(first)
     rows = load_rows(options, tokenizer)
+    check_room(options, load_config(first, ("bert", NAS_BERT)), first, rows, tokenizer)
     recipe = Recipe(
         steps=options.steps,
         batch_size=options.batch_size,
@@ -109,15 +121,20 @@ def run(options: Any, settings: Settings, recorded: dict[str, Any]) -> int:
         freeze_embeddings=options.freeze_embeddings,
     )
     main = accelerator.is_main_process
-    options.out.mkdir(parents=True, exist_ok=True)
-    if main:
-        write_text(options.out / OPTIONS, json.dumps(recorded, indent=2) + "\n")
-    console = Console(highlight=False, soft_wrap=True, quiet=not main)
+    accelerator.wait_for_everyone()  # all processes have seen the folder as it was
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        if main:
+            write_text(options.out / OPTIONS, json.dumps(recorded, indent=2) + "\n")
+    except OSError as error:
+        raise ChainError(f"--out {options.out}: {error.strerror}") from None
+    console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not main)
     measured: dict[str, dict[str, Any]] = {}
     with Progress(console) as progress:
 
         def note(name: str, model: PreTrainedModel) -> None:
-            progress.prepare(f"{name}: measuring", None)
+            if rows.dev is not None:
+                progress.prepare(f"{name}: measuring", None)
             measured[name] = facts(model, rows, accelerator, tokenizer.pad_token_id)
 
         teacher = None
@@ -128,12 +145,13 @@ def run(options: Any, settings: Settings, recorded: dict[str, Any]) -> int:
         for number, spec in enumerate(chain, 1):
             name = "student" if number == len(chain) else f"assistant {number}"
             folder = options.out if name == "student" else options.out / f"assistant-{number}"
-            if (folder / "config.json").exists():  # of a run that is resumed
+            torch.manual_seed(options.seed)
+            student = the_student(spec, teacher, tokenizer, rows)
+            check_room(options, student.config, spec, rows, tokenizer)
+            note(f"{name}, before", student)
+            if (folder / CONFIG).exists():  # of a run that is resumed
                 student = load_model(str(folder), rows.labels, rows.kind)
             else:
-                torch.manual_seed(options.seed)
-                student = the_student(spec, teacher, tokenizer, rows)
-                note(f"{name}, before", student)
                 with losses(options.tensorboard, name, accelerator) as write:
 
                     def after_step(step: int, loss: float, what: str = f"{name}: {options.objective}") -> None:
@@ -154,13 +172,15 @@ def run(options: Any, settings: Settings, recorded: dict[str, Any]) -> int:
                             after_step=after_step,
                             keep=folder / STATE,
                         )
+                    except Diverged as error:
+                        raise ChainError(f"{name}: {error}; choose a lower --learning-rate") from None
                     except ValueError as error:
                         raise ChainError(f"--objective {options.objective}: {error}") from None
                 if main:
-                    student.save_pretrained(folder)
-                    tokenizer.save_pretrained(folder)
-                    shutil.rmtree(folder / STATE, ignore_errors=True)
-                accelerator.wait_for_everyone()
+                    save(student.base_model if rows.headless else student, tokenizer, folder)
+            accelerator.wait_for_everyone()
+            if main:
+                shutil.rmtree(folder / STATE, ignore_errors=True)
             note(name, student)
             teacher = student.eval()
         loads = expert_load(student, dev_batches(rows, tokenizer), accelerator=accelerator) if rows.dev else []
@@ -188,32 +208,61 @@ def the_teacher(
 ) -> PreTrainedModel:
     """The teacher, fine-tuned on the rows where that is asked for; kept for a run that is resumed."""
     if not options.finetune_teacher:
-        headless = rows.task is None and rows.kind != MASKED_LM  # text that is learned without its words
-        return load_model(options.teacher, rows.labels, rows.kind, new_head=headless)
+        torch.manual_seed(options.seed)  # of a new head
+        return load_model(options.teacher, rows.labels, rows.kind, new_head=rows.headless)
     folder, steps = options.out / "teacher", options.finetune_teacher
-    if (folder / "config.json").exists():
+    if (folder / CONFIG).exists():
         return load_model(str(folder), rows.labels, rows.kind, new_head=False)
-    batches = list(training_batches(rows.train, recipe.batch_size, steps, options.seed, tokenizer.pad_token_id))
-    teacher = finetune(
-        options.teacher,
-        rows.labels,
-        batches,
-        Recipe(
-            steps=steps,
-            batch_size=recipe.batch_size,
-            learning_rate=recipe.learning_rate,
-            freeze_embeddings=recipe.freeze_embeddings,
-        ),
-        accelerator=accelerator,
-        kind=rows.kind,
-        seed=options.seed,
-        after_step=lambda step, _loss: progress.prepare("teacher: fine-tuning", step / steps),
-    )
-    if accelerator.is_main_process:
-        teacher.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    batches = training_batches(rows.train, recipe.batch_size, steps, options.seed, tokenizer.pad_token_id)
+    with losses(options.tensorboard, "teacher", accelerator) as write:
+
+        def after_step(step: int, loss: float) -> None:
+            progress.prepare("teacher: fine-tuning", step / steps)
+            write(step, loss)
+
+        try:
+            teacher = finetune(
+                options.teacher,
+                rows.labels,
+                masked(batches, tokenizer, options.seed) if rows.kind == MASKED_LM else batches,
+                replace(recipe, steps=steps),
+                accelerator=accelerator,
+                kind=rows.kind,
+                seed=options.seed,
+                after_step=after_step,
+            )
+        except Diverged as error:
+            raise ChainError(f"teacher: {error}; choose a lower --learning-rate") from None
     accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        save(teacher, tokenizer, folder)
     return teacher
+
+
+def check_room(options: Any, config: Any, name: str, rows: Rows, tokenizer: Any) -> None:
+    """Raises ChainError where a model has fewer words than its tokenizer, or fewer positions than a row has tokens."""
+    if len(tokenizer) > config.vocab_size:
+        raise ChainError(
+            f"the model {name!r} has {config.vocab_size:,} words, its tokenizer {len(tokenizer):,}: they do not belong "
+            "together"
+        )
+    longest = max(int(part.lengths.max()) for part in (rows.train, rows.dev) if part is not None)
+    if longest > config.max_position_embeddings:
+        raise ChainError(
+            f"--max-length {options.max_length}: rows have up to {longest} tokens; the model {name!r} takes at most "
+            f"{config.max_position_embeddings}"
+        )
+
+
+def save(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
+    """Put a model into a folder that may have other files; its configuration comes last and shows that all is there."""
+    draft = folder / ".unfinished"
+    shutil.rmtree(draft, ignore_errors=True)
+    model.save_pretrained(draft)
+    tokenizer.save_pretrained(draft)
+    for file in sorted(draft.iterdir(), key=lambda file: file.name == CONFIG):
+        os.replace(file, folder / file.name)
+    draft.rmdir()
 
 
 def the_student(spec: str, teacher: PreTrainedModel | None, tokenizer: Any, rows: Rows) -> PreTrainedModel:
@@ -230,7 +279,8 @@ def dev_batches(rows: Rows, tokenizer: Any) -> Iterator[dict[str, torch.Tensor]]
 
 def facts(model: PreTrainedModel, rows: Rows, accelerator: Accelerator, pad_id: int) -> dict[str, Any]:
     """Parameters and, of a task, all metrics on the whole dev split."""
-    result: dict[str, Any] = {"params": sum(parameter.numel() for parameter in model.parameters())}
+    kept = model.base_model if rows.headless else model
+    result: dict[str, Any] = {"params": sum(parameter.numel() for parameter in kept.parameters())}
     if rows.task is not None and rows.dev is not None and rows.split is not None:
         scores = evaluate(model, rows.dev, rows.split, rows.task, accelerator=accelerator, pad_id=pad_id)
         result |= {name: {"value": s.value, "standard_error": s.standard_error} for name, s in scores.items()}

@@ -67,15 +67,20 @@ def without_labels(name: str) -> dict[str, Any]:
     return own | ({"phase": "intermediate"} if name == "tinybert" else {})
 
 
+def labelled(name: str, settings: Settings) -> dict[str, Any]:
+    """These settings, for rows with labels: objectives whose papers distil without learn from them too, with weight 1,
+    unless the settings say otherwise. Nothing else teaches a new head.
+    """
+    return ({"labels": 1.0} if defaults(name).get("labels") == 0 else {}) | dict(settings)
+
+
 def make(
     name: str, settings: Settings, student: Any, teacher: Any, rows: Encoded | None = None, seed: int = 0
 ) -> Objective:
     """The objective between models of these Hugging Face configurations.
 
-    Objectives whose papers distil without labels learn from those of `rows` too, with weight 1, unless `settings` say
-    otherwise: nothing else teaches a new head.
-
     Args:
+        settings: where `rows` have labels, as `labelled` completes them.
         teacher: None where there is none.
         rows: that will be trained on; codir remembers something of each.
         seed: of learned projections.
@@ -87,11 +92,11 @@ def make(
     given: dict[str, Any] = {key: value for key, value in settings.items() if key not in others}
     if name == "codir":
         classes = None if rows is None or rows.kind != CLASSIFICATION or rows.labels is None else rows.labels.tolist()
-        given |= {"rows": 1 if rows is None else len(rows), "labels": classes}
+        given |= {"rows": 2 if rows is None else len(rows), "labels": classes}
     if teacher is None and name not in ("none", "theseus"):
         raise ValueError(f"{name} compares with a teacher: give one, or choose the objective none")
-    if rows is not None and rows.labels is not None and defaults(name).get("labels") == 0:
-        given = {"labels": 1.0} | given
+    if rows is not None and rows.labels is not None:
+        given = labelled(name, given)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         objective = OBJECTIVES[name](student, teacher, **given)
@@ -131,7 +136,7 @@ def distil(
     """Train a student in place with the objective of this name, all of its phases; returns the learned projections.
 
     Args:
-        student: where it is a masked language model, words are masked anew in every batch.
+        student: where it is a masked language model, words are masked anew in every batch, and are its labels.
         settings: of the objective; the others are its defaults.
         projections: what such a training returned, to start from.
         saved: stands in for the teacher.
@@ -144,6 +149,9 @@ def distil(
     """
     learned = dict(projections or {})
     done = 0
+    of_words = student.get_output_embeddings() is not None
+    if of_words:
+        settings = labelled(name, settings)
     for number, phase in enumerate(phases(name, settings, recipe)):
         shape = saved.config if saved else teacher and teacher.config
         objective = make(name, phase.settings, student.config, shape, rows, seed)
@@ -155,7 +163,7 @@ def distil(
         batches: Iterable[Batch] = training_batches(
             rows, phase.recipe.batch_size, phase.recipe.steps, seed, tokenizer.pad_token_id
         )
-        if student.get_output_embeddings() is not None:
+        if of_words:
             batches = masked(batches, tokenizer, seed)
         plan = phase.recipe
         with contextlib.ExitStack() as stack:

@@ -15,7 +15,7 @@ from distill.data import Encoded, collate, eval_batches
 from distill.kinds import REGRESSION
 from distill.loop import batch_logits, predict
 from distill.metrics import Score, accuracy, score
-from distill.outputs import Batch
+from distill.outputs import Batch, routers
 from distill.squad import predicted_answers
 from distill.tasks import AnySplit, QuestionSplit, TaggedSplit, Task
 
@@ -116,7 +116,7 @@ def expert_load(model: nn.Module, batches: Iterable[Batch], *, accelerator: Acce
 
         return hook
 
-    for name, module in model.named_modules():
+    for name, module in routers(model):
         if _ROUTER.fullmatch(name):
             hooks.append(module.register_forward_hook(counted(name, module.count)))
     if not hooks:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor, nn
 from transformers import get_linear_schedule_with_warmup
@@ -35,9 +35,7 @@ def make_accelerator(device: str = "auto") -> Accelerator:
         bf16 = bool(able.get("avx512_bf16") or able.get("amx_bf16"))
     else:
         bf16 = torch.cuda.is_bf16_supported()
-    # Not every objective reaches every parameter.
-    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-    return Accelerator(cpu=cpu, mixed_precision="bf16" if bf16 else "no", kwargs_handlers=[unused])
+    return Accelerator(cpu=cpu, mixed_precision="bf16" if bf16 else "no")
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,8 @@ def train(
 ) -> list[float]:
     """Train `model` in place for `recipe.steps` steps and return the loss of each step.
 
-    Several processes share each batch out among them, by rows, and train on the mean of their gradients. A critic of
-    the objective learns before the model in every step, with an optimiser of its own.
+    Several processes share each batch out among them, by rows, and train on the mean of their gradients, all from the
+    first one's weights. A critic of the objective learns before the model in every step, with an optimiser of its own.
 
     Args:
         model: a `PreTrainedModel`, or what has its base_model, config and set_attn_implementation.
@@ -98,8 +96,9 @@ def train(
         state["critic"] = critic
         state["critic_optimizer"] = torch.optim.Adam(critic.parameters(), lr=critic.learning_rate)
     history = _resumed(checkpoint, state) if checkpoint else []
-    prepared = accelerator.prepare_model(model) if accelerator.num_processes > 1 else model
-    prepared.train()
+    _spread([part for part in (model, objective, critic) if part is not None], accelerator)
+    learned = [*model.parameters(), *objective.projections.parameters()]
+    model.train()
     with _attention_for_training(model, accelerator.device):
         stream = enumerate(batches)
         next(islice(stream, len(history) * accumulate, len(history) * accumulate), None)
@@ -114,7 +113,7 @@ def train(
                 batch = _share(batch, accelerator)
                 target = teacher(number, batch) if teacher and objective.needs_teacher else None
                 with accelerator.autocast():
-                    student = run(prepared, batch, objective.needs)
+                    student = run(model, batch, objective.needs)
                 if critic is not None:
                     _train_critic(critic, state["critic_optimizer"], student, target, batch, accelerator)
                 with accelerator.autocast():
@@ -123,8 +122,8 @@ def train(
                 if not math.isfinite(value):
                     raise Diverged(f"the loss is {value} at step {len(history) + 1}")
                 accelerator.backward(loss)
-            _average(objective.projections.parameters(), accelerator)
-            accelerator.clip_grad_norm_([*prepared.parameters(), *objective.projections.parameters()], recipe.clip)
+            _average(learned, accelerator)
+            accelerator.clip_grad_norm_(learned, recipe.clip)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
@@ -133,7 +132,7 @@ def train(
                 _save(checkpoint, state, history)
             if after_step:
                 after_step(len(history), value)
-                prepared.train()
+                model.train()
     return history
 
 
@@ -147,12 +146,26 @@ def _share(batch: Batch, accelerator: Accelerator) -> Batch:
     return {name: tensor[own].to(accelerator.device) for name, tensor in batch.items()}
 
 
-def _average(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
-    """Make gradients the means over all processes."""
+def _spread(parts: Iterable[nn.Module], accelerator: Accelerator) -> None:
+    """Give all processes the first one's weights."""
     if accelerator.num_processes > 1:
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad = accelerator.reduce(parameter.grad, reduction="mean")
+        for part in parts:
+            for tensor in part.state_dict().values():
+                torch.distributed.broadcast(tensor, 0)
+
+
+def _average(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
+    """Make gradients the means over all processes. Where a parameter has none in some processes, it counts as 0 there;
+    where it has none in any, it stays without: objectives differ in what they reach, which rules out torch's DDP.
+    """
+    if accelerator.num_processes == 1:
+        return
+    learned = [parameter for parameter in parameters if parameter.requires_grad]
+    found = torch.tensor([float(parameter.grad is not None) for parameter in learned], device=accelerator.device)
+    for parameter, processes in zip(learned, accelerator.reduce(found, reduction="sum").tolist(), strict=True):
+        if processes:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = accelerator.reduce(gradient, reduction="mean")
 
 
 def _train_critic(

@@ -65,8 +65,7 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
 
     products = kept([m for a in attentions() for m in (a.query, a.key)] if ATTENTION_SCORES in needs else [])
     relations = kept([m for a in attentions()[-1:] for m in (a.query, a.key, a.value)] if RELATIONS in needs else [])
-    named = unwrapped.named_modules() if ROUTINGS in needs else ()
-    routed = kept([module for name, module in named if name.rpartition(".")[2] == "router"])
+    routed = kept([module for _, module in routers(unwrapped)] if ROUTINGS in needs else [])
     try:
         outputs = model(**inputs, output_hidden_states=HIDDEN_STATES in needs)
     finally:
@@ -82,6 +81,13 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         relations=tuple(relations),
         routings=tuple((r.probabilities, r.experts[:, 0]) for r in routed if r.probabilities is not None),
     )
+
+
+def routers(model: Any) -> list[tuple[str, Any]]:
+    """The routers of the encoder that computes, and of the head, with their names."""
+    head = getattr(model, "classifier", None)
+    named = [*model.base_model.named_modules(), *(head.named_modules(prefix="classifier") if head is not None else ())]
+    return [(name, module) for name, module in named if name.rpartition(".")[2] == "router"]
 
 
 def dot_products(query_BTD: Tensor, key_BTD: Tensor, heads: int) -> Tensor:

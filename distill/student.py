@@ -39,13 +39,13 @@ def load_student(
 
 def _chosen(rule: str, count: int, layers: int) -> tuple[int, ...]:
     if not 1 <= count <= layers:
-        raise TeacherError(f"--student {rule}:{count}: the teacher has {layers} layers")
+        raise TeacherError(f"student {rule}:{count}: the teacher has {layers} layers; choose 1 to {layers}")
     if rule == "first":
         return tuple(range(count))
     try:
         return tuple(layer - 1 for layer in layer_maps.uniform(count, layers))
     except ValueError as error:
-        raise TeacherError(f"--student {rule}:{count}: {error}") from None
+        raise TeacherError(f"student {rule}:{count}: {error}") from None
 
 
 def some_layers(teacher: PreTrainedModel, chosen: Sequence[int]) -> PreTrainedModel:

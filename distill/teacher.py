@@ -1,7 +1,7 @@
 """Teachers: finding, checking, fine-tuning and keeping them, and their outputs on fixed batches."""
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ def source_fingerprint(source: str) -> str:
 def finetune(
     source: str,
     labels: Sequence[str],
-    batches: Sequence[Batch],
+    batches: Iterable[Batch],
     recipe: Recipe,
     *,
     accelerator: Accelerator,

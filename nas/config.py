@@ -142,25 +142,24 @@ class ObjectiveTable(BaseModel):
 
     name: str = "efficientbert"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _its_own_settings(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        from distill.distil import defaults  # imports torch, which takes seconds
+    def check(self) -> None:
+        """Not part of loading a configuration, as it imports torch, which takes seconds.
+
+        Raises:
+            ConfigError: there is no such objective, or it has no such setting, or one of another type.
+        """
+        from distill.distil import defaults
         from distill.objectives import OBJECTIVES
 
-        name = value.get("name", "efficientbert")
-        if name not in OBJECTIVES:
-            known = ", ".join(OBJECTIVES)
-            raise ValueError(f"unknown objective {name!r}{did_you_mean(str(name), OBJECTIVES)} (objectives: {known})")
-        own = defaults(name)
-        for key in value.keys() - {"name"}:
+        if self.name not in OBJECTIVES:
+            meant = did_you_mean(self.name, OBJECTIVES)
+            raise ConfigError(f"objective.name: there is no {self.name!r}{meant} (objectives: {', '.join(OBJECTIVES)})")
+        own = defaults(self.name)
+        for key, value in self.settings().items():
             if key not in own:
-                settings = ", ".join(own)
-                raise ValueError(f"{name} has no {key!r}{did_you_mean(key, own)}; its settings are {settings}")
-            _check_setting(key, value[key], own[key])
-        return value
+                meant = did_you_mean(key, own)
+                raise ConfigError(f"objective: {self.name} has no {key!r}{meant}; its settings are {', '.join(own)}")
+            _check_setting(f"objective.{key}", value, own[key])
 
     def settings(self) -> dict[str, Any]:
         """The arguments of the objective of this name, where they are not its defaults."""
@@ -176,7 +175,7 @@ def _check_setting(place: str, value: Any, default: Any) -> None:
     }
     kind, expected = kinds[type(default)]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind != (bool,)):
-        raise ValueError(f"{place} is {expected}, not {value!r}")
+        raise ConfigError(f"{place}: is {expected}, not {value!r}")
 
 
 class RecipeTable(Table):

@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from distill import conll, demo, squad
 from distill.corpora import Corpus
 from distill.data import Encoded, encode, load_encoded, save_encoded
 from distill.files import fingerprint
 from distill.kinds import CLASSIFICATION, REGRESSION
-from distill.tables import TableError, table_task
+from distill.tables import table_task
 from distill.tasks import AnySplit, Task, TaskData, TaskError, load_split, load_task, reader_of, save_split
 from distill.texts import read_text
 from nas.config import ConfigError, StudyConfig
@@ -46,16 +48,21 @@ def stored_task(folder: Path) -> Task:
 
 
 def check_tasks(config: StudyConfig) -> None:
-    """Raises ConfigError for a task that there is not."""
+    """Raises ConfigError for a task that there is not, and for tasks that cannot be searched on together."""
     for task in config.tasks:
         try:
-            known = reader_of(task) is not None
+            reader_of(task)
         except TaskError as error:
             if task not in config.rows:
                 raise ConfigError(f"{error}, or tables [rows.NAME] in the configuration") from None
-            known = False
-        if known and task in config.rows:
-            raise ConfigError(f"rows.{task}: there is another task of this name; choose one")
+            # The weight-sharing supernet has modules named by tasks.
+            if not task.isidentifier() or hasattr(nn.ModuleDict(), task):
+                raise ConfigError(f"rows.{task}: this name cannot be used; take one such as my_rows") from None
+        else:
+            if task in config.rows:
+                raise ConfigError(f"rows.{task}: there is another task of this name; choose one")
+    if config.data is not None and all(task in config.rows or task in demo.TASKS for task in config.tasks):
+        raise ConfigError(f"data: none of the tasks {', '.join(config.tasks)} is read from a folder; leave it out")
     heads = {task: conll if task in conll.TASKS else squad if task in squad.TASKS else None for task in config.tasks}
     if len(set(heads.values())) > 1:
         raise ConfigError(
@@ -82,7 +89,7 @@ def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
         if name in demo.TASKS:
             return demo.demo_task(name, corpus())
         return load_task(name, None if config.data is None else Path(config.data))
-    except (TaskError, TableError) as error:
+    except TaskError as error:
         raise ConfigError(str(error)) from None
 
 

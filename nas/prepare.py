@@ -5,17 +5,19 @@ Each is made once and kept in the user's cache under a key of everything it depe
 
 import contextlib
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from distill.corpora import Corpus, cache_folder, embedded_corpus
 from distill.data import Encoded, load_encoded, token_frequencies, training_batches
@@ -24,6 +26,7 @@ from distill.files import fingerprint, keep
 from distill.loop import Diverged, make_accelerator
 from distill.objectives import Objective
 from distill.outputs import Batch
+from distill.recipe import Recipe
 from distill.tasks import Task
 from distill.teacher import (
     LiveTeacher,
@@ -34,6 +37,7 @@ from distill.teacher import (
     save_outputs,
     source_fingerprint,
 )
+from distill.theseus import Replacement, replacing
 from nas import data
 from nas.config import ConfigError, StudyConfig
 from nas.data import TaskFolders
@@ -43,6 +47,7 @@ from search_spaces.graph import GELU, FFNGraph
 from search_spaces.spaces import Space
 from supernet.build import (
     base_of_teacher,
+    build,
     config_of,
     from_scratch,
     from_teacher,
@@ -112,19 +117,27 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
         raise ConfigError(str(error)) from None
 
 
-def objective(
-    config: StudyConfig, student: Any, teacher: Any, rows: Encoded | None = None, supernet: Path | None = None
-) -> Objective:
-    """The study's objective, of its first phase where it has several, between models of these Hugging Face
-    configurations.
+def objectives(
+    config: StudyConfig,
+    recipe: Recipe,
+    student: Any,
+    teacher: Any,
+    rows: Encoded | None = None,
+    supernet: Path | None = None,
+) -> list[tuple[Objective, Recipe]]:
+    """The study's objective between models of these Hugging Face configurations, and how long it is trained with: one
+    for each of its phases.
 
     Where it has learned projections, they start as the warm-up of the supernet in that folder left them.
     """
     name = config.objective.name
-    settings = phases(name, config.objective.settings(), config.candidate.build())[0].settings
-    result = make(name, settings, student, teacher, rows, config.seed)
-    if supernet:
-        result.load_state_dict(result.state_dict() | projections(supernet))
+    result = []
+    for phase in phases(name, config.objective.settings(), recipe):
+        goal = make(name, phase.settings, student, teacher, rows, config.seed)
+        if supernet:
+            kept = projections(supernet)
+            goal.load_state_dict({key: kept.get(key, value) for key, value in goal.state_dict().items()})
+        result.append((goal, phase.recipe))
     return result
 
 
@@ -140,6 +153,7 @@ def check(config: StudyConfig) -> None:
     Raises:
         ConfigError, distill.teacher.TeacherError: as `prepare`.
     """
+    config.objective.check()
     data.check_tasks(config)
     teacher = load_config(config.teacher)
     if config.max_length > teacher.max_position_embeddings:
@@ -147,10 +161,14 @@ def check(config: StudyConfig) -> None:
             f"max_length: the teacher has {teacher.max_position_embeddings} positions, not {config.max_length}"
         )
     base, graph = student_base(config, teacher)
-    student, name = config_of(Architecture.uniform(base, graph=graph)), config.objective.name
+    student = Architecture.uniform(base, graph=graph)
     try:
-        for phase in phases(name, config.objective.settings(), config.candidate.build()):
-            make(name, phase.settings, student, teacher)
+        objectives(config, config.candidate.build(), config_of(student), teacher)
+        if config.objective.name == "theseus":
+            with torch.device("meta"):
+                models = build(student, like=teacher), AutoModelForSequenceClassification.from_config(teacher)
+            with replacing(*models, Replacement(base.depth, 1, config.seed)):
+                pass
     except ValueError as error:
         raise ConfigError(f"objective and base: {error}") from None
 
@@ -186,21 +204,32 @@ class Preparation:
         self.tokenizer = load_tokenizer(config.teacher)
         self._corpus: Corpus | None = None
         tell("text", None)
-        self.data_key = fingerprint(
+        rows = fingerprint(
             FORMAT,
             data.rows_key(config, self.corpus),
-            data.text_key(config, self.corpus),
             source_fingerprint(config.teacher),
             config.task,
             config.max_length,
         )
-        self.teacher_key = fingerprint(FORMAT, self.data_key, config.finetune.model_dump(), config.seed)
+        self.data_key = fingerprint(rows, data.text_key(config, self.corpus))
+        # Nothing but the final training reads the text.
+        self.teacher_key = fingerprint(rows, config.finetune.model_dump(), config.seed)
 
     def corpus(self) -> Corpus:
         """The text of this installation."""
         if self._corpus is None:
             self._corpus = embedded_corpus()
         return self._corpus
+
+    def kept(self, path: Path, make: Callable[[Path], None]) -> Path:
+        """As `distill.files.keep`; of several processes, which all train together, the first one keeps what is made."""
+        if self.accelerator.is_main_process:
+            keep(path, make)
+        elif not path.exists():
+            with tempfile.TemporaryDirectory() as scratch:
+                make(Path(scratch) / path.name)
+        self.accelerator.wait_for_everyone()
+        return path
 
     @cached_property
     def data(self) -> Path:
@@ -210,7 +239,7 @@ class Preparation:
             self.tell(f"data of the task {self.config.task}", None)
             data.write(self.config, self.tokenizer, self.corpus, folder)
 
-        return keep(self.cache / "data" / self.data_key, make)
+        return self.kept(self.cache / "data" / self.data_key, make)
 
     @cached_property
     def task(self) -> Task:
@@ -246,7 +275,7 @@ class Preparation:
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
 
-        return keep(self.cache / "teachers" / self.teacher_key, make)
+        return self.kept(self.cache / "teachers" / self.teacher_key, make)
 
     @cached_property
     def teacher_config(self) -> Any:
@@ -275,32 +304,38 @@ class Preparation:
             base, graph = student_base(config, self.teacher_config)
             supernet = self.new_supernet(base)
             set_dropout(supernet, config.dropout)
-            goal = objective(config, supernet.config, self.teacher_config, self.train_rows)
+            draw_graphs = graph_draws(config, base, graph)
+            learned: dict[str, Tensor] = {}
+            done = count(1)
             with training("warmup"):
-                warm_up(
-                    supernet,
-                    base,
-                    self.batches(size, steps, config.seed + 1),
-                    goal,
-                    config.warmup.build(),
-                    teacher=self.live_teacher(goal.teacher_needs),
-                    accelerator=self.accelerator,
-                    draw_graphs=graph_draws(config, base, graph),
-                    seed=config.seed,
-                    after_step=lambda step, loss: self.tell("supernet: warm-up", step / steps),
-                )
+                for goal, recipe in objectives(
+                    config, config.warmup.build(), supernet.config, self.teacher_config, self.train_rows
+                ):
+                    warm_up(
+                        supernet,
+                        base,
+                        self.batches(size, recipe.steps, config.seed + 1),
+                        goal,
+                        recipe,
+                        teacher=self.live_teacher(goal.teacher_needs),
+                        accelerator=self.accelerator,
+                        draw_graphs=draw_graphs,
+                        seed=config.seed,
+                        after_step=lambda step, loss: self.tell("supernet: warm-up", next(done) / steps),
+                    )
+                    learned |= goal.state_dict()
             self.tell("supernet: importance of its neurons", None)
             glances = self.batches(size, config.warmup.importance_batches, config.seed + 2)
             scores = neuron_importance(supernet, glances, summed_loss)
             load_weights(supernet, sort_channels(supernet.state_dict(), scores, supernet.config))
             supernet.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
-            if goal.projections:
-                save_file(goal.state_dict(), folder / PROJECTIONS)
+            if learned:
+                save_file(learned, folder / PROJECTIONS)
             lowest = {f"{i}": layer[0].sort(descending=True).values for i, layer in enumerate(scores)}
             save_file(lowest, folder / "importance.safetensors")
 
-        return keep(self.cache / "supernets" / key, make)
+        return self.kept(self.cache / "supernets" / key, make)
 
     def new_supernet(self, base: Base) -> PreTrainedModel:
         """A supernet at its starting point: a copy of the teacher, or random weights."""
@@ -316,20 +351,16 @@ class Preparation:
     def outputs(self) -> Path:
         """The teacher's outputs on the batches that the candidates of the study's own seed see."""
         table, seed = self.config.candidate, self.config.seed
-        name, like = self.config.objective.name, AutoConfig.from_pretrained(self.supernet)
-        needs = frozenset[str]().union(
-            *(
-                make(name, phase.settings, like, self.teacher_config, self.train_rows).teacher_needs
-                for phase in phases(name, self.config.objective.settings(), table.build())
-            )
-        )
+        like = AutoConfig.from_pretrained(self.supernet)
+        goals = objectives(self.config, table.build(), like, self.teacher_config, self.train_rows)
+        needs = frozenset[str]().union(*(goal.teacher_needs for goal, _ in goals))
         key = fingerprint(FORMAT, self.teacher_key, table.batch_size, table.steps, sorted(needs), seed)
 
         def write(path: Path) -> None:
             self.tell("teacher: outputs for the candidates", None)
             save_outputs(self.live_teacher(needs), self.batches(table.batch_size, table.steps, seed), path)
 
-        return keep(self.cache / "outputs" / f"{key}.safetensors", write)
+        return self.kept(self.cache / "outputs" / f"{key}.safetensors", write)
 
 
 def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[], list[FFNGraph]] | None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from nas.prepare import (
     TaskFolders,
     Tell,
     Workspace,
-    objective,
+    objectives,
     set_dropout,
     training,
 )
@@ -102,28 +103,33 @@ def prepare_shared(
             heads[task] = new_head(model, teacher, place == 0, config.seed + place)
         numbers = regressions(config.tasks, tasks)
         supernet = SharedSupernet(model, heads, space.experts, workspace.frequencies(), numbers)
-        goal = objective(config, like, teachers[0].config, tasks[0].rows("train"), workspace.supernet)
-        steps = -(-table.steps // len(tasks))
-        batches = {
-            task: training_batches(folders.rows("train"), table.batch_size, steps, config.seed, like.pad_token_id)
-            for task, folders in zip(config.tasks, tasks, strict=True)
-        }
+        goals = objectives(
+            config, table.build(), like, teachers[0].config, tasks[0].rows("train"), workspace.supernet
+        )
+        done = count(1)
         with training("sharing"):
-            train_shared(
-                supernet,
-                space,
-                batches,
-                goal,
-                table.build(),
-                teachers={
-                    task: LiveTeacher(teacher, goal.teacher_needs, accelerator)
-                    for task, teacher in zip(config.tasks, teachers, strict=True)
-                },
-                accelerator=accelerator,
-                extremes=(largest, smallest) if table.sandwich else (),
-                seed=config.seed,
-                after_step=lambda step, loss: tell("supernet of stage 3: training", step / table.steps),
-            )
+            for goal, recipe in goals:
+                steps = -(-recipe.steps // len(tasks))
+                train_shared(
+                    supernet,
+                    space,
+                    {
+                        task: training_batches(
+                            folders.rows("train"), table.batch_size, steps, config.seed, like.pad_token_id
+                        )
+                        for task, folders in zip(config.tasks, tasks, strict=True)
+                    },
+                    goal,
+                    recipe,
+                    teachers={
+                        task: LiveTeacher(teacher, goal.teacher_needs, accelerator)
+                        for task, teacher in zip(config.tasks, teachers, strict=True)
+                    },
+                    accelerator=accelerator,
+                    extremes=(largest, smallest) if table.sandwich else (),
+                    seed=config.seed,
+                    after_step=lambda step, loss: tell("supernet of stage 3: training", next(done) / table.steps),
+                )
         folder.mkdir()
         save_file({name: tensor.contiguous().cpu() for name, tensor in supernet.state_dict().items()}, weights(folder))
         stored.save(folder / "architecture.json")

@@ -55,7 +55,8 @@ def parser() -> Parser:
     thin.add_argument("--drop", type=_fraction, metavar="SHARE", help="drop experts below this part of an equal share")
     thin.add_argument("--fuse", type=_fraction, metavar="SHARE", help="fuse them with the one most like them")
     rows = result.add_argument_group("rows")
-    rows.add_argument("--task", help="a task of the embedded text: library, neighbours or word_order")
+    rows.add_argument("--task", help="word_order, sst2, mnli, ...: any that labels sentences with classes")
+    rows.add_argument("--data", type=Path, help="folder of the task's official files (default: from the hub)")
     rows.add_argument("--train", type=Path, help="labelled rows: .tsv, .csv, .jsonl or .parquet")
     rows.add_argument("--dev", type=Path, help="rows on which scores are measured")
     rows.add_argument("--text", default="sentence", help="column of the (first) sentence")
@@ -120,6 +121,8 @@ def check(options: Any) -> None:
         raise ExpertsError("give --experts N to split a dense checkpoint, or --drop or --fuse to thin out a mixture")
     if (options.task is None) == (options.train is None):
         raise ExpertsError("give the rows: --task NAME, or --train FILE and --dev FILE")
+    if options.data is not None and options.task is None:
+        raise ExpertsError("--data: is of a --task; files of your own are --train and --dev")
     if options.train is not None and options.dev is None:
         raise ExpertsError("--dev: scores are measured on other rows than those trained on; give a second file")
     for name in ("steps", "seed"):
@@ -141,7 +144,7 @@ def run(options: Any) -> int:
     from distill.evaluation import expert_load, measure, split_batches
     from distill.loop import Diverged, make_accelerator
     from distill.metrics import standard_error
-    from distill.tables import TableError
+    from distill.tasks import TaskError
     from distill.teacher import TeacherError, load_tokenizer
     from search_spaces import cost
 
@@ -187,7 +190,7 @@ def run(options: Any) -> int:
         console.print(f"wrote {options.out}")
         return DONE
 
-    return guard("supernet.experts", command, (ExpertsError, ArchitectureError, TableError, TeacherError, Diverged))
+    return guard("supernet.experts", command, (ExpertsError, ArchitectureError, TaskError, TeacherError, Diverged))
 
 
 def classes(source: str) -> tuple[str, ...] | int:
@@ -207,20 +210,21 @@ def classes(source: str) -> tuple[str, ...] | int:
 
 
 def load_rows(options: Any, tokenizer: Any, known: tuple[str, ...] | int) -> Rows:
-    """The rows of an embedded task, or of the user's files, with the checkpoint's classes.
+    """The rows of a task, or of the user's files, with the checkpoint's classes.
 
     Raises:
-        ExpertsError, distill.tables.TableError: no such task or file, or other classes than the checkpoint's.
+        ExpertsError, distill.tasks.TaskError: no such task or file, a task of another kind, or other classes than the
+            checkpoint's.
     """
     from distill.data import encode
+    from distill.kinds import CLASSIFICATION
     from distill.tables import read_rows
     from distill.tasks import load_task
 
     if options.task is not None:
-        try:
-            data = load_task(options.task)
-        except ValueError as error:
-            raise ExpertsError(str(error)) from None
+        data = load_task(options.task, options.data)
+        if data.task.kind != CLASSIFICATION:
+            raise ExpertsError(f"--task {options.task}: is a {data.task.kind}; only a {CLASSIFICATION} will do")
         train, dev, labels = data.train, data.dev, data.task.labels
     else:
         names = None if isinstance(known, int) else known

@@ -2,13 +2,24 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
 from distill.data import load_encoded
 from distill.metrics import standard_error
@@ -18,6 +29,7 @@ from search_spaces import PUBLISHED, Architecture, cost
 from supernet.modeling_nas_bert import NasBertForSequenceClassification
 from tests.nas import house as houses
 from tests.nas.house import House
+from tests.nas.rows import study
 from train_final import main
 
 ELSEWHERE = """
@@ -49,6 +61,7 @@ SENTENCES = ["Badofi kule moni.", "Paru."]
 def house(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> House:
     built = houses.shared(tmp_path_factory.getbasetemp())
     monkeypatch.setenv("FFN_NAS_CACHE", str(built.cache))
+    AcceleratorState._reset_state(reset_partial_state=True)
     return built
 
 
@@ -119,6 +132,7 @@ def test_metrics(final: Path, searched: Path, house: House) -> None:
 
 
 def refused(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
     try:
         status = main([str(argument) for argument in arguments])
     except SystemExit as exit_:
@@ -171,3 +185,175 @@ def test_training_that_diverges(
     preset = house.variant(tmp_path / "hot.toml", (last.format("1e-3"), last.format("1e30")))
     arguments = [searched / "architecture.json", "--preset", preset, "--out", tmp_path / "final", "--device", "cpu"]
     assert "final: the loss is" in refused(arguments, capsys)
+
+
+@dataclass(frozen=True)
+class Small:
+    """A study of some kind and an architecture of it."""
+
+    preset: Path
+    architecture: Path
+
+    def arguments(self, out: Path, *more: object) -> list[object]:
+        return [self.architecture, "--preset", self.preset, "--out", out, "--device", "cpu", "--skip-base", *more]
+
+
+def small(house: House, folder: Path, kind: str, **changes: object) -> Small:
+    preset = study(house, folder, kind, **changes)
+    base, graph = prepare(load_config(str(preset)), "cpu").base()
+    path = folder / "architecture.json"
+    Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2)).save(path)
+    return Small(preset, path)
+
+
+def rate(steps: int) -> dict[str, object]:
+    return {"steps": steps, "batch_size": 4, "learning_rate": 1e-3}
+
+
+def left(out: Path) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+    """A checkpoint's weights, and its metrics but for what depends on the clock."""
+    assert not (out / "state").exists()
+    facts = json.loads((out / "metrics.json").read_text())
+    for row in facts["models"].values():
+        del row["latency_ms"], row["latency_quartiles_ms"]
+    return load_file(out / "model.safetensors"), facts
+
+
+def records(folder: Path) -> int:
+    """How many records are in TensorBoard's one file of events: length (8 bytes), 4 bytes, data, 4 bytes."""
+    (file,) = folder.iterdir()
+    content, place, found = file.read_bytes(), 0, 0
+    while place < len(content):
+        place += 16 + int.from_bytes(content[place : place + 8], "little")
+        found += 1
+    return found
+
+
+def test_a_killed_training_goes_on_as_if_nothing_had_happened(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = small(house, tmp_path / "study", "rows", pretrain=rate(110), final=rate(230))
+    logs = tmp_path / "logs"
+    whole = house.run("train_final.py", *given.arguments(tmp_path / "whole", "--tensorboard", logs))
+    assert (whole.returncode, whole.stderr) == (0, "")
+    # Besides the losses a file has a version.
+    assert {path.name: records(path) for path in (logs / "student").iterdir()} == {
+        "pre-training": 111,
+        "fine-tuning": 231,
+    }
+    out = tmp_path / "killed"
+    again = given.arguments(out, "--resume")
+    with house.running("train_final.py", *given.arguments(out)) as process:
+        houses.wait(process, (out / "state" / "student" / "final" / "phase-1.pt").exists)
+    assert process.returncode == -signal.SIGKILL
+    assert "is not empty: choose another folder; --resume goes on with it" in refused(given.arguments(out), capsys)
+    assert "of another configuration, architecture or seed" in refused([*again, "--seed", "1"], capsys)
+    other = replace(given, architecture=tmp_path / "other.json")
+    Architecture.uniform(Architecture.load(given.architecture).base, expansion=Fraction(1, 4)).save(other.architecture)
+    assert "of another configuration, architecture" in refused(other.arguments(out, "--resume"), capsys)
+    assert "student: pre-training" in whole.stdout
+    resumed = house.run("train_final.py", *again)
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    (weights, facts), (expected, expected_facts) = left(out), left(tmp_path / "whole")
+    assert facts == expected_facts
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+    assert "is not empty: choose another folder\n" in refused(again, capsys)
+
+
+def test_what_was_cut_short_while_it_was_written_can_be_resumed(house: House, tmp_path: Path) -> None:
+    given = small(house, tmp_path / "study", "rows")
+    out = tmp_path / "final"
+    assert main([str(argument) for argument in given.arguments(out)]) == 0
+    (out / "metrics.json").unlink()
+    (out / "state").mkdir()
+    assert main([str(argument) for argument in given.arguments(out, "--resume")]) == 0
+    left(out)
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto", "shape"),
+    [
+        ("tagging", AutoModelForTokenClassification, (2, 6, 3)),
+        ("questions", AutoModelForQuestionAnswering, (2, 6)),
+        ("regression", AutoModelForSequenceClassification, (2, 1)),
+    ],
+)
+def test_models_of_other_kinds(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, auto: Any, shape: tuple[int, ...]
+) -> None:
+    given = small(house, tmp_path / "study", kind)
+    out = tmp_path / "final"
+    assert main([str(argument) for argument in given.arguments(out)]) == 0
+    shown = capsys.readouterr().out
+    assert f"{auto.__name__}.from_pretrained" in shown
+    facts = json.loads((out / "metrics.json").read_text())
+    for row in facts["models"].values():
+        assert row["params_active"] == row["params"]
+        for metric in facts["metrics"]:
+            figures = f"{row[metric]['value']:.4f} ± {row[metric]['standard_error']:.4f}"
+            assert figures in shown
+    model = auto.from_pretrained(out, trust_remote_code=True).eval()
+    assert facts["models"]["student"]["params"] == sum(parameter.numel() for parameter in model.parameters())
+    batch = AutoTokenizer.from_pretrained(out)(SENTENCES, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        outputs = model(**batch)
+    assert (outputs.start_logits if kind == "questions" else outputs.logits).shape == shape
+    assert kind != "tagging" or list(model.config.id2label.values()) == ["O", "B-BEE", "B-DEE"]
+    assert kind != "regression" or model.config.problem_type == "regression"
+
+
+def test_experts_that_a_search_does_not_draw(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = small(house, tmp_path / "study", "rows")
+    dense = Architecture.load(given.architecture)
+    architecture = replace(dense, base=replace(dense.base, attention_experts=2, head_experts=3))
+    architecture.save(given.architecture)
+    out = tmp_path / "final"
+    assert main([str(argument) for argument in given.arguments(out)]) == 0
+    facts = json.loads((out / "metrics.json").read_text())
+    assert [(load["layer"], load["part"]) for load in facts["expert_load"]] == [
+        (-1, "head"),
+        (0, "attention"),
+        (1, "attention"),
+    ]
+    row = facts["models"]["student"]
+    assert (row["params"], row["params_active"]) == (cost.params(architecture, 3), cost.params_active(architecture, 3))
+    model = NasBertForSequenceClassification.from_pretrained(out)
+    assert (model.config.attention_experts, model.config.head_experts) == (2, 3)
+    tagging = small(house, tmp_path / "tagging", "tagging")
+    architecture.save(tagging.architecture)
+    message = refused(tagging.arguments(tmp_path / "never"), capsys)
+    assert "the architecture has experts in its head, which a token_classification has not" in message
+
+
+def test_without_anything_to_learn_from_text(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = {"name": "efficientbert", "attention": 0.0, "hidden": 0.0, "embedding": 0.0}
+    for number, objective in enumerate(({"name": "kd"}, only)):
+        given = small(house, tmp_path / f"{number}", "rows", objective=objective)
+        assert main([str(argument) for argument in given.arguments(tmp_path / f"final-{number}")]) == 0
+        shown = capsys.readouterr().out
+        assert "no pre-training: " in shown and "student: pre-training" not in shown
+
+
+def test_two_processes_share_the_batches(house: House, tmp_path: Path) -> None:
+    given = small(house, tmp_path / "study", "rows", pretrain=rate(4), final=rate(120))
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    # `accelerate launch --cpu` starts one process, whatever --num_processes says; on GPUs it does what this does.
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    result = house.run(*launch, "train_final.py", *given.arguments(together))
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    assert main([str(argument) for argument in given.arguments(alone)]) == 0
+    (weights, facts), (expected, expected_facts) = left(together), left(alone)
+    assert (facts.pop("processes"), expected_facts.pop("processes")) == (2, 1)
+    # Each process says what it does but once.
+    assert result.stdout.count("wrote ") == 1
+    start = prepare(load_config(str(given.preset)), "cpu").supernet / "model.safetensors"
+    name = "bert.encoder.layer.1.ffn.0.project.bias"
+    # Half the rows each and the mean of the gradients: the same steps, without dropout.
+    moved = (expected[name] - load_file(start)[name]).norm()
+    assert (weights[name] - expected[name]).norm() < 0.1 * moved

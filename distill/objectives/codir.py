@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.nn import functional as F
 
 from distill import layer_maps, losses
@@ -158,6 +159,16 @@ class Bank(nn.Module):
         return self.order[torch.where(places_NK < first_N1, places_NK, places_NK + size_N1)]
 
     def update(self, rows_N: Tensor, student_ND: Tensor, teacher_ND: Tensor) -> None:
-        """Move these rows' features towards new ones."""
+        """Move these rows' features towards new ones, those of all processes."""
+        rows_N, student_ND, teacher_ND = _of_all_processes(rows_N, student_ND, teacher_ND)
         for bank, new_ND in ((self.student, student_ND), (self.teacher, teacher_ND)):
             bank[rows_N] = F.normalize(self.momentum * bank[rows_N] + (1 - self.momentum) * new_ND, dim=-1)
+
+
+def _of_all_processes(*tensors: Tensor) -> list[Tensor]:
+    """The rows of each in all processes, whose shares of a batch may differ in size."""
+    if not dist.is_initialized():
+        return list(tensors)
+    shares: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(shares, [tensor.cpu() for tensor in tensors])
+    return [torch.cat(parts).to(own.device) for own, parts in zip(tensors, zip(*shares, strict=True), strict=True)]

@@ -1,5 +1,7 @@
 """Configurations: presets, files, overrides, and what is refused."""
 
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -109,11 +111,6 @@ def test_count_refuses(value: object) -> None:
         ("stage1.rungs", ["3/2"], "stage1.rungs.0: 3/2 is not above 0 and at most 1"),
         ("space.max_macs", "lots", "space.max_macs: 'lots' is not a number"),
         ("space.max_latency", "12", "space.max_latency: a latency is "),
-        ("objective.hidden", "much", "objective: hidden is a number, not 'much'"),
-        ("objective.hidden", True, "objective: hidden is a number, not True"),
-        ("objective.paper_compatible", 1, "objective: paper_compatible is true or false, not 1"),
-        ("objective.hiden", 1, "objective: efficientbert has no 'hiden'; did you mean 'hidden'?; its settings are "),
-        ("objective.name", "moebret", "objective: unknown objective 'moebret'; did you mean 'moebert'? (objectives: "),
         ("stage1.trials", 0, "stage1.trials: "),
         ("stage1.trials", 2.5, "stage1.trials: "),
         ("stage1.sampler", "genetic", "stage1.sampler: Input should be 'lanas', 'evolution', "),
@@ -128,6 +125,29 @@ def test_values_that_cannot_be(place: str, value: object, message: str) -> None:
     assert str(caught.value).startswith("demo: ")
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        ({"hidden": "much"}, "objective.hidden: is a number, not 'much'"),
+        ({"hidden": True}, "objective.hidden: is a number, not True"),
+        ({"paper_compatible": 1}, "objective.paper_compatible: is true or false, not 1"),
+        ({"hiden": 1}, "objective: efficientbert has no 'hiden'; did you mean 'hidden'?; its settings are attention"),
+        ({"name": "moebret"}, "objective.name: there is no 'moebret'; did you mean 'moebert'? (objectives: "),
+        ({"name": "codir", "rows": 3}, "objective: codir has no 'rows'"),
+    ],
+)
+def test_settings_that_an_objective_has_not(objective: dict[str, object], message: str) -> None:
+    table = load_config("demo", {"objective": objective}).objective
+    with pytest.raises(ConfigError) as caught:
+        table.check()
+    assert str(caught.value).startswith(message)
+
+
+def test_loading_a_configuration_needs_no_torch() -> None:
+    code = "import sys; from nas.config import load_config; load_config('demo'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_overrides_below_what_is_no_table() -> None:

@@ -9,10 +9,12 @@ from transformers import AutoConfig, BertForSequenceClassification
 
 from distill.data import load_encoded, training_batches
 from distill.evaluation import measure
+from distill.objectives import Objective
+from distill.recipe import Recipe
 from distill.teacher import SavedTeacher
 from nas.config import ConfigError, load_config
 from nas.evaluate import Evaluator
-from nas.prepare import Workspace, objective, prepare, set_dropout
+from nas.prepare import Workspace, objectives, prepare, set_dropout
 from search_spaces import Architecture, Base
 from supernet.build import full_architecture
 from tests.nas.house import House
@@ -112,17 +114,41 @@ def test_a_student_from_scratch(house: House) -> None:
     assert made.vocabulary == AutoConfig.from_pretrained(workspace.teacher).vocab_size
     evaluator = Evaluator(workspace, "cpu")
     assert 0 <= evaluator.evaluate(Architecture.uniform(made), seed=0).value <= 1
-    goal = objective(workspace.config, evaluator.like, evaluator.teacher_config)
+    ((goal, recipe),) = goals(workspace)
     assert set(goal.projections) == {"hidden", "embedding"}
-    warm, again = (
-        objective(workspace.config, evaluator.like, evaluator.teacher_config, supernet=workspace.supernet).state_dict()
-        for _ in range(2)
-    )
+    assert recipe == workspace.config.candidate.build()
+    warm, again = (goals(workspace, workspace.supernet)[0][0].state_dict() for _ in range(2))
     assert all(torch.equal(warm[name], again[name]) for name in warm)
     assert not any(torch.equal(warm[name], fresh) for name, fresh in goal.state_dict().items())
     for wrong in ({"heads": 3}, {"heads": 2}, {"depth": 3}):
         with pytest.raises(ConfigError, match="base"):
             changed(house, base=base | wrong, finetune__steps=5)
+
+
+def goals(workspace: Workspace, supernet: Path | None = None) -> list[tuple[Objective, Recipe]]:
+    config = workspace.config
+    student, teacher = (AutoConfig.from_pretrained(folder) for folder in (workspace.supernet, workspace.teacher))
+    return objectives(config, config.candidate.build(), student, teacher, supernet=supernet)
+
+
+def test_both_of_tinybert_s_phases_warm_a_supernet_up(house: House) -> None:
+    """The first alone would leave a new head as it was."""
+    told: list[float] = []
+    base = {"depth": 1, "width": 16, "heads": 4, "inner": 32}
+    places = {"base": base, "objective": {"name": "tinybert"}, "warmup.steps": 13}
+    config = load_config(str(house.preset), places)
+    made = prepare(config, "cpu", lambda what, share: told.append(share or 0.0) if "warm-up" in what else None)
+    assert told == pytest.approx([step / 13 for step in range(1, 14)])
+    for supernets in (made, changed(house, base=base, objective={"name": "tinybert"}, warmup__steps=0)):
+        weights = load_file(supernets.supernet / "model.safetensors")
+        moved = torch.equal(weights["classifier.bias"], torch.zeros(3))
+        assert moved == (supernets is not made)
+
+
+def test_theseus_needs_a_student_of_the_teacher_s_shape(house: House) -> None:
+    base = {"depth": 1, "width": 16, "heads": 4, "inner": 64}
+    with pytest.raises(ConfigError, match="objective and base: theseus puts the student's layers in the teacher's"):
+        changed(house, base=base, objective={"name": "theseus"})
 
 
 @pytest.mark.parametrize("table", ["finetune", "warmup"])

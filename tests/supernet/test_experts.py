@@ -135,6 +135,45 @@ def test_mistakes_are_one_line(house: Path, capsys: pytest.CaptureFixture[str], 
     assert message in shown and shown.count("\n") == 1 and not (house / "never").exists()
 
 
+def task(house: Path, *given: str) -> list[str]:
+    """As `command`, on a task in place of files; it is refused before anything is written."""
+    rows = ["--max-length", "16", "--device", "cpu"]
+    return [str(house / "bert"), "--out", str(house / "never"), "--experts", "4", *rows, *given]
+
+
+def test_a_task_s_official_files(house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "CoLA").mkdir()
+    for name, size in (("train", 24), ("dev", 12)):
+        lines = [f"x\t{row % 2}\t\t{' '.join(WORDS[row : row + 4])}" for row in range(size)]
+        (tmp_path / "CoLA" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    given = ["--task", "cola", "--data", str(tmp_path)]
+    assert main(task(house, *given)) == 2
+    assert "its classes are bad, good; those of the rows are unacceptable, accept" in capsys.readouterr().err
+    model = bert(labels=2)
+    model.save_pretrained(tmp_path / "bert")
+    BertTokenizerFast(vocab=str(house / "vocab.txt")).save_pretrained(tmp_path / "bert")
+    asked = task(house, *given, "--importance-batches", "2")
+    asked[0], asked[2] = str(tmp_path / "bert"), str(tmp_path / "out")
+    assert main(asked) == 0
+    facts = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert facts["dev_rows"] == 12 and facts["options"]["data"] == str(tmp_path)
+
+
+def test_tasks_of_other_kinds_are_refused(house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.txt").write_text("w1 O\nw2 B-X\n\nw3 O\n")
+    files = ["--train", "train.tsv", "--dev", "dev.tsv"]
+    for given, message in (
+        (["--task", "conll", "--data", str(tmp_path)], "--task conll: is a token_classification; only"),
+        (["--task", "sst2", "--data", str(tmp_path / "none")], "sst2"),
+        (["--task", "wordorder"], "unknown task 'wordorder'; did you mean 'word_order'"),
+        (["--data", str(tmp_path), *files], "--data: is of a --task"),
+    ):
+        assert main(task(house, *given)) == 2
+        shown = capsys.readouterr().err
+        assert message in shown and shown.count("\n") == 1 and not (house / "never").exists()
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "x", "1/0", "1e9"])
 def test_shares_that_are_none(house: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
     with pytest.raises(SystemExit) as stop:

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from distill.kinds import CLASSIFICATION, IGNORED, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.teacher import set_head
 from search_spaces import FFNGraph
-from supernet.build import build, full_architecture
-from supernet.importance import allocate, neuron_importance, sort_channels
+from supernet.build import build, config_of, full_architecture
+from supernet.importance import allocate, neuron_importance, sort_channels, summed_loss
 from tests.tiny import BASE, batch, inputs, shaken
 
 
@@ -149,3 +151,51 @@ def test_impossible_allocations() -> None:
             allocate(scores, total, least)
     with pytest.raises(ValueError, match="at least 3 neurons: one has 2"):
         allocate([torch.rand(2), torch.rand(8)], 7, 3)
+
+
+def one_by_one(model: nn.Module, given: dict[str, Tensor], kind: str) -> Tensor:
+    """What the labels cost, sentence by sentence without any padding, added up from log-probabilities."""
+    total = torch.zeros(())
+    for row, length in enumerate(given["attention_mask"].sum(dim=1).tolist()):
+        alone = {name: tensor[row : row + 1, :length] for name, tensor in inputs(given).items()}
+        outputs, label = model(**alone), given["labels"][row]
+        if kind == REGRESSION:
+            total = total + (outputs.logits[0, 0] - label) ** 2
+        elif kind == QUESTION_ANSWERING:
+            for logits_T, place in zip((outputs.start_logits[0], outputs.end_logits[0]), label, strict=True):
+                total = total - logits_T.softmax(dim=0)[place].log()
+        elif kind == CLASSIFICATION:
+            total = total - outputs.logits[0].softmax(dim=0)[label].log()
+        else:
+            for token in range(length):
+                if label[token] != IGNORED:
+                    total = total - outputs.logits[0, token].softmax(dim=0)[label[token]].log()
+    return total
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [
+        (CLASSIFICATION, torch.tensor([2, 0, 1, 1])),
+        (REGRESSION, torch.tensor([0.5, -1.0, 2.0, 0.0])),
+        (QUESTION_ANSWERING, torch.tensor([[3, 8], [0, 0], [1, 2], [0, 0]])),
+        (TOKEN_CLASSIFICATION, torch.randint(3, (4, 9), generator=torch.Generator().manual_seed(0))),
+    ],
+)
+def test_the_summed_loss_adds_up_samples(kind: str, labels: Tensor) -> None:
+    given = batch(4, 9)
+    if kind == TOKEN_CLASSIFICATION:
+        labels = labels.masked_fill(given["attention_mask"] == 0, IGNORED)
+        labels[:, 0] = IGNORED
+    given = given | {"labels": labels}
+    size = {REGRESSION: 1, QUESTION_ANSWERING: 2}.get(kind, 3)
+    architecture = full_architecture(BASE, FFNGraph.parse("project(gelu(expand(x)))"), 1)
+    like = config_of(architecture, size)
+    set_head(like, [f"{number}" for number in range(size)], kind)
+    model = shaken(build(architecture, kind, like=like)).eval()
+    expected = one_by_one(model, given, kind)
+    torch.testing.assert_close(summed_loss(model, given), expected, rtol=1e-4, atol=1e-5)
+    # So importance is of samples: the whole batch at once, or each sentence for itself.
+    rows = [{name: tensor[row : row + 1] for name, tensor in given.items()} for row in range(4)]
+    together, apart = neuron_importance(model, [given], summed_loss), neuron_importance(model, rows, summed_loss)
+    torch.testing.assert_close(flat(together), flat(apart), rtol=1e-3, atol=1e-5)

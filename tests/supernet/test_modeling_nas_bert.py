@@ -86,6 +86,7 @@ def test_shapes(head: str, embedding: int | None) -> None:
             "none": {"last_hidden_state": (4, 9, BASE.width), "pooler_output": (4, BASE.width)},
             "masked_lm": {"logits": (4, 9, BASE.vocabulary)},
             "classification": {"logits": (4, LABELS)},
+            "regression": {"logits": (4, LABELS)},
             "token_classification": {"logits": (4, 9, LABELS)},
             "question_answering": {"start_logits": (4, 9), "end_logits": (4, 9)},
         }[head]

@@ -8,16 +8,18 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from distill.objectives import efficientbert
-from distill.outputs import ROUTINGS, run
+from distill.kinds import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.objectives import efficientbert, kd
+from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, run
 from distill.recipe import Recipe
-from distill.teacher import LiveTeacher
+from distill.teacher import LiveTeacher, set_head
 from search_spaces import Architecture, Experts, FFNGraph, Genes, Space
 from search_spaces.spaces import SIZES
-from supernet.build import build, load_weights
+from supernet.build import build, config_of, load_weights
 from supernet.inherit import inherit
-from supernet.weight_sharing import SANDWICH, SharedSupernet, train_shared
+from supernet.weight_sharing import SANDWICH, SharedSupernet, head_name, train_shared
 from tests.tiny import BASE, batch, bert, inputs, shaken
 
 GRAPHS = [
@@ -67,6 +69,82 @@ def test_a_slice_is_the_model_that_inherits(architecture: Architecture, task: st
     torch.testing.assert_close(found.logits, expected.logits)
     for ours, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("architecture", [None, SMALLEST, MIXED])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"one": (QUESTION_ANSWERING, 2), "two": (QUESTION_ANSWERING, 2)},
+        {"one": (TOKEN_CLASSIFICATION, 5), "two": (TOKEN_CLASSIFICATION, 3)},
+        {"one": (CLASSIFICATION, 3), "two": (REGRESSION, 1)},
+        {"one": (REGRESSION, 1), "two": (CLASSIFICATION, 2)},
+    ],
+)
+def test_heads_of_every_kind(kinds: dict[str, tuple[str, int]], architecture: Architecture | None) -> None:
+    """What a slice computes, and of what kind it is said to be, is what the model that inherits does."""
+    first, labels = kinds["one"]
+    like = config_of(LARGEST, labels, like=bert(num_hidden_layers=3).config)
+    set_head(like, [f"{number}" for number in range(labels)], first)
+    model = shaken(build(LARGEST, first, labels, like))
+    heads = {task: shaken(nn.Linear(BASE.width, size), seed=size) for task, (_, size) in kinds.items()}
+    numbers = [task for task, (kind, _) in kinds.items() if kind == REGRESSION]
+    shared = SharedSupernet(model, heads, regressions=numbers).eval()  # type: ignore[arg-type]
+    place = head_name(model)
+    weights = {name: value for name, value in model.state_dict().items() if not name.startswith(place)}
+    needs = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES, RELATIONS})
+    for task in (*kinds, *kinds):  # to each and back
+        kind, size = kinds[task]
+        own = config_of(LARGEST, size, like=like)
+        set_head(own, [f"{number}" for number in range(size)], kind)
+        alone = build(architecture or LARGEST, kind, like=own).eval()
+        head = {f"{place}.{name}": value for name, value in shared.heads[task].state_dict().items()}
+        load_weights(alone, inherit(weights, architecture or LARGEST) | head)
+        shared.activate(architecture, task)
+        with torch.no_grad():
+            found, expected = run(shared, batch(), needs), run(alone, batch(), needs)
+        assert found.kind == expected.kind == kind
+        for name in ("hidden_states", "attention_scores", "relations"):
+            for ours, theirs in zip(getattr(found, name), getattr(expected, name), strict=True):
+                torch.testing.assert_close(ours, theirs)
+        assert found.logits.shape == {QUESTION_ANSWERING: (4, 2, 9), TOKEN_CLASSIFICATION: (4, 9, size)}.get(
+            kind, (4, size)
+        )
+        torch.testing.assert_close(found.logits, expected.logits)
+
+
+def test_a_regression_and_a_classification_learn_together(accelerator: Accelerator) -> None:
+    """Each from its own teacher and its own labels, by one objective."""
+    model = shaken(build(LARGEST, labels=3, like=bert(num_hidden_layers=3).config))
+    heads = {"classes": nn.Linear(BASE.width, 3), "number": nn.Linear(BASE.width, 1)}
+    shared = SharedSupernet(model, heads, regressions=["number"])
+    given = {"classes": batch(8, 10), "number": batch(8, 10) | {"labels": torch.linspace(-1, 1, 8)}}
+
+    def loss(task: str) -> float:
+        shared.activate(MIXED, task)
+        shared.eval()
+        with torch.no_grad():
+            outputs = run(shared, given[task], frozenset({LOGITS}))
+        own = F.mse_loss if task == "number" else F.cross_entropy
+        return float(own(outputs.logits[:, 0] if task == "number" else outputs.logits, given[task]["labels"]))
+
+    before = {task: loss(task) for task in heads}
+    teachers = {
+        "classes": LiveTeacher(bert(0, 3, num_hidden_layers=3), frozenset({LOGITS}), accelerator),
+        "number": LiveTeacher(bert(1, 1, num_hidden_layers=3), frozenset({LOGITS}), accelerator),
+    }
+    teachers["number"].model.config.problem_type = REGRESSION
+    train_shared(
+        shared,
+        SPACE,
+        {task: [one] * 30 for task, one in given.items()},
+        kd(shared.config, shared.config, alpha=0.1),
+        Recipe(steps=60, learning_rate=3e-3),
+        teachers=teachers,
+        accelerator=accelerator,
+    )
+    for task, value in before.items():
+        assert loss(task) < 0.8 * value
 
 
 def test_without_an_architecture_it_is_the_largest() -> None:

@@ -1,0 +1,82 @@
+"""Small data sets of every kind in the house's words, which its tiny teacher can learn something of."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from tests.nas.house import SOURCES, House, corpus
+
+TRAIN, DEV = slice(0, 120), slice(120, 160)
+PARTS = {"train": TRAIN, "dev": DEV}
+
+
+def sentences() -> list[tuple[str, str]]:
+    """Sentences and their libraries, which take turns."""
+    text = corpus()
+    places = [[place for place, source in enumerate(text.sources) if source == library] for library in SOURCES]
+    return [(text.texts[place], text.sources[place]) for turn in zip(*places, strict=True) for place in turn]
+
+
+def words(sentence: str) -> list[str]:
+    return re.findall(r"\w+", sentence.lower())
+
+
+def table(folder: Path) -> dict[str, str]:
+    """Files of rows, by the names of their splits: columns one, two (sentences), lib (class) and share (number)."""
+    files = {}
+    for name, part in PARTS.items():
+        rows = [
+            f"{text}\t{text.split()[0]}.\t{source}\t{sum(word[0] < 'l' for word in words(text)) / 8}"
+            for text, source in sentences()[part]
+        ]
+        files[name] = str(folder / f"{name}.tsv")
+        Path(files[name]).write_text("\n".join(["one\ttwo\tlib\tshare", *rows]) + "\n")
+    return files
+
+
+def tagged(folder: Path) -> Path:
+    """CoNLL's train.txt and dev.txt: words that begin with a "b" or "d" are entities."""
+    tags = {"b": "B-BEE", "d": "B-DEE"}
+    for name, part in PARTS.items():
+        blocks = [
+            "\n".join(f"{word} {tags.get(word[0], 'O')}" for word in words(text)) for text, _ in sentences()[part]
+        ]
+        (folder / f"{name}.txt").write_text("\n\n".join(blocks) + "\n")
+    return folder
+
+
+def questions(folder: Path) -> Path:
+    """SQuAD's train.json and dev.json: to every question the answer is the sentence's last word."""
+    for name, part in PARTS.items():
+        paragraphs = []
+        for number, (text, _) in enumerate(sentences()[part]):
+            asked, last = words(text)[0], text[:-1].split()[-1]
+            answer = {"text": last, "answer_start": text.rindex(last)}
+            paragraphs.append({"context": text, "qas": [{"id": f"{number}", "question": asked, "answers": [answer]}]})
+        content = {"version": "1.1", "data": [{"title": "", "paragraphs": paragraphs}]}
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def study(house: House, folder: Path, kind: str, **changes: Any) -> Path:
+    """A preset beside its data, both in this folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    preset = tomllib.loads(house.preset.read_text())
+    preset["finetune"]["steps"] = 150
+    files = table(folder)
+    mine = {"mine": files | {"text": "one", "pair": "two", "label": "lib"}}
+    number = {"number": files | {"text": "one", "label": "share", "regression": True}}
+    tables: dict[str, dict[str, Any]] = {
+        "rows": {"tasks": ["mine"], "rows": mine},
+        "regression": {"tasks": ["number"], "rows": number},
+        "both": {"tasks": ["mine", "number"], "rows": mine | number},
+        "tagging": {"tasks": ["conll"], "data": str(tagged(folder))},
+        "questions": {"tasks": ["squad"], "data": str(questions(folder))},
+    }
+    path = folder / f"{kind}.toml"
+    path.write_text(tomli_w.dumps(preset | tables[kind] | changes))
+    return path
