@@ -109,9 +109,10 @@ def run(options: Any, settings: Settings, recorded: dict[str, Any]) -> int:
         raise ChainError("--device cuda: there is none here; choose cpu or auto")
     accelerator = make_accelerator(options.device)
     first = options.teacher or options.student
+    config = load_config(first, ("bert", NAS_BERT))
     tokenizer = load_tokenizer(first)
     rows = load_rows(options, tokenizer)
-    check_room(options, load_config(first, ("bert", NAS_BERT)), first, rows, tokenizer)
+    check_room(options, config, first, rows, tokenizer)
     recipe = Recipe(
         steps=options.steps,
         batch_size=options.batch_size,

@@ -251,17 +251,17 @@ def predict(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelera
     return torch.cat(batch_logits(model, batches, accelerator=accelerator))
 
 
-@torch.inference_mode()
 def batch_logits(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelerator) -> list[Tensor]:
     """As `predict`, the logits of each batch for itself, in the shape of the task's kind (`distill.kinds`)."""
-    model.to(accelerator.device)
+    model.to(accelerator.device)  # not in inference mode: weights that move there cannot learn any more
     training = model.training
     model.eval()
     rows = []
-    for batch in batches:
-        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-        with accelerator.autocast():
-            rows.append(run(model, batch, frozenset({LOGITS})).logits.float().cpu())
+    with torch.inference_mode():
+        for batch in batches:
+            batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+            with accelerator.autocast():
+                rows.append(run(model, batch, frozenset({LOGITS})).logits.float().cpu())
     model.train(training)
     if not all(torch.isfinite(logits).all() for logits in rows):
         raise Diverged("the model's logits are not finite")
