@@ -36,7 +36,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from distill.loop import Diverged
-from nas import ledger
+from nas import interrupt, ledger
 from nas.config import ConfigError
 from nas.evaluate import evaluator
 from nas.prepare import Workspace
@@ -214,6 +214,7 @@ class Proposals(Searcher):
         self.trials = trials
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        interrupt.check()
         for _ in range(REPEATS):
             if not self._wanted():
                 # One that runs may lose its worker and be wanted again.

@@ -12,6 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from distill.cli import DONE, INTERRUPTED, Parser, guard
+from nas import interrupt
 from nas.config import ConfigError, StudyConfig, count, load_config, presets
 
 STAGES = {"1": ("1",), "2": ("2",), "3": ("3",), "all": ("1", "2", "3")}
@@ -74,7 +75,8 @@ def main(argv: list[str] | None = None) -> int:
         return search(load_config(source, overrides(options)), options, path)
 
     try:
-        return guard("nas.search", command, (ConfigError,))
+        with interrupt.remembered():
+            return guard("nas.search", command, (ConfigError,))
     except KeyboardInterrupt:
         again = "with --resume goes on" if (path / "config.toml").exists() else "starts again"
         print(f"nas.search: interrupted; the same command {again}", file=sys.stderr)

@@ -1,6 +1,8 @@
 """`python -m nas.search` from the command line to its files."""
 
+import contextlib
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from transformers import BertConfig, DistilBertConfig
 
 from distill.data import load_encoded
 from distill.metrics import standard_error
-from nas import ledger
+from nas import interrupt, ledger
 from nas.budget import budgeted_space
 from nas.config import load_config
 from nas.prepare import Workspace
@@ -215,3 +217,16 @@ def test_storages_that_cannot_be(url: str, house: House, tmp_path: Path, capsys:
     always = ["--stage", "1", "--preset", str(house.preset), "--out", str(tmp_path)]
     assert f"cannot open the storage '{url}'" in refused([*always, "--storage", url], capsys)
     assert states(tmp_path / "tiny").total() == 0
+
+
+def test_ctrl_c_is_remembered_where_it_is_swallowed() -> None:
+    usual = signal.getsignal(signal.SIGINT)
+    with interrupt.remembered():
+        interrupt.check()
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.check()
+    assert signal.getsignal(signal.SIGINT) is usual
+    with interrupt.remembered():
+        interrupt.check()
