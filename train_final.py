@@ -1,7 +1,7 @@
 """Train a searched architecture and leave an ordinary Hugging Face checkpoint.
 
     python train_final.py results/demo/architecture.json [--out DIR]
-    accelerate launch train_final.py ...                                  on several GPUs
+    accelerate launch train_final.py ...                                  in several processes
 
 The student inherits its weights from the study's supernet, learns from the teacher on text without labels, then on the
 task, and is measured on the whole dev split beside its teacher and its base model, which gets the same training.

@@ -9,16 +9,16 @@ is one thing at a time from the setting `usual`; differences are of scores of on
 """
 
 import argparse
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
+from benchmarks.paired import compare
 from distill.data import encode, token_frequencies, training_batches
 from distill.evaluation import expert_load, measure, split_batches
 from distill.loop import make_accelerator, train
@@ -102,7 +102,7 @@ def main() -> None:
             orders[order, seed] = channel_scores(teacher, batches, order, seed)
         return orders[order, seed]
 
-    def run(setting: Setting, seed: int) -> dict[str, Any]:
+    def run(setting: Setting, seed: int) -> dict[str, float]:
         architecture = mixture(
             teacher.config,
             setting.experts,
@@ -129,26 +129,7 @@ def main() -> None:
         highest = mean(max(load.shares) * len(load.shares) for load in loads) if loads else 1.0
         return {"before": before, "after": after, "highest_load": highest}
 
-    found: dict[str, dict[int, dict[str, Any]]] = {}
-    for seed in options.seeds:
-        for name in dict.fromkeys(["usual", *(options.only or SETTINGS)]):
-            found.setdefault(name, {})[seed] = row = run(SETTINGS[name], seed)
-            print(f"seed {seed}  {name:24} {row['before']:.4f} -> {row['after']:.4f}", flush=True)
-            if options.out:
-                options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print("setting                   before    after ± s.e.   minus usual ± s.e.   highest load / mean")
-    for name, rows in found.items():
-        after = [row["after"] for row in rows.values()]
-        above = [row["after"] - found["usual"][seed]["after"] for seed, row in rows.items()]
-        print(
-            f"{name:24}  {mean(row['before'] for row in rows.values()):.4f}  {mean(after):.4f} ± {error(after):.4f}"
-            f"    {mean(above):+.4f} ± {error(above):.4f}   {mean(row['highest_load'] for row in rows.values()):.2f}"
-        )
-
-
-def error(values: list[float]) -> float:
-    """Standard error of the mean; 0 of one value."""
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    compare(SETTINGS, "usual", run, options.seeds, options.only, options.out)
 
 
 if __name__ == "__main__":

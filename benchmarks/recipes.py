@@ -10,18 +10,16 @@ same order; differences are of scores of one seed, on the whole dev split.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
 from transformers.utils import logging
 
-from benchmarks.mixtures import error
+from benchmarks.paired import compare
 from distill.data import encode, token_frequencies, training_batches
 from distill.distil import distil
 from distill.evaluation import evaluate
@@ -142,22 +140,7 @@ def main() -> None:
         return {"before": before, "after": scored(model), "seconds": seconds}
 
     print(f"{options.task}: teacher {scored(teacher):.4f} ({metric}) on {len(data.dev)} dev rows")
-    found: dict[str, dict[int, dict[str, float]]] = {}
-    for seed in options.seeds:
-        for name in dict.fromkeys(["none", *(options.only or SETTINGS)]):
-            found.setdefault(name, {})[seed] = row = run(SETTINGS[name], seed)
-            shown = f"{row['before']:.4f} -> {row['after']:.4f}  {row['seconds']:.0f} s"
-            print(f"seed {seed}  {name:30} {shown}", flush=True)
-            if options.out:
-                options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print("setting                         before    after ± s.e.   minus none ± s.e.")
-    for name, by_seed in found.items():
-        after = [row["after"] for row in by_seed.values()]
-        above = [row["after"] - found["none"][seed]["after"] for seed, row in by_seed.items()]
-        print(
-            f"{name:30}  {mean(row['before'] for row in by_seed.values()):.4f}  {mean(after):.4f} ± {error(after):.4f}"
-            f"    {mean(above):+.4f} ± {error(above):.4f}"
-        )
+    compare(SETTINGS, "none", run, options.seeds, options.only, options.out)
 
 
 if __name__ == "__main__":
