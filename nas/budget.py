@@ -47,7 +47,9 @@ def limits_of(
     base, graph = workspace.base()
     found = []
     if table.max_macs is not None or "macs" in config.goals:
-        whole = cost.macs(Architecture.uniform(base, graph), labels=workspace.labels)
+        whole = cost.macs(
+            Architecture.uniform(base, graph), labels=workspace.labels, head=workspace.folders.task.kind
+        )
         fixed = whole - base.depth * cost.ffn_macs(base, Genes(graph))
         found.append(Limit("macs", fixed, cost.ffn_macs, table.max_macs or NO_LIMIT))
     if table.max_latency is not None or "latency" in config.goals:
@@ -96,8 +98,9 @@ def budgeted_space(
     edit_rate: float | None = None,
     start: Architecture | None = None,
     vary: frozenset[str] = frozenset({GRAPHS, SIZES}),
+    head: str = cost.CLASSIFICATION,
 ) -> Space:
-    """The space of a stage, with the configuration's sizes and parameter box.
+    """The space of a stage, with the configuration's sizes and parameter box; of models with this head (`cost.HEADS`).
 
     The box reaches up to `max_params` or, without it, to what the uniform slice has, and no further than the largest
     uniform slice that keeps to the `limits`; and down by `slack` of what the FFNs there have above the smallest. Slices
@@ -110,17 +113,18 @@ def budgeted_space(
     most = table.max_params
     if most is None:
         assert table.uniform is not None
-        most = cost.params(Architecture.uniform(base, graph=graph, expansion=table.uniform), labels)
+        most = cost.params(Architecture.uniform(base, graph=graph, expansion=table.uniform), labels, head)
     least = table.min_params
     if least is None and len(config.goals) > 1:
         least = 1
     if least is None:
         ends = [(end(table.stacks), end(table.expansions)) for end in (min, max)]
         smallest, largest = (Architecture.uniform(base, graph, stack, expansion) for stack, expansion in ends)
-        reached = min(most, cost.params(largest, labels))
+        reached = min(most, cost.params(largest, labels, head))
         if limits:
-            reached = min(reached, cost.params(largest_uniform(base, graph, labels, most, limits), labels))
-        lowest = cost.params(smallest, labels)
+            uniform = largest_uniform(base, graph, labels, most, limits, head)
+            reached = min(reached, cost.params(uniform, labels, head))
+        lowest = cost.params(smallest, labels, head)
         least = reached - int(table.slack * max(0, reached - lowest))
     return Space(
         base=base,
@@ -136,11 +140,17 @@ def budgeted_space(
         start=start,
         vary=vary,
         experts=table.experts,
+        head=head,
     )
 
 
 def largest_uniform(
-    base: Base, graph: FFNGraph, labels: int, most: int, limits: tuple[Limit, ...] = ()
+    base: Base,
+    graph: FFNGraph,
+    labels: int,
+    most: int,
+    limits: tuple[Limit, ...] = (),
+    head: str = cost.CLASSIFICATION,
 ) -> Architecture:
     """The uniform slice, one block a layer, of the largest inner width with at most `most` parameters that keeps to
     the limits; of one channel if none does.
@@ -151,7 +161,7 @@ def largest_uniform(
 
     def fits(architecture: Architecture) -> bool:
         kept = all(limit.total(architecture) <= limit.most for limit in limits)
-        return kept and cost.params(architecture, labels) <= most
+        return kept and cost.params(architecture, labels, head) <= most
 
     low, high = 1, base.inner
     while low < high:
@@ -163,7 +173,7 @@ def largest_uniform(
 def globally_important(space: Space, graph: FFNGraph, workspace: Workspace) -> Architecture:
     """As many inner neurons as the uniform slice has, given to the layers by importance over the whole network."""
     base = space.base
-    uniform = largest_uniform(base, graph, space.labels, space.max_params, space.limits)
+    uniform = largest_uniform(base, graph, space.labels, space.max_params, space.limits, space.head)
     total = base.depth * uniform.layers[0].inner(base)
     kept = allocate(workspace.importance(), total, min(LEAST, total // base.depth))
     return Architecture(base, tuple(Genes(graph, 1, Fraction(inner, base.inner)) for inner in kept))

@@ -1,5 +1,6 @@
 """The configuration of a study: presets, a user's own TOML file, and what the command line overrides."""
 
+import math
 import re
 import tomllib
 from fractions import Fraction
@@ -59,6 +60,11 @@ def count(value: Any) -> int:
     return int(number)
 
 
+def size(value: Any) -> int:
+    """Bytes, also written as "20G"; or 0."""
+    return 0 if value == 0 and not isinstance(value, bool) else count(value)
+
+
 def _latency(value: str) -> str:
     from nas.latency import parse_latency  # imports torch, which takes seconds
 
@@ -103,7 +109,7 @@ class RowsTable(Table):
 
 
 class BaseTable(Table):
-    """A student that starts from scratch; fields as in `search_spaces.architecture.Base`."""
+    """A student that starts from random weights; fields as in `search_spaces.architecture.Base`."""
 
     depth: int
     width: int
@@ -127,6 +133,7 @@ class SpaceTable(Table):
     max_latency: Latency | None = None
     edit_rate: Share = 0.1
     gated: bool = False
+    mismatch: Literal["narrow", "wide"] = "narrow"
 
     @model_validator(mode="after")
     def _a_box(self) -> "SpaceTable":
@@ -179,21 +186,41 @@ def _check_setting(place: str, value: Any, default: Any) -> None:
 
 
 class RecipeTable(Table):
-    """Fields as in `distill.loop.Recipe`."""
+    """Fields as in `distill.loop.Recipe`; how long is given in steps or in epochs.
 
-    steps: Steps
+    `share`: of the rows, drawn once, that are trained on.
+    """
+
+    steps: Steps | None = None
+    epochs: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
+    share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     warmup: Share = 0.1
     freeze_embeddings: bool = False
 
-    def build(self) -> Recipe:
-        return Recipe(**{name: getattr(self, name) for name in RecipeTable.model_fields})
+    @model_validator(mode="after")
+    def _so_long(self) -> "RecipeTable":
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give steps or epochs" + ("" if self.steps is None else ", not both"))
+        return self
+
+    def build(self, rows: int) -> Recipe:
+        """The recipe of a training on this many rows."""
+        steps = self.steps
+        if steps is None:
+            assert self.epochs is not None
+            steps = math.ceil(self.epochs * rows / self.batch_size)
+        others = ("batch_size", "learning_rate", "warmup", "freeze_embeddings")
+        return Recipe(steps=steps, **{name: getattr(self, name) for name in others})
 
 
 class WarmupTable(RecipeTable):
-    """`graphs`: train the complete GELU supernet, or one with graphs drawn anew from the space in every step."""
+    """`source`: learn from the task's rows, or from the text without labels. `graphs`: train the complete GELU
+    supernet, or one with graphs drawn anew from the space in every step.
+    """
 
+    source: Literal["task", "text"] = "task"
     graphs: Literal["gelu", "sampled"] = "gelu"
     importance_batches: Annotated[int, Field(ge=1)] = 16
 
@@ -207,6 +234,12 @@ class SharingTable(RecipeTable):
 
     sandwich: bool = False
     rows: Annotated[int, Field(ge=1)] | None = None
+
+
+class FinalTable(RecipeTable):
+    """`start`: the student inherits from the warmed-up supernet, or from the weight-sharing supernet of stage 3."""
+
+    start: Literal["supernet", "shared"] = "supernet"
 
 
 class StageTable(Table):
@@ -239,12 +272,18 @@ class StudyConfig(Table):
     """Everything that decides what a study computes; saved as `config.toml` beside its results.
 
     `tasks`: names that `distill.tasks.load_task` knows, or keys of `rows`. `data`: folder of their official files;
-    None: the hub. `corpus`: text without labels for the final training, as `distill.texts.read_text` takes it; None:
-    that of this installation.
+    None: the hub. `corpus`: text without labels, as `distill.texts.read_text` takes it; None: that of this
+    installation. `base`: what students start from: "teacher", another checkpoint, or a table, then random weights.
+
+    The tables of trainings: `finetune` of the teacher; `warmup` of the supernet; of every candidate
+    `candidate_pretrain` on text and `candidate` on the task; of stage 3's supernet `sharing_pretrain` on text and
+    `sharing` on all tasks; of the searched architecture `pretrain` on text and `final` on the task. `text_teacher`:
+    which teacher teaches on text, the one fine-tuned on the task or the raw one. `teacher_cache`: bytes up to which its
+    outputs for the candidates are kept on disk; beyond that it runs in every step.
     """
 
     teacher: str
-    base: Literal["teacher"] | BaseTable = "teacher"
+    base: str | BaseTable = "teacher"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
     data: str | None = None
     corpus: str | None = None
@@ -255,12 +294,16 @@ class StudyConfig(Table):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     space: SpaceTable
     objective: ObjectiveTable = ObjectiveTable()
+    text_teacher: Literal["task", "raw"] = "task"
+    teacher_cache: Annotated[int, BeforeValidator(size)] = 20 * 10**9
     finetune: RecipeTable
     warmup: WarmupTable
+    candidate_pretrain: RecipeTable | None = None
     candidate: RecipeTable
-    pretrain: RecipeTable
-    final: RecipeTable
+    sharing_pretrain: RecipeTable | None = None
     sharing: SharingTable
+    pretrain: RecipeTable
+    final: FinalTable
     stage1: StageTable
     stage2: StageTable
     stage3: StageTable
@@ -309,38 +352,44 @@ def presets() -> list[str]:
     return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
 
 
+# Of two keys a preset gives one; what extends it may give the other.
+ALTERNATIVES = {"steps": "epochs", "epochs": "steps"}
+
+
 def load_config(name: str, overrides: dict[str, Any] | None = None) -> StudyConfig:
     """The preset `name`, or the TOML file at that path, with `overrides` ("space.max_params": ...) put over it.
 
     Raises:
         ConfigError: no such preset or file, no TOML, or a value that cannot be; the message names the place.
     """
+    return parse_config(_source(name), name, overrides)
+
+
+def _source(name: str) -> str:
+    """The text of a preset or file."""
     if name in presets():
-        text = (resources.files("nas") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
-    elif name.endswith(".toml"):
+        return (resources.files("nas") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+    if name.endswith(".toml"):
         try:
-            text = Path(name).read_text(encoding="utf-8")
+            return Path(name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{name}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
-    else:
-        known = ", ".join(presets())
-        raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, presets())} (presets: {known}; or a .toml file)")
-    return parse_config(text, name, overrides)
+    known = ", ".join(presets())
+    raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, presets())} (presets: {known}; or a .toml file)")
 
 
 def parse_config(text: str, name: str, overrides: dict[str, Any] | None = None) -> StudyConfig:
-    """A configuration from TOML text; `name` is what errors call it."""
-    try:
-        tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and deep nesting
-        raise ConfigError(f"{name}: not TOML: {error}") from None
+    """A configuration from TOML text; `name` is what errors call it. `extends` names the preset, or the file beside
+    this one, whose tables these are put over.
+    """
+    tables = _extended(_parsed(text, name), name, (name,))
     for place, value in (overrides or {}).items():
-        *outer, last = place.split(".")
-        table = tables
-        for key in outer:
-            table = table.setdefault(key, {}) if isinstance(table, dict) else {}
-        if isinstance(table, dict):  # else a fault that the check below names
-            table[last] = value
+        outer, *inner = place.split(".")
+        if inner and not isinstance(tables.get(outer, {}), dict):
+            continue  # a fault that the check below names
+        for key in reversed(inner):
+            value = {key: value}
+        tables = merged(tables, {outer: value})
     try:
         return StudyConfig.model_validate(tables)
     except ValidationError as error:
@@ -353,3 +402,43 @@ def parse_config(text: str, name: str, overrides: dict[str, Any] | None = None) 
             message = f"unknown key{did_you_mean(str(first['loc'][-1]), _keys(first['loc'][:-1]))}"
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise ConfigError(f"{name}: {place}: {message}{more}") from None
+
+
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and deep nesting
+        raise ConfigError(f"{name}: not TOML: {error}") from None
+
+
+def _extended(tables: dict[str, Any], name: str, line: tuple[str, ...]) -> dict[str, Any]:
+    """These tables over those that they extend; `line` has the names on the way here."""
+    if "extends" not in tables:
+        return tables
+    own = {key: value for key, value in tables.items() if key != "extends"}
+    below = tables["extends"]
+    if not isinstance(below, str):
+        raise ConfigError(f"{name}: extends: is the name of a preset or a .toml file, not {below!r}")
+    if below not in presets() and name.endswith(".toml"):
+        below = str(Path(name).parent / below)
+    if below in line:
+        raise ConfigError(f"{name}: extends: {' -> '.join((*line, below))} goes in a circle")
+    try:
+        return merged(_extended(_parsed(_source(below), below), below, (*line, below)), own)
+    except ConfigError as error:
+        if len(line) > 1:
+            raise
+        raise ConfigError(f"{name}: extends: {error}") from None
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Tables with what `above` says put over `below`. An objective of another name keeps nothing of the one below."""
+    replaced = {ALTERNATIVES[key] for key in above if key in ALTERNATIVES} - above.keys()
+    result: dict[str, Any] = {key: value for key, value in below.items() if key not in replaced}
+    for key, value in above.items():
+        old: Any = result.get(key)
+        together = isinstance(value, dict) and isinstance(old, dict)
+        if together and key == "objective":
+            together = value.get("name", old.get("name")) == old.get("name")
+        result[key] = merged(old, value) if together else value
+    return result

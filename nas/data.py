@@ -9,14 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from distill import conll, demo, squad
+from distill import conll, demo, squad, texts
 from distill.corpora import Corpus
 from distill.data import Encoded, encode, load_encoded, save_encoded
-from distill.files import fingerprint
 from distill.kinds import CLASSIFICATION, REGRESSION
 from distill.tables import table_task
 from distill.tasks import AnySplit, Task, TaskData, TaskError, load_split, load_task, reader_of, save_split
-from distill.texts import read_text
 from nas.config import ConfigError, StudyConfig
 
 
@@ -102,7 +100,12 @@ def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
 
 def text_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
     """Changes when the text does."""
-    return corpus().fingerprint if config.corpus is None else fingerprint(text(config, corpus))
+    if config.corpus is None:
+        return corpus().fingerprint
+    try:
+        return texts.text_key(config.corpus)
+    except TaskError as error:
+        raise ConfigError(f"corpus: {error}") from None
 
 
 def text(config: StudyConfig, corpus: Callable[[], Corpus]) -> list[str]:
@@ -114,7 +117,7 @@ def text(config: StudyConfig, corpus: Callable[[], Corpus]) -> list[str]:
     if config.corpus is None:
         return demo.text_corpus(corpus())
     try:
-        return read_text(config.corpus)
+        return texts.read_text(config.corpus)
     except TaskError as error:
         raise ConfigError(f"corpus: {error}") from None
 

@@ -1,12 +1,14 @@
 """One candidate to its score: inherit, distil for a few steps, measure on the search split."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from distill import metrics
@@ -14,9 +16,9 @@ from distill.data import Encoded, token_frequencies
 from distill.distil import Saved, distil
 from distill.evaluation import Load, evaluate, expert_load, split_batches
 from distill.loop import make_accelerator
-from distill.recipe import Recipe
 from distill.teacher import SavedTeacher, load_model, load_tokenizer
-from nas.prepare import Workspace, projections
+from nas.lessons import CANDIDATE, Lesson, lessons
+from nas.prepare import Workspace, projections, raw_teacher
 from search_spaces.architecture import Architecture
 from supernet.build import build, load_weights
 from supernet.inherit import inherit
@@ -70,48 +72,72 @@ class Evaluator:
         load_weights(model, inherit(self.weights, architecture, self.frequencies))
         return model
 
+    @cached_property
+    def lessons(self) -> tuple[Lesson, ...]:
+        """What every candidate goes through."""
+        return lessons(self.config, CANDIDATE, self.workspace.folders)
+
     def train(
-        self, architecture: Architecture, recipe: Recipe, seed: int, after_step: AfterStep = lambda step, model: None
+        self,
+        architecture: Architecture,
+        plan: Sequence[Lesson],
+        seed: int,
+        after_step: AfterStep = lambda step, model: None,
     ) -> PreTrainedModel:
         """A candidate, trained. All candidates of one seed see the same batches in the same order.
+
+        Args:
+            after_step: called before and after every step of the last training.
 
         Raises:
             distill.loop.Diverged: the loss stopped being finite.
         """
         model = self.student(architecture)
+        learned = projections(self.workspace.supernet)
+        for found in plan[:-1]:
+            learned = self.distil(model, found, seed, learned)
         after_step(0, model)
-        self.distil(model, recipe, seed, lambda step, _loss: after_step(step, model))
+        for found in plan[-1:]:
+            self.distil(model, found, seed, learned, lambda step, loss: after_step(step, model))
         return model
 
     def distil(
-        self, model: PreTrainedModel, recipe: Recipe, seed: int, after_step: Callable[[int, float], None]
-    ) -> None:
-        """Train a model with the study's objective."""
-        goal, saved = self.config.objective, self.saved(recipe, seed)
-        distil(
+        self,
+        model: PreTrainedModel,
+        found: Lesson,
+        seed: int,
+        learned: Mapping[str, Tensor],
+        after_step: Callable[[int, float], None] | None = None,
+        keep: Path | None = None,
+    ) -> dict[str, Tensor]:
+        """One training of a model by the study's objective; takes and returns its learned projections."""
+        saved = self.saved(found, seed)
+        return distil(
             model,
-            None if saved else self.teacher(),
-            self.train_rows,
-            goal.name,
-            goal.settings(),
-            recipe,
+            None if saved else self.teacher(found.raw),
+            found.rows,
+            self.config.objective.name,
+            found.settings,
+            found.recipe,
             accelerator=self.accelerator,
             tokenizer=self.tokenizer,
             seed=seed,
-            projections=projections(self.workspace.supernet),
+            projections=learned,
             saved=saved,
             after_step=after_step,
+            keep=keep,
         )
 
-    def saved(self, recipe: Recipe, seed: int) -> Saved | None:
-        """The teacher's saved outputs, where they serve: to candidates of the study's own seed, but not to theseus."""
-        own = seed == self.config.seed and recipe == self.config.candidate.build()
-        if self.config.objective.name == "theseus" or not own:
-            return None
-        return Saved(self.teacher_config, SavedTeacher(self.workspace.outputs))
+    def saved(self, found: Lesson, seed: int) -> Saved | None:
+        """The teacher's saved outputs, where they serve: to candidates of the study's own seed."""
+        kept = dict(self.workspace.outputs).get(found.table)
+        own = seed == self.config.seed and any(found is one for one in self.lessons)
+        return Saved(self.teacher_config, SavedTeacher(kept)) if kept and own else None
 
-    def teacher(self) -> PreTrainedModel:
-        """The teacher, fine-tuned on the task."""
+    def teacher(self, raw: bool = False) -> PreTrainedModel:
+        """The teacher, fine-tuned on the task, or as it was before."""
+        if raw:
+            return raw_teacher(self.config, self.task)
         return load_model(str(self.workspace.teacher), self.task.labels, self.task.kind)
 
     def score(self, model: PreTrainedModel, first: int | None = None) -> metrics.Score:
@@ -135,14 +161,14 @@ class Evaluator:
         rungs: Sequence[Fraction] = (),
         report: Report = lambda step, score: None,
     ) -> Score:
-        """Train a candidate and score it on the search split; `report` gets a glance before the training, and one at
-        each of `rungs`, shares of its steps.
+        """Train a candidate and score it on the search split; `report` gets a glance before the training on the task,
+        and one at each of `rungs`, shares of its steps.
 
         Raises:
             distill.loop.Diverged: the loss or the logits stopped being finite.
         """
-        recipe = self.config.candidate.build()
-        wanted = {0, *(int(rung * recipe.steps) for rung in rungs)} - {recipe.steps}
+        steps = self.lessons[-1].recipe.steps if self.lessons else 0
+        wanted = {0, *(int(rung * steps) for rung in rungs)} - {steps}
         glances = {}
 
         def glance(step: int, model: PreTrainedModel) -> None:
@@ -150,7 +176,7 @@ class Evaluator:
                 glances[step] = self.score(model, GLANCE).value
                 report(step, glances[step])
 
-        model = self.train(architecture, recipe, seed, glance)
+        model = self.train(architecture, self.lessons, seed, glance)
         score = self.score(model)
         loads = self.loads(model, self.search_rows, GLANCE)
         return Score(score.value, score.standard_error, {"inherited": glances[0]}, loads)

@@ -1,6 +1,6 @@
 """Show what an architecture is and what it costs.
 
-python -m nas.inspect ARCH [--tokens 128] [--labels 3] [--json]
+python -m nas.inspect ARCH [--tokens 128] [--labels 3] [--head classification] [--json]
 """
 
 import json
@@ -19,17 +19,19 @@ from search_spaces import cost as costs
 from search_spaces.published import load
 
 
-def describe(architecture: Architecture, tokens: int = 128, labels: int = 3) -> dict[str, Any]:
+def describe(
+    architecture: Architecture, tokens: int = 128, labels: int = 3, head: str = costs.CLASSIFICATION
+) -> dict[str, Any]:
     """Costs and layers as plain values, the content of `--json`. MACs are per sequence of `tokens` tokens."""
     return {
-        "params": costs.params(architecture, labels),
-        "params_active": costs.params_active(architecture, labels),
+        "params": costs.params(architecture, labels, head),
+        "params_active": costs.params_active(architecture, labels, head),
         "params_encoder": costs.params_encoder(architecture),
         "params_effective": costs.params_effective(architecture),
         "params_minimoe": costs.params_minimoe(architecture),
         "params_published": costs.params_published(architecture),
         "macs_linear": costs.macs_linear(architecture, tokens),
-        "macs": costs.macs(architecture, tokens, labels),
+        "macs": costs.macs(architecture, tokens, labels, head),
         "flops": costs.flops(architecture, tokens),
         "speedup": costs.speedup(architecture),
         "layers": [
@@ -54,10 +56,10 @@ def _experts(experts: Experts) -> dict[str, Any]:
     return {"shared": str(experts.shared), "routing": experts.routing, "top_k": experts.top_k, "capacity": capacity}
 
 
-def show(architecture: Architecture, tokens: int, labels: int, console: Console) -> None:
+def show(architecture: Architecture, tokens: int, labels: int, head: str, console: Console) -> None:
     """Print the same as a table."""
     base = architecture.base
-    facts = describe(architecture, tokens, labels)
+    facts = describe(architecture, tokens, labels, head)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("layer", "stack", "expansion", "inner", "params"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -77,13 +79,20 @@ def show(architecture: Architecture, tokens: int, labels: int, console: Console)
         soft_wrap=True,
     )
     console.print(table)
+    with_head = {
+        costs.CLASSIFICATION: f"with pooler and {labels} labels",
+        "regression": "with pooler and a number as output",
+        "token_classification": f"with {labels} tags of each token",
+        "question_answering": "with first and last token of an answer as outputs",
+        "masked_lm": "with the head of masked words",
+    }
     rows = (
-        ("parameters", "params", f"with pooler and {labels} labels"),
+        ("parameters", "params", with_head[head]),
         ("", "params_active", "of these active for a token"),
-        ("", "params_encoder", "without pooler and classifier"),
+        ("", "params_encoder", "without the head"),
         ("", "params_effective", "of these active for a token (MoEBERT)"),
-        ("", "params_minimoe", "without them, with MiniMoE's maps for relations"),
-        ("", "params_published", "without them, with a map to 768 channels (EfficientBERT, TinyBERT)"),
+        ("", "params_minimoe", "without it, with MiniMoE's maps for relations"),
+        ("", "params_published", "without it, with a map to 768 channels (EfficientBERT, TinyBERT)"),
         ("MACs", "macs", f"for one sequence of {tokens} tokens"),
         ("", "macs_linear", "of these in the encoder's linear maps (MiniMoE)"),
         ("FLOPs", "flops", "as TinyBERT and MicroBERT count them"),
@@ -100,6 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("architecture", metavar="ARCH", help=f"a JSON file, or one of {', '.join(PUBLISHED)}")
     parser.add_argument("--tokens", type=int, default=128, help="length of a sequence, for the MACs")
     parser.add_argument("--labels", type=int, default=3, help="classes of the classifier")
+    parser.add_argument(
+        "--head", default=costs.CLASSIFICATION, choices=costs.HEADS, help="the kind of task (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(argv)
     try:
@@ -112,9 +124,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.labels < 1:
         parser.error(f"--labels: must be at least 1, not {options.labels}")
     if options.json:
-        print(json.dumps(describe(architecture, options.tokens, options.labels), indent=2))
+        print(json.dumps(describe(architecture, options.tokens, options.labels, options.head), indent=2))
     else:
-        show(architecture, options.tokens, options.labels, Console(highlight=False))
+        show(architecture, options.tokens, options.labels, options.head, Console(highlight=False))
     return 0
 
 

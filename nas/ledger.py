@@ -131,9 +131,9 @@ def _described(architecture: Architecture, space: Space, labels: int) -> dict[st
         IN_BOX: space.keeps_budget(architecture),
         FUNCTION: function_key(architecture),
         "formula": formula(architecture),
-        "params": cost.params(architecture, labels),
-        "params_active": cost.params_active(architecture, labels),
-        "macs": cost.macs(architecture, labels=labels),
+        "params": cost.params(architecture, labels, space.head),
+        "params_active": cost.params_active(architecture, labels, space.head),
+        "macs": cost.macs(architecture, labels=labels, head=space.head),
     } | {limit.name: limit.total(architecture) for limit in space.limits}
 
 
@@ -173,6 +173,11 @@ def _end(study: optuna.Study, number: int, state: TrialState, values: Sequence[f
     for trial in trials:
         if trial.state == TrialState.RUNNING and trial.user_attrs.get(TWIN) == number:
             _copy_result(study, trials[number], trial.number)
+
+
+def score_of(name: str) -> str:
+    """The attribute of one of the scores behind a trial's own: a task may have any name, that of a cost too."""
+    return f"score/{name}"
 
 
 def formula(architecture: Architecture) -> str:

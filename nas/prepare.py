@@ -5,9 +5,10 @@ Each is made once and kept in the user's cache under a key of everything it depe
 
 import contextlib
 import random
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import count
@@ -20,12 +21,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from distill.corpora import Corpus, cache_folder, embedded_corpus
-from distill.data import Encoded, load_encoded, token_frequencies, training_batches
-from distill.distil import make, phases
+from distill.data import Encoded, batches, load_encoded, token_frequencies, training_batches
+from distill.distil import Settings, make, phases
 from distill.files import fingerprint, keep
 from distill.loop import Diverged, make_accelerator
 from distill.objectives import Objective
-from distill.outputs import Batch
+from distill.outputs import Batch, run
 from distill.recipe import Recipe
 from distill.tasks import Task
 from distill.teacher import (
@@ -35,12 +36,14 @@ from distill.teacher import (
     load_model,
     load_tokenizer,
     save_outputs,
+    saved_bytes,
     source_fingerprint,
 )
 from distill.theseus import Replacement, replacing
 from nas import data
 from nas.config import ConfigError, StudyConfig
 from nas.data import TaskFolders
+from nas.lessons import CANDIDATE, Lesson, lesson, lessons, on_text, portion, settings_of, table_of
 from search_spaces import cost
 from search_spaces.architecture import Architecture, ArchitectureError, Base
 from search_spaces.graph import GELU, FFNGraph
@@ -70,15 +73,16 @@ Tell = Callable[[str, float | None], None]
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where everything lies: folders of encoded data, fine-tuned teacher and supernet, the saved outputs' file; and
-    for stage 3 the folders of all tasks and of the weight-sharing supernet.
+    """Where everything lies: folders of encoded data, fine-tuned teacher and supernet; of the teacher's saved outputs
+    for the candidates, by the tables of their trainings; and for stage 3 the folders of all tasks and of the
+    weight-sharing supernet.
     """
 
     config: StudyConfig
     data: Path
     teacher: Path
     supernet: Path
-    outputs: Path
+    outputs: tuple[tuple[str, Path], ...]
     tasks: tuple[TaskFolders, ...] = ()
     shared: Path | None = None
 
@@ -108,35 +112,47 @@ class Workspace:
 
 
 def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
-    """The base model of the study's students, given the teacher's configuration."""
-    if config.base == "teacher":
-        return base_of_teacher(teacher)
-    try:
-        return config.base.build(teacher.vocab_size), GELU
-    except ArchitectureError as error:
-        raise ConfigError(str(error)) from None
+    """The base model of the study's students, given the teacher's configuration, and its graph.
+
+    Raises:
+        ConfigError, distill.teacher.TeacherError: there is no such base, or it cannot learn from this teacher.
+    """
+    if isinstance(config.base, str):
+        own = teacher if config.base == "teacher" else load_config(config.base)
+        if own.vocab_size != teacher.vocab_size:
+            raise ConfigError(
+                f"base: {config.base} has a vocabulary of {own.vocab_size:,} and the teacher one of "
+                f"{teacher.vocab_size:,}; both read the same tokens"
+            )
+        base, graph = base_of_teacher(own)
+    else:
+        try:
+            base, graph = config.base.build(teacher.vocab_size), GELU
+        except ArchitectureError as error:
+            raise ConfigError(str(error)) from None
+    return replace(base, mismatch=config.space.mismatch), graph
 
 
 def objectives(
     config: StudyConfig,
+    settings: Settings,
     recipe: Recipe,
     student: Any,
     teacher: Any,
     rows: Encoded | None = None,
-    supernet: Path | None = None,
+    learned: Mapping[str, Tensor] | None = None,
 ) -> list[tuple[Objective, Recipe]]:
     """The study's objective between models of these Hugging Face configurations, and how long it is trained with: one
     for each of its phases.
 
-    Where it has learned projections, they start as the warm-up of the supernet in that folder left them.
+    Where it has learned projections, they start as in `learned`.
     """
     name = config.objective.name
     result = []
-    for phase in phases(name, config.objective.settings(), recipe):
+    for phase in phases(name, settings, recipe):
         goal = make(name, phase.settings, student, teacher, rows, config.seed)
-        if supernet:
-            kept = projections(supernet)
-            goal.load_state_dict({key: kept.get(key, value) for key, value in goal.state_dict().items()})
+        if learned:
+            goal.load_state_dict({key: learned.get(key, value) for key, value in goal.state_dict().items()})
         result.append((goal, phase.recipe))
     return result
 
@@ -156,14 +172,18 @@ def check(config: StudyConfig) -> None:
     config.objective.check()
     data.check_tasks(config)
     teacher = load_config(config.teacher)
-    if config.max_length > teacher.max_position_embeddings:
-        raise ConfigError(
-            f"max_length: the teacher has {teacher.max_position_embeddings} positions, not {config.max_length}"
-        )
     base, graph = student_base(config, teacher)
+    for name, positions in (("teacher", teacher.max_position_embeddings), ("base", base.positions)):
+        if config.max_length > positions:
+            raise ConfigError(f"max_length: the {name} has {positions} positions, not {config.max_length}")
     student = Architecture.uniform(base, graph=graph)
+    for name in ("warmup", "candidate_pretrain", "sharing_pretrain"):
+        if table_of(config, name):
+            settings_of(config, name)
     try:
-        objectives(config, config.candidate.build(), config_of(student), teacher)
+        for name in ("candidate_pretrain", "candidate"):
+            if table := table_of(config, name):
+                objectives(config, settings_of(config, name), table.build(1), config_of(student), teacher)
         if config.objective.name == "theseus":
             with torch.device("meta"):
                 models = build(student, like=teacher), AutoModelForSequenceClassification.from_config(teacher)
@@ -212,7 +232,6 @@ class Preparation:
             config.max_length,
         )
         self.data_key = fingerprint(rows, data.text_key(config, self.corpus))
-        # Nothing but the final training reads the text.
         self.teacher_key = fingerprint(rows, config.finetune.model_dump(), config.seed)
 
     def corpus(self) -> Corpus:
@@ -250,9 +269,8 @@ class Preparation:
     def train_rows(self) -> Encoded:
         return load_encoded(self.data / "train.npz")
 
-    def batches(self, size: int, steps: int, seed: int) -> list[Batch]:
-        """Batches of the training split."""
-        return list(training_batches(self.train_rows, size, steps, seed, self.tokenizer.pad_token_id))
+    def batches(self, rows: Encoded, size: int, steps: int, seed: int) -> Iterator[Batch]:
+        return training_batches(rows, size, steps, seed, self.tokenizer.pad_token_id)
 
     @cached_property
     def teacher(self) -> Path:
@@ -260,12 +278,13 @@ class Preparation:
         config = self.config
 
         def make(folder: Path) -> None:
-            recipe = config.finetune.build()
+            rows = portion(self.train_rows, config.finetune.share, config.seed)
+            recipe = config.finetune.build(len(rows))
             with training("finetune"):
                 model = finetune(
                     config.teacher,
                     self.task.labels,
-                    self.batches(recipe.batch_size, recipe.steps, config.seed),
+                    self.batches(rows, recipe.batch_size, recipe.steps, config.seed),
                     recipe,
                     accelerator=self.accelerator,
                     kind=self.task.kind,
@@ -284,49 +303,34 @@ class Preparation:
     def teacher_model(self) -> PreTrainedModel:
         return load_model(str(self.teacher), self.task.labels, self.task.kind)
 
-    def live_teacher(self, needs: frozenset[str]) -> LiveTeacher:
-        return LiveTeacher(self.teacher_model(), needs, self.accelerator)
+    def live_teacher(self, needs: frozenset[str], raw: bool = False) -> LiveTeacher:
+        model = raw_teacher(self.config, self.task) if raw else self.teacher_model()
+        return LiveTeacher(model, needs, self.accelerator)
 
     @cached_property
     def supernet(self) -> Path:
         """The supernet, warmed up and with its inner channels in order of importance, and that importance."""
         config = self.config
+        of_text = config.warmup.source == "text"
+        of_base = config.base if not isinstance(config.base, str) else source_fingerprint(self.starting_point)
         key = fingerprint(
             FORMAT,
             self.teacher_key,
-            config.model_dump(mode="json", include={"base", "dropout", "warmup", "objective", "seed"}),
-            max(config.space.stacks),
+            of_base if isinstance(of_base, str) else of_base.model_dump(),
+            config.model_dump(mode="json", include={"dropout", "warmup", "objective", "seed"}),
+            [config.space.mismatch, max(config.space.stacks)],
             config.space.edit_rate if config.warmup.graphs == "sampled" else None,
+            [self.data_key, config.text_teacher] if of_text else None,
         )
 
         def make(folder: Path) -> None:
-            size, steps = config.warmup.batch_size, config.warmup.steps
             base, graph = student_base(config, self.teacher_config)
             supernet = self.new_supernet(base)
             set_dropout(supernet, config.dropout)
-            draw_graphs = graph_draws(config, base, graph)
-            learned: dict[str, Tensor] = {}
-            done = count(1)
-            with training("warmup"):
-                for goal, recipe in objectives(
-                    config, config.warmup.build(), supernet.config, self.teacher_config, self.train_rows
-                ):
-                    warm_up(
-                        supernet,
-                        base,
-                        self.batches(size, recipe.steps, config.seed + 1),
-                        goal,
-                        recipe,
-                        teacher=self.live_teacher(goal.teacher_needs),
-                        accelerator=self.accelerator,
-                        draw_graphs=draw_graphs,
-                        seed=config.seed,
-                        after_step=lambda step, loss: self.tell("supernet: warm-up", next(done) / steps),
-                    )
-                    learned |= goal.state_dict()
+            found = lesson(config, "warmup", self.folders)
+            learned = self.warm_up(supernet, base, graph, found) if found else {}
             self.tell("supernet: importance of its neurons", None)
-            glances = self.batches(size, config.warmup.importance_batches, config.seed + 2)
-            scores = neuron_importance(supernet, glances, summed_loss)
+            scores = self.importance(supernet, found, learned)
             load_weights(supernet, sort_channels(supernet.state_dict(), scores, supernet.config))
             supernet.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
@@ -337,30 +341,130 @@ class Preparation:
 
         return self.kept(self.cache / "supernets" / key, make)
 
+    @property
+    def starting_point(self) -> str:
+        """The checkpoint that students start as."""
+        assert isinstance(self.config.base, str)
+        return self.config.teacher if self.config.base == "teacher" else self.config.base
+
     def new_supernet(self, base: Base) -> PreTrainedModel:
-        """A supernet at its starting point: a copy of the teacher, or random weights."""
-        stack = max(self.config.space.stacks)
-        if self.config.base != "teacher":
-            torch.manual_seed(self.config.seed)
+        """A supernet at its starting point: a copy of the teacher or of another checkpoint, or random weights."""
+        config = self.config
+        stack = max(config.space.stacks)
+        if not isinstance(config.base, str):
+            torch.manual_seed(config.seed)
             return from_scratch(base, stack, like=self.teacher_config, head=self.task.kind)
-        teacher = self.teacher_model().eval()
-        glances = self.batches(self.config.warmup.batch_size, STATISTICS_BATCHES, self.config.seed)
-        return from_teacher(teacher, stack, layer_output_statistics(teacher, glances))
+        torch.manual_seed(config.seed)  # another checkpoint may have no head
+        own = config.base == "teacher"
+        model = self.teacher_model() if own else load_model(config.base, self.task.labels, self.task.kind)
+        glances = self.batches(self.train_rows, config.warmup.batch_size, STATISTICS_BATCHES, config.seed)
+        return from_teacher(model.eval(), stack, layer_output_statistics(model, list(glances)), base.mismatch)
+
+    def warm_up(
+        self, supernet: PreTrainedModel, base: Base, graph: FFNGraph, found: Lesson
+    ) -> dict[str, Tensor]:
+        """Train the supernet in place; returns the learned projections."""
+        config = self.config
+        draw_graphs = graph_draws(config, base, graph)
+        learned: dict[str, Tensor] = {}
+        done = count(1)
+        with training("warmup"):
+            for goal, recipe in objectives(
+                config, found.settings, found.recipe, supernet.config, self.teacher_config, found.rows
+            ):
+                warm_up(
+                    supernet,
+                    base,
+                    self.batches(found.rows, recipe.batch_size, recipe.steps, config.seed + 1),
+                    goal,
+                    recipe,
+                    teacher=self.live_teacher(goal.teacher_needs, found.raw),
+                    accelerator=self.accelerator,
+                    draw_graphs=draw_graphs,
+                    seed=config.seed,
+                    after_step=lambda step, loss: self.tell("supernet: warm-up", next(done) / found.recipe.steps),
+                )
+                learned |= goal.state_dict()
+        return learned
+
+    def importance(
+        self, supernet: PreTrainedModel, found: Lesson | None, learned: dict[str, Tensor]
+    ) -> list[list[Tensor]]:
+        """Of the inner neurons for the loss of the warm-up: on labels or, where it learned from text and so has a head
+        that knows nothing, on the teacher's outputs.
+        """
+        config = self.config
+        size, number = config.warmup.batch_size, config.warmup.importance_batches
+        if found is None or not on_text(config, "warmup"):
+            return neuron_importance(
+                supernet, self.batches(self.train_rows, size, number, config.seed + 2), summed_loss
+            )
+        goal, _ = objectives(config, found.settings, found.recipe, supernet.config, self.teacher_config)[-1]
+        goal.load_state_dict({name: learned[name] for name in goal.state_dict()})
+        goal.to(supernet.device)
+        teacher = self.live_teacher(goal.teacher_needs, found.raw)
+
+        def loss(model: nn.Module, batch: Batch) -> Tensor:
+            return len(batch["input_ids"]) * goal(run(model, batch, goal.needs), teacher(0, batch), batch)
+
+        return neuron_importance(supernet, self.batches(found.rows, size, number, config.seed + 2), loss)
+
+    @property
+    def folders(self) -> TaskFolders:
+        return TaskFolders(self.data, self.teacher)
 
     @cached_property
-    def outputs(self) -> Path:
-        """The teacher's outputs on the batches that the candidates of the study's own seed see."""
-        table, seed = self.config.candidate, self.config.seed
+    def outputs(self) -> tuple[tuple[str, Path], ...]:
+        """The teacher's outputs on the batches that the candidates of the study's own seed see, by the tables of their
+        trainings, as far as the configuration gives room for them.
+
+        Raises:
+            ConfigError: the disk does not.
+        """
         like = AutoConfig.from_pretrained(self.supernet)
-        goals = objectives(self.config, table.build(), like, self.teacher_config, self.train_rows)
+        found = [(one, self.kept_outputs(one, like)) for one in lessons(self.config, CANDIDATE, self.folders)]
+        return tuple((one.table, path) for one, path in found if path)
+
+    def kept_outputs(self, found: Lesson, like: Any) -> Path | None:
+        """Those on the batches of this training of models like this; None where they are not kept."""
+        config, recipe = self.config, found.recipe
+        goals = objectives(config, found.settings, recipe, like, self.teacher_config, found.rows)
         needs = frozenset[str]().union(*(goal.teacher_needs for goal, _ in goals))
-        key = fingerprint(FORMAT, self.teacher_key, table.batch_size, table.steps, sorted(needs), seed)
+        key = fingerprint(
+            FORMAT,
+            self.data_key if on_text(config, found.table) else None,
+            self.teacher_key,
+            [recipe.batch_size, recipe.steps, getattr(config, found.table).share, found.raw],
+            sorted(needs),
+            config.seed,
+        )
+        path = self.cache / "outputs" / key
+        chosen = batches(found.rows, recipe.batch_size, recipe.steps, config.seed)
+        shapes = ((len(rows), int(found.rows.lengths[rows].max())) for rows in chosen)
+        room = saved_bytes(self.teacher_config, needs, shapes)
+        if config.objective.name == "theseus" or room > config.teacher_cache:
+            return None
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(path.parent).free
+            if room > free:
+                raise ConfigError(
+                    f"teacher_cache: the teacher's outputs for {found.table} take {room / 1e9:.1f} GB and "
+                    f"{path.parent} has {free / 1e9:.1f} GB free; make room, or have the teacher run in every step: "
+                    "teacher_cache = 0"
+                )
 
         def write(path: Path) -> None:
             self.tell("teacher: outputs for the candidates", None)
-            save_outputs(self.live_teacher(needs), self.batches(table.batch_size, table.steps, seed), path)
+            rows = self.batches(found.rows, recipe.batch_size, recipe.steps, config.seed)
+            save_outputs(self.live_teacher(needs, found.raw), rows, path)
 
-        return self.kept(self.cache / "outputs" / f"{key}.safetensors", write)
+        return self.kept(path, write)
+
+
+def raw_teacher(config: StudyConfig, task: Task) -> PreTrainedModel:
+    """The teacher from before its fine-tuning; its head has not learned anything."""
+    return load_model(config.teacher, task.labels, task.kind)
 
 
 def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[], list[FFNGraph]] | None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from ray.tune.search import Searcher
 from distill.loop import Diverged
 from nas import interrupt, ledger
 from nas.config import ConfigError
-from nas.evaluate import evaluator
+from nas.evaluate import Score, evaluator
 from nas.prepare import Workspace
 from nas.sharing import shared_evaluator
 from search_spaces.architecture import Architecture
@@ -196,7 +196,13 @@ def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, ru
     except (MemoryError, torch.OutOfMemoryError) as error:
         tune.report({ledger.FAILURE: f"out of memory: {error}"})
     else:
-        tune.report({"final": score.value, "attributes": score.attributes()})
+        tune.report({"final": score.value, "attributes": attributes_of(score)})
+
+
+def attributes_of(score: Score) -> dict[str, Any]:
+    """What a trial remembers of a score beside the value: the scores behind it under `ledger.score_of` their names."""
+    parts = {ledger.score_of(name): value for name, value in score.parts.items()}
+    return replace(score, parts={}).attributes() | parts
 
 
 class Proposals(Searcher):

@@ -133,7 +133,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
     from nas.progress import Progress
     from nas.runner import Cluster
     from nas.stages import Search, incumbent_of
-    from nas.storage import StorageError
+    from nas.storage import StorageError, needed
     from search_spaces.architecture import Architecture, ArchitectureError
     from search_spaces.graph import GraphError
     from search_spaces.spaces import SpaceError
@@ -166,7 +166,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
             first = study.first(stages[0], given)
             progress.prepared()
             folder.create(config)
-            with sole_driver(storage, path.name):
+            with needed(storage), sole_driver(storage, path.name):
                 progress.say(f"study {path} (optuna-dashboard {storage})")
                 winner = study.run(first, stages[1:])
         progress.say(f"winner: {formula(winner)}")

@@ -1,16 +1,15 @@
 """Stage 3's supernet: trained once on all tasks, then every candidate is a slice of it and needs no training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache
-from itertools import count
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 
 from distill import metrics
 from distill.data import training_batches
@@ -19,14 +18,18 @@ from distill.files import fingerprint, keep
 from distill.kinds import REGRESSION
 from distill.loop import make_accelerator
 from distill.teacher import LiveTeacher, load_model
+from nas.config import StudyConfig
+from nas.data import TaskFolders
 from nas.evaluate import GLANCE, Score
+from nas.lessons import Lesson, lesson, raw, table_of
 from nas.prepare import (
     FORMAT,
     Preparation,
-    TaskFolders,
     Tell,
     Workspace,
     objectives,
+    projections,
+    raw_teacher,
     set_dropout,
     training,
 )
@@ -35,7 +38,7 @@ from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
 from supernet.build import build, load_weights
 from supernet.inherit import inherit
-from supernet.weight_sharing import SharedSupernet, head_name, train_shared
+from supernet.weight_sharing import SharedSupernet, head_name, interleaved, train_shared
 
 
 def extremes(space: Space) -> tuple[Architecture, Architecture]:
@@ -87,12 +90,13 @@ def prepare_shared(
         smallest.to_json(),
         [space.min_params, space.max_params, *((limit.name, limit.most) for limit in space.limits)],
         [str(experts) for experts in space.experts],
-        config.model_dump(mode="json", include={"objective", "dropout", "sharing", "seed"}),
+        config.model_dump(mode="json", include={"objective", "dropout", "sharing_pretrain", "sharing", "seed"}),
+        raw(config, "sharing_pretrain"),
+        [folders.data.name for folders in tasks] if table_of(config, "sharing_pretrain") else None,
     )
 
     def make(folder: Path) -> None:
         accelerator = make_accelerator(device)
-        table = config.sharing
         like = AutoConfig.from_pretrained(workspace.supernet)
         model = build(stored, tasks[0].task.kind, like=like)
         load_weights(model, inherit(load_file(workspace.supernet / "model.safetensors"), stored))
@@ -103,39 +107,66 @@ def prepare_shared(
             heads[task] = new_head(model, teacher, place == 0, config.seed + place)
         numbers = regressions(config.tasks, tasks)
         supernet = SharedSupernet(model, heads, space.experts, workspace.frequencies(), numbers)
-        goals = objectives(
-            config, table.build(), like, teachers[0].config, tasks[0].rows("train"), workspace.supernet
-        )
-        done = count(1)
-        with training("sharing"):
-            for goal, recipe in goals:
-                steps = -(-recipe.steps // len(tasks))
+        learned = projections(workspace.supernet)
+
+        def told(begun: int, total: int, step: int, loss: float) -> None:
+            tell("supernet of stage 3: training", (begun + step) / total)
+
+        def taught(plan: Mapping[str, Lesson], turns: Sequence[str], by: Mapping[str, PreTrainedModel]) -> None:
+            """Train on these rows of the tasks, by these teachers."""
+            first, *_ = plan.values()
+            recipe = replace(first.recipe, steps=len(turns))
+            begun = 0
+            for goal, phase in objectives(
+                config, first.settings, recipe, like, teachers[0].config, first.rows, learned
+            ):
+                now = turns[begun : begun + phase.steps]
                 train_shared(
                     supernet,
                     space,
+                    now,
                     {
                         task: training_batches(
-                            folders.rows("train"), table.batch_size, steps, config.seed, like.pad_token_id
+                            one.rows, phase.batch_size, now.count(task), config.seed, like.pad_token_id
                         )
-                        for task, folders in zip(config.tasks, tasks, strict=True)
+                        for task, one in plan.items()
                     },
                     goal,
-                    recipe,
-                    teachers={
-                        task: LiveTeacher(teacher, goal.teacher_needs, accelerator)
-                        for task, teacher in zip(config.tasks, teachers, strict=True)
-                    },
+                    phase,
+                    teachers={task: LiveTeacher(by[task], goal.teacher_needs, accelerator) for task in plan},
                     accelerator=accelerator,
-                    extremes=(largest, smallest) if table.sandwich else (),
+                    extremes=(largest, smallest) if config.sharing.sandwich else (),
                     seed=config.seed,
-                    after_step=lambda step, loss: tell("supernet of stage 3: training", next(done) / table.steps),
+                    after_step=partial(told, begun, len(turns)),
                 )
+                begun += phase.steps
+                learned.update(goal.state_dict())
+
+        with training("sharing_pretrain"):
+            if found := lesson(config, "sharing_pretrain", tasks[0]):
+                model_of_text = raw_teacher(config, tasks[0].task) if found.raw else teachers[0]
+                taught({config.task: found}, [config.task] * found.recipe.steps, {config.task: model_of_text})
+        with training("sharing"):
+            found_by = ((task, lesson(config, "sharing", one)) for task, one in zip(config.tasks, tasks, strict=True))
+            if plan := {task: one for task, one in found_by if one}:
+                taught(plan, turns_of(config, plan), dict(zip(config.tasks, teachers, strict=True)))
         folder.mkdir()
         save_file({name: tensor.contiguous().cpu() for name, tensor in supernet.state_dict().items()}, weights(folder))
         stored.save(folder / "architecture.json")
 
     folder = keep(Preparation(config, device, tell).cache / "shared" / key, make)
     return replace(workspace, tasks=tuple(tasks), shared=folder)
+
+
+def turns_of(config: StudyConfig, plan: Mapping[str, Lesson]) -> list[str]:
+    """Which task's batch every step trains on: all have as many where `sharing.steps` is given, and go through their
+    rows equally often where `sharing.epochs` is.
+    """
+    counts = {task: one.recipe.steps for task, one in plan.items()}
+    if config.sharing.steps is not None:
+        each, rest = divmod(config.sharing.steps, len(plan))
+        counts = {task: each + (place < rest) for place, task in enumerate(plan)}
+    return interleaved(counts, config.seed)
 
 
 def weights(folder: Path) -> Path:
@@ -168,7 +199,7 @@ class SharedEvaluator:
         assert workspace.shared is not None
         config = workspace.config
         self.accelerator = make_accelerator(device)
-        like = AutoConfig.from_pretrained(workspace.supernet)
+        self.like = like = AutoConfig.from_pretrained(workspace.supernet)
         self.tasks = {
             task: (folders.task, folders.rows("search"), folders.split("search"))
             for task, folders in zip(config.tasks, workspace.tasks, strict=True)
@@ -210,6 +241,17 @@ class SharedEvaluator:
         value = sum(score.value for score in scores.values()) / len(scores)
         error = sum(score.standard_error**2 for score in scores.values()) ** 0.5 / len(scores)
         return Score(value, error, {name: score.value for name, score in scores.items()}, tuple(loads))
+
+
+    def student(self, architecture: Architecture) -> PreTrainedModel:
+        """A model of this architecture with weights of its own, cut out of the supernet, for the first task."""
+        self.supernet.activate(architecture, next(iter(self.tasks)))
+        with torch.no_grad():
+            state = self.supernet.state()
+            kind = next(iter(self.tasks.values()))[0].kind
+            model = build(architecture, kind, like=self.like)
+            load_weights(model, {name: state[name].clone() for name in model.state_dict()})
+        return model
 
 
 @lru_cache(maxsize=1)

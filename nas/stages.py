@@ -67,10 +67,18 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, incumbent: Archi
         table = table.model_copy(update={"trials": config.single_trials or together})
     vary = {"2": frozenset({GRAPHS}), "3": frozenset({SIZES})}.get(stage, frozenset({GRAPHS, SIZES}))
     space = budgeted_space(
-        config, base, graph, workspace.labels, limits=limits, edit_rate=table.edit_rate, start=incumbent, vary=vary
+        config,
+        base,
+        graph,
+        workspace.labels,
+        limits=limits,
+        edit_rate=table.edit_rate,
+        start=incumbent,
+        vary=vary,
+        head=workspace.folders.task.kind,
     )
     if incumbent is None:
-        uniform = largest_uniform(base, graph, workspace.labels, space.max_params, limits)
+        uniform = largest_uniform(base, graph, workspace.labels, space.max_params, limits, space.head)
         starts: list[Start] = [
             (Architecture.uniform(base, graph=graph), BASE_MODEL, None),
             (uniform, UNIFORM, None),

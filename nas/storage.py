@@ -4,7 +4,7 @@ import contextlib
 import copy
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from optuna.storages._rdb.models import (
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import event, make_url
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 # A number above those of all trials in a database.
@@ -27,7 +27,7 @@ LAST = 2**31 - 1
 
 
 class StorageError(ValueError):
-    """The storage of the studies cannot be opened."""
+    """The storage of the studies cannot be opened, or went away."""
 
 
 class LostError(SQLAlchemyError):
@@ -56,13 +56,42 @@ def open_storage(url: str) -> "Storage":
 
 def not_opened(url: str, error: Exception) -> StorageError:
     """Which storage and why, in one line and without the password."""
-    with contextlib.suppress(SQLAlchemyError, ValueError):
-        if make_url(url).password is not None:
-            url = make_url(url).render_as_string(hide_password=True)
     reason = str(error).splitlines()[0]
     if isinstance(error, ImportError):
         reason = f"install its driver ({reason})"
-    return StorageError(f"cannot open the storage {url!r}: {reason}")
+    return StorageError(f"cannot open the storage {_shown(url)}: {reason}")
+
+
+def _shown(url: str) -> str:
+    """The URL in quotes, without its password."""
+    with contextlib.suppress(SQLAlchemyError, ValueError):
+        if make_url(url).password is not None:
+            url = make_url(url).render_as_string(hide_password=True)
+    return repr(url)
+
+
+@contextlib.contextmanager
+def needed(url: str) -> Iterator[None]:
+    """What is done in the block ends without this storage.
+
+    Raises:
+        StorageError: it went away, or can keep no more. Other errors of a database are faults of ours and stay.
+    """
+    try:
+        yield
+    except Exception as error:
+        # Optuna raises an error of its own from the database's, and Ray Tune yet another while it handles that one.
+        link: BaseException | None = error
+        failure = None
+        while link is not None:
+            failure = link if isinstance(link, LostError | OperationalError | InterfaceError) else failure
+            link = link.__cause__ or link.__context__
+        if failure is None:
+            raise
+        reason = str(getattr(failure, "orig", failure)).splitlines()[0]
+        raise StorageError(
+            f"the storage {_shown(url)} went away ({reason}); once it is back, the same command with --resume goes on"
+        ) from None
 
 
 def _stay_away(context: ExceptionContext) -> None:

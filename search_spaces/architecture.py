@@ -268,6 +268,18 @@ class Architecture:
         """The same genes in every layer; by default the base model itself."""
         return cls(base, (Genes(graph, stack, Fraction(expansion), experts),) * base.depth)
 
+    def transferred(self, base: Base) -> "Architecture":
+        """The same genes on another base, each layer's for as many layers as the depth has grown (EfficientBERT++ uses
+        those of EfficientBERT's twice).
+
+        Raises:
+            ArchitectureError: its depth is no multiple of this one's, or a layer of it cannot have these genes.
+        """
+        times, rest = divmod(base.depth, self.base.depth)
+        if rest:
+            raise ArchitectureError(f"the genes of {self.base.depth} layers cannot be shared out to {base.depth}")
+        return Architecture(base, tuple(genes for genes in self.layers for _ in range(times)))
+
     def to_json(self) -> dict[str, Any]:
         """Values that `json.dumps` takes; the inverse of `from_json`."""
         base = asdict(self.base)

@@ -108,19 +108,20 @@ _MINI = ((6, 384), (4, 384), (3, 384), (4, 192), (4, 96), (3, 96))
 _MINIMOE = Experts(4, shared=Fraction(1), routing="token_gate", capacity=Fraction(5, 4))
 
 
-def _architecture(base: Base, released: str, repeat: int = 1) -> Architecture:
-    layers = [Genes(*parse_released(text)) for text in RELEASED[released] for _ in range(repeat)]
-    return Architecture(base, tuple(layers))
+def _architecture(released: str) -> Architecture:
+    return Architecture(_BASE, tuple(Genes(*parse_released(text)) for text in RELEASED[released]))
 
+
+_FOUND = _architecture("efficientbert")
 
 PUBLISHED: dict[str, Architecture] = {
-    "base": _architecture(_BASE, "base"),
-    "stage1": _architecture(_BASE, "stage1"),
-    "stage2": _architecture(_BASE, "stage2"),
-    "efficientbert": _architecture(_BASE, "efficientbert"),
-    "efficientbert-tiny": _architecture(_TINY, "efficientbert"),
-    "efficientbert++": _architecture(_DEEP, "efficientbert", repeat=2),
-    "efficientbert-tinybert6": _architecture(_TINYBERT6, "efficientbert"),
+    "base": _architecture("base"),
+    "stage1": _architecture("stage1"),
+    "stage2": _architecture("stage2"),
+    "efficientbert": _FOUND,
+    "efficientbert-tiny": _FOUND.transferred(_TINY),
+    "efficientbert++": _FOUND.transferred(_DEEP),
+    "efficientbert-tinybert6": _FOUND.transferred(_TINYBERT6),
     "bert-base": Architecture.uniform(_BERT),
     "bert-large": Architecture.uniform(Base(depth=24, width=1024, heads=16, inner=4096, gelu="erf")),
     **{

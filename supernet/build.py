@@ -1,6 +1,7 @@
 """From an architecture to a model, and the two starting points of a supernet: a teacher, or nothing."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -171,7 +172,10 @@ def from_scratch(
 
 
 def from_teacher(
-    teacher: PreTrainedModel, stack: int, block_inputs: list[tuple[float, float]] | None = None
+    teacher: PreTrainedModel,
+    stack: int,
+    block_inputs: list[tuple[float, float]] | None = None,
+    mismatch: str = "narrow",
 ) -> PreTrainedModel:
     """A supernet that computes what its teacher computes.
 
@@ -184,11 +188,13 @@ def from_teacher(
         stack: blocks of every layer.
         block_inputs: (mean standard deviation, mean) of each layer's output; needed when `stack` > 1,
             `layer_output_statistics` computes it.
+        mismatch: of the base.
 
     Raises:
         TeacherError: the teacher's activation is not among the operations.
     """
     base, graph = base_of_teacher(teacher.config)
+    base = replace(base, mismatch=mismatch)
     supernet = build(full_architecture(base, graph, stack), head_of(teacher), like=teacher.config)
     own = supernet.state_dict()
     for name, tensor in teacher.state_dict().items():

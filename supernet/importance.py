@@ -47,7 +47,7 @@ def neuron_importance(
     model.eval()
     try:
         for batch in batches:
-            total = loss(model, batch)
+            total = loss(model, {name: tensor.to(model.device) for name, tensor in batch.items()})
             gradients = torch.autograd.grad(total, list(seen.values()), allow_unused=True)
             sums: dict[tuple[int, int], Tensor] = {}
             for ((i, j, name), value_BTE), grad_BTE in zip(seen.items(), gradients, strict=True):

@@ -86,21 +86,29 @@ class SharedSupernet(nn.Module):
 
     def forward(self, **inputs: Any) -> Any:
         """As the model's own, with the logits of the task."""
-        head = self.heads[self.task]
-        place = head_name(self.model)
-        given: dict[str, Tensor] = {f"{place}.{name}": value for name, value in head.named_parameters()}
         if self.architecture is None:
+            head = self.heads[self.task]
+            place = head_name(self.model)
+            given: dict[str, Tensor] = {f"{place}.{name}": value for name, value in head.named_parameters()}
             return functional_call(self.model, given, kwargs=inputs)
+        (shell,) = self._shell
+        shell.train(self.training)
+        return functional_call(shell, self.state(), kwargs=inputs)
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers of a model of the active architecture with this task's head: slices of these weights,
+        by which gradients reach them.
+        """
+        assert self.architecture is not None
+        place = head_name(self.model)
+        given = {f"{place}.{name}": value for name, value in self.heads[self.task].named_parameters()}
         weights = dict(self.model.named_parameters()) | {
             place.replace("/", "."): weight for place, weight in self.gates.items()
         }
         ffn = {name: weight for name, weight in weights.items() if ".ffn." in name}
         rest = {name: weight for name, weight in weights.items() if ".ffn." not in name}
         sliced = inherit(ffn | self._tables, self.architecture)
-        (shell,) = self._shell
-        shell.train(self.training)
-        state = dict(self.model.named_buffers()) | rest | sliced | given
-        return functional_call(shell, state, kwargs=inputs)
+        return dict(self.model.named_buffers()) | rest | sliced | given
 
     @property
     def base_model(self) -> Any:
@@ -123,9 +131,17 @@ def head_name(model: nn.Module) -> str:
     return "qa_outputs" if hasattr(model, "qa_outputs") else "classifier"
 
 
+def interleaved(turns: Mapping[str, int], seed: int) -> list[str]:
+    """Every task as often as `turns` says, spread evenly; those of one round in random order."""
+    rng = random.Random(seed)
+    places = [((number + rng.random()) / most, task) for task, most in turns.items() for number in range(most)]
+    return [task for _, task in sorted(places)]
+
+
 def train_shared(
     supernet: SharedSupernet,
     space: Space,
+    turns: Sequence[str],
     batches: Mapping[str, Iterable[Batch]],
     objective: Objective,
     recipe: Recipe,
@@ -138,24 +154,20 @@ def train_shared(
 ) -> list[float]:
     """Train the shared weights in place on all tasks; returns the losses.
 
-    Every step trains one architecture, drawn uniformly from the space, on a batch of one task; the tasks take turns
-    in an order that is shuffled anew in every round. With `extremes`, the largest and the smallest architecture, every
-    step adds up the gradients of those and two drawn ones on the same batch (the sandwich rule).
+    Every step trains one architecture, drawn uniformly from the space, on a batch of one task. With `extremes`, the
+    largest and the smallest architecture, every step adds up the gradients of those and two drawn ones on the same
+    batch (the sandwich rule).
 
     Args:
-        batches: task -> its training batches; they must last for the task's share of the steps, rounded up.
+        turns: the task of every step.
+        batches: task -> its training batches, one for each of its turns.
         teachers: task -> outputs of its teacher.
     """
-    tasks = list(batches)
     streams = {task: iter(stream) for task, stream in batches.items()}
 
     def scheduled() -> Iterator[Batch]:
-        order: list[str] = []
-        for step in range(recipe.steps):
+        for step, task in enumerate(turns):
             rng = random.Random(f"{seed}/{step}")
-            if not order:
-                order = rng.sample(tasks, len(tasks))
-            task = order.pop()
             batch = next(streams[task])
             drawn = [space.sample(rng) for _ in range(SANDWICH - 2 if extremes else 1)]
             for architecture in (*extremes, *drawn):

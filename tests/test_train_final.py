@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,10 @@ from transformers import (
 from distill.data import load_encoded
 from distill.metrics import standard_error
 from nas.config import load_config
+from nas.evaluate import Evaluator
 from nas.prepare import prepare
+from nas.sharing import SharedEvaluator, prepare_shared
+from nas.stages import plan
 from search_spaces import PUBLISHED, Architecture, cost
 from supernet.modeling_nas_bert import NasBertForSequenceClassification
 from tests.nas import house as houses
@@ -337,6 +341,49 @@ def test_without_anything_to_learn_from_text(
         assert main([str(argument) for argument in given.arguments(tmp_path / f"final-{number}")]) == 0
         shown = capsys.readouterr().out
         assert "no pre-training: " in shown and "student: pre-training" not in shown
+
+
+def test_genes_on_another_base(house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """EfficientBERT's genes on twice its layers, as those of EfficientBERT++, and narrower ones."""
+    base = {"depth": 12, "width": 8, "heads": 2, "inner": 12, "embedding": 4}
+    preset = study(house, tmp_path, "rows", base=base, objective={"name": "kd"}, pretrain=rate(0), final=rate(2))
+    text = preset.read_text().replace("stacks = [\n    1,\n    2,\n]", "stacks = [1, 2, 3, 4]")
+    assert "stacks = [1, 2, 3, 4]" in text
+    preset.write_text(text)
+    given = ["efficientbert", "--preset", preset, "--out", tmp_path / "final", "--skip-base"]
+    assert "--transfer uses its genes there" in refused(given, capsys)
+    shutil.rmtree(tmp_path / "final")
+    assert main([str(argument) for argument in [*given, "--transfer"]]) == 0
+    architecture = Architecture.load(tmp_path / "final" / "architecture.json")
+    assert (architecture.base.depth, architecture.base.width) == (12, 8)
+    assert [genes.stack for genes in architecture.layers] == [4, 4, 2, 2, 1, 1, 2, 2, 1, 1, 2, 2]
+    facts = json.loads((tmp_path / "final" / "metrics.json").read_text())
+    assert facts["models"]["student"]["params"] == cost.params(architecture, 3)
+    preset.write_text(text.replace("depth = 12", "depth = 9"))
+    given[4] = tmp_path / "never"
+    assert "the genes of 6 layers cannot be shared out to 9" in refused([*given, "--transfer"], capsys)
+    assert "efficientbert is a published architecture: give the --preset" in refused(["efficientbert"], capsys)
+    assert "did you mean 'efficientbert'" in refused(["eficientbert", "--preset", preset], capsys)
+
+
+def test_a_student_that_starts_as_a_slice_of_stage_3_s_supernet(house: House, tmp_path: Path) -> None:
+    """EfficientBERT+: straight from the shared weights to the task."""
+    preset = study(house, tmp_path, "both", pretrain=rate(0), final=rate(0) | {"start": "shared"})
+    config = load_config(str(preset))
+    workspace = prepare(config, "cpu")
+    base, graph = workspace.base()
+    architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2))
+    architecture.save(tmp_path / "architecture.json")
+    out = tmp_path / "final"
+    given = [tmp_path / "architecture.json", "--preset", preset, "--out", out, "--skip-base"]
+    assert main([str(argument) for argument in given]) == 0
+    space = plan(config, workspace, "3", architecture, ()).space
+    expected = SharedEvaluator(prepare_shared(workspace, space, "cpu"), "cpu").student(architecture).state_dict()
+    stored = load_file(out / "model.safetensors")
+    assert stored.keys() == {name for name in expected if name in stored} and len(stored) > 20
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in stored.items())
+    inherited = Evaluator(workspace, "cpu").student(architecture).state_dict()
+    assert any(not torch.equal(tensor, inherited[name]) for name, tensor in stored.items())
 
 
 def test_two_processes_share_the_batches(house: House, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Objectives on the self-attention of the last layer: MiniLM's, MiniLMv2's and MiniMoE's."""
+"""Objectives on the self-attention of one layer: MiniLM's, MiniLMv2's and MiniMoE's."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from distill import losses
 from distill.objectives import terms
 from distill.objectives.base import Objective, Term, check_weights, sum_of
-from distill.outputs import HIDDEN_STATES, RELATIONS, Batch, Outputs
+from distill.outputs import HIDDEN_STATES, RELATIONS, Batch, Outputs, relations_of
 
 NAMES = ("query", "key", "value")
 
@@ -21,6 +21,7 @@ def minilm(
     values: float = 1.0,
     labels: float = 0.0,
     balance: float = 0.0,
+    teacher_layer: int = 0,
 ) -> Objective:
     """MiniLM's objective (Wang et al., 2020, sections 3.1 and 3.2): attention L_AT + values L_VR,
 
@@ -36,9 +37,10 @@ def minilm(
         attention, values: weights.
         labels: weight of the loss with labels; the paper distils without.
         balance: weight of the load balance of the student's routers.
+        teacher_layer: the teacher's layer, counted from 1; 0 is the last, as in the paper.
 
     Raises:
-        ValueError: the head counts differ, or a weight is out of its range.
+        ValueError: the head counts differ, the teacher has no such layer, or a weight is out of its range.
     """
     check_weights(attention=attention, values=values, labels=labels, balance=balance)
     heads = teacher.num_attention_heads
@@ -58,11 +60,11 @@ def minilm(
         assert t is not None
         return losses.relation_kl(s.relations[2], t.relations[2], batch["attention_mask"], heads)
 
-    needs = frozenset({RELATIONS})
+    needs, taught = frozenset({RELATIONS}), _taught(teacher_layer, teacher)
     return Objective(
         [
-            Term("attention", attention, needs, attention_loss, needs),
-            Term("values", values, needs, value_loss, needs),
+            Term("attention", attention, needs, attention_loss, taught),
+            Term("values", values, needs, value_loss, taught),
             terms.labels(labels),
             terms.balance(balance),
         ]
@@ -77,15 +79,15 @@ def minilmv2(
     labels: float = 0.0,
     balance: float = 0.0,
     relation_heads: int = 48,
+    teacher_layer: int = 0,
 ) -> Objective:
     """MiniLMv2's objective (Wang et al., 2021, section 3):
 
         sum over A in {query, key, value} of KL(rel(A of the teacher) || rel(A of the student)),
         rel(A) = softmax(A A^T / sqrt(width / R)) in each of R relation heads, (B, R, T, T),
 
-    mean over relation heads and valid query rows, keys of padding left out. Both sides' A are those of their own last
-    layer; so the experts or the feed-forward network of the student's last layer learn nothing from it. Of large
-    teachers the paper takes a layer before the last (21 of BERT-large's 24), here it is always the last.
+    mean over relation heads and valid query rows, keys of padding left out. The student's A are those of its last
+    layer; so the experts or the feed-forward network there learn nothing from it.
 
     Args:
         student, teacher: Hugging Face configurations.
@@ -93,9 +95,11 @@ def minilmv2(
         labels: weight of the loss with labels; the paper distils without.
         balance: weight of the load balance of the student's routers.
         relation_heads: R, 48 for base teachers, 64 for large ones.
+        teacher_layer: the teacher's layer, counted from 1; 0 is the last, the paper's choice for base teachers. Of
+            large ones it takes an earlier one, 21 of BERT-large's 24.
 
     Raises:
-        ValueError: R does not divide both widths, or a weight is out of its range.
+        ValueError: R does not divide both widths, the teacher has no such layer, or a weight is out of its range.
     """
     check_weights(relation=relation, labels=labels, balance=balance)
     _check_heads(relation_heads, student.hidden_size, teacher.hidden_size)
@@ -104,8 +108,7 @@ def minilmv2(
         assert t is not None
         return _relations(s.relations, t.relations, batch, relation_heads)
 
-    needs = frozenset({RELATIONS})
-    relations = Term("relation", relation, needs, relation_loss, needs)
+    relations = Term("relation", relation, frozenset({RELATIONS}), relation_loss, _taught(teacher_layer, teacher))
     return Objective([relations, terms.labels(labels), terms.balance(balance)])
 
 
@@ -117,14 +120,14 @@ def minimoe(
     labels: float = 0.0,
     balance: float = 0.01,
     relation_heads: int = 32,
+    teacher_layer: int = 0,
 ) -> Objective:
     """MiniMoE's objective, section 3.2, whose relations are those of `minilmv2`:
 
         mean over A in {query, key, value} of KL(rel(A of the teacher) || rel(A of the student)),
 
-    per relation head and valid query row. The teacher's A are those of its last layer. The student's come from an
-    auxiliary block on its last hidden state, three linear maps which are learned with it and not exported: so the
-    experts of the last layer learn too.
+    per relation head and valid query row. The student's A come from an auxiliary block on its last hidden state, three
+    linear maps which are learned with it and not exported: so the experts of the last layer learn too.
 
     The paper sums the three, which is `relation=3`, and divides by width / R without the root. The released code takes
     mean and root as here, but applies dropout to the student's probabilities, adds 1e-7 to both sides', and -10,000 to
@@ -135,9 +138,10 @@ def minimoe(
         labels: weight of the loss with labels; the paper distils without.
         balance: weight of the load balance of the student's routers.
         relation_heads: R.
+        teacher_layer: the teacher's layer, counted from 1; 0 is the last, as in the paper and the released code.
 
     Raises:
-        ValueError: R does not divide both widths, or a weight is out of its range.
+        ValueError: R does not divide both widths, the teacher has no such layer, or a weight is out of its range.
     """
     check_weights(relation=relation, labels=labels, balance=balance)
     _check_heads(relation_heads, student.hidden_size, teacher.hidden_size)
@@ -148,13 +152,21 @@ def minimoe(
         own = tuple(auxiliary[name](s.hidden_states[-1]) for name in NAMES)
         return _relations(own, t.relations, batch, relation_heads) / len(NAMES)
 
-    relations = Term("relation", relation, frozenset({HIDDEN_STATES}), relation_loss, frozenset({RELATIONS}))
+    relations = Term("relation", relation, frozenset({HIDDEN_STATES}), relation_loss, _taught(teacher_layer, teacher))
     return Objective([relations, terms.labels(labels), terms.balance(balance)], auxiliary)
 
 
 def _relations(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...], batch: Batch, heads: int) -> Tensor:
     pairs = zip(student, teacher, strict=True)
     return sum_of(losses.relation_kl(a, b, batch["attention_mask"], heads) for a, b in pairs)
+
+
+def _taught(layer: int, teacher: Any) -> frozenset[str]:
+    """What is needed of the teacher: the relations of this layer, of the last where it is 0."""
+    layers = teacher.num_hidden_layers
+    if not 0 <= layer <= layers:
+        raise ValueError(f"teacher_layer={layer}: the teacher has {layers} layers: 1 to {layers}, or 0, the last")
+    return frozenset({RELATIONS if layer in (0, layers) else relations_of(layer)})
 
 
 def _check_heads(relation_heads: int, student_width: int, teacher_width: int) -> None:

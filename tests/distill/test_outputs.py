@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, run
+from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, relations_of, run
 from supernet.build import build
 from tests.tiny import BASE, architectures, batch, bert, inputs, shaken
 
@@ -148,3 +148,18 @@ def test_routings_of_the_gated_routers() -> None:
     assert layers[0].intermediate.router.gate.weight.grad.abs().sum() > 0  # through the states
     assert not any(module._forward_hooks for module in model.modules())
     assert run(model, batch(), frozenset({LOGITS})).routings == ()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", [1, 2, 3])
+def test_relations_of_any_layer(layer: int) -> None:
+    model = bert(num_hidden_layers=3)
+    found = run(model, batch(), frozenset({relations_of(layer), HIDDEN_STATES}))
+    attention = model.base_model.encoder.layer[layer - 1].attention.self
+    for kept, linear in zip(found.relations, (attention.query, attention.key, attention.value), strict=True):
+        torch.testing.assert_close(kept, linear(found.hidden_states[layer - 1]))
+
+
+def test_relations_of_two_layers() -> None:
+    with pytest.raises(ValueError, match=r"of one layer can be had at a time, not relations and relations\.1"):
+        run(bert(), batch(), frozenset({RELATIONS, relations_of(1)}))

@@ -5,7 +5,7 @@ import pytest
 from pyarrow import parquet
 
 from distill.tasks import TaskError
-from distill.texts import read_lines, read_text
+from distill.texts import read_lines, read_text, text_key
 from tests.distill.real import DATA, needs_data
 
 
@@ -18,10 +18,15 @@ def test_a_file_and_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a" / "first.txt").write_bytes("\ufeffEinß\u2028x\r\nzwei".encode())
     (tmp_path / "notes.md").write_text("no text")
     assert read_text(tmp_path) == ["Einß\u2028x", "zwei", *texts]
+    one, both = text_key(tmp_path / "b.txt"), text_key(tmp_path)
+    (tmp_path / "notes.md").write_text("still no text")
+    assert (text_key(str(tmp_path / "b.txt")), text_key(tmp_path)) == (one, both)
+    (tmp_path / "b.txt").write_text(wiki + "more\n")
+    assert text_key(tmp_path / "b.txt") != one and text_key(tmp_path) != both
 
 
 def test_faults_are_named(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"no .txt file with text below this folder"):
+    with pytest.raises(TaskError, match=r"no .txt file below this folder"):
         read_text(tmp_path)
     (tmp_path / "a.txt").write_text(" = Title = \n\n")
     with pytest.raises(TaskError, match=r"a.txt: no text"):
@@ -29,8 +34,9 @@ def test_faults_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"good\nb\xe4d\n")
     with pytest.raises(TaskError, match=r"a.txt: not UTF-8 at byte 6; convert it"):
         read_text(tmp_path / "a.txt")
-    with pytest.raises(TaskError, match=r"b.txt: No such file"):
-        read_text(tmp_path / "b.txt")
+    for reading in (read_text, text_key):
+        with pytest.raises(TaskError, match=r"b.txt: No such file"):
+            reading(tmp_path / "b.txt")
     with pytest.raises(TaskError, match=r"wikitext .* from the hub; give the folder"):
         read_text("wikitext:wikitext-103-raw-v1")
 
@@ -44,8 +50,10 @@ def test_a_table_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         parquet.write_table(table, tmp_path / name / "train-00000-of-00001.parquet")
     monkeypatch.chdir(tmp_path)
     assert read_text("./text:default") == ["One.", "Two."]
-    with pytest.raises(TaskError, match=r"no column 'text'; its columns are body"):
-        read_text("./other:default")
+    assert text_key("./text:default") == text_key("./text:default")
+    for reading in (read_text, text_key):
+        with pytest.raises(TaskError, match=r"no column 'text'; its columns are body"):
+            reading("./other:default")
 
 
 def test_lines(tmp_path: Path) -> None:

@@ -34,6 +34,58 @@ def test_every_kind_of_value_comes_back_from_toml(tmp_path: Path) -> None:
     assert config.base.build(30522).embedding == 128  # type: ignore[union-attr]
 
 
+def test_a_file_extends_a_preset_or_the_file_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(
+        'extends = "demo"\nmax_length = 48\n[candidate]\nepochs = 1.5\nshare = 0.5\n[objective]\nhidden = 0.5\n'
+    )
+    (tmp_path / "b.toml").write_text(
+        'extends = "a.toml"\nbase = {depth = 1, width = 8, heads = 2, inner = 8}\n[stage1]\ntrials = 3\n'
+    )
+    first, second = (load_config(str(tmp_path / name)) for name in ("a.toml", "b.toml"))
+    assert first.max_length == second.max_length == 48
+    assert (first.candidate.steps, first.candidate.epochs, first.candidate.batch_size) == (None, 1.5, 32)
+    assert first.objective.settings() == DEMO.objective.settings() | {"hidden": 0.5}
+    assert (second.stage1.trials, second.stage1.confirm) == (3, DEMO.stage1.confirm)
+    assert first.base == "teacher" and not isinstance(second.base, str) and second.base.depth == 1
+    # Another objective keeps no settings; an override of steps takes the place of epochs.
+    (tmp_path / "c.toml").write_text('extends = "a.toml"\n[objective]\nname = "kd"\n')
+    third = load_config(str(tmp_path / "c.toml"), {"candidate.steps": 7})
+    assert third.objective.settings() == {}
+    assert (third.candidate.steps, third.candidate.epochs) == (7, None)
+    assert load_config("demo") == DEMO
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a": "extends = 3"}, "a.toml: extends: is the name of a preset or a .toml file, not 3"),
+        ({"a": 'extends = "demon"'}, "a.toml: extends: unknown preset '.*demon'"),
+        ({"a": 'extends = "b.toml"'}, "a.toml: extends: .*b.toml: No such file"),
+        ({"a": 'extends = "b.toml"', "b": 'extends = "a.toml"'}, "a.toml -> .*b.toml -> .*a.toml goes in a circle"),
+        ({"a": 'extends = "b.toml"', "b": "x = "}, "a.toml: extends: .*b.toml: not TOML"),
+        ({"a": 'extends = "demo"\n[stage1]\ntrails = 3'}, "stage1.trails: unknown key; did you mean 'trials'"),
+    ],
+)
+def test_what_cannot_be_extended(tmp_path: Path, files: dict[str, str], message: str) -> None:
+    for name, text in files.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(str(tmp_path / "a.toml"))
+    assert "\n" not in str(caught.value)
+
+
+def test_steps_of_epochs() -> None:
+    table = load_config("demo", {"candidate.epochs": 3, "candidate.batch_size": 256}).candidate
+    # EfficientBERT's candidates on a tenth of MNLI.
+    assert table.build(39_270).steps == 461
+    assert table.build(1).steps == 1
+    assert table.model_copy(update={"epochs": 0.5}).build(1024).steps == 2
+    with pytest.raises(ConfigError, match=r"candidate: give steps or epochs, not both"):
+        load_config("demo", {"candidate": {"steps": 3, "epochs": 2, "learning_rate": 1e-4}})
+    with pytest.raises(ConfigError, match=r"candidate: give steps or epochs$"):
+        load_config("demo", {"candidate": {"learning_rate": 1e-4, "steps": None}})
+
+
 def test_overrides_change_only_their_place() -> None:
     changed = load_config("demo", {"seed": 7, "stage1.trials": 5, "stage1.sampler": "tpe"})
     assert (changed.seed, changed.stage1.trials, changed.stage1.sampler) == (7, 5, "tpe")
@@ -92,13 +144,21 @@ def test_count_refuses(value: object) -> None:
         ("seed", 2**31, "seed: "),
         ("max_length", 513, "max_length: "),
         ("teacher", 3, "teacher: "),
-        ("base", "student", "base"),
+        ("base", 3, "base"),
         ("candidate.learning_rate", 0, "candidate.learning_rate: "),
         ("candidate.learning_rate", float("inf"), "candidate.learning_rate: "),
         ("candidate.learning_rate", float("nan"), "candidate.learning_rate: "),
         ("candidate.batch_size", 0, "candidate.batch_size: "),
         ("candidate.steps", -1, "candidate.steps: "),
         ("candidate.warmup", float("nan"), "candidate.warmup: "),
+        ("candidate.epochs", 0, "candidate.epochs: "),
+        ("candidate.share", 0, "candidate.share: "),
+        ("candidate.share", 1.5, "candidate.share: "),
+        ("teacher_cache", "much", "teacher_cache: 'much' is not a number"),
+        ("text_teacher", "none", "text_teacher: "),
+        ("final.start", "teacher", "final.start: "),
+        ("warmup.source", "hub", "warmup.source: "),
+        ("space.mismatch", "pad", "space.mismatch: "),
         ("candidate.momentum", 0.9, "candidate.momentum: unknown key"),
         ("candidate.learning_rat", 0.9, "candidate.learning_rat: unknown key; did you mean 'learning_rate'?"),
         ("tsks", ["library"], "tsks: unknown key; did you mean 'tasks'?"),

@@ -14,10 +14,11 @@ from transformers import AutoConfig
 from distill.evaluation import evaluate
 from distill.kinds import CLASSIFICATION, MODELS, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.loop import make_accelerator
-from distill.recipe import Recipe
+from nas import ledger
 from nas.budget import budgeted_space
 from nas.config import ConfigError, StudyConfig, load_config
 from nas.evaluate import Evaluator
+from nas.lessons import Lesson
 from nas.prepare import Preparation, Workspace, prepare
 from nas.search import overrides, parser
 from nas.sharing import SharedEvaluator, prepare_shared, weights
@@ -178,7 +179,7 @@ def test_mistakes(house: House, tmp_path: Path, changes: dict[str, Any], message
 class Live(Evaluator):
     """One whose candidates learn from the teacher itself."""
 
-    def saved(self, recipe: Recipe, seed: int) -> None:
+    def saved(self, found: Lesson, seed: int) -> None:
         return None
 
 
@@ -201,14 +202,13 @@ def test_a_candidate_by_every_objective(house: House, tmp_path: Path, kind: str,
     """Learning from saved outputs is learning from the teacher, but for their half precision."""
     preset = study(house, tmp_path, kind, objective={"name": name, **SETTINGS.get(name, {})})
     workspace = prepare(load_config(str(preset), {"candidate.steps": 13}), "cpu")
-    recipe = workspace.config.candidate.build()
     evaluator, live = Evaluator(workspace, "cpu"), Live(workspace, "cpu")
     steps: list[int] = []
     start = evaluator.student(half(workspace)).state_dict()
-    model = evaluator.train(half(workspace), recipe, 0, lambda step, model: steps.append(step))
+    model = evaluator.train(half(workspace), evaluator.lessons, 0, lambda step, model: steps.append(step))
     assert steps == list(range(14))
     learned = model.state_dict()
-    expected = live.train(half(workspace), recipe, 0).state_dict()
+    expected = live.train(half(workspace), live.lessons, 0).state_dict()
     moved = [name for name, tensor in start.items() if not torch.equal(learned[name], tensor)]
     assert any(".ffn." in name for name in moved)
     heads = {name: tensor for name, tensor in learned.items() if name.startswith(("classifier", "qa_outputs"))}
@@ -235,7 +235,7 @@ def test_a_whole_search_on_a_user_s_own_rows(house: House, tmp_path: Path) -> No
     found = tmp_path / "both"
     for trial in trials_of(found, "stage-3"):
         if trial.values:
-            parts = [trial.user_attrs[task] for task in ("mine", "number")]
+            parts = [trial.user_attrs[ledger.score_of(task)] for task in ("mine", "number")]
             assert trial.values == pytest.approx([sum(parts) / 2])
     final = house.run("train_final.py", found / "architecture.json", "--skip-base")
     assert (final.returncode, final.stderr) == (0, "")

@@ -54,11 +54,11 @@ def test_training_leaves_the_shared_weights_alone(workspace: Workspace) -> None:
 
 def test_only_candidates_of_the_study_s_own_seed_use_saved_outputs(house: House, workspace: Workspace) -> None:
     shared = Evaluator(workspace, "cpu")
-    recipe, seed = house.config.candidate.build(), house.config.seed
-    own = shared.saved(recipe, seed)
+    (plan,), seed = shared.lessons, house.config.seed
+    own = shared.saved(plan, seed)
     assert own is not None and isinstance(own.outputs, SavedTeacher)
-    assert shared.saved(recipe, seed + 1) is None
-    assert shared.saved(replace(recipe, steps=recipe.steps + 1), seed) is None
+    assert shared.saved(plan, seed + 1) is None
+    assert shared.saved(replace(plan, recipe=replace(plan.recipe, steps=plan.recipe.steps + 1)), seed) is None
 
 
 def test_measure_counts_every_row_once(workspace: Workspace) -> None:

@@ -14,7 +14,8 @@ from distill.recipe import Recipe
 from distill.teacher import SavedTeacher
 from nas.config import ConfigError, load_config
 from nas.evaluate import Evaluator
-from nas.prepare import Workspace, objectives, prepare, set_dropout
+from nas.lessons import settings_of
+from nas.prepare import Workspace, objectives, prepare, projections, set_dropout
 from search_spaces import Architecture, Base
 from supernet.build import full_architecture
 from tests.nas.house import House
@@ -91,8 +92,11 @@ def test_importance_descends(workspace: Workspace) -> None:
 
 
 def test_saved_outputs_are_the_teacher_s(house: House, workspace: Workspace) -> None:
-    saved = SavedTeacher(workspace.outputs)
+    ((table, folder),) = workspace.outputs
+    assert table == "candidate"
+    saved = SavedTeacher(folder)
     recipe = house.config.candidate
+    assert recipe.steps is not None
     rows = load_encoded(workspace.data / "train.npz")
     teacher = BertForSequenceClassification.from_pretrained(workspace.teacher).eval()
     for step, batch in enumerate(training_batches(rows, recipe.batch_size, recipe.steps, house.config.seed, 0)):
@@ -116,7 +120,7 @@ def test_a_student_from_scratch(house: House) -> None:
     assert 0 <= evaluator.evaluate(Architecture.uniform(made), seed=0).value <= 1
     ((goal, recipe),) = goals(workspace)
     assert set(goal.projections) == {"hidden", "embedding"}
-    assert recipe == workspace.config.candidate.build()
+    assert recipe == workspace.config.candidate.build(1)
     warm, again = (goals(workspace, workspace.supernet)[0][0].state_dict() for _ in range(2))
     assert all(torch.equal(warm[name], again[name]) for name in warm)
     assert not any(torch.equal(warm[name], fresh) for name, fresh in goal.state_dict().items())
@@ -128,7 +132,9 @@ def test_a_student_from_scratch(house: House) -> None:
 def goals(workspace: Workspace, supernet: Path | None = None) -> list[tuple[Objective, Recipe]]:
     config = workspace.config
     student, teacher = (AutoConfig.from_pretrained(folder) for folder in (workspace.supernet, workspace.teacher))
-    return objectives(config, config.candidate.build(), student, teacher, supernet=supernet)
+    learned = projections(supernet) if supernet else None
+    table = config.candidate
+    return objectives(config, settings_of(config, "candidate"), table.build(1), student, teacher, learned=learned)
 
 
 def test_both_of_tinybert_s_phases_warm_a_supernet_up(house: House) -> None:

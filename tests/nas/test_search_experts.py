@@ -101,7 +101,8 @@ def test_a_mixture_learns_relations_from_saved_outputs(house: House, tmp_path: P
     one, again = (Evaluator(workspace, "cpu").evaluate(architecture, 0) for _ in range(2))
     assert one == again
     assert [(load.layer, load.part, len(load.shares)) for load in one.loads] == [(0, "ffn", 2), (1, "ffn", 2)]
-    relations = SavedTeacher(workspace.outputs)(0, {"input_ids": torch.zeros(config.candidate.batch_size, 1)}).relations
+    saved = SavedTeacher(dict(workspace.outputs)["candidate"])
+    relations = saved(0, {"input_ids": torch.zeros(config.candidate.batch_size, 1)}).relations
     assert len(relations) == 3
     other = Evaluator(workspace, "cpu").evaluate(architecture, 5)  # a live teacher
     assert other.value > 1 / 4

@@ -19,7 +19,7 @@ from search_spaces import Architecture, Experts, FFNGraph, Genes, Space
 from search_spaces.spaces import SIZES
 from supernet.build import build, config_of, load_weights
 from supernet.inherit import inherit
-from supernet.weight_sharing import SANDWICH, SharedSupernet, head_name, train_shared
+from supernet.weight_sharing import SANDWICH, SharedSupernet, head_name, interleaved, train_shared
 from tests.tiny import BASE, batch, bert, inputs, shaken
 
 GRAPHS = [
@@ -137,6 +137,7 @@ def test_a_regression_and_a_classification_learn_together(accelerator: Accelerat
     train_shared(
         shared,
         SPACE,
+        interleaved(dict.fromkeys(given, 30), 0),
         {task: [one] * 30 for task, one in given.items()},
         kd(shared.config, shared.config, alpha=0.1),
         Recipe(steps=60, learning_rate=3e-3),
@@ -199,6 +200,7 @@ def trained(accelerator: Accelerator, steps: int, **options: object) -> tuple[Sh
     losses = train_shared(
         shared,
         options.pop("space", SPACE),  # type: ignore[arg-type]
+        interleaved(dict.fromkeys(TASKS, -(-steps // len(TASKS))), 0)[:steps],
         {task: batches(0) for task in TASKS},
         objective,
         Recipe(steps=steps, learning_rate=6e-3),

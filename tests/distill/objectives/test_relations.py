@@ -1,14 +1,21 @@
 """MiniLM, MiniLMv2 and MiniMoE, against references of their own."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
+from accelerate import Accelerator
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from distill.objectives import minilm, minilmv2, minimoe
-from distill.outputs import HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS
+from distill.outputs import HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, run
+from distill.teacher import LiveTeacher, SavedTeacher, save_outputs
 from tests.distill import references
 from tests.distill.objectives.cases import Case, array, case, exactly, hard, mapped, reached
+from tests.tiny import batch, bert
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)
 SEEDS = st.integers(0, 999)
@@ -102,3 +109,46 @@ def test_relation_heads_that_do_not_divide(make: object) -> None:
             make(*configs, relation_heads=heads)
     with pytest.raises(ValueError, match=r"^relation=-1: a weight must be a finite number of at least 0$"):
         make(*configs, relation=-1)
+
+
+BY_NAME: dict[Any, dict[str, Any]] = {minilm: {}, minilmv2: {"relation_heads": 6}, minimoe: {"relation_heads": 6}}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", [1, 2, 3])
+@pytest.mark.parametrize("make", BY_NAME)
+def test_any_layer_of_the_teacher(make: Any, layer: int, tmp_path: Path, accelerator: Accelerator) -> None:
+    """As if the teacher ended there; and no other layer's relations are kept on disk."""
+    student, teacher, given = bert(1), bert(2, num_hidden_layers=3), batch()
+    torch.manual_seed(0)
+    objective = make(student.config, teacher.config, teacher_layer=layer, **BY_NAME[make])
+    short = bert(3, num_hidden_layers=layer)
+    short.load_state_dict({name: teacher.state_dict()[name] for name in short.state_dict()})
+    torch.manual_seed(0)
+    expected = make(student.config, short.config, **BY_NAME[make])
+    own = run(student, given, objective.needs)
+    live = LiveTeacher(teacher, objective.teacher_needs, accelerator)
+    loss = objective(own, live(0, given), given)
+    torch.testing.assert_close(loss, expected(own, run(short, given, expected.teacher_needs), given))
+
+    save_outputs(live, [given], tmp_path / "outputs")
+    saved = SavedTeacher(tmp_path / "outputs")
+    assert saved.names == [{"0.logits", "0.relations.0", "0.relations.1", "0.relations.2"}]
+    torch.testing.assert_close(objective(own, saved(0, given), given), loss, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("make", BY_NAME)
+def test_the_last_layer_of_the_teacher(make: Any) -> None:
+    """Counted or by default: what is kept of the one serves the other, of another layer it does not."""
+    configs = case().configs
+    asked = [make(*configs, teacher_layer=layer, **BY_NAME[make]).teacher_needs for layer in (0, 4, 3, 2)]
+    assert asked[:2] == [{RELATIONS}] * 2
+    assert len(set(asked)) == 3
+
+
+@pytest.mark.parametrize("make", BY_NAME)
+@pytest.mark.parametrize("layer", [5, -1, 1000])
+def test_layers_that_the_teacher_does_not_have(make: Any, layer: int) -> None:
+    message = f"teacher_layer={layer}: the teacher has 4 layers: 1 to 4, or 0, the last"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        make(*case().configs, teacher_layer=layer, **BY_NAME[make])
