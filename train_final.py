@@ -21,7 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads that wait in a spin make a machine with other work on it many times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from distill.cli import DONE, INTERRUPTED, Parser, guard
+from distill.cli import DONE, INTERRUPTED, Parser, device, guard
 from distill.files import write_text
 from nas.config import ConfigError, StudyConfig, load_config
 from search_spaces import cost
@@ -47,7 +47,7 @@ def parser() -> Parser:
     )
     result.add_argument("--preset", help="preset or .toml file (default: config.toml beside the architecture)")
     result.add_argument("--seed", type=int, help="of the order of batches and of dropout (default: the study's)")
-    result.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    result.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"])
     result.add_argument("--skip-base", action="store_true", help="do not train and measure the base model")
     result.add_argument("--resume", action="store_true", help="go on with a training that was cut short")
     result.add_argument("--tensorboard", type=Path, metavar="DIR", help="log losses there")
@@ -215,7 +215,7 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
                 idle = cost.params(genes, workspace.labels) - cost.params_active(genes, workspace.labels)
                 measured[name]["params_active"] = measured[name]["params"] - idle
                 measured[name]["ffn_params"] = sum(cost.ffn_params(base, layer) for layer in genes.layers)
-                measured[name]["macs"] = cost.macs(genes, tokens, workspace.labels)
+                measured[name]["macs"] = cost.macs(genes, tokens, workspace.labels, task.kind)
 
         models["student"].save_pretrained(out)
         evaluator.tokenizer.save_pretrained(out)

@@ -47,13 +47,13 @@ def main() -> None:
     task, pad_id = evaluator.task, evaluator.like.pad_token_id
     dev, split = workspace.folders.rows("dev"), workspace.folders.split("dev")
     base, graph = workspace.base()
-    space = budgeted_space(config, base, graph, workspace.labels)
+    space = budgeted_space(config, base, graph, workspace.labels, head=evaluator.task.kind)
     folder = Folder(options.study)
     bests = {stage: json.loads(folder.best(stage).read_text()) for stage in STAGES if folder.best(stage).exists()}
     models = {
         f"winner of {stage}": Architecture.from_json(best["winner"]["architecture"]) for stage, best in bests.items()
     } | {
-        UNIFORM: largest_uniform(base, graph, workspace.labels, space.max_params),
+        UNIFORM: largest_uniform(base, graph, workspace.labels, space.max_params, head=space.head),
         GLOBAL: globally_important(space, graph, workspace),
     }
     *before, last = evaluator.lessons
@@ -74,7 +74,7 @@ def main() -> None:
     print(f"\n{config.task}, {options.steps} steps, {len(dev)} dev rows, seeds {seeds.start} to {seeds.stop - 1}")
     for name, values in scores.items():
         spread = f"{stdev(values):.4f}" if len(values) > 1 else "-"
-        params = cost.params(models[name], workspace.labels)
+        params = cost.params(models[name], workspace.labels, space.head)
         binomial = standard_error(mean(values), len(dev))
         print(
             f"{name:<18} mean {mean(values):.4f}  deviation over seeds {spread}  binomial ± {binomial:.4f}  "

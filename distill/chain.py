@@ -21,7 +21,7 @@ from distill.distil import Settings, distil, masked
 from distill.evaluation import evaluate, expert_load, split_batches
 from distill.files import write_text
 from distill.kinds import CLASSIFICATION, MASKED_LM, REGRESSION
-from distill.loop import Diverged, make_accelerator
+from distill.loop import Checkpoint, Diverged, make_accelerator
 from distill.metrics import Score
 from distill.progress import Progress, losses
 from distill.recipe import Recipe
@@ -105,8 +105,6 @@ def run(options: Any, settings: Settings, recorded: dict[str, Any]) -> int:
     """
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ChainError("--device cuda: there is none here; choose cpu or auto")
     accelerator = make_accelerator(options.device)
     first = options.teacher or options.student
     config = load_config(first, ("bert", NAS_BERT))
@@ -141,6 +139,8 @@ def run(options: Any, settings: Settings, recorded: dict[str, Any]) -> int:
         teacher = None
         if options.teacher is not None:
             teacher = the_teacher(options, rows, recipe, tokenizer, accelerator, progress)
+            if main:
+                shutil.rmtree(options.out / "teacher" / STATE, ignore_errors=True)
             note("teacher", teacher)
         chain = [*options.assistant, options.student]
         for number, spec in enumerate(chain, 1):
@@ -231,9 +231,12 @@ def the_teacher(
                 kind=rows.kind,
                 seed=options.seed,
                 after_step=after_step,
+                checkpoint=Checkpoint(folder / STATE / "finetuning.pt"),
             )
         except Diverged as error:
             raise ChainError(f"teacher: {error}; choose a lower --learning-rate") from None
+        except ValueError as error:
+            raise ChainError(f"--finetune-teacher: {error}") from None
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         save(teacher, tokenizer, folder)

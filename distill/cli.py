@@ -19,6 +19,16 @@ class Parser(argparse.ArgumentParser):
         self.exit(USER_ERROR, f"{self.prog}: {message} (see --help)\n")
 
 
+def device(value: str) -> str:
+    """An option's value "auto", "cpu" or "cuda"; the last one where there is a GPU."""
+    if value == "cuda":
+        import torch  # takes a second
+
+        if not torch.cuda.is_available():
+            raise argparse.ArgumentTypeError("there is no CUDA here; choose cpu or auto")
+    return value
+
+
 def guard(prog: str, command: Callable[[], int], mistakes: tuple[type[Exception], ...]) -> int:
     """Run `command`; exceptions of the types in `mistakes` become one line on stderr and exit status 2."""
     try:

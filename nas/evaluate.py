@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -25,7 +24,6 @@ from supernet.inherit import inherit
 
 # Rows of the search split that intermediate scores, and the loads of experts, are measured on.
 GLANCE = 500
-EXPERT_LOAD = "expert_load"
 
 # Called with the number of training steps so far and the score then.
 Report = Callable[[int, float], None]
@@ -43,11 +41,6 @@ class Score:
     standard_error: float
     parts: dict[str, float]
     loads: tuple[Load, ...] = ()
-
-    def attributes(self) -> dict[str, Any]:
-        """What a trial remembers of it beside the value."""
-        loads = {EXPERT_LOAD: [load.to_json() for load in self.loads]} if self.loads else {}
-        return {"standard_error": self.standard_error, **self.parts, **loads}
 
 
 class Evaluator:

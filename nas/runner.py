@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,8 @@ def run(
     if left <= 0:
         return
     graphics = min(1.0, ray.cluster_resources().get("GPU", 0) / cluster.workers)
+    if cluster.device == "cuda" and not graphics:
+        raise ConfigError("--device cuda: the cluster has no GPU; choose cpu or auto")
     trainable = tune.with_parameters(
         evaluate or evaluate_trial, workspace=workspace, device=cluster.device, rungs=tuple(rungs)
     )
@@ -202,7 +204,8 @@ def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, ru
 def attributes_of(score: Score) -> dict[str, Any]:
     """What a trial remembers of a score beside the value: the scores behind it under `ledger.score_of` their names."""
     parts = {ledger.score_of(name): value for name, value in score.parts.items()}
-    return replace(score, parts={}).attributes() | parts
+    loads = {ledger.EXPERT_LOAD: [load.to_json() for load in score.loads]} if score.loads else {}
+    return {"standard_error": score.standard_error, **parts, **loads}
 
 
 class Proposals(Searcher):

@@ -11,7 +11,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads that wait in a spin make a machine with other work on it many times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from distill.cli import DONE, INTERRUPTED, Parser, guard
+from distill.cli import DONE, INTERRUPTED, Parser, device, guard
 from nas import interrupt
 from nas.config import ConfigError, StudyConfig, count, load_config, presets
 
@@ -68,6 +68,11 @@ def main(argv: list[str] | None = None) -> int:
             raise ConfigError(f"--study {name!r}: use letters, digits, '.', '_', '+' and '-'")
         if options.workers is not None and options.workers < 1:
             raise ConfigError(f"--workers {options.workers}: at least 1")
+        if options.address is None:
+            try:
+                device(options.device)
+            except argparse.ArgumentTypeError as error:
+                raise ConfigError(f"--device {options.device}: {error}") from None
         if options.given and options.stage not in ("2", "3"):
             raise ConfigError("--from is what stage 2 or 3 refines; give --stage 2 or --stage 3")
         own = path / "config.toml"

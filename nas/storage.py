@@ -79,6 +79,8 @@ def needed(url: str) -> Iterator[None]:
     """
     try:
         yield
+    except StorageError:
+        raise
     except Exception as error:
         # Optuna raises an error of its own from the database's, and Ray Tune yet another while it handles that one.
         link: BaseException | None = error

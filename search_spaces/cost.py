@@ -4,43 +4,54 @@ operations.
 The model is BERT as Hugging Face builds it: word, position and token-type embeddings with a LayerNorm; per
 layer the linear maps for query, key, value and output with a LayerNorm; per block `expand` (d -> e), `gate`
 (d -> e) where the graph has one, `project` (w -> d, where w is the width of the value it is really applied to)
-and a LayerNorm; a pooler and a classifier. All linear maps have biases. Experts have all linear maps of a block (or of
-an attention) to themselves; a gate (d -> E, without bias) chooses among them. Tables of hash routing are no parameters,
+and a LayerNorm; and a head, one of `HEADS`: of sentences a pooler and a classifier; of tokens (tags, or the first and
+the last one of an answer) a classifier alone; of masked words the map and LayerNorm before the word embedding, which
+it shares, and a bias for each word. All linear maps have biases. Experts have all linear maps of a block (or of an
+attention) to themselves; a gate (d -> E, without bias) chooses among them. Tables of hash routing are no parameters,
 and that a capacity makes experts compute less is left out of account.
 
-Papers count differently; functions that follow a paper name it.
+`labels` are the classes of a classification or of tags; the other heads have as many outputs as they have. Papers count
+differently; functions that follow a paper name it.
 """
 
 from search_spaces.architecture import Architecture, Base, Genes
-from search_spaces.operations import OPERATIONS
+from search_spaces.operations import OPERATIONS, did_you_mean
+
+CLASSIFICATION = "classification"
+# What follows the encoder, by the kind of task that it is for, and its outputs where they are always as many.
+HEADS: dict[str, int | None] = {
+    CLASSIFICATION: None,
+    "regression": 1,
+    "token_classification": None,
+    "question_answering": 2,
+    "masked_lm": None,
+}
 
 
-def params(architecture: Architecture, labels: int = 3) -> int:
-    """All stored parameters of the deployable classifier, pooler and head included."""
-    ffn = sum(ffn_params(architecture.base, genes) for genes in architecture.layers)
-    return fixed_params(architecture.base, labels) + ffn
+def params(architecture: Architecture, labels: int = 3, head: str = CLASSIFICATION) -> int:
+    """All stored parameters of the deployable model, its head included. Raises ValueError for an unknown head."""
+    return params_encoder(architecture) + head_params(architecture.base, labels, head)
 
 
-def params_active(architecture: Architecture, labels: int = 3) -> int:
+def params_active(architecture: Architecture, labels: int = 3, head: str = CLASSIFICATION) -> int:
     """The parameters that take part in computing one token: all but those of the experts that it does not pass."""
     base = architecture.base
-    idle = (base.attention_experts - 1) * 4 * _linear(base.width, base.width) * base.depth
-    if labels:
-        idle += (base.head_experts - 1) * _prediction_layer(base, labels)
-    for genes in architecture.layers:
-        unused = genes.experts.count - genes.experts.top_k
-        idle += genes.stack * unused * _maps_params(base, genes, project_width(base, genes))
-    return params(architecture, labels) - idle
+    idle = 0
+    if _pooled(head):
+        idle = (base.head_experts - 1) * _prediction_layer(base, _outputs(head, labels))
+    return params(architecture, labels, head) - _idle_params(architecture) - idle
 
 
 def params_encoder(architecture: Architecture) -> int:
-    """`params` without pooler and classifier: of baselines in MoEBERT, MiniMoE (table 5) and MicroBERT (table 1)."""
-    return params(architecture, labels=0) - _pooler_params(architecture.base)
+    """`params` without the head: of baselines in MoEBERT, MiniMoE (table 5) and MicroBERT (table 1)."""
+    base = architecture.base
+    ffn = sum(ffn_params(base, genes) for genes in architecture.layers)
+    return _embedding_params(base) + base.depth * _attention_params(base) + ffn
 
 
 def params_effective(architecture: Architecture) -> int:
-    """MoEBERT's effective parameters: `params_active` without pooler and classifier."""
-    return params_active(architecture, labels=0) - _pooler_params(architecture.base)
+    """MoEBERT's effective parameters: `params_active` without the head."""
+    return params_encoder(architecture) - _idle_params(architecture)
 
 
 def params_minimoe(architecture: Architecture) -> int:
@@ -55,7 +66,7 @@ def params_published(architecture: Architecture, teacher_width: int = 768) -> in
     """The count of EfficientBERT's tables, and of TinyBERT and the student in MicroBERT's table 1.
 
     It includes the linear map from the student's width to the teacher's, which only distillation uses, leaves
-    out pooler and classifier, and takes the input of `project` to be as wide as the output of `expand`. A
+    out the head, and takes the input of `project` to be as wide as the output of `expand`. A
     `gate`, which the papers do not have, counts like a second `expand`.
     """
     base = architecture.base
@@ -66,10 +77,23 @@ def params_published(architecture: Architecture, teacher_width: int = 768) -> in
     return encoder + ffn + _linear(base.width, teacher_width)
 
 
-def fixed_params(base: Base, labels: int = 3) -> int:
-    """Everything of the deployable classifier but the FFNs."""
-    head = _pooler_params(base) + _head_params(base, labels)
-    return _embedding_params(base) + base.depth * _attention_params(base) + head
+def fixed_params(base: Base, labels: int = 3, head: str = CLASSIFICATION) -> int:
+    """Everything of the deployable model but the FFNs."""
+    return _embedding_params(base) + base.depth * _attention_params(base) + head_params(base, labels, head)
+
+
+def head_params(base: Base, labels: int = 3, head: str = CLASSIFICATION) -> int:
+    """What follows the encoder; without the word embedding that a head of masked words shares."""
+    outputs = _outputs(head, labels)
+    if head == "masked_lm":
+        inner = base.embedding or base.width
+        return _linear(base.width, inner) + 2 * inner + base.vocabulary
+    if not _pooled(head):
+        return _linear(base.width, outputs)
+    pooler = _linear(base.width, base.width)
+    if base.head_experts == 1:
+        return pooler + _linear(base.width, outputs)
+    return pooler + base.head_experts * _prediction_layer(base, outputs) + _gate(base.width, base.head_experts)
 
 
 def ffn_params(base: Base, genes: Genes) -> int:
@@ -114,18 +138,25 @@ def ffn_macs(base: Base, genes: Genes, tokens: int = 128) -> int:
     return _maps_macs(base, genes, tokens) + routed * genes.stack * gate
 
 
-def macs(architecture: Architecture, tokens: int = 128, labels: int = 3) -> int:
-    """`macs_linear` plus gates, attention products, factorised embedding, pooler and classifier, for one
-    sequence.
-    """
+def macs(architecture: Architecture, tokens: int = 128, labels: int = 3, head: str = CLASSIFICATION) -> int:
+    """`macs_linear` plus gates, attention products, factorised embedding and head, for one sequence."""
     base = architecture.base
     gates = base.depth * _gate(base.width, base.attention_experts)
     attention = tokens * (base.depth * 4 * base.width**2 + gates) + _products(base, tokens)
     embedding = tokens * 3 * (base.embedding or 0) * base.width
-    head = base.width**2 + base.width * labels
-    if base.head_experts > 1:
-        head += base.width**2 + _gate(base.width, base.head_experts)
-    return sum(ffn_macs(base, genes, tokens) for genes in architecture.layers) + attention + embedding + head
+    ffn = sum(ffn_macs(base, genes, tokens) for genes in architecture.layers)
+    return ffn + attention + embedding + head_macs(base, tokens, labels, head)
+
+
+def head_macs(base: Base, tokens: int = 128, labels: int = 3, head: str = CLASSIFICATION) -> int:
+    """Of what follows the encoder, for one sequence: a pooler and a classifier see one token, other heads all."""
+    outputs = _outputs(head, labels)
+    if head == "masked_lm":
+        return tokens * (base.embedding or base.width) * (base.width + base.vocabulary)
+    if not _pooled(head):
+        return tokens * base.width * outputs
+    experts = base.width**2 + _gate(base.width, base.head_experts) if base.head_experts > 1 else 0
+    return base.width**2 + experts + base.width * outputs
 
 
 def elementwise(architecture: Architecture, tokens: int = 128) -> int:
@@ -147,20 +178,30 @@ def _linear(inputs: int, outputs: int) -> int:
     return inputs * outputs + outputs
 
 
-def _pooler_params(base: Base) -> int:
-    return _linear(base.width, base.width)
+def _outputs(head: str, labels: int) -> int:
+    if head not in HEADS:
+        raise ValueError(f"unknown head {head!r}{did_you_mean(head, HEADS)} (heads: {', '.join(HEADS)})")
+    return HEADS[head] or labels
 
 
-def _head_params(base: Base, labels: int) -> int:
-    """Of the classifier on the pooler's output; none without labels."""
-    if base.head_experts == 1 or not labels:
-        return _linear(base.width, labels)
-    return base.head_experts * _prediction_layer(base, labels) + _gate(base.width, base.head_experts)
+def _pooled(head: str) -> bool:
+    """Whether it predicts something of sentences, from their pooled states; such a head may have experts."""
+    return head in (CLASSIFICATION, "regression")
 
 
-def _prediction_layer(base: Base, labels: int) -> int:
+def _prediction_layer(base: Base, outputs: int) -> int:
     """Of one expert of a head that has several."""
-    return _linear(base.width, base.width) + _linear(base.width, labels)
+    return _linear(base.width, base.width) + _linear(base.width, outputs)
+
+
+def _idle_params(architecture: Architecture) -> int:
+    """Of the encoder's experts that a token does not pass."""
+    base = architecture.base
+    idle = (base.attention_experts - 1) * 4 * _linear(base.width, base.width) * base.depth
+    for genes in architecture.layers:
+        unused = genes.experts.count - genes.experts.top_k
+        idle += genes.stack * unused * _maps_params(base, genes, project_width(base, genes))
+    return idle
 
 
 def _products(base: Base, tokens: int) -> int:

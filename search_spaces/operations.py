@@ -61,8 +61,9 @@ BINARY: tuple[str, ...] = tuple(name for name, operation in OPERATIONS.items() i
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`"; did you mean 'gelu'?"` if a known word is close to `word`, else the empty string."""
-    close = get_close_matches(word[:60], list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    spelled = {name.lower(): name for name in known}
+    close = get_close_matches(word[:60].lower(), spelled, n=1)
+    return f"; did you mean {spelled[close[0]]!r}?" if close else ""
 
 
 def shown(value: object, limit: int = 60) -> str:

@@ -16,7 +16,7 @@ from math import log
 from typing import TypeVar
 
 from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
-from search_spaces.cost import ffn_params, fixed_params
+from search_spaces.cost import CLASSIFICATION, ffn_params, fixed_params
 from search_spaces.counting import Box, Cost, add, count_rest, count_within, invert, position_of
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.operations import UNARY, shown
@@ -55,7 +55,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Space:
-    """Architectures on `base` with `min_params` to `max_params` parameters (`cost.params` with `labels`).
+    """Architectures on `base` with `min_params` to `max_params` parameters (`cost.params` with `labels` and `head`).
 
     `graph` is the base graph, an activation between the linear maps; `edit_rate` is the probability with
     which a segment differs from it in `sample`. `limits` bound further costs. With `gated`, graphs may have a second
@@ -85,6 +85,7 @@ class Space:
     start: Architecture | None = None
     vary: frozenset[str] = frozenset({GRAPHS, SIZES})
     experts: tuple[Experts, ...] = (DENSE,)
+    head: str = CLASSIFICATION
 
     def __post_init__(self) -> None:
         if self._activation not in UNARY:
@@ -287,7 +288,7 @@ class Space:
 
     @cached_property
     def _ffn_box(self) -> Box:
-        fixed = fixed_params(self.base, self.labels)
+        fixed = fixed_params(self.base, self.labels, self.head)
         most = (self.max_params - fixed, *(limit.most - limit.fixed for limit in self.limits))
         return Box(self.min_params - fixed, most)
 
@@ -415,7 +416,7 @@ class Space:
 
     def _nothing_fits(self) -> str:
         rows = [self._costs(place, graph) for place, graph in enumerate(self._kept_graphs)]
-        fixed = fixed_params(self.base, self.labels)
+        fixed = fixed_params(self.base, self.labels, self.head)
         smallest, largest = (fixed + sum(end(row)[0] for row in rows) for end in (min, max))
         message = (
             f"no architecture has {self.min_params:,} to {self.max_params:,} parameters: "

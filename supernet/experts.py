@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from distill.cli import DONE, INTERRUPTED, Parser, guard
+from distill.cli import DONE, INTERRUPTED, Parser, device, guard
 from search_spaces.architecture import DENSE, ROUTINGS, Architecture, ArchitectureError, Experts
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def parser() -> Parser:
     train.add_argument("--layers", default="all", choices=["all", "alternate", "last"], help="states that are compared")
     train.add_argument("--balance", type=float, default=0.01, help="weight of the balance of gates")
     result.add_argument("--seed", type=int, default=0)
-    result.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    result.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"])
     return result
 
 

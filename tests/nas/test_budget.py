@@ -23,9 +23,9 @@ TABLE = {
 }
 
 
-def box(limits: tuple[Limit, ...] = (), **changes: object) -> Space:
+def box(limits: tuple[Limit, ...] = (), head: str = cost.CLASSIFICATION, **changes: object) -> Space:
     config = load_config("demo", TABLE | {f"space.{key}": value for key, value in changes.items()})
-    return budgeted_space(config, BASE, GELU, labels=4, limits=limits)
+    return budgeted_space(config, BASE, GELU, labels=4, limits=limits, head=head)
 
 
 def test_the_box_reaches_from_slack_below_up_to_the_uniform_slice() -> None:
@@ -97,6 +97,18 @@ def test_a_tighter_limit_moves_the_box() -> None:
     assert space.min_params == reached - int(0.3 * (reached - smallest))
     assert space.max_params == box().max_params
     assert box((channels(NO_LIMIT),)).min_params == box().min_params
+
+
+@pytest.mark.parametrize("head", cost.HEADS)
+def test_the_box_counts_the_head(head: str) -> None:
+    """The same architectures are in it, whatever head they have, unless the box itself is given."""
+    space, other = box((channels(7 + 3 * 17),), head=head), box((channels(7 + 3 * 17),))
+    less = cost.head_params(BASE, 4) - cost.head_params(BASE, 4, head)
+    assert (other.min_params - space.min_params, other.max_params - space.max_params) == (less, less)
+    assert space.size_count() == other.size_count() > 0
+    uniform = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 4, head)
+    assert space.max_params == uniform
+    assert largest_uniform(BASE, GELU, 4, uniform, head=head) == Architecture.uniform(BASE, expansion=Fraction(1, 2))
 
 
 def test_a_stage_of_graphs_alone_has_no_lower_end() -> None:

@@ -60,7 +60,7 @@ def test_table_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
     assert any("experts" in line and "inner" in line for line in lines)
     assert main(["minimoe-3l-384h"]) == 0
     output = capsys.readouterr().out
-    assert "28,324,224 without them, with MiniMoE's maps for relations" in output
+    assert "28,324,224 without it, with MiniMoE's maps for relations" in output
     assert "679,477,248 of these in the encoder's linear maps (MiniMoE)" in output
     assert main(["bert-base"]) == 0
     output = capsys.readouterr().out
@@ -74,6 +74,27 @@ def test_attention_experts_are_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     Architecture.uniform(base, experts=Experts(2, Fraction(1), "token_gate")).save(path)
     assert main([str(path)]) == 0
     assert "3 heads, 2 attention experts, inner width 24" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("head", cost.HEADS)
+def test_heads(head: str, capsys: pytest.CaptureFixture[str]) -> None:
+    architecture = PUBLISHED["efficientbert"]
+    assert main(["efficientbert", "--json", "--head", head, "--labels", "9", "--tokens", "5"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    counted = [cost.params(architecture, 9, head), cost.params_active(architecture, 9, head)]
+    assert [facts["params"], facts["params_active"]] == counted
+    assert facts["macs"] == cost.macs(architecture, 5, 9, head)
+    assert facts["params_encoder"] == cost.params_encoder(architecture)
+    assert main(["efficientbert", "--head", head, "--labels", "9"]) == 0
+    words = {
+        "classification": "with pooler and 9 labels",
+        "regression": "with pooler and a number as output",
+        "token_classification": "with 9 tags of each token",
+        "question_answering": "with first and last token of an answer as outputs",
+        "masked_lm": "with the head of masked words",
+    }
+    lines = capsys.readouterr().out.splitlines()
+    assert any(f"{counted[0]:,} {words[head]}" in line for line in lines)
 
 
 def test_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,6 +122,7 @@ def test_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["base", "--tokens", "513"], "not 513"),
         (["base", "--tokens", "many"], "invalid int value: 'many'"),
         (["base", "--labels", "0"], "--labels: must be at least 1, not 0"),
+        (["base", "--head", "tags"], "invalid choice: 'tags' (choose from "),
         ([], "required: ARCH"),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -65,6 +66,18 @@ def test_what_is_in_line_comes_first_and_whole(study: optuna.Study) -> None:
         assert trial.user_attrs["params_active"] == cost.params_active(architecture, 3)
         assert trial.user_attrs["macs"] == cost.macs(architecture, labels=3)
         assert all(str(genes.graph) in trial.user_attrs["formula"] for genes in architecture.layers)
+
+
+@pytest.mark.parametrize("head", cost.HEADS)
+def test_costs_are_those_of_the_model_with_its_head(study: optuna.Study, head: str) -> None:
+    less = cost.head_params(BASE, 3) - cost.head_params(BASE, 3, head)
+    space = replace(SPACE, head=head, min_params=SPACE.min_params - less, max_params=SPACE.max_params - less)
+    trial, architecture = ledger.ask(study, space, "random", labels=3)
+    facts = trial.user_attrs
+    assert facts["params"] == cost.params(architecture, 3, head) <= space.max_params
+    assert facts["params_active"] == cost.params_active(architecture, 3, head)
+    assert facts["macs"] == cost.macs(architecture, labels=3, head=head)
+    assert facts[ledger.IN_BOX]
 
 
 def test_ends_of_a_trial(study: optuna.Study, url: str) -> None:

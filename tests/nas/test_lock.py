@@ -15,7 +15,7 @@ from optuna.exceptions import StorageInternalError
 
 from nas import ledger
 from nas.lock import StudyInUse, sole_driver
-from nas.storage import StorageError, sqlite_url
+from nas.storage import StorageError, needed, sqlite_url
 from tests.nas import postgres
 from tests.nas.house import PROJECT
 from tests.nas.postgres import Server
@@ -164,6 +164,9 @@ def test_a_server_that_restarts(server: Server) -> None:
         with sole_driver(server.url, "restarted"):
             pass
         with pytest.raises(StorageInternalError):
+            study.ask()
+        reason = r"went away \(the connection to the storage was lost\); once it is back"
+        with pytest.raises(StorageError, match=reason), needed(server.url):
             study.ask()
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 

@@ -157,3 +157,29 @@ def test_a_killed_search_goes_on(server: Server, searched: Path, house: House, t
         for folder in (tmp_path / "s", searched)
     )
     assert best == expected
+
+
+@pytest.mark.slow
+def test_a_search_whose_server_dies_says_so_and_goes_on(server: Server, house: House, tmp_path: Path) -> None:
+    command = house.search(tmp_path, "--study", "dies", "--storage", server.url)
+
+    def states() -> Counter[TrialState]:
+        return Counter(trial.state for trial in trials_in(server.url, "dies/stage-1"))
+
+    with house.running(*command) as process:
+        wait(process, lambda: states()[TrialState.COMPLETE] >= 1 and states()[TrialState.RUNNING] > 0)
+        server.stop()
+        try:
+            _, errors = process.communicate(timeout=120)
+        finally:
+            server.start()
+    assert process.returncode == 2, errors
+    assert len(errors.splitlines()) == 1
+    assert errors.startswith(f"nas.search: the storage {server.url!r} went away (")
+    assert errors.endswith("); once it is back, the same command with --resume goes on\n")
+    before = [trial for trial in trials_in(server.url, "dies/stage-1") if trial.state == TrialState.COMPLETE]
+    result = house.run(*command, "--resume")
+    assert (result.returncode, result.stderr) == (0, "")
+    after = trials_in(server.url, "dies/stage-1")
+    assert [after[trial.number] for trial in before] == before
+    assert not [trial for trial in after if not trial.state.is_finished()]

@@ -110,13 +110,21 @@ def test_the_last_trial_may_be_wanted_again(trials: int | None, house: House, wo
 
 
 def test_a_search_survives_everything(searched: Path, house: House, workspace: Workspace, tmp_path: Path) -> None:
-    """Interrupted by Ctrl-C, gone on with; a worker lost, then the driver killed; gone on with to the end."""
+    """A second process at the same time; interrupted by Ctrl-C, gone on with; a worker lost, then the driver killed;
+    gone on with to the end.
+    """
     folder = tmp_path / "results" / "tiny"
     preset = house.variant(tmp_path / "tiny.toml", ("confirm_seeds = 2", "confirm_seeds = 0"))
     command = house.search(tmp_path / "results", "--trials", TRIALS, preset=preset)
 
     with house.running(*command) as process:
-        wait(process, lambda: states(folder)["COMPLETE"] >= 3)
+        wait(process, lambda: states(folder)["RUNNING"] >= 1)
+        refused = house.run(*command, "--resume")
+        assert refused.returncode == 2
+        assert refused.stderr.startswith("nas.search: study 'tiny' is driven by process ")
+        assert refused.stderr.count("\n") == 1
+        before = states(folder)["COMPLETE"]
+        wait(process, lambda: states(folder)["COMPLETE"] > max(2, before))
         os.killpg(process.pid, signal.SIGINT)
         _, error = process.communicate(timeout=120)
     assert process.returncode == 130

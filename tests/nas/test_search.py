@@ -36,7 +36,7 @@ def test_trials(searched: Path, house: House, workspace: Workspace) -> None:
         assert facts["macs"] == cost.macs(architecture, labels=workspace.labels)
         assert facts["standard_error"] == standard_error(trial.value or 0.0, rows)
         assert sorted(trial.intermediate_values) == [0, 3]
-        assert trial.intermediate_values[0] == facts["inherited"]
+        assert trial.intermediate_values[0] == facts[ledger.score_of("inherited")]
         assert facts["seconds"] > 0
         assert facts["formula"].count(";") == base.depth - 1
         if trial.number:

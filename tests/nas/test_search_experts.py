@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+import train_final
 from distill.teacher import SavedTeacher
 from nas import ledger
 from nas.config import ConfigError, load_config
@@ -42,6 +43,7 @@ def studied(built: House, tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = sizes.replace('uniform = "1/2"\n', "")
     preset = out / "experts.toml"
     stacks, objective = EXPERTS.split("\n\n")
+    rest = rest.replace("confirm_seeds = 2", "confirm_seeds = 0")
     preset.write_text(f"{before}{stacks}\n{sizes}edit_rate = 0.3\n\n{objective}{rest}")
     always = ("-m", "nas.search", "--preset", preset, "--study", "s", "--out", out, "--workers", "2")
     result = built.run(*always, "--stage", "all")
@@ -71,7 +73,9 @@ def test_stage_2_keeps_them(studied: Path) -> None:
         assert [genes.experts for genes in layers] == [genes.experts for genes in start.layers]
 
 
-def test_a_mixture_is_trained_and_exported(studied: Path, built: House) -> None:
+def test_a_mixture_is_trained_and_exported(
+    studied: Path, house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
     mixtures = [
         ledger.architecture_of(trial)
         for trial in trials_of(studied, "stage-1")
@@ -79,9 +83,10 @@ def test_a_mixture_is_trained_and_exported(studied: Path, built: House) -> None:
     ]
     chosen = mixtures[0]
     chosen.save(studied / "mixture.json")
-    result = built.run("train_final.py", studied / "mixture.json", "--device", "cpu", "--skip-base")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "experts of layer" in result.stdout
+    assert train_final.main([str(studied / "mixture.json"), "--device", "cpu", "--skip-base"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert "experts of layer" in shown.out
     facts = json.loads((studied / "final" / "metrics.json").read_text())
     student = facts["models"]["student"]
     assert student["params_active"] < student["params"] == cost.params(chosen, 3)

@@ -1,16 +1,19 @@
 """The storage says what the database has, though it does not ask it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import event
+from sqlalchemy.exc import IntegrityError
 
 from nas import ledger
-from nas.storage import Storage, open_storage, sqlite_url
+from nas.storage import LostError, Storage, StorageError, needed, open_storage, sqlite_url
 
 TEMPLATE = optuna.create_trial(
     state=TrialState.RUNNING,
@@ -126,3 +129,57 @@ def test_a_storage_that_is_opened_again_reads_all(url: str) -> None:
     ledger.complete(study_of(second), 1, 0.25, {})
     assert [trial.value for trial in fresh(url)] == [0.5, 0.25]
     second.engine.dispose()
+
+
+def full(url: str) -> None:
+    """A trial that the disk has no room for."""
+    storage = open_storage(url)
+    try:
+        study = study_of(storage)
+        with storage.engine.connect() as connection:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        limit = f"PRAGMA max_page_count = {pages}"
+        event.listen(storage.engine, "begin", lambda connection: connection.exec_driver_sql(limit))
+        study.add_trial(optuna.create_trial(state=TrialState.WAITING, user_attrs={"a": "b" * 100_000}))
+    finally:
+        storage.engine.dispose()
+
+
+def fault(url: str) -> None:
+    raise ZeroDivisionError
+
+
+def wrong_statement(url: str) -> None:
+    storage = open_storage(url)
+    try:
+        with storage.engine.connect() as connection:
+            connection.exec_driver_sql("INSERT INTO trials (trial_id, state) VALUES (1, NULL)")
+    finally:
+        storage.engine.dispose()
+
+
+def wrapped(url: str) -> None:
+    """As Ray Tune does with what its callbacks raise."""
+    try:
+        full(url)
+    except StorageInternalError:
+        raise RuntimeError("a text of many\nlines")  # noqa: B904
+
+
+@pytest.mark.parametrize("work", [full, wrapped])
+def test_a_storage_that_can_keep_no_more(work: Callable[[str], None], url: str) -> None:
+    line = rf"^the storage '{url}' went away \(database or disk is full\); once it is back, .* --resume goes on$"
+    with pytest.raises(StorageError, match=line), needed(url):
+        work(url)
+
+
+@pytest.mark.parametrize(("work", "error"), [(fault, ZeroDivisionError), (wrong_statement, IntegrityError)])
+def test_faults_stay_what_they_are(work: Callable[[str], None], error: type[Exception], url: str) -> None:
+    with pytest.raises(error), needed(url):
+        work(url)
+
+
+def test_no_password_is_shown() -> None:
+    with pytest.raises(StorageError) as caught, needed("postgresql+psycopg://u:secret@h/d"):
+        raise LostError("the connection to the storage was lost")
+    assert "'postgresql+psycopg://u:***@h/d' went away (the connection" in str(caught.value)
