@@ -22,8 +22,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads that wait in a spin make a machine with other work on it many times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# All else is imported where Ctrl-C is caught.
 from distill.cli import INTERRUPTED, Parser, guard
-from search_spaces.operations import did_you_mean
 
 OPTIONS = "options.json"
 # What may be another when a run is resumed.
@@ -79,9 +79,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         check(options)
         # Imports torch, which takes seconds.
+        from safetensors import SafetensorError
+
         from distill.chain import MISTAKES, run
 
-        return guard("distill", lambda: run(options, settings(options), recorded(options)), (*MISTAKES, DistillError))
+        def checked() -> int:
+            given = settings(options)
+            check_chain(options, given)
+            if options.tensorboard is not None:
+                try:
+                    options.tensorboard.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    raise DistillError(f"--tensorboard {options.tensorboard}: {error.strerror}") from None
+            try:
+                return run(options, given, recorded(options))
+            except (OSError, SafetensorError) as error:
+                reason = getattr(error, "strerror", None) or error
+                raise DistillError(f"--out {options.out}: {reason}; make room there and add --resume") from error
+
+        return guard("distill", checked, (*MISTAKES, DistillError))
 
     try:
         return guard("distill", command, (DistillError,))
@@ -113,18 +129,17 @@ def check(options: Any) -> None:
     if options.finetune_teacher and given == ["corpus"] and not options.masked_lm:
         raise DistillError("--finetune-teacher: text has no labels to learn from; leave it out, or add --masked-lm")
     for name, least in (("steps", 0), ("finetune_teacher", 0), ("seed", 0), ("batch_size", 1), ("max_length", 8)):
+        below = 2**32 if name == "seed" else 2**31
         if getattr(options, name) < least:
             raise DistillError(f"{flag(name)}: must be at least {least}, not {getattr(options, name)}")
-    if options.seed >= 2**32:
-        raise DistillError(f"--seed: must be below {2**32:,}, not {options.seed:,}")
+        if getattr(options, name) >= below:
+            raise DistillError(f"{flag(name)}: must be below {below:,}, not {getattr(options, name):,}")
     if not 0 < options.learning_rate < math.inf:
         raise DistillError(f"--learning-rate: must be above 0, not {options.learning_rate}")
     if not 0 <= options.weight_decay < math.inf:
         raise DistillError(f"--weight-decay: must be at least 0, not {options.weight_decay}")
     if not 0 <= options.warmup <= 1:
         raise DistillError(f"--warmup: a share of the steps, from 0 to 1, not {options.warmup}")
-    if options.tensorboard is not None and options.tensorboard.is_file():
-        raise DistillError(f"--tensorboard {options.tensorboard} is no folder")
     saved = options.out / OPTIONS
     if options.out.exists() and not options.out.is_dir():
         raise DistillError(f"--out {options.out} is no folder")
@@ -133,10 +148,37 @@ def check(options: Any) -> None:
             raise DistillError(f"--out {options.out} is not empty: choose another folder, or add --resume")
         if not saved.exists():
             raise DistillError(f"--out {options.out} has nothing to resume: there is no {OPTIONS}")
-        before, now = json.loads(saved.read_text(encoding="utf-8")), recorded(options)
+        try:
+            before, now = dict(json.loads(saved.read_text(encoding="utf-8"))), recorded(options)
+        except (OSError, ValueError, TypeError) as error:
+            raise DistillError(f"--resume: {saved} cannot be read ({error}); choose another --out") from None
         for name in now:
             if name != "out" and before.get(name) != now[name]:
                 raise DistillError(f"--resume: {flag(name)} was {before.get(name)!r}, not {now[name]!r}")
+
+
+def check_chain(options: Any, given: dict[str, Any]) -> None:
+    """Refuse students that the objective cannot be used with before a teacher or an assistant is trained."""
+    if options.teacher is None:
+        return
+    from distill.distil import labelled, make, phases
+    from distill.recipe import Recipe
+    from distill.student import planned
+    from distill.teacher import NAS_BERT, load_config, load_tokenizer
+
+    name = options.objective
+    if not options.corpus or options.masked_lm:
+        given = labelled(name, given)
+    teacher, tokenizer = load_config(options.teacher, ("bert", NAS_BERT)), load_tokenizer(options.teacher)
+    recipe = Recipe(steps=options.steps)
+    for spec in [*options.assistant, options.student]:
+        student = planned(spec, teacher, tokenizer)
+        try:
+            for phase in phases(name, given, recipe):
+                make(name, phase.settings, student, teacher)
+        except ValueError as error:
+            raise DistillError(f"--objective {name}: {error}") from None
+        teacher = student
 
 
 def flag(name: str) -> str:
@@ -153,6 +195,7 @@ def settings(options: Any) -> dict[str, Any]:
     """The objective's settings from --set, each of the type of its default."""
     from distill.distil import defaults, without_labels
     from distill.objectives import OBJECTIVES
+    from search_spaces.operations import did_you_mean
 
     name = options.objective
     if name not in OBJECTIVES:

@@ -9,7 +9,7 @@ import numpy as np
 from distill.hub import columns
 from distill.kinds import TOKEN_CLASSIFICATION
 from distill.metrics import OUTSIDE
-from distill.tasks import TaggedSplit, Task, TaskData, TaskError, hold_out
+from distill.tasks import TaggedSplit, Task, TaskData, TaskError, column_fault, hold_out
 from distill.texts import read_lines
 from search_spaces.operations import did_you_mean
 
@@ -59,7 +59,7 @@ def load(name: str, data: Path | None = None) -> TaskData[TaggedSplit]:
     try:
         task = Task(name, tags, TOKEN_CLASSIFICATION, ("f1", "accuracy") if entities else ("accuracy",))
     except ValueError as error:
-        raise TaskError(str(error)) from None
+        raise TaskError(f"{train_file if data is not None else hub}: {error}") from None
     train, search = hold_out(train)
     return TaskData(task, train, search, dev)
 
@@ -109,9 +109,9 @@ def from_columns(where: str, table: dict[str, list], tags: tuple[str, ...]) -> T
     Raises:
         TaskError: a column is missing, or there is an unknown tag.
     """
-    for column in ("tokens", "ner_tags"):
-        if column not in table:
-            raise TaskError(f"{where}: no column {column!r}; its columns are {', '.join(table)}")
+    fault = column_fault(("tokens", "ner_tags"), table)
+    if fault:
+        raise TaskError(f"{where}: {fault}")
     rows = [(words, numbers) for words, numbers in zip(table["tokens"], table["ner_tags"], strict=True) if words]
     wrong = next((number for _, numbers in rows for number in numbers if not 0 <= number < len(tags)), None)
     if wrong is not None:

@@ -16,10 +16,11 @@ from distill.data import Encoded, training_batches
 from distill.kinds import CLASSIFICATION
 from distill.loop import Checkpoint, TeacherOutputs, train
 from distill.objectives import OBJECTIVES, Objective
+from distill.objectives.base import check_shares
 from distill.outputs import Batch
 from distill.recipe import Recipe
 from distill.teacher import LiveTeacher
-from distill.theseus import Replacement, replacing
+from distill.theseus import Replacement, check_places, replacing
 
 # TinyBERT's two phases on a task: 10 epochs at 5e-5, then 3 at 3e-5.
 INTERMEDIATE = 10 / 13
@@ -93,6 +94,10 @@ def make(
     if name == "codir":
         classes = None if rows is None or rows.kind != CLASSIFICATION or rows.labels is None else rows.labels.tolist()
         given |= {"rows": 2 if rows is None else len(rows), "labels": classes}
+    if name == "theseus":
+        check_shares(**{key: float(settings.get(key, value)) for key, value in REPLACEMENT.items()})
+        if teacher is not None:
+            check_places(student, teacher)
     if teacher is None and name not in ("none", "theseus"):
         raise ValueError(f"{name} compares with a teacher: give one, or choose the objective none")
     if rows is not None and rows.labels is not None:

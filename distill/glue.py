@@ -11,7 +11,7 @@ from pathlib import Path
 
 from distill.hub import columns
 from distill.kinds import REGRESSION
-from distill.tasks import Split, Task, TaskData, TaskError, hold_out
+from distill.tasks import Split, Task, TaskData, TaskError, column_fault, finite, hold_out
 from distill.texts import read_lines
 from search_spaces.operations import shown
 
@@ -144,11 +144,12 @@ def read(source: Source, path: Path) -> Split:
         TaskError: the file cannot be read, lacks a column, or has a line that is no row.
     """
     lines = read_lines(path)
-    header = source.header or (lines[0].split("\t") if lines else [])
-    for column in (*source.texts, source.label):
-        if column not in header:
-            found = f"its columns are {', '.join(map(shown, header))}" if lines else "the file is empty"
-            raise TaskError(f"{path}: no column {column!r}; {found}")
+    if not lines:
+        raise TaskError(f"{path}: the file is empty")
+    header = source.header or lines[0].split("\t")
+    fault = column_fault((*source.texts, source.label), header)
+    if fault:
+        raise TaskError(f"{path}: {fault}")
     label, *texts = (header.index(column) for column in (source.label, *source.texts))
     rows: list[Row] = []
     broken = 0
@@ -161,11 +162,12 @@ def read(source: Source, path: Path) -> Split:
             broken += 1
         else:
             raise TaskError(f"{path}:{number}: {len(cells)} cells between tabs, where {len(header)} are due")
-    if broken:
-        log.warning("%s: %d of %d lines are no rows, and are left out", path, broken, len(lines) - first)
     names = source.task.labels
     spelled = {str(number) if source.numbers else name: number for number, name in enumerate(names)}
-    return _split(source, str(path), rows, spelled)
+    split = _split(source, str(path), rows, spelled)
+    if broken:
+        log.warning("%s: %d of %d lines are no rows, and are left out", path, broken, len(lines) - first)
+    return split
 
 
 def from_columns(source: Source, table: Mapping[str, Sequence]) -> Split:
@@ -175,9 +177,9 @@ def from_columns(source: Source, table: Mapping[str, Sequence]) -> Split:
         TaskError: as `read`.
     """
     where = ":".join(filter(None, source.hub))
-    missing = [column for column in (*source.hub_texts, "label") if column not in table]
-    if missing:
-        raise TaskError(f"{where}: no column {missing[0]!r}; its columns are {', '.join(table)}")
+    fault = column_fault((*source.hub_texts, "label"), table)
+    if fault:
+        raise TaskError(f"{where}: {fault}")
     texts = zip(*(table[column] for column in source.hub_texts), strict=True)
     labelled = zip(texts, table["label"], strict=True)
     rows = ((f"{where}, row {number}", row, str(label)) for number, (row, label) in enumerate(labelled))
@@ -196,20 +198,20 @@ def _split(source: Source, where: str, rows: Iterable[Row], classes: Mapping[str
             raise TaskError(f"{place}: a text is empty")
         texts.append(row)
         labels.append(_label(source, place, label, classes))
+    if not texts:
+        raise TaskError(f"{where}: no rows" + (f" but {unlabelled} without an agreed label" if unlabelled else ""))
     if unlabelled:
         log.warning("%s: %d rows without an agreed label are left out", where, unlabelled)
-    if not texts:
-        raise TaskError(f"{where}: no rows")
     first, *second = zip(*texts, strict=True)
     return Split(first, second[0] if second else None, tuple(labels))
 
 
 def _label(source: Source, place: str, label: str, classes: Mapping[str, int]) -> float:
     if source.task.kind == REGRESSION:
-        try:
-            return float(label)
-        except ValueError:
-            raise TaskError(f"{place}: the label {shown(label)} is no number") from None
+        value = finite(label)
+        if value is None:
+            raise TaskError(f"{place}: the label {shown(label)} is no finite number")
+        return value
     if label not in classes:
         raise TaskError(f"{place}: the label {shown(label)} is none of {', '.join(classes)}")
     return classes[label]

@@ -192,7 +192,10 @@ def _save(checkpoint: Checkpoint, state: Mapping[str, Any], history: Sequence[fl
     kept["buffers"] = dict(state["objective"].named_buffers())
     kept["history"] = list(history)
     kept["random"] = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
-    replace(checkpoint.path, lambda draft: torch.save(kept, draft))
+    try:
+        replace(checkpoint.path, lambda draft: torch.save(kept, draft))
+    except RuntimeError as error:  # what PyTorch makes of a full disk
+        raise OSError(f"{checkpoint.path} cannot be written ({str(error).splitlines()[0]})") from error
 
 
 def _resumed(checkpoint: Checkpoint, state: Mapping[str, Any]) -> list[float]:

@@ -1,8 +1,10 @@
 """What a forward pass hands to an objective, and only what the objective asks for."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from distill.kinds import CLASSIFICATION, logits_and_kind
@@ -26,8 +28,9 @@ class Outputs:
     Attributes:
         logits: in the shape of the task's kind (`distill.kinds`), a classification's (B, C).
         kind: of the task.
-        hidden_states: L + 1 tensors (B, T, D), the embedding output first; empty when not asked for.
-        attention_scores: L tensors (B, H, T, T), QK^T / sqrt(head size) before mask and softmax; or empty.
+        hidden_states: L + 1 tensors (B, T, D), the embedding output first; empty when not asked for. Where some layers
+            are asked for, the others' tensors have no elements.
+        attention_scores: L tensors (B, H, T, T), QK^T / sqrt(head size) before mask and softmax; or as above.
         relations: query, key and value of one layer, each (B, T, D); or empty.
         routings: of every gated router, in the order of their computation, the probabilities (N, E) of its E experts
             for the N tokens or sentences it routes, padding not among them, and their first choices (N,) int64; or
@@ -42,13 +45,22 @@ class Outputs:
     routings: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
-def relations_of(layer: int) -> str:
-    """What names the relations of this layer, counted from 1; `RELATIONS` are the last one's."""
-    return f"{RELATIONS}.{layer}"
+def of_layers(name: str, layers: Iterable[int]) -> frozenset[str]:
+    """The needs that name these outputs of some layers alone, counted from 1; 0 is the embedding output. Otherwise
+    `HIDDEN_STATES` and `ATTENTION_SCORES` are of all, `RELATIONS` of the last one.
+    """
+    return frozenset(f"{name}.{layer}" for layer in layers)
+
+
+def layers_of(needs: Iterable[str], name: str, whole: Sequence[int]) -> list[int]:
+    """The layers of which these outputs are needed; `whole` where `name` itself is."""
+    parts = [need.partition(".") for need in needs]
+    found = {int(layer) for own, _, layer in parts if own == name and layer}
+    return sorted(found.union(whole if name in needs else ()))
 
 
 def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
-    """Run a BERT-shaped model and collect `needs`, any of the constants of this module, or `relations_of` one layer.
+    """Run a BERT-shaped model and collect `needs`, any of the constants of this module, or `of_layers` some layers.
 
     Attention scores are computed from what the query and key maps return, so the model is free to use a fused
     attention. A router is any submodule whose name ends in `router`; it returns an object with `probabilities`
@@ -57,9 +69,14 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     Raises:
         ValueError: relations of more than one layer are needed.
     """
-    related = sorted(need for need in needs if need.partition(".")[0] == RELATIONS)
+    unwrapped: Any = getattr(model, "module", model)
+    attentions = [layer.attention.self for layer in unwrapped.base_model.encoder.layer]
+    depth = len(attentions)
+    states = layers_of(needs, HIDDEN_STATES, range(depth + 1))
+    scored = layers_of(needs, ATTENTION_SCORES, range(1, depth + 1))
+    related = layers_of(needs, RELATIONS, [depth])
     if len(related) > 1:
-        raise ValueError(f"the relations of one layer can be had at a time, not {' and '.join(related)}")
+        raise ValueError(f"the relations of one layer can be had at a time, not of {' and '.join(map(str, related))}")
     inputs = {name: batch[name] for name in INPUTS if name in batch}
     hooks: list[Any] = []
 
@@ -69,30 +86,33 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         hooks.extend(m.register_forward_hook(lambda _m, _i, output: outputs.append(output)) for m in modules)
         return outputs
 
-    unwrapped: Any = getattr(model, "module", model)
-
-    def attentions() -> list[Any]:
-        return [layer.attention.self for layer in unwrapped.base_model.encoder.layer]
-
-    products = kept([m for a in attentions() for m in (a.query, a.key)] if ATTENTION_SCORES in needs else [])
-    chosen = [attentions()[int(need.partition(".")[2] or 0) - 1] for need in related]
-    relations = kept([m for a in chosen for m in (a.query, a.key, a.value)])
+    products = kept([m for layer in scored for m in (attentions[layer - 1].query, attentions[layer - 1].key)])
+    relations = kept([m for a in (attentions[layer - 1] for layer in related) for m in (a.query, a.key, a.value)])
     routed = kept([module for _, module in routers(unwrapped)] if ROUTINGS in needs else [])
     try:
-        outputs = model(**inputs, output_hidden_states=HIDDEN_STATES in needs)
+        outputs = model(**inputs, output_hidden_states=bool(states))
     finally:
         for hook in hooks:
             hook.remove()
     heads = unwrapped.config.num_attention_heads
     logits, kind = logits_and_kind(outputs, unwrapped.config)
+    pairs = zip(products[::2], products[1::2], strict=True)
     return Outputs(
         logits=logits,
         kind=kind,
-        hidden_states=tuple(outputs.hidden_states or ()),
-        attention_scores=tuple(dot_products(q, k, heads) for q, k in zip(products[::2], products[1::2], strict=True)),
+        hidden_states=spread({layer: outputs.hidden_states[layer] for layer in states}, depth + 1),
+        attention_scores=spread(
+            {layer - 1: dot_products(q, k, heads) for layer, (q, k) in zip(scored, pairs, strict=True)}, depth
+        ),
         relations=tuple(relations),
         routings=tuple((r.probabilities, r.experts[:, 0]) for r in routed if r.probabilities is not None),
     )
+
+
+def spread(found: Mapping[int, Tensor], length: int) -> tuple[Tensor, ...]:
+    """A tuple with these tensors in their places and ones without elements in the others; empty if there are none."""
+    filler = torch.empty(0)
+    return tuple(found.get(place, filler) for place in range(length)) if found else ()
 
 
 def routers(model: Any) -> list[tuple[str, Any]]:

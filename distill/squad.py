@@ -9,7 +9,7 @@ import numpy as np
 
 from distill.hub import columns
 from distill.kinds import QUESTION_ANSWERING
-from distill.tasks import QuestionSplit, Task, TaskData, TaskError, hold_out
+from distill.tasks import QuestionSplit, Task, TaskData, TaskError, column_fault, hold_out
 
 if TYPE_CHECKING:
     from distill.data import Encoded
@@ -30,13 +30,15 @@ def load(name: str, data: Path | None = None) -> TaskData[QuestionSplit]:
     """
     if data is None:
         hub = f"rajpurkar/{name}"
+        places = [f"{hub} ({split})" for split in ("train", "validation")]
         splits = [from_columns(hub, columns(hub, split)) for split in ("train", "validation")]
     else:
-        splits = [read(_file(name, data, split)) for split in ("train", "dev")]
-    for split in splits:
+        files = [_file(name, data, split) for split in ("train", "dev")]
+        places, splits = [str(file) for file in files], [read(file) for file in files]
+    for place, split in zip(places, splits, strict=True):
         if name == "squad" and not all(split.answers):
             first = split.ids[split.answers.index(())]
-            raise TaskError(f"the question {first!r} has no answer: take the task squad_v2")
+            raise TaskError(f"{place}: the question {first!r} has no answer: take the task squad_v2")
     train, search = hold_out(splits[0])
     return TaskData(Task(name, (), QUESTION_ANSWERING, ("f1", "exact_match")), train, search, splits[1])
 
@@ -65,7 +67,7 @@ def read(path: Path) -> QuestionSplit:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise TaskError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TaskError(f"{path}: no JSON: {error}") from None
     rows: list[Row] = []
     for number, article in enumerate(_value(str(path), content, "data", list)):
@@ -95,9 +97,9 @@ def from_columns(where: str, table: Mapping[str, Sequence]) -> QuestionSplit:
         TaskError: as `read`.
     """
     names = ("id", "question", "context", "answers")
-    missing = [name for name in names if name not in table]
-    if missing:
-        raise TaskError(f"{where}: no column {missing[0]!r}; its columns are {', '.join(table)}")
+    fault = column_fault(names, table)
+    if fault:
+        raise TaskError(f"{where}: {fault}")
     rows = zip(*(table[name] for name in names), strict=True)
     return _split(where, [(*row, tuple(zip(a["text"], a["answer_start"], strict=True))) for *row, a in rows])
 

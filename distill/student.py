@@ -3,12 +3,13 @@
 import copy
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from distill import layer_maps
-from distill.teacher import TeacherError, load_model, load_tokenizer
+from distill.teacher import NAS_BERT, TeacherError, load_config, load_model, load_tokenizer
 
 _LAYERS = re.compile(r"(first|uniform):(\d{1,4})")
 
@@ -27,14 +28,34 @@ def load_student(
     match = _LAYERS.fullmatch(spec)
     if match:
         return some_layers(teacher, _chosen(match[1], int(match[2]), teacher.config.num_hidden_layers))
-    student = load_model(spec, labels, kind)
+    _check_vocabulary(spec, tokenizer)
+    return load_model(spec, labels, kind)
+
+
+def planned(spec: str, teacher: Any, tokenizer: Any) -> Any:
+    """The configuration of the student that `spec` names, by that of its teacher, which need not be there yet.
+
+    Raises:
+        TeacherError: as `load_student`.
+    """
+    match = _LAYERS.fullmatch(spec)
+    if match:
+        config = copy.deepcopy(teacher)
+        config.num_hidden_layers = len(_chosen(match[1], int(match[2]), teacher.num_hidden_layers))
+        return config
+    _check_vocabulary(spec, tokenizer)
+    return load_config(spec, ("bert", NAS_BERT))
+
+
+def _check_vocabulary(spec: str, tokenizer: Any) -> None:
+    if ":" in spec and not Path(spec).exists():
+        raise TeacherError(f"student {spec}: the teacher's layers are first:N or uniform:N, N a whole number from 1")
     own = load_tokenizer(spec)
     if own.get_vocab() != tokenizer.get_vocab():
         raise TeacherError(
             f"the student {spec!r} has a vocabulary of {len(own):,} tokens that is not the teacher's of "
             f"{len(tokenizer):,}: choose one with the teacher's tokenizer"
         )
-    return student
 
 
 def _chosen(rule: str, count: int, layers: int) -> tuple[int, ...]:

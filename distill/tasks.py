@@ -6,7 +6,7 @@ A reader is a module with `TASKS`, the names it knows, and `load(name, data)`.
 import json
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -200,6 +200,32 @@ def hold_out(train: S, seed: int = 0) -> tuple[S, S]:
     if not rest:
         raise TaskError(f"{len(train)} training rows are too few to keep some back for the search")
     return train.take(rest), train.take([row for row, key in enumerate(keys) if key in held])
+
+
+def column_fault(wanted: Iterable[str], names: Iterable[str]) -> str:
+    """What is wrong where the columns of a table are not to have one, and but one, of each of these names; else ""."""
+    columns = list(names)
+    for name in wanted:
+        if columns.count(name) != 1:
+            known = ", ".join(shown(column)[1:-1] for column in columns[:SHOWN])
+            more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
+            found = f"{columns.count(name)} columns {name!r}" if name in columns else f"no column {name!r}"
+            meant = "" if name in columns else did_you_mean(name, columns)
+            return f"{found}{meant}; its columns are {known}{more}"
+    return ""
+
+
+SHOWN = 12
+"""The most columns that an error names."""
+
+
+def finite(text: str) -> float | None:
+    """The number that this is, None where it is none or beyond float32, in which labels are kept."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if abs(value) <= float(np.finfo(np.float32).max) else None
 
 
 def joined(first: S, second: S) -> S:

@@ -16,7 +16,7 @@ from distill.files import fingerprint
 from distill.kinds import CLASSIFICATION, MODELS, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.loop import Checkpoint, train
 from distill.objectives import hard_labels
-from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, RELATIONS, Batch, Outputs, run
+from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, RELATIONS, Batch, Outputs, layers_of, run, spread
 from distill.recipe import Recipe
 
 # Models that a Python package brings along: name on the hub -> (package, folder inside it).
@@ -107,7 +107,8 @@ def load_model(
         raise TeacherError(f"the model {source!r} has no readable weights: {reason}") from None
     new = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
     if not new_head:
-        if kind == CLASSIFICATION and found["mismatched_keys"] and classes != len(labels):
+        own = any(name.endswith("SequenceClassification") for name in config.architectures or ())
+        if own and kind == CLASSIFICATION and found["mismatched_keys"] and classes != len(labels):
             of_these = f" ({', '.join(named)})" if named else ""
             raise TeacherError(
                 f"the model {source!r} has a head for {classes} classes{of_these}; the task has {len(labels)}: "
@@ -206,7 +207,7 @@ def save_outputs(teacher: LiveTeacher, batches: Iterable[Batch], folder: Path) -
         )
         kind = outputs.kind
         named = {"logits": outputs.logits} | {
-            f"{name}.{i}": tensor for name in SAVED for i, tensor in enumerate(getattr(outputs, name))
+            f"{name}.{i}": tensor for name in SAVED for i, tensor in enumerate(getattr(outputs, name)) if tensor.numel()
         }
         kept |= {f"{step}.{name}": tensor.half().cpu().contiguous() for name, tensor in named.items()}
         if sum(tensor.nbytes for tensor in kept.values()) >= PART:
@@ -219,10 +220,10 @@ def save_outputs(teacher: LiveTeacher, batches: Iterable[Batch], folder: Path) -
 def saved_bytes(config: Any, needs: frozenset[str], shapes: Iterable[tuple[int, int]]) -> int:
     """What `save_outputs` takes of a teacher of this configuration on batches of (rows, tokens), all but the logits."""
     total, layers = 0, config.num_hidden_layers
-    related = any(need.partition(".")[0] == RELATIONS for need in needs)
-    states = (layers + 1 if HIDDEN_STATES in needs else 0) + (3 if related else 0)
+    states = len(layers_of(needs, HIDDEN_STATES, range(layers + 1))) + 3 * len(layers_of(needs, RELATIONS, [layers]))
+    scored = len(layers_of(needs, ATTENTION_SCORES, range(1, layers + 1)))
     for rows, tokens in shapes:
-        scores = layers * config.num_attention_heads * tokens if ATTENTION_SCORES in needs else 0
+        scores = scored * config.num_attention_heads * tokens
         total += rows * tokens * (states * config.hidden_size + scores)
     return 2 * total
 
@@ -235,6 +236,12 @@ class SavedTeacher:
         self.firsts = [int(path.stem) for path in paths]
         self.files = [safe_open(path, framework="pt") for path in paths]
         self.names = [set(file.keys()) for file in self.files]
+        # The same for all steps.
+        self.places = {
+            (part, name): sorted(int(key.rpartition(".")[2]) for key in names if key.startswith(f"{first}.{name}."))
+            for part, (names, first) in enumerate(zip(self.names, self.firsts, strict=True))
+            for name in SAVED
+        }
         self.kind = (self.files[0].metadata() or {}).get("kind", CLASSIFICATION) if paths else CLASSIFICATION
 
     def __call__(self, step: int, batch: Batch) -> Outputs:
@@ -252,7 +259,6 @@ class SavedTeacher:
         return Outputs(logits, self.kind, **kept)
 
     def _all(self, part: int, step: int, name: str, device: torch.device) -> tuple[torch.Tensor, ...]:
-        count = 0
-        while f"{step}.{name}.{count}" in self.names[part]:
-            count += 1
-        return tuple(self.files[part].get_tensor(f"{step}.{name}.{i}").to(device) for i in range(count))
+        places = self.places.get((part, name), [])
+        found = {place: self.files[part].get_tensor(f"{step}.{name}.{place}").to(device) for place in places}
+        return spread(found, max(places, default=-1) + 1)

@@ -74,9 +74,20 @@ def replacing(student: PreTrainedModel, teacher: PreTrainedModel, replacement: R
             parameter.requires_grad_(True)
 
 
+def check_places(student: Any, teacher: Any) -> None:
+    """Raises ValueError where layers of the one configuration cannot stand in for those of the other."""
+    if teacher.model_type != "bert":
+        raise ValueError(f"theseus takes layers of a plain BERT, not of type {teacher.model_type!r}")
+    layer_maps.uniform(student.num_hidden_layers, teacher.num_hidden_layers)
+    if student.hidden_size != teacher.hidden_size:
+        raise ValueError(
+            f"theseus puts the student's layers in the teacher's place, but they are {student.hidden_size} wide, not "
+            f"{teacher.hidden_size}: take a student of the teacher's width"
+        )
+
+
 def _groups(student: PreTrainedModel, teacher: PreTrainedModel) -> list[list[Any]]:
-    if teacher.config.model_type != "bert":
-        raise ValueError(f"theseus takes layers of a plain BERT, not of type {teacher.config.model_type!r}")
+    check_places(student.config, teacher.config)
     ends = layer_maps.uniform(student.config.num_hidden_layers, teacher.config.num_hidden_layers)
     layers = list(teacher.base_model.encoder.layer)
     return [layers[end - len(layers) // len(ends) : end] for end in ends]

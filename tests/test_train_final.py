@@ -238,24 +238,28 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
 ) -> None:
     given = small(house, tmp_path / "study", "rows", pretrain=rate(110), final=rate(230))
     logs = tmp_path / "logs"
-    whole = house.run("train_final.py", *given.arguments(tmp_path / "whole", "--tensorboard", logs))
-    assert (whole.returncode, whole.stderr) == (0, "")
+    out = tmp_path / "killed"
+    again = given.arguments(out, "--resume")
+    with (
+        house.running("train_final.py", *given.arguments(tmp_path / "whole", "--tensorboard", logs)) as whole,
+        house.running("train_final.py", *given.arguments(out)) as process,
+    ):
+        houses.wait(process, (out / "state" / "student" / "final" / "phase-1.pt").exists)
+        process.kill()
+        shown, error = whole.communicate(timeout=houses.PATIENCE)
+    assert (whole.returncode, error) == (0, "")
     # Besides the losses a file has a version.
     assert {path.name: records(path) for path in (logs / "student").iterdir()} == {
         "pre-training": 111,
         "fine-tuning": 231,
     }
-    out = tmp_path / "killed"
-    again = given.arguments(out, "--resume")
-    with house.running("train_final.py", *given.arguments(out)) as process:
-        houses.wait(process, (out / "state" / "student" / "final" / "phase-1.pt").exists)
     assert process.returncode == -signal.SIGKILL
     assert "is not empty: choose another folder; --resume goes on with it" in refused(given.arguments(out), capsys)
     assert "of another configuration, architecture or seed" in refused([*again, "--seed", "1"], capsys)
     other = replace(given, architecture=tmp_path / "other.json")
     Architecture.uniform(Architecture.load(given.architecture).base, expansion=Fraction(1, 4)).save(other.architecture)
     assert "of another configuration, architecture" in refused(other.arguments(out, "--resume"), capsys)
-    assert "student: pre-training" in whole.stdout
+    assert "student: pre-training" in shown
     resumed = house.run("train_final.py", *again)
     assert (resumed.returncode, resumed.stderr) == (0, "")
     (weights, facts), (expected, expected_facts) = left(out), left(tmp_path / "whole")
@@ -391,14 +395,15 @@ def test_two_processes_share_the_batches(house: House, tmp_path: Path) -> None:
     alone, together = tmp_path / "alone", tmp_path / "together"
     # `accelerate launch --cpu` starts one process, whatever --num_processes says; on GPUs it does what this does.
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    result = house.run(*launch, "train_final.py", *given.arguments(together))
-    assert result.returncode == 0, result.stderr
-    assert "Traceback" not in result.stderr
-    assert main([str(argument) for argument in given.arguments(alone)]) == 0
+    with house.running(*launch, "train_final.py", *given.arguments(together)) as process:
+        assert main([str(argument) for argument in given.arguments(alone)]) == 0
+        shown, error = process.communicate(timeout=houses.PATIENCE)
+    assert process.returncode == 0, error
+    assert "Traceback" not in error
     (weights, facts), (expected, expected_facts) = left(together), left(alone)
     assert (facts.pop("processes"), expected_facts.pop("processes")) == (2, 1)
     # Each process says what it does but once.
-    assert result.stdout.count("wrote ") == 1
+    assert shown.count("wrote ") == 1
     start = prepare(load_config(str(given.preset)), "cpu").supernet / "model.safetensors"
     name = "bert.encoder.layer.1.ffn.0.project.bias"
     # Half the rows each and the mean of the gradients: the same steps, without dropout.

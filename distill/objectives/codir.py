@@ -11,9 +11,11 @@ from torch.nn import functional as F
 from distill import layer_maps, losses
 from distill.objectives import terms
 from distill.objectives.base import Objective, Term, check_positive, check_shares, check_weights
-from distill.outputs import HIDDEN_STATES, Batch, Outputs
+from distill.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
 
 WIDTH = 128
+# Negatives of one sentence; each takes WIDTH numbers on either side.
+MOST = 65_536
 
 
 def codir(
@@ -71,8 +73,8 @@ def codir(
     check_weights(contrastive=contrastive, balance=balance)
     check_shares(beta=beta, momentum=momentum)
     check_positive(temperature=temperature, contrast_temperature=contrast_temperature)
-    if negatives < 1:
-        raise ValueError(f"negatives={negatives}: at least 1 is needed")
+    if not 1 <= negatives <= MOST:
+        raise ValueError(f"negatives={negatives}: from 1 to {MOST:,} are possible")
     if pooling not in ("mean", "cls"):
         raise ValueError(f"unknown pooling {pooling!r}: choose mean or cls")
     pairs = layer_maps.pairs(student.num_hidden_layers, teacher.num_hidden_layers)[1:]
@@ -109,12 +111,12 @@ def codir(
             bank.update(rows_N, student_ND.detach(), teacher_ND.detach())
         return (forth + back) / 2
 
-    needs = frozenset({HIDDEN_STATES})
+    needs, taught = frozenset({HIDDEN_STATES}), of_layers(HIDDEN_STATES, states["teacher"])
     return Objective(
         [
             terms.labels(1 - beta),
             terms.soft_labels("soft", beta, lambda s, t: losses.soft_kl(s, t, temperature)),
-            Term("contrastive", contrastive, needs, contrast, needs),
+            Term("contrastive", contrastive, needs, contrast, taught),
             terms.balance(balance),
         ],
         maps if contrastive else {},

@@ -7,7 +7,7 @@ from torch import Tensor
 from distill import layer_maps, losses
 from distill.objectives import terms
 from distill.objectives.base import Objective, Term, check_positive, check_shares, check_weights, sum_of
-from distill.outputs import HIDDEN_STATES, Batch, Outputs
+from distill.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
 
 
 def hard_labels() -> Objective:
@@ -102,7 +102,8 @@ def pkd(
         return sum_of(losses.normalised_mse(a, b, mask_BT) for a, b in sides) / len(pairs)
 
     states = frozenset({HIDDEN_STATES})
-    objective = [*_kd(alpha, temperature, paper_compatible), Term("patience", beta, states, patience, states)]
+    taught = of_layers(HIDDEN_STATES, (n for _, n in pairs))
+    objective = [*_kd(alpha, temperature, paper_compatible), Term("patience", beta, states, patience, taught)]
     return Objective([*objective, terms.balance(balance)], maps)
 
 
@@ -148,7 +149,7 @@ def distilbert(
         [
             terms.soft_labels("soft", soft, lambda s, t: losses.soft_kl(s, t, temperature), paper_compatible),
             terms.labels(labels),
-            Term("cosine", cosine, states, directions, states),
+            Term("cosine", cosine, states, directions, of_layers(HIDDEN_STATES, [teacher.num_hidden_layers])),
             terms.balance(balance),
         ],
         maps,

@@ -9,7 +9,7 @@ from distill import layer_maps, losses
 from distill.kinds import REGRESSION
 from distill.objectives import terms
 from distill.objectives.base import Objective, Term, check_positive, check_weights, sum_of
-from distill.outputs import ATTENTION_SCORES, Batch, Outputs
+from distill.outputs import ATTENTION_SCORES, Batch, Outputs, of_layers
 
 
 def efficientbert(
@@ -110,9 +110,9 @@ def _layers(
         return sum_of(losses.attention_mse(a, b, batch["attention_mask"], paper_compatible) for a, b in pairs)
 
     maps = terms.transforms(student, teacher, range(len(layers) + 1), shared=paper_compatible)
-    scores = frozenset({ATTENTION_SCORES})
+    taught = of_layers(ATTENTION_SCORES, (n for _, n in layers))
     return [
-        Term("attention", attention, scores, attention_loss, scores),
+        Term("attention", attention, frozenset({ATTENTION_SCORES}), attention_loss, taught),
         terms.hidden("hidden", hidden, layers, maps, padding=paper_compatible),
         terms.hidden("embedding", embedding, [embeddings], maps, padding=paper_compatible),
     ], maps

@@ -9,7 +9,7 @@ from distill import layer_maps, losses
 from distill.objectives import terms
 from distill.objectives.base import Objective, Term, check_positive, check_weights, sum_of
 from distill.objectives.critic import Critic
-from distill.outputs import HIDDEN_STATES, Batch, Outputs
+from distill.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
 
 
 def microbert(
@@ -88,12 +88,14 @@ def microbert(
         critic_learning_rate,
     )
     states = frozenset({HIDDEN_STATES})
+    last = of_layers(HIDDEN_STATES, [teacher.num_hidden_layers])
+    taught = of_layers(HIDDEN_STATES, {n for group in sources for n in group})
     return Objective(
         [
-            Term("alignment", alignment, states, align, states),
+            Term("alignment", alignment, states, align, taught),
             terms.soft_labels("soft", soft, compare),
             terms.labels(labels),
-            Term("adversarial", adversarial, states, lambda s, _t, batch: critic.deception(s, batch), states),
+            Term("adversarial", adversarial, states, lambda s, _t, batch: critic.deception(s, batch), last),
             terms.balance(balance),
         ],
         maps,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from distill import losses
 from distill.objectives import terms
 from distill.objectives.base import Objective, Term, check_weights, sum_of
-from distill.outputs import HIDDEN_STATES, RELATIONS, Batch, Outputs, relations_of
+from distill.outputs import HIDDEN_STATES, RELATIONS, Batch, Outputs, of_layers
 
 NAMES = ("query", "key", "value")
 
@@ -166,7 +166,7 @@ def _taught(layer: int, teacher: Any) -> frozenset[str]:
     layers = teacher.num_hidden_layers
     if not 0 <= layer <= layers:
         raise ValueError(f"teacher_layer={layer}: the teacher has {layers} layers: 1 to {layers}, or 0, the last")
-    return frozenset({RELATIONS if layer in (0, layers) else relations_of(layer)})
+    return frozenset({RELATIONS}) if layer in (0, layers) else of_layers(RELATIONS, [layer])
 
 
 def _check_heads(relation_heads: int, student_width: int, teacher_width: int) -> None:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from distill import losses
 from distill.kinds import REGRESSION, distributions, hard_loss
 from distill.objectives.base import Term, sum_of
-from distill.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, Batch, Outputs
+from distill.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, Batch, Outputs, of_layers
 
 
 def labels(weight: float, name: str = "labels") -> Term:
@@ -82,4 +82,4 @@ def hidden(
         mask_BT = torch.ones_like(batch["attention_mask"]) if padding else batch["attention_mask"]
         return sum_of(losses.hidden_mse(transformed(s, m, maps), t.hidden_states[n], mask_BT) for m, n in pairs)
 
-    return Term(name, weight, frozenset({HIDDEN_STATES}), loss, frozenset({HIDDEN_STATES}))
+    return Term(name, weight, frozenset({HIDDEN_STATES}), loss, of_layers(HIDDEN_STATES, (n for _, n in pairs)))

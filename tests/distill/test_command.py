@@ -4,7 +4,9 @@ import functools
 import json
 import os
 import re
+import resource
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
+from tensorboardX.proto.event_pb2 import Event
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -92,6 +95,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text.txt").write_text("\n".join(texts), encoding="utf-8")
     (folder / "empty.txt").write_text("")
     (folder / "header.tsv").write_text("sentence\tother\tlabel\n")
+    (folder / "three.tsv").write_text("sentence\tlabel\nw1\tno\nw2\tyes\nw3\tmaybe\n")
     return folder
 
 
@@ -308,27 +312,59 @@ def test_interrupted_and_resumed_is_the_same_run(
     assert distil(*flags, "--resume", **CHAIN)["models"] == expected["models"]  # of a run that is done
 
 
+def test_what_takes_long_to_import_is_imported_where_an_interruption_is_caught(tmp_path: Path) -> None:
+    code = "import sys, distill.__main__; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not {"search_spaces", "numpy", "sympy", "torch"} & set(done.stdout.split())
+
+
+def logged_steps(folder: Path) -> list[int]:
+    """The numbers of the steps in TensorBoard's logs there."""
+    found = []
+    for file in folder.rglob("events.out.*"):
+        content = file.read_bytes()
+        while content:  # length, its check sum, the event, its check sum
+            length = struct.unpack_from("<Q", content)[0]
+            event = Event.FromString(content[12 : 12 + length])
+            found += [event.step] if event.summary.value else []
+            content = content[16 + length :]
+    return found
+
+
 def test_killed_and_resumed(command: Callable[..., list[str]], tmp_path: Path) -> None:
-    """Without a chance to clean up, as soon as there is a state."""
+    """Twice and without a chance to clean up: as soon as there is a state of the teacher, and then of the student."""
 
     def started(*flags: str, **changes: object) -> subprocess.Popen[bytes]:
-        given = command(*flags, student="first:1", steps=160, batch_size=2, **changes)
+        given = command(*flags, student="first:1", finetune_teacher=260, steps=160, batch_size=2, **changes)
         program = [sys.executable, "-m", "distill", *given]
         return subprocess.Popen(program, stdout=subprocess.DEVNULL, env=environment(), cwd=tmp_path)
 
-    process = started()
-    until = time.monotonic() + 120
-    while not (tmp_path / "out" / "state" / "phase-1.pt").exists():
-        assert process.poll() is None and time.monotonic() < until
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "out" / "config.json").exists()
-    assert started("--resume").wait() == started(out=tmp_path / "whole").wait() == 0
-    measured = [json.loads((tmp_path / out / "metrics.json").read_text())["models"] for out in ("out", "whole")]
+    def killed_at(state: Path, process: subprocess.Popen[bytes]) -> None:
+        until = time.monotonic() + 120
+        while not state.exists():
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    out, whole = tmp_path / "out", started(out=tmp_path / "whole")
+    state = out / "teacher" / "state" / "finetuning.pt"
+    killed_at(state, started())
+    assert not (out / "teacher" / "config.json").exists()
+    done = len(torch.load(state, weights_only=True)["history"])
+    assert done in (100, 200)
+    killed_at(out / "state" / "phase-1.pt", started("--resume", tensorboard=tmp_path / "logs"))
+    assert logged_steps(tmp_path / "logs" / "teacher") == list(range(done + 1, 261))
+    assert (out / "teacher" / "config.json").exists() and not (out / "config.json").exists()
+    assert started("--resume").wait() == whole.wait() == 0
+    measured = [json.loads((folder / "metrics.json").read_text())["models"] for folder in (out, tmp_path / "whole")]
     assert measured[0] == measured[1]
-    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "out")
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    for part in ("teacher", "."):
+        expected, resumed = weights(tmp_path / "whole" / part), weights(out / part)
+        assert expected.keys() == resumed.keys()
+        assert all(torch.equal(expected[name], resumed[name]) for name in expected)
+    assert not list(tmp_path.rglob("state"))
 
 
 # In full precision, in which shares of a batch add up to what the whole gives.
@@ -346,20 +382,25 @@ def test_two_processes(command: Callable[..., list[str]], tmp_path: Path) -> Non
     (tmp_path / "launched.py").write_text(LAUNCHED)
     without_dropout = bert(1, labels=2, **FOUR, **CLASSES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     with_tokenizer(without_dropout, tmp_path / "teacher")
-    found: dict[int, tuple[Any, dict[str, Tensor]]] = {}
-    for processes in (1, 2):
-        out = tmp_path / f"out-{processes}"
+
+    def launched(processes: int) -> subprocess.Popen[str]:
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        given = command(out=out, teacher=tmp_path / "teacher", objective="minilm", steps=10, learning_rate=1e-3)
-        done = subprocess.run(
-            [*launch, str(tmp_path / "launched.py"), *given],
-            capture_output=True,
+        changes = {"teacher": tmp_path / "teacher", "objective": "minilm", "steps": 10, "learning_rate": 1e-3}
+        return subprocess.Popen(
+            [*launch, str(tmp_path / "launched.py"), *command(out=tmp_path / f"out-{processes}", **changes)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             env=environment(),
             cwd=tmp_path,
         )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count(f"wrote {out}") == done.stdout.count("student: measuring") == 1
+
+    found: dict[int, tuple[Any, dict[str, Tensor]]] = {}
+    for processes, started in {processes: launched(processes) for processes in (1, 2)}.items():
+        out = tmp_path / f"out-{processes}"
+        shown, error = started.communicate()
+        assert started.returncode == 0, error
+        assert shown.count(f"wrote {out}") == shown.count("student: measuring") == 1
         found[processes] = json.loads((out / "metrics.json").read_text()), weights(out)
     (one, alone), (two, shared) = found[1], found[2]
     assert (one["processes"], two["processes"]) == (1, 2)
@@ -379,6 +420,15 @@ def test_two_processes(command: Callable[..., list[str]], tmp_path: Path) -> Non
         (["--set", "alpha=half"], {}, "--set alpha=half: alpha is a number"),
         (["--set", "alpha"], {}, "--set alpha: kd has"),
         (["--set", "negatives=1.5"], {"objective": "codir"}, "negatives is a whole number"),
+        (
+            ["--set", "relation_heads=4", "--set", "teacher_layer=5"],
+            {"objective": "minilmv2"},
+            "--objective minilmv2: teacher_layer=5: the teacher has 4 layers: 1 to 4, or 0, the last",
+        ),
+        (["--set", "negatives=99999999999"], {"objective": "codir"}, "negatives=99999999999: from 1 to 65,536"),
+        (["--set", "until=nan"], {"objective": "theseus"}, "--objective theseus: until=nan: must be between 0 and 1"),
+        (["--set", "temperature=0", "--set", "prediction=0"], {"objective": "tinybert"}, "temperature=0.0"),
+        (["--set", "prediction=0"], {"objective": "tinybert"}, "tinybert has nothing to learn from"),
         (["--set", "paper_compatible=1"], {"objective": "pkd"}, "paper_compatible is true or false"),
         (["--set", "alpha=3"], {}, "--objective kd: alpha=3.0: must be between 0 and 1"),
         ([], {"teacher": None, "student": "HOUSE/small"}, "--objective kd needs a --teacher; only none does without"),
@@ -391,6 +441,8 @@ def test_two_processes(command: Callable[..., list[str]], tmp_path: Path) -> Non
         ([], {"teacher": "HOUSE/swapped"}, "has the classes yes, no; the task's are no, yes, in this order"),
         ([], {"student": "HOUSE/foreign"}, "a vocabulary of 50 tokens that is not the teacher's of 50: choose one"),
         ([], {"student": "first:5"}, "student first:5: the teacher has 4 layers; choose 1 to 4"),
+        ([], {"student": "last:2"}, "student last:2: the teacher's layers are first:N or uniform:N"),
+        ([], {"student": "first:0"}, "student first:0: the teacher has 4 layers; choose 1 to 4"),
         ([], {"student": "uniform:3"}, "student uniform:3: 4 teacher layers cannot be shared out evenly to 3"),
         ([], {"student": "first:3", "objective": "moebert"}, "--objective moebert: 4 teacher layers cannot be shared"),
         ([], {"max_length": 64, "train": "LONG"}, "--max-length 64: rows have up to 52 tokens; the model .*40"),
@@ -398,6 +450,9 @@ def test_two_processes(command: Callable[..., list[str]], tmp_path: Path) -> Non
         ([], {"task": "sst2", "data": "HOUSE/nowhere"}, "nowhere"),
         ([], {"train": None}, "give the rows: one of --task NAME, --train FILE with --dev FILE, --corpus TEXT"),
         ([], {"dev": None}, "--dev: scores are measured on other rows"),
+        ([], {"dev": "HOUSE/train.tsv"}, "train.tsv: the file is that of the training rows"),
+        ([], {"text": "label"}, "train.tsv: the column 'label' is named twice"),
+        ([], {"train": "HOUSE/three.tsv"}, "has a head for 2 classes .no, yes.; the task has 3: maybe, no, yes"),
         ([], {"train": "HOUSE/header.tsv"}, "header.tsv: no rows"),
         ([], {"train": "HOUSE/nowhere.tsv"}, "nowhere.tsv"),
         ([], {"text": "sentense"}, "no column 'sentense'; did you mean 'sentence'"),
@@ -413,9 +468,11 @@ def test_two_processes(command: Callable[..., list[str]], tmp_path: Path) -> Non
         (["--resume"], {"out": "HOUSE"}, "has nothing to resume"),
         ([], {"out": "HOUSE/text.txt"}, "text.txt is no folder"),
         ([], {"out": "HOUSE/text.txt/deeper"}, "--out .*: Not a directory"),
-        ([], {"tensorboard": "HOUSE/text.txt"}, "text.txt is no folder"),
+        ([], {"tensorboard": "HOUSE/text.txt"}, "--tensorboard .*text.txt: File exists"),
+        ([], {"tensorboard": "HOUSE/text.txt/deeper"}, "--tensorboard .*text.txt/deeper: Not a directory"),
         ([], {"batch_size": 0}, "--batch-size: must be at least 1, not 0"),
         ([], {"seed": 2**32}, "--seed: must be below 4,294,967,296"),
+        ([], {"max_length": 10**30}, "--max-length: must be below 2,147,483,648"),
         ([], {"learning_rate": "nan"}, "--learning-rate: must be above 0, not nan"),
         ([], {"weight_decay": -1}, "--weight-decay: must be at least 0"),
         ([], {"warmup": 2}, "--warmup: a share of the steps"),
@@ -446,6 +503,36 @@ def test_mistakes_are_one_line(
     assert re.search(reason, error), error
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"student": "first:3", "objective": "pkd"}, "--objective pkd: 4 teacher layers cannot be shared out evenly"),
+        ({"student": "NARROW", "objective": "theseus"}, "--objective theseus: .* 16 wide, not 24: take a student"),
+        ({"student": "HOUSE/foreign"}, "has a vocabulary of 50 tokens that is not the teacher's"),
+        ({"student": "HOUSE/nowhere"}, "no model at '.*nowhere'"),
+        ({"objective": "tinybert", "set": "prediction=0"}, "tinybert has nothing to learn from"),
+    ],
+)
+def test_a_chain_that_does_not_fit_is_refused_before_any_of_it_is_trained(
+    changes: dict[str, str],
+    reason: str,
+    command: Callable[..., list[str]],
+    house: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with_tokenizer(bert(5, labels=2, **CLASSES, hidden_size=16), tmp_path / "narrow")
+    places = {"HOUSE": str(house), "NARROW": str(tmp_path / "narrow")}
+    given = {
+        name: functools.reduce(lambda text, place: text.replace(*place), places.items(), value)
+        for name, value in changes.items()
+    }
+    assert main(command("--assistant", "first:4", finetune_teacher=2, **given)) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1 and re.search(reason, error), error
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("missing", ["--student", "--out"])
 def test_what_must_be_said(
     missing: str, command: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
@@ -470,6 +557,39 @@ def test_resumed_with_other_options(
         assert capsys.readouterr().err == f"distill: {reason}\n"
     (tmp_path / "out").rename(tmp_path / "moved")
     distil("--resume", out=tmp_path / "moved")
+
+
+@pytest.mark.parametrize("content", [b"{", b"3", b"[1]", b"\xff"])
+def test_resumed_with_options_that_cannot_be_read(
+    content: bytes, command: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "options.json").write_bytes(content)
+    assert main(command("--resume")) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"distill: --resume: .*options.json cannot be read \(.*\); choose another --out\n", error)
+
+
+@pytest.mark.parametrize(("steps", "state"), [(2, False), (100, True)])
+def test_a_full_disk(
+    steps: int, state: bool, distil: Distil, command: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """While the student is saved, or before that the state of its training; with room it goes on."""
+    room = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, room))  # noqa: E731
+    done = subprocess.run(
+        [sys.executable, "-m", "distill", *command(steps=steps)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=tmp_path,
+        preexec_fn=limit,
+    )
+    assert done.returncode == 2
+    error = done.stderr
+    assert re.fullmatch(r"distill: --out .*out: .*; make room there and add --resume\n", error), error
+    assert ("phase-1.pt cannot be written" in error) == state
+    distil("--resume", steps=steps)
 
 
 def test_help_says_all() -> None:

@@ -68,7 +68,7 @@ def test_tags_that_are_no_entities_are_scored_by_accuracy(tmp_path: Path) -> Non
         (TRAIN, "\n\n", "dev.txt: no sentences"),
         (TRAIN, "-DOCSTART- -X- O\n", "dev.txt: no sentences"),
         ("", "Ann O\n", "train.txt: no sentences"),
-        ("a O\n\nb O\n", "a O\n", "needs two or more distinct labels, not ('O',)"),
+        ("a O\n\nb O\n", "a O\n", "train.txt: Task 'conll': needs two or more distinct labels, not ('O',)"),
         ("a O\nb B-x\n", "a O\n", "1 training rows are too few"),
     ],
 )

@@ -148,11 +148,16 @@ def test_windows_line_ends_and_a_byte_order_mark(tmp_path: Path) -> None:
         ("sst2", 4, "good\tpositive", "train.tsv:4: the label 'positive' is none of 0, 1"),
         ("sst2", 4, "good\t", "train.tsv:4: the label '' is none of 0, 1"),
         ("sst2", 2, " \t1", "train.tsv:2: a text is empty"),
-        ("sst2", 1, "text\tlabel", "no column 'sentence'; its columns are 'text', 'label'"),
+        ("sst2", 1, "text\tlabel", "no column 'sentence'; its columns are text, label"),
+        ("sst2", 1, "sentence\tlabel\tlabel", "train.tsv: 2 columns 'label'; its columns are sentence, label, label"),
         ("cola", 1, "gj04\t2\t\tA sentence.", "train.tsv:1: the label '2' is none of 0, 1"),
         ("cola", 1, "sentence\tlabel", "train.tsv:1: 2 cells between tabs, where 4 are due"),
         ("rte", 5, "1\ta\tb\t-", "train.tsv:5: the label '-' is none of entailment, not_entailment"),
-        ("stsb", 2, "\t".join("0123456ab") + "\thigh", "train.tsv:2: the label 'high' is no number"),
+        ("stsb", 2, "\t".join("0123456ab") + "\thigh", "train.tsv:2: the label 'high' is no finite number"),
+        *(
+            ("stsb", 2, "\t".join("0123456ab") + f"\t{cell}", f"the label '{cell}' is no finite number")
+            for cell in ("nan", "inf", "1e39")
+        ),
     ],
 )
 def test_a_line_that_is_no_row_is_named(name: str, line: int, change: str, message: str, tmp_path: Path) -> None:
@@ -194,12 +199,17 @@ def test_flaws_of_the_official_files_are_told(tmp_path: Path, caplog: pytest.Log
         "1 of 9 lines are no rows, and are left out",
         "1 rows without an agreed label are left out",
     ]
+    caplog.clear()
+    (tmp_path / "snli" / "dev.tsv").write_text("sentence1\tsentence2\tlabel\na\tb\t-\n")
+    with pytest.raises(TaskError, match=r"dev.tsv: no rows but 1 without an agreed label"):
+        load("snli", tmp_path)
+    assert not caplog.records
     table = {"premise": ["a", "c"], "hypothesis": ["b", "d"], "label": [-1, 2]}
     assert from_columns(TASKS["snli"], table) == Split(("c",), ("d",), (2,))
 
 
 def test_tables_of_another_form() -> None:
-    with pytest.raises(TaskError, match="nyu-mll/glue:rte: no column 'sentence2'; its columns are sentence1, label"):
+    with pytest.raises(TaskError, match="nyu-mll/glue:rte: no column 'sentence2'; did you mean 'sentence1'"):
         from_columns(TASKS["rte"], {"sentence1": ["a"], "label": [0]})
     with pytest.raises(TaskError, match="nyu-mll/glue:sst2, row 0: the label '-1' is none of 0, 1"):
         from_columns(TASKS["sst2"], {"sentence": ["a"], "label": [-1]})

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from distill.losses import attention_mse, balance, hidden_mse, relation_kl, soft_cross_entropy, symmetric_kl
 from distill.objectives import Objective, efficientbert, hard_labels, minimoe, moebert
-from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, Outputs, run
+from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, Outputs, of_layers, run
 from tests.distill.test_outputs import routed
 from tests.tiny import batch, bert
 
@@ -47,7 +47,9 @@ def test_sum_of_terms(width: int) -> None:
     project = dict(objective.projections) or dict.fromkeys(("hidden", "embedding"), lambda state: state)
     expected = sum(weights[name] * term for name, term in terms(student, teacher, project, 2.0).items())
     torch.testing.assert_close(objective(student, teacher, batch()), expected)
-    assert objective.needs == objective.teacher_needs == EVERYTHING
+    assert objective.needs == EVERYTHING
+    taught = of_layers(HIDDEN_STATES, [0, 2, 4]) | of_layers(ATTENTION_SCORES, [2, 4])
+    assert objective.teacher_needs == {LOGITS} | taught
     assert objective.needs_teacher
 
 
@@ -64,18 +66,19 @@ def test_projections_are_learned_only_where_widths_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "needs"),
+    ("name", "needs", "layers"),
     [
-        ("attention", {ATTENTION_SCORES}),
-        ("hidden", {HIDDEN_STATES}),
-        ("embedding", {HIDDEN_STATES}),
-        ("prediction", {LOGITS}),
+        ("attention", ATTENTION_SCORES, (2, 4)),
+        ("hidden", HIDDEN_STATES, (2, 4)),
+        ("embedding", HIDDEN_STATES, (0,)),
+        ("prediction", LOGITS, ()),
     ],
 )
-def test_a_weight_of_zero_is_not_computed(name: str, needs: set[str]) -> None:
+def test_a_weight_of_zero_is_not_computed(name: str, needs: str, layers: tuple[int, ...]) -> None:
     student_config, teacher_config, student, teacher = pair()
     objective = efficientbert(student_config, teacher_config, **{**dict.fromkeys(WEIGHTS, 0.0), name: 1.0})
-    assert objective.needs == objective.teacher_needs == needs
+    assert objective.needs == {needs}
+    assert objective.teacher_needs == (of_layers(needs, layers) or {needs})
     assert [term.name for term in objective.terms] == [name]
     # Enough for the loss: outputs that nobody asked for are not there.
     given = batch()
@@ -129,7 +132,7 @@ def test_moebert(width: int, layers: str, pairs: list[tuple[int, int]]) -> None:
     weights = {"distill": 3.0, "labels": 0.5, "hidden": 0.2, "prediction": 0.7}
     objective = moebert(student_config, teacher_config, layers=layers, **weights)
     assert objective.needs == {LOGITS, HIDDEN_STATES, ROUTINGS}
-    assert objective.teacher_needs == {LOGITS, HIDDEN_STATES}
+    assert objective.teacher_needs == {LOGITS} | of_layers(HIDDEN_STATES, [n for _, n in pairs])
     if width == 24:
         assert not objective.projections
         project = dict.fromkeys(range(3), lambda state: state)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, relations_of, run
+from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, of_layers, run
 from supernet.build import build
 from tests.tiny import BASE, architectures, batch, bert, inputs, shaken
 
@@ -154,12 +154,27 @@ def test_routings_of_the_gated_routers() -> None:
 @pytest.mark.parametrize("layer", [1, 2, 3])
 def test_relations_of_any_layer(layer: int) -> None:
     model = bert(num_hidden_layers=3)
-    found = run(model, batch(), frozenset({relations_of(layer), HIDDEN_STATES}))
+    found = run(model, batch(), of_layers(RELATIONS, [layer]) | {HIDDEN_STATES})
     attention = model.base_model.encoder.layer[layer - 1].attention.self
     for kept, linear in zip(found.relations, (attention.query, attention.key, attention.value), strict=True):
         torch.testing.assert_close(kept, linear(found.hidden_states[layer - 1]))
 
 
+@torch.no_grad()
+def test_some_layers() -> None:
+    model = bert(num_hidden_layers=3)
+    given, everything = batch(), frozenset({HIDDEN_STATES, ATTENTION_SCORES})
+    some = run(model, given, of_layers(HIDDEN_STATES, [0, 3]) | of_layers(ATTENTION_SCORES, [2]))
+    whole = run(model, given, everything)
+    assert [state.numel() > 0 for state in some.hidden_states] == [True, False, False, True]
+    assert [scores.numel() > 0 for scores in some.attention_scores] == [False, True, False]
+    for mine, theirs in ((some.hidden_states[n], whole.hidden_states[n]) for n in (0, 3)):
+        torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(some.attention_scores[1], whole.attention_scores[1])
+    both = run(model, given, everything | of_layers(HIDDEN_STATES, [1]))
+    assert all(state.numel() for state in both.hidden_states)
+
+
 def test_relations_of_two_layers() -> None:
-    with pytest.raises(ValueError, match=r"of one layer can be had at a time, not relations and relations\.1"):
-        run(bert(), batch(), frozenset({RELATIONS, relations_of(1)}))
+    with pytest.raises(ValueError, match=r"of one layer can be had at a time, not of 1 and 2"):
+        run(bert(), batch(), of_layers(RELATIONS, [1]) | {RELATIONS})

@@ -67,7 +67,7 @@ def test_questions_without_an_answer(tmp_path: Path) -> None:
     data = load("squad_v2", tmp_path)
     assert data.task.name == "squad_v2" and data.dev.answers[2] == ()
     write(tmp_path, "v1.1", [*QUESTIONS, IMPOSSIBLE])
-    with pytest.raises(TaskError, match="the question '0q3' has no answer: take the task squad_v2"):
+    with pytest.raises(TaskError, match=r"train-v1.1.json: the question '0q3' has no answer: take the task squad_v2"):
         load("squad", tmp_path)
 
 
@@ -116,6 +116,9 @@ def test_faults_are_named(change, message: str, tmp_path: Path) -> None:  # type
 def test_files_that_are_no_json(tmp_path: Path) -> None:
     (tmp_path / "dev.json").write_text("{,}")
     with pytest.raises(TaskError, match=r"dev.json: no JSON"):
+        read(tmp_path / "dev.json")
+    (tmp_path / "dev.json").write_text("[" * 100_000)
+    with pytest.raises(TaskError, match=r"dev.json: no JSON: maximum recursion depth"):
         read(tmp_path / "dev.json")
     with pytest.raises(TaskError, match=r"none.json: No such file"):
         read(tmp_path / "none.json")

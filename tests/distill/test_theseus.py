@@ -102,7 +102,8 @@ def test_draws_hang_on_the_step_alone() -> None:
 @pytest.mark.parametrize(
     ("student", "reason"),
     [
-        (lambda: bert(hidden_size=16), r"embeddings\.word_embeddings\.weight must have the teacher's shape"),
+        (lambda: bert(hidden_size=16), "they are 16 wide, not 24: take a student of the teacher's width"),
+        (lambda: bert(vocab_size=60), r"embeddings\.word_embeddings\.weight must have the teacher's shape"),
         (lambda: bert(num_hidden_layers=3), "4 teacher layers cannot be shared out evenly to 3 student layers"),
         (lambda: bert(labels=5), r"classifier\.weight must have the teacher's shape"),
     ],

@@ -60,6 +60,8 @@ def test_kinds() -> None:
 
 def test_did_you_mean() -> None:
     assert did_you_mean("gleu", OPERATIONS) == "; did you mean 'gelu'?"
+    assert did_you_mean("SST2", ["cola", "sst2"]) == "; did you mean 'sst2'?"
+    assert did_you_mean("label", ["Text", "Label"]) == "; did you mean 'Label'?"
     assert did_you_mean("q" * 10_000_000, OPERATIONS) == ""
 
 

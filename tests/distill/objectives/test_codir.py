@@ -9,7 +9,7 @@ from torch import Tensor
 
 from distill.objectives import Objective, codir
 from distill.objectives.codir import Bank
-from distill.outputs import HIDDEN_STATES, LOGITS
+from distill.outputs import HIDDEN_STATES, LOGITS, of_layers
 from tests.distill import references
 from tests.distill.objectives.cases import KINDS, Case, array, case, exactly, hard, reached, soft
 
@@ -49,7 +49,8 @@ def features(given: Case, objective: Objective, pooling: str) -> tuple[np.ndarra
 def test_codir(kind: str, pooling: str) -> None:
     given = case(kind, **SHAPE)
     objective = made(given, pooling=pooling, beta=0.3, temperature=4.0, contrastive=2.0).eval()
-    assert objective.needs == objective.teacher_needs == {LOGITS, HIDDEN_STATES}
+    assert objective.needs == {LOGITS, HIDDEN_STATES}
+    assert objective.teacher_needs == {LOGITS} | of_layers(HIDDEN_STATES, [2, 4])
     student, teacher = features(given, objective, pooling)
     bank = objective.projections["bank"]
     torch.manual_seed(1)
@@ -183,7 +184,8 @@ def test_a_batch_without_rows() -> None:
         ({"momentum": -0.5}, "momentum=-0.5: must be between 0 and 1"),
         ({"temperature": 0.0}, "temperature=0.0: must be a finite number above 0"),
         ({"contrast_temperature": 0.0}, "contrast_temperature=0.0: must be a finite number above 0"),
-        ({"negatives": 0}, "negatives=0: at least 1 is needed"),
+        ({"negatives": 0}, "negatives=0: from 1 to 65,536 are possible"),
+        ({"negatives": 65_537}, "negatives=65537: from 1 to 65,536 are possible"),
         ({"pooling": "max"}, "unknown pooling 'max': choose mean or cls"),
         ({"contrastive": -1.0}, "contrastive=-1.0: a weight must be a finite number of at least 0"),
     ],

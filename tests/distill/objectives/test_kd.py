@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from distill.kinds import CLASSIFICATION, MASKED_LM, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.objectives import distilbert, hard_labels, kd, none, pkd, theseus
-from distill.outputs import HIDDEN_STATES, LOGITS, ROUTINGS
+from distill.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, of_layers
 from tests.distill import references
 from tests.distill.objectives.cases import KINDS, array, case, exactly, hard, mapped, reached, soft
 
@@ -86,7 +86,7 @@ def test_pkd_of_12_and_6_layers_and_without_states() -> None:
     given = case(depths=(6, 12))
     given_last = pkd(*given.configs, layers="last", alpha=0.0, beta=1.0)
     assert given_last.needs == {LOGITS, HIDDEN_STATES}
-    assert given_last.teacher_needs == {HIDDEN_STATES}
+    assert given_last.teacher_needs == of_layers(HIDDEN_STATES, range(7, 12))
     plain = pkd(*case(depths=(1, 3)).configs, beta=0.0)
     assert plain.needs == plain.teacher_needs == {LOGITS}
 
@@ -111,11 +111,12 @@ def test_distilbert(kind: str, width: int, paper_compatible: bool) -> None:
 
 def test_distilbert_asks_for_what_it_needs() -> None:
     configs = case(widths=(6, 12)).configs
-    everything = frozenset({LOGITS, HIDDEN_STATES})
-    assert distilbert(*configs).needs == distilbert(*configs).teacher_needs == everything
+    last = of_layers(HIDDEN_STATES, [4])
+    assert distilbert(*configs).needs == {LOGITS, HIDDEN_STATES}
+    assert distilbert(*configs).teacher_needs == {LOGITS} | last
     assert distilbert(*configs, cosine=0).needs == {LOGITS}
     assert not list(distilbert(*configs, cosine=0).parameters())
-    assert distilbert(*configs, soft=0, labels=0).teacher_needs == {HIDDEN_STATES}
+    assert distilbert(*configs, soft=0, labels=0).teacher_needs == last
 
 
 def test_classes_that_differ() -> None:

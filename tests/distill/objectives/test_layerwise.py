@@ -8,7 +8,7 @@ from torch import nn
 
 from distill.kinds import QUESTION_ANSWERING, REGRESSION
 from distill.objectives import efficientbert, tinybert
-from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, ROUTINGS
+from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, ROUTINGS, of_layers
 from tests.distill import references
 from tests.distill.objectives.cases import KINDS, Case, array, case, exactly, hard, mapped, reached, soft
 
@@ -36,6 +36,7 @@ def layers(given: Case, projections: nn.ModuleDict, released: bool = False) -> d
 
 
 WEIGHTS = {"attention": 0.5, "hidden": 2.0, "embedding": 3.0}
+TAUGHT = of_layers(HIDDEN_STATES, [0, 2, 4]) | of_layers(ATTENTION_SCORES, [2, 4])
 
 
 def weighed(terms: dict[str, float]) -> float:
@@ -64,7 +65,7 @@ def test_efficientbert_as_released(kind: str, width: int) -> None:
     expected += hard(given) if kind == REGRESSION else soft(given, "soft_cross_entropy", 1.0, True)
     loss = objective(*given.given)
     assert loss.item() == exactly(expected)
-    assert objective.teacher_needs - {LOGITS} == {HIDDEN_STATES, ATTENTION_SCORES}
+    assert objective.teacher_needs - {LOGITS} == TAUGHT
     assert (LOGITS in objective.teacher_needs) == (kind != REGRESSION)
     loss.backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in objective.parameters())
@@ -76,7 +77,8 @@ def test_tinybert_learns_states_first(width: int, paper_compatible: bool) -> Non
     given = case(lengths=(4, 2), widths=(width, 12))
     objective = tinybert(*given.configs, **WEIGHTS, paper_compatible=paper_compatible)
     expected = weighed(layers(given, objective.projections, released=paper_compatible))
-    assert objective.needs == objective.teacher_needs == {HIDDEN_STATES, ATTENTION_SCORES}
+    assert objective.needs == {HIDDEN_STATES, ATTENTION_SCORES}
+    assert objective.teacher_needs == TAUGHT
     loss = objective(*given.given)
     assert loss.item() == exactly(expected)
     loss.backward()

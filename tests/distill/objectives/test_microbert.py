@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from distill.objectives import Critic, microbert
-from distill.outputs import HIDDEN_STATES, LOGITS, ROUTINGS
+from distill.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, of_layers
 from tests.distill import references
 from tests.distill.objectives.cases import KINDS, Case, array, case, exactly, hard, mapped, reached, soft
 
@@ -40,7 +40,8 @@ def test_microbert(kind: str, layers: str, width: int, paper_compatible: bool) -
         *given.configs, temperature=2.0, layers=layers, paper_compatible=paper_compatible, **weights
     )
     assert objective.needs == {LOGITS, HIDDEN_STATES, ROUTINGS}
-    assert objective.teacher_needs == {LOGITS, HIDDEN_STATES}
+    every = range(1, 7) if layers == "average" else (3, 6)
+    assert objective.teacher_needs == {LOGITS} | of_layers(HIDDEN_STATES, every)
     assert set(objective.projections) == ({"hidden"} if width != 12 else set())
     project = objective.projections["hidden"] if width != 12 else None
     groups = {"average": [(1, 2, 3), (4, 5, 6)], "last": [(3,), (6,)]}[layers]
@@ -132,7 +133,7 @@ def test_weights_of_zero() -> None:
     assert plain.needs == plain.teacher_needs == {LOGITS}
     assert not list(plain.parameters())
     alone = microbert(*configs, alignment=0, soft=0, labels=0, balance=0)
-    assert alone.needs == alone.teacher_needs == {HIDDEN_STATES}
+    assert alone.needs == {HIDDEN_STATES} and alone.teacher_needs == of_layers(HIDDEN_STATES, [4])
 
 
 def test_sentences_of_padding_alone() -> None:

@@ -1,0 +1,165 @@
+"""The reference protocol: how the code that EfficientBERT's authors released trains a candidate, written anew.
+
+For every candidate the supernet is loaded from its checkpoint, with all blocks at full width; stack and expansion are
+slices in the forward pass. Every sequence is padded to the full length. The teacher runs in every step, with the
+attention scores and hidden states of all its layers. Everything is float32, and attention is the plain product.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from search_spaces.architecture import Architecture, Base, Genes
+
+BLOCKS = 4
+DROPOUT = 0.1
+MASKED = -10_000.0
+TEACHER_LAYERS = 12
+
+OPERATIONS: dict[str, Callable[..., Tensor]] = {
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "swish": F.silu,
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of all layers: attention scores (B, H, T, T) before the softmax; hidden states (B, T, D), the embedding first."""
+
+    logits: Tensor
+    scores: Sequence[Tensor]
+    states: Sequence[Tensor]
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(DROPOUT)
+
+    def forward(self, hidden_BTD: Tensor, bias_B11T: Tensor) -> tuple[Tensor, Tensor]:
+        def split(linear: nn.Linear) -> Tensor:
+            return linear(hidden_BTD).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+        query, key, value = split(self.query), split(self.key), split(self.value)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]) + bias_B11T
+        context = self.dropout(scores.softmax(dim=-1)) @ value
+        change = self.output(context.transpose(1, 2).flatten(2))
+        return self.norm(hidden_BTD + self.dropout(change)), scores
+
+
+class Block(nn.Module):
+    """One FFN of full width, of which a candidate uses the first inner channels."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.expand, self.project = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(DROPOUT)
+
+    def forward(self, hidden_BTD: Tensor, genes: Genes, inner: int) -> Tensor:
+        values: list[Tensor] = []
+        for node in genes.graph.nodes:
+            given = [values[place] for place in node.inputs]
+            if node.op == "x":
+                value = hidden_BTD
+            elif node.op == "expand":
+                value = F.linear(given[0], self.expand.weight[:inner], self.expand.bias[:inner])
+            elif node.op == "project":
+                value = F.linear(given[0], self.project.weight[:, : given[0].shape[-1]], self.project.bias)
+            elif node.op in OPERATIONS:
+                value = OPERATIONS[node.op](*given)
+            else:
+                least = min(tensor.shape[-1] for tensor in given)
+                left, right = (tensor[..., :least] for tensor in given)
+                value = {"add": left.add, "mul": left.mul, "max": left.maximum}[node.op](right)
+            values.append(value)
+        return self.norm(hidden_BTD + self.dropout(values[-1]))
+
+
+class Encoder(nn.Module):
+    """A BERT, or EfficientBERT's supernet, with a classifier."""
+
+    def __init__(self, base: Base, blocks: int, labels: int = 2) -> None:
+        super().__init__()
+        self.base = base
+        self.words = nn.Embedding(base.vocabulary, base.embedding or base.width)
+        self.widen = nn.Linear(3 * base.embedding, base.width) if base.embedding else nn.Identity()
+        self.positions = nn.Embedding(base.positions, base.width)
+        self.kinds = nn.Embedding(base.token_types, base.width)
+        self.norm, self.dropout = nn.LayerNorm(base.width), nn.Dropout(DROPOUT)
+        self.stack = blocks
+        self.attentions = nn.ModuleList(Attention(base.width, base.heads) for _ in range(base.depth))
+        self.blocks = nn.ModuleList(Block(base.width, base.inner) for _ in range(base.depth * blocks))
+        self.pooler, self.classifier = nn.Linear(base.width, base.width), nn.Linear(base.width, labels)
+
+    def forward(self, ids_BT: Tensor, mask_BT: Tensor, architecture: Architecture) -> Found:
+        words = self.words(ids_BT)
+        if self.base.embedding:
+            after, before = F.pad(words[:, 1:], (0, 0, 0, 1)), F.pad(words[:, :-1], (0, 0, 1, 0))
+            words = torch.cat((after, words, before), dim=-1)
+        places = torch.arange(ids_BT.shape[1])
+        hidden = self.widen(words) + self.positions(places) + self.kinds(torch.zeros_like(ids_BT))
+        states, scores = [self.dropout(self.norm(hidden))], []
+        bias = (1.0 - mask_BT[:, None, None, :].float()) * MASKED
+        for layer, (attention, genes) in enumerate(zip(self.attentions, architecture.layers, strict=True)):
+            hidden, score = attention(states[-1], bias)
+            for number in range(genes.stack):
+                hidden = self.blocks[layer * self.stack + number](hidden, genes, genes.inner(self.base))
+            states.append(hidden)
+            scores.append(score)
+        pooled = torch.tanh(self.pooler(states[-1][:, 0]))
+        return Found(self.classifier(self.dropout(pooled)), scores, states)
+
+
+def loss(student: Found, teacher: Found, transform: nn.Linear) -> Tensor:
+    """Attention, hidden states, embedding and soft labels, as released: means over padding too, and over classes."""
+
+    def known(scores: Tensor) -> Tensor:
+        return torch.where(scores <= -100, 0.0, scores)
+
+    every = len(teacher.scores) // len(student.scores)
+    total = F.mse_loss(transform(student.states[0]), teacher.states[0])
+    for layer, (scores, state) in enumerate(zip(student.scores, student.states[1:], strict=True), start=1):
+        total = total + F.mse_loss(known(scores), known(teacher.scores[layer * every - 1]))
+        total = total + F.mse_loss(transform(state), teacher.states[layer * every])
+    soft = teacher.logits.softmax(dim=-1) * student.logits.log_softmax(dim=-1)
+    return total - soft.mean()
+
+
+def train(
+    student: Encoder,
+    architecture: Architecture,
+    teacher: Encoder,
+    batches: Sequence[tuple[Tensor, Tensor]],
+    learning_rate: float = 1e-4,
+) -> list[float]:
+    """A candidate's training on (ids, mask) of (B, T); returns the losses."""
+    dense = Architecture.uniform(teacher.base)
+    transform = nn.Linear(student.base.width, teacher.base.width)
+    learned = [*student.parameters(), *transform.parameters()]
+    optimizer = torch.optim.AdamW(learned, lr=learning_rate, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / len(batches))
+    student.train()
+    teacher.eval()
+    losses = []
+    for ids_BT, mask_BT in batches:
+        with torch.no_grad():
+            target = teacher(ids_BT, mask_BT, dense)
+        value = loss(student(ids_BT, mask_BT, architecture), target, transform)
+        value.backward()
+        nn.utils.clip_grad_norm_(learned, 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(float(value))
+    return losses

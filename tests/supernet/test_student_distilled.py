@@ -1,0 +1,173 @@
+"""From an architecture to a distilled student, by the two commands that a user runs."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+from search_spaces import Architecture, Experts, FFNGraph, Genes, cost
+from supernet.build import base_of_teacher
+from tests.tiny import batch, bert, inputs, tokenizer
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+WORDS = [f"w{number}" for number in range(45)]
+CLASSES = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
+TEACHER = bert(1, labels=2, num_hidden_layers=4, max_position_embeddings=40, **CLASSES)
+BASE = replace(base_of_teacher(TEACHER.config)[0], depth=2)
+# EfficientBERT's are like these: other activations, the input joined again, several blocks.
+SWISH = FFNGraph.parse("project(swish(expand(max(x,tanh(x)))))")
+JOINED = FFNGraph.parse("relu(project(mul(sigmoid(expand(x)),x)))")
+
+
+def of(*layers: Genes, **changes: Any) -> Architecture:
+    return Architecture(replace(BASE, **changes), layers)
+
+
+HALF = Fraction(1, 2)
+DENSE = of(Genes(SWISH, 1, HALF), Genes(JOINED))
+EXPERTS = of(
+    Genes(SWISH, 1, HALF, Experts(2, shared=HALF)), Genes(SWISH, 1, HALF, Experts(3, Fraction(1), "token_gate"))
+)
+HEAD = of(Genes(SWISH), Genes(SWISH, 1, HALF), head_experts=3)
+BLOCKS = of(Genes(SWISH, 3, HALF), Genes(JOINED, 2), Genes(SWISH), width=16, heads=2, depth=3, embedding=8)
+HASHED = Genes(JOINED, 1, Fraction(1), Experts(2, Fraction(1), "balanced_hash"))
+ATTENTION = of(Genes(SWISH), HASHED, attention_experts=2)
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Path:
+    """A checkpoint of four layers, and rows beside it."""
+    folder = tmp_path / "teacher"
+    TEACHER.save_pretrained(folder)
+    tokenizer(folder, WORDS).save_pretrained(folder)
+    for name, count in (("train", 24), ("dev", 12)):
+        texts = [[WORDS[(7 * row + 3 * word) % 45] for word in range(2 + row % 6)] for row in range(count)]
+        rows = [f"{' '.join(text)}\t{'no' if row % 3 else 'yes'}" for row, text in enumerate(texts)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+        blocks = ["".join(f"{word} {'B-X' if word[-1] == '1' else 'O'}\n" for word in text) for text in texts]
+        (tmp_path / f"{name}.conll").write_text("\n".join(blocks))
+    return folder
+
+
+def command(*arguments: object) -> str:
+    """Run `python -m ...`; returns what it prints."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=240
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def made(architecture: Architecture, teacher: Path, folder: Path, *flags: str) -> Path:
+    """The student's folder."""
+    architecture.save(folder / "wanted.json")
+    out = folder / "made"
+    said = command("supernet.student", folder / "wanted.json", "--like", teacher, "--out", out, *flags)
+    assert said.startswith(f"wrote {out}: ")
+    return out
+
+
+def distilled(student: object, teacher: Path, folder: Path, *arguments: object) -> dict[str, Any]:
+    always = ("--student", student, "--teacher", teacher, "--out", folder / "out", "--device", "cpu")
+    few = ("--steps", 4, "--batch-size", 8, "--max-length", 16, "--learning-rate", 1e-3)
+    command("distill", *always, *few, *arguments)
+    found: dict[str, Any] = json.loads((folder / "out" / "metrics.json").read_text())
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("architecture", "flags", "objective"),
+    [
+        (DENSE, (), "efficientbert"),
+        (BLOCKS, ("--fresh",), "kd"),
+        (EXPERTS, (), "moebert"),
+        (EXPERTS, ("--fresh",), "minimoe"),
+        (ATTENTION, ("--fresh",), "kd"),
+        (HEAD, (), "microbert"),
+        (HEAD, ("--fresh",), "none"),
+    ],
+    ids=["dense", "fresh", "experts", "fresh-experts", "attention-experts", "head-experts", "fresh-head-experts"],
+)
+def test_a_student_of_an_architecture_is_distilled(
+    architecture: Architecture, flags: tuple[str, ...], objective: str, teacher: Path, tmp_path: Path
+) -> None:
+    student = made(architecture, teacher, tmp_path, *flags)
+    rows = ("--train", tmp_path / "train.tsv", "--dev", tmp_path / "dev.tsv")
+    settings = ("--set", "relation_heads=4") if objective == "minimoe" else ()
+    found = distilled(student, teacher, tmp_path, *rows, "--objective", objective, *settings)
+    params = cost.params(architecture, 2)
+    assert found["models"]["student"]["params"] == found["models"]["student, before"]["params"] == params
+    routed = {(load["layer"], load["part"]) for load in found["expert_load"]}
+    expected = {
+        (place, "ffn") for place, genes in enumerate(architecture.layers) if genes.experts.count > 1
+    }
+    expected |= {(place, "attention") for place in range(2) if architecture.base.attention_experts > 1}
+    expected |= {(-1, "head")} if architecture.base.head_experts > 1 else set()
+    assert routed == expected
+    before, after = (load_file(folder / "model.safetensors") for folder in (student, tmp_path / "out"))
+    assert before.keys() == after.keys()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any(".ffn." in name for name in moved) and any(name.startswith("classifier") for name in moved)
+    # Loads by itself, as the same function in the next process.
+    script = (
+        "import sys, torch; from transformers import AutoModelForSequenceClassification as M;"
+        "m = M.from_pretrained(sys.argv[1], trust_remote_code=True).eval();"
+        "print(m(input_ids=torch.arange(1, 9)[None]).logits.tolist()); assert 'supernet' not in sys.modules"
+    )
+    alone = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "out"], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    assert model.config.id2label == {0: "no", 1: "yes"}
+    logits = model(input_ids=torch.arange(1, 9)[None]).logits
+    torch.testing.assert_close(torch.tensor(json.loads(alone.stdout)), logits)
+
+
+@torch.no_grad()
+def test_a_student_that_is_the_teacher_starts_as_it(teacher: Path, tmp_path: Path) -> None:
+    """Without a step, inherited weights are the checkpoint's through both commands."""
+    base, graph = base_of_teacher(TEACHER.config)
+    student = made(Architecture.uniform(base, graph=graph), teacher, tmp_path)
+    rows = ("--train", tmp_path / "train.tsv", "--dev", tmp_path / "dev.tsv")
+    found = distilled(student, teacher, tmp_path, *rows, "--steps", 0)["models"]
+    assert found["teacher"] == found["student, before"] == found["student"]
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    torch.testing.assert_close(model(**inputs(batch())).logits, TEACHER(**inputs(batch())).logits)
+
+
+def test_a_student_for_another_kind_of_task(teacher: Path, tmp_path: Path) -> None:
+    """Its head is new, and as the task needs it; a head's experts are for sentences alone."""
+    student = made(EXPERTS, teacher, tmp_path)
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.conll").rename(data / f"{name}.conll")
+    given = ("--task", "conll", "--data", data, "--finetune-teacher", 2)
+    found = distilled(student, teacher, tmp_path, *given)
+    assert found["models"]["student"]["params"] == cost.params(EXPERTS, 2, "token_classification")
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert set(model.config.id2label.values()) == {"O", "B-X"}
+
+
+@pytest.mark.parametrize("architecture", [EXPERTS, HEAD], ids=["experts", "head-experts"])
+def test_a_distilled_student_teaches_another(architecture: Architecture, teacher: Path, tmp_path: Path) -> None:
+    student = made(architecture, teacher, tmp_path)
+    rows = ("--train", tmp_path / "train.tsv", "--dev", tmp_path / "dev.tsv")
+    first = distilled(student, teacher, tmp_path, *rows)["models"]["student"]
+    (tmp_path / "out").rename(tmp_path / "assistant")
+    second = distilled("first:1", tmp_path / "assistant", tmp_path, *rows)["models"]
+    assert second["teacher"] == first
+    assert second["student"]["params"] < first["params"]
