@@ -161,5 +161,5 @@ def train(
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        losses.append(float(value))
+        losses.append(value.item())
     return losses

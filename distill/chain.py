@@ -174,7 +174,7 @@ def run(options: Any, settings: Settings, recorded: dict[str, Any]) -> int:
                             keep=folder / STATE,
                         )
                     except Diverged as error:
-                        raise ChainError(f"{name}: {error}; choose a lower --learning-rate") from None
+                        raise ChainError(f"{name}: {error}; a lower --learning-rate may help") from None
                     except ValueError as error:
                         raise ChainError(f"--objective {options.objective}: {error}") from None
                 if main:
@@ -234,7 +234,7 @@ def the_teacher(
                 checkpoint=Checkpoint(folder / STATE / "finetuning.pt"),
             )
         except Diverged as error:
-            raise ChainError(f"teacher: {error}; choose a lower --learning-rate") from None
+            raise ChainError(f"teacher: {error}; a lower --learning-rate may help") from None
         except ValueError as error:
             raise ChainError(f"--finetune-teacher: {error}") from None
     accelerator.wait_for_everyone()

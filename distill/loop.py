@@ -76,7 +76,7 @@ def train(
         checkpoint: makes the run resumable.
 
     Raises:
-        Diverged: a loss is NaN or infinite.
+        Diverged: a loss, or a weight in the end, is NaN or infinite.
         ValueError: there are too few batches, or too few rows in one for all processes; the teacher is missing; or the
             checkpoint is of another run.
     """
@@ -133,6 +133,8 @@ def train(
             if after_step:
                 after_step(len(history), value)
                 model.train()
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in learned):
+        raise Diverged(f"weights are not finite after {len(history)} steps")
     return history
 
 

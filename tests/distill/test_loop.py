@@ -97,6 +97,12 @@ def test_a_learning_rate_out_of_reason(accelerator: Accelerator) -> None:
         train(tiny(), map(task, range(8)), hard_labels(), recipe, accelerator=accelerator)
 
 
+def test_a_last_step_that_spoils_the_weights(accelerator: Accelerator) -> None:
+    recipe = Recipe(steps=1, learning_rate=1.0, weight_decay=1e40, warmup=0.0)
+    with pytest.raises(Diverged, match="weights are not finite after 1 steps"):
+        train(tiny(), [task(0)], hard_labels(), recipe, accelerator=accelerator)
+
+
 def test_weight_decay_spares_biases_and_norms(accelerator: Accelerator) -> None:
     """With a gradient of zero, decay is all that AdamW does."""
     model = tiny()
