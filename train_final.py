@@ -113,9 +113,10 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
     from nas.evaluate import Evaluator
     from nas.latency import latencies
     from nas.lessons import FINAL, ON_TEXT, Lesson, lesson
-    from nas.prepare import prepare, projections, training
+    from nas.prepare import prepare, training
     from nas.sharing import SharedEvaluator, prepare_shared
     from nas.stages import plan as stage_plan
+    from nas.workspace import projections
     from search_spaces.spaces import SpaceError
 
     transformers_logging.set_verbosity_error()

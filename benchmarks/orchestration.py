@@ -25,10 +25,10 @@ from transformers import BertConfig
 
 from nas import ledger
 from nas.config import load_config
-from nas.prepare import Workspace
 from nas.runner import Cluster, connected, run
 from nas.samplers import SAMPLERS
 from nas.storage import sqlite_url
+from nas.workspace import Workspace
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base
 from search_spaces.spaces import Space

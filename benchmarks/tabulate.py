@@ -26,9 +26,10 @@ from distill.data import collate, eval_batches
 from distill.evaluation import EVALUATION_BATCH
 from distill.outputs import INPUTS
 from nas.config import StudyConfig, load_config
-from nas.prepare import Workspace, prepare
+from nas.prepare import prepare
 from nas.sharing import SharedEvaluator, prepare_shared
 from nas.stages import budgeted_space
+from nas.workspace import Workspace
 from search_spaces.architecture import Architecture, Genes
 from search_spaces.spaces import SIZES, Space
 from supernet.inherit import inherit

@@ -21,7 +21,8 @@ from distill.evaluation import evaluate
 from nas.budget import budgeted_space
 from nas.config import load_config
 from nas.evaluate import Evaluator
-from nas.prepare import Workspace, prepare, projections
+from nas.prepare import prepare
+from nas.workspace import Workspace, projections
 
 LAST = 10
 

@@ -9,7 +9,8 @@ from distill.corpora import cache_folder
 from distill.loop import make_accelerator
 from nas.config import ConfigError, StudyConfig
 from nas.latency import LatencyTable, TooBusy, latency_table, parse_latency, resolve
-from nas.prepare import Tell, Workspace
+from nas.prepare import Tell
+from nas.workspace import Workspace
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.graph import FFNGraph

@@ -17,7 +17,7 @@ from distill.evaluation import Load, evaluate, expert_load, split_batches
 from distill.loop import make_accelerator
 from distill.teacher import SavedTeacher, load_model, load_tokenizer
 from nas.lessons import CANDIDATE, Lesson, lessons
-from nas.prepare import Workspace, projections, raw_teacher
+from nas.workspace import Workspace, projections, raw_teacher
 from search_spaces.architecture import Architecture
 from supernet.build import build, load_weights
 from supernet.inherit import inherit

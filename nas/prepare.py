@@ -7,8 +7,7 @@ import contextlib
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cached_property
 from itertools import count
@@ -16,18 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from distill.corpora import Corpus, cache_folder, embedded_corpus
-from distill.data import Encoded, batches, load_encoded, token_frequencies, training_batches
-from distill.distil import Settings, make, phases
+from distill.data import Encoded, batches, load_encoded, training_batches
 from distill.files import fingerprint, keep
 from distill.loop import Diverged, make_accelerator
-from distill.objectives import Objective
 from distill.outputs import Batch, run
-from distill.recipe import Recipe
 from distill.tasks import Task
 from distill.teacher import (
     LiveTeacher,
@@ -44,12 +40,12 @@ from nas import data
 from nas.config import ConfigError, StudyConfig
 from nas.data import TaskFolders
 from nas.lessons import CANDIDATE, Lesson, lesson, lessons, on_text, portion, settings_of, table_of
+from nas.workspace import PROJECTIONS, Workspace, objectives, raw_teacher, student_base
 from search_spaces import cost
-from search_spaces.architecture import Architecture, ArchitectureError, Base
-from search_spaces.graph import GELU, FFNGraph
+from search_spaces.architecture import Architecture, Base
+from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
 from supernet.build import (
-    base_of_teacher,
     build,
     config_of,
     from_scratch,
@@ -64,103 +60,9 @@ from supernet.warmup import warm_up
 FORMAT = 2
 # Batches over which the inputs of further blocks are averaged.
 STATISTICS_BATCHES = 8
-# File in the supernet's folder; no part of any exported model.
-PROJECTIONS = "projections.safetensors"
 
 # Called with what is being made, and with the share of it that is done where that is known.
 Tell = Callable[[str, float | None], None]
-
-
-@dataclass(frozen=True)
-class Workspace:
-    """Where everything lies: folders of encoded data, fine-tuned teacher and supernet; of the teacher's saved outputs
-    for the candidates, by the tables of their trainings; and for stage 3 the folders of all tasks and of the
-    weight-sharing supernet.
-    """
-
-    config: StudyConfig
-    data: Path
-    teacher: Path
-    supernet: Path
-    outputs: tuple[tuple[str, Path], ...]
-    tasks: tuple[TaskFolders, ...] = ()
-    shared: Path | None = None
-
-    def base(self) -> tuple[Base, FFNGraph]:
-        """The base of all candidates and its graph."""
-        return student_base(self.config, AutoConfig.from_pretrained(self.teacher))
-
-    def importance(self) -> list[Tensor]:
-        """Importance of the inner neurons of each layer's lowest block, in the supernet's (descending) order."""
-        stored = load_file(self.supernet / "importance.safetensors")
-        return [stored[f"{layer}"] for layer in range(len(stored))]
-
-    def frequencies(self) -> Tensor:
-        """How often each token id occurs in the training rows of the task that stages 1 and 2 search on."""
-        vocabulary = AutoConfig.from_pretrained(self.teacher).vocab_size
-        return token_frequencies(load_encoded(self.data / "train.npz"), vocabulary)
-
-    @property
-    def folders(self) -> TaskFolders:
-        """Of the task that stages 1 and 2 search on."""
-        return TaskFolders(self.data, self.teacher)
-
-    @property
-    def labels(self) -> int:
-        """Outputs of the task's head."""
-        return int(AutoConfig.from_pretrained(self.teacher).num_labels)
-
-
-def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
-    """The base model of the study's students, given the teacher's configuration, and its graph.
-
-    Raises:
-        ConfigError, distill.teacher.TeacherError: there is no such base, or it cannot learn from this teacher.
-    """
-    if isinstance(config.base, str):
-        own = teacher if config.base == "teacher" else load_config(config.base)
-        if own.vocab_size != teacher.vocab_size:
-            raise ConfigError(
-                f"base: {config.base} has a vocabulary of {own.vocab_size:,} and the teacher one of "
-                f"{teacher.vocab_size:,}; both read the same tokens"
-            )
-        base, graph = base_of_teacher(own)
-    else:
-        try:
-            base, graph = config.base.build(teacher.vocab_size), GELU
-        except ArchitectureError as error:
-            raise ConfigError(str(error)) from None
-    return replace(base, mismatch=config.space.mismatch), graph
-
-
-def objectives(
-    config: StudyConfig,
-    settings: Settings,
-    recipe: Recipe,
-    student: Any,
-    teacher: Any,
-    rows: Encoded | None = None,
-    learned: Mapping[str, Tensor] | None = None,
-) -> list[tuple[Objective, Recipe]]:
-    """The study's objective between models of these Hugging Face configurations, and how long it is trained with: one
-    for each of its phases.
-
-    Where it has learned projections, they start as in `learned`.
-    """
-    name = config.objective.name
-    result = []
-    for phase in phases(name, settings, recipe):
-        goal = make(name, phase.settings, student, teacher, rows, config.seed)
-        if learned:
-            goal.load_state_dict({key: learned.get(key, value) for key, value in goal.state_dict().items()})
-        result.append((goal, phase.recipe))
-    return result
-
-
-def projections(supernet: Path) -> dict[str, Tensor]:
-    """What the warm-up of the supernet in this folder learned beside it for the objective."""
-    file = supernet / PROJECTIONS
-    return load_file(file) if file.exists() else {}
 
 
 def check(config: StudyConfig) -> None:
@@ -460,11 +362,6 @@ class Preparation:
             save_outputs(self.live_teacher(needs, found.raw), rows, path)
 
         return self.kept(path, write)
-
-
-def raw_teacher(config: StudyConfig, task: Task) -> PreTrainedModel:
-    """The teacher from before its fine-tuning; its head has not learned anything."""
-    return load_model(config.teacher, task.labels, task.kind)
 
 
 def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[], list[FFNGraph]] | None:

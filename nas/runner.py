@@ -39,8 +39,8 @@ from distill.loop import Diverged
 from nas import interrupt, ledger
 from nas.config import ConfigError
 from nas.evaluate import Score, evaluator
-from nas.prepare import Workspace
 from nas.sharing import shared_evaluator
+from nas.workspace import Workspace
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 

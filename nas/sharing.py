@@ -22,17 +22,8 @@ from nas.config import StudyConfig
 from nas.data import TaskFolders
 from nas.evaluate import GLANCE, Score
 from nas.lessons import Lesson, lesson, raw, table_of
-from nas.prepare import (
-    FORMAT,
-    Preparation,
-    Tell,
-    Workspace,
-    objectives,
-    projections,
-    raw_teacher,
-    set_dropout,
-    training,
-)
+from nas.prepare import FORMAT, Preparation, Tell, set_dropout, training
+from nas.workspace import Workspace, objectives, projections, raw_teacher
 from search_spaces.architecture import DENSE, Architecture, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space

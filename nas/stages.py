@@ -16,10 +16,11 @@ from nas.budget import budgeted_space, globally_important, largest_uniform, late
 from nas.config import ConfigError, StageTable, StudyConfig
 from nas.folder import Folder
 from nas.latency import measure_whole
-from nas.prepare import Tell, Workspace
+from nas.prepare import Tell
 from nas.runner import Cluster, connected, run
 from nas.samplers import SAMPLERS
 from nas.sharing import prepare_shared
+from nas.workspace import Workspace
 from search_spaces.architecture import Architecture
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space

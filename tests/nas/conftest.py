@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from accelerate.state import AcceleratorState
 
-from nas.prepare import Workspace, prepare
+from nas.prepare import prepare
+from nas.workspace import Workspace
 from tests.nas import house as houses
 from tests.nas.house import House
 

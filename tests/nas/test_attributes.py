@@ -10,9 +10,9 @@ from optuna.trial import TrialState
 from distill.evaluation import Load
 from nas import ledger
 from nas.evaluate import Score
-from nas.prepare import Workspace
 from nas.runner import attributes_of
 from nas.samplers import SAMPLERS
+from nas.workspace import Workspace
 from search_spaces import Architecture, cost
 from search_spaces.spaces import Limit
 from tests.nas import rows

@@ -7,7 +7,7 @@ import pytest
 
 from nas.budget import NO_LIMIT, budgeted_space, globally_important, largest_uniform, limits_of
 from nas.config import load_config
-from nas.prepare import Workspace
+from nas.workspace import Workspace
 from search_spaces import Architecture, Base, Space, SpaceError, cost
 from search_spaces.graph import GELU
 from search_spaces.spaces import SIZES, Limit

@@ -19,9 +19,10 @@ from nas.budget import budgeted_space
 from nas.config import ConfigError, StudyConfig, load_config
 from nas.evaluate import Evaluator
 from nas.lessons import Lesson
-from nas.prepare import Preparation, Workspace, prepare
+from nas.prepare import Preparation, prepare
 from nas.search import overrides, parser
 from nas.sharing import SharedEvaluator, prepare_shared, weights
+from nas.workspace import Workspace
 from search_spaces import Architecture
 from search_spaces.spaces import SIZES
 from supernet.build import build, load_weights

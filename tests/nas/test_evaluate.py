@@ -17,7 +17,7 @@ from distill.loop import Diverged
 from distill.metrics import standard_error
 from distill.teacher import SavedTeacher
 from nas.evaluate import Evaluator, evaluator
-from nas.prepare import Workspace
+from nas.workspace import Workspace
 from search_spaces import Architecture
 from tests.nas.house import House
 from tests.tiny import inputs

@@ -16,11 +16,11 @@ from optuna.trial import FrozenTrial
 from ray.tune.schedulers import TrialScheduler
 
 from nas import ledger
-from nas.prepare import Workspace
 from nas.runner import Proposals, Recorder, Rungs
 from nas.samplers import SAMPLERS
 from nas.stages import CONFIRMATION, Plan, plan
 from nas.storage import sqlite_url
+from nas.workspace import Workspace
 from tests.nas.house import PATIENCE, House, states, trials_of
 
 

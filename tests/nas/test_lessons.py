@@ -18,8 +18,9 @@ from nas.config import ConfigError, StudyConfig, load_config
 from nas.data import TaskFolders
 from nas.evaluate import Evaluator
 from nas.lessons import lesson, portion
-from nas.prepare import Preparation, Workspace, prepare
+from nas.prepare import Preparation, prepare
 from nas.sharing import SharedEvaluator, prepare_shared, turns_of
+from nas.workspace import Workspace
 from search_spaces import Architecture, cost
 from search_spaces.published import PUBLISHED
 from search_spaces.spaces import SIZES

@@ -15,7 +15,8 @@ from distill.teacher import SavedTeacher
 from nas.config import ConfigError, load_config
 from nas.evaluate import Evaluator
 from nas.lessons import settings_of
-from nas.prepare import Workspace, objectives, prepare, projections, set_dropout
+from nas.prepare import prepare, set_dropout
+from nas.workspace import Workspace, objectives, projections
 from search_spaces import Architecture, Base
 from supernet.build import full_architecture
 from tests.nas.house import House

@@ -13,11 +13,11 @@ from optuna.trial import FrozenTrial, TrialState
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from nas import ledger
-from nas.prepare import Workspace
 from nas.runner import Proposals, Recorder
 from nas.samplers import SAMPLERS
 from nas.stages import plan
 from nas.storage import sqlite_url
+from nas.workspace import Workspace
 from search_spaces import Architecture
 from tests.nas.house import House, descendants, states, trials_of, wait
 

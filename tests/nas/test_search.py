@@ -14,8 +14,8 @@ from distill.metrics import standard_error
 from nas import interrupt, ledger
 from nas.budget import budgeted_space
 from nas.config import load_config
-from nas.prepare import Workspace
 from nas.search import main
+from nas.workspace import Workspace
 from search_spaces import Architecture, cost
 from tests.nas.house import House, states, trials_of
 

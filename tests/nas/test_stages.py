@@ -12,7 +12,6 @@ import pytest
 from nas import ledger
 from nas.config import ConfigError, load_config
 from nas.folder import Folder
-from nas.prepare import Workspace
 from nas.stages import (
     TWIN_OF_WINNER,
     UNIFORM,
@@ -24,6 +23,7 @@ from nas.stages import (
     plan,
     summary,
 )
+from nas.workspace import Workspace
 from search_spaces import Architecture, Base, FFNGraph, Genes, Space, cost
 from search_spaces.graph import GELU
 from search_spaces.spaces import GRAPHS, SIZES

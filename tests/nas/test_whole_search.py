@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 from nas import ledger
 from nas.budget import budgeted_space
 from nas.config import load_config
-from nas.prepare import Workspace
+from nas.workspace import Workspace
 from search_spaces import Architecture, cost
 from tests.nas.house import House, trials_of
 
