@@ -14,9 +14,10 @@ from accelerate.utils import set_seed
 from torch import Tensor, nn
 from transformers import get_linear_schedule_with_warmup
 
+from distill.attention import SCORED
 from distill.files import replace
 from distill.objectives import Objective
-from distill.outputs import LOGITS, Batch, Outputs, run
+from distill.outputs import ATTENTION_SCORES, LOGITS, Batch, Outputs, run
 from distill.recipe import Recipe
 
 # Returns the teacher's outputs for batch number `step`.
@@ -99,7 +100,7 @@ def train(
     _spread([part for part in (model, objective, critic) if part is not None], accelerator)
     learned = [*model.parameters(), *objective.projections.parameters()]
     model.train()
-    with _attention_for_training(model, accelerator.device):
+    with _attention_for_training(model, accelerator.device, ATTENTION_SCORES in objective.needs):
         stream = enumerate(batches)
         next(islice(stream, len(history) * accumulate, len(history) * accumulate), None)
         while len(history) < recipe.steps:
@@ -225,10 +226,14 @@ def _resumed(checkpoint: Checkpoint, state: Mapping[str, Any]) -> list[float]:
 
 
 @contextlib.contextmanager
-def _attention_for_training(model: Any, device: torch.device) -> Iterator[None]:
-    """Eager attention on a CPU: torch's fused one takes longer for its backward pass than all of the eager one."""
+def _attention_for_training(model: Any, device: torch.device, scores: bool) -> Iterator[None]:
+    """The attention that keeps its scores where they are needed, else the eager one on a CPU: torch's fused one takes
+    longer for its backward pass there than all of the eager one.
+    """
     usual = model.config._attn_implementation
-    if device.type == "cpu":
+    if scores:
+        model.set_attn_implementation(SCORED)
+    elif device.type == "cpu":
         model.set_attn_implementation("eager")
     try:
         yield

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distill.attention import SCORED, take_scores
 from distill.kinds import CLASSIFICATION, logits_and_kind
 
 Batch = dict[str, Tensor]
@@ -62,9 +63,9 @@ def layers_of(needs: Iterable[str], name: str, whole: Sequence[int]) -> list[int
 def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     """Run a BERT-shaped model and collect `needs`, any of the constants of this module, or `of_layers` some layers.
 
-    Attention scores are computed from what the query and key maps return, so the model is free to use a fused
-    attention. A router is any submodule whose name ends in `router`; it returns an object with `probabilities`
-    (N, E), None where the choice needs none, and `experts` (N, k), the best first.
+    The model is free to use a fused attention, also where its scores are needed. A router is any submodule whose name
+    ends in `router`; it returns an object with `probabilities` (N, E), None where the choice needs none, and `experts`
+    (N, k), the best first.
 
     Raises:
         ValueError: relations of more than one layer are needed.
@@ -86,7 +87,10 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         hooks.extend(m.register_forward_hook(lambda _m, _i, output: outputs.append(output)) for m in modules)
         return outputs
 
-    products = kept([m for layer in scored for m in (attentions[layer - 1].query, attentions[layer - 1].key)])
+    # An attention of this kind keeps them; of another, they are computed anew from what its maps return.
+    own = unwrapped.config._attn_implementation == SCORED
+    asked = [] if own else [attentions[layer - 1] for layer in scored]
+    products = kept([m for attention in asked for m in (attention.query, attention.key)])
     relations = kept([m for a in (attentions[layer - 1] for layer in related) for m in (a.query, a.key, a.value)])
     routed = kept([module for _, module in routers(unwrapped)] if ROUTINGS in needs else [])
     try:
@@ -96,14 +100,17 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
             hook.remove()
     heads = unwrapped.config.num_attention_heads
     logits, kind = logits_and_kind(outputs, unwrapped.config)
-    pairs = zip(products[::2], products[1::2], strict=True)
+    if own:
+        found = [take_scores(attention) for attention in attentions]
+        scores = {layer - 1: value for layer in scored if (value := found[layer - 1]) is not None}
+    else:
+        pairs = zip(products[::2], products[1::2], strict=True)
+        scores = {layer - 1: dot_products(q, k, heads) for layer, (q, k) in zip(scored, pairs, strict=True)}
     return Outputs(
         logits=logits,
         kind=kind,
         hidden_states=spread({layer: outputs.hidden_states[layer] for layer in states}, depth + 1),
-        attention_scores=spread(
-            {layer - 1: dot_products(q, k, heads) for layer, (q, k) in zip(scored, pairs, strict=True)}, depth
-        ),
+        attention_scores=spread(scores, depth),
         relations=tuple(relations),
         routings=tuple((r.probabilities, r.experts[:, 0]) for r in routed if r.probabilities is not None),
     )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from distill.attention import SCORED
 from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, of_layers, run
 from supernet.build import build
 from tests.tiny import BASE, architectures, batch, bert, inputs, shaken
@@ -173,6 +174,29 @@ def test_some_layers() -> None:
     torch.testing.assert_close(some.attention_scores[1], whole.attention_scores[1])
     both = run(model, given, everything | of_layers(HIDDEN_STATES, [1]))
     assert all(state.numel() for state in both.hidden_states)
+
+
+@pytest.mark.parametrize("layers", [(), (1, 2)])
+def test_scores_that_the_attention_keeps(layers: tuple[int, ...]) -> None:
+    """The same outputs and gradients as with the scores computed apart, and nothing is left behind."""
+    needs = of_layers(ATTENTION_SCORES, layers) or frozenset({ATTENTION_SCORES})
+    found = []
+    for implementation in ("eager", "sdpa", SCORED):
+        model = bert(num_hidden_layers=3)
+        model.set_attn_implementation(implementation)
+        outputs = run(model, batch(), needs)
+        loss = outputs.logits.square().sum() + sum(scores.square().sum() for scores in outputs.attention_scores)
+        loss.backward()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        found.append([outputs.logits, *outputs.attention_scores, *gradients])
+        assert [scores.numel() > 0 for scores in outputs.attention_scores] == [
+            layer in (layers or (1, 2, 3)) for layer in (1, 2, 3)
+        ]
+        run(model, batch(), frozenset({LOGITS}))
+        assert not any("_attention_scores" in vars(module) for module in model.modules())
+    for mine, *others in zip(*found, strict=True):
+        for other in others:
+            torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
 
 
 def test_relations_of_two_layers() -> None:
