@@ -125,7 +125,8 @@ def test_what_is_read_again_when_something_changes(house: House, tmp_path: Path)
     train.write_text(train.read_text() + "Kule bado.\tKule.\ttorch\t0.5\n")
     last = keys(config)
     assert last[0] != again[0] and last[1] != again[1]
-    for change in ({"rows.mine.text": "two"}, {"rows.mine.pair": "one"}, {"tasks": ["number"]}, {"max_length": 20}):
+    swapped: dict[str, object] = {"rows.mine.text": "two", "rows.mine.pair": "one"}
+    for change in (swapped, {"rows.mine.pair": None}, {"tasks": ["number"]}, {"max_length": 20}):
         assert not set(keys(load_config(str(preset), change))) & set(last)
     shorter = keys(load_config(str(preset), {"finetune.steps": 3}))
     assert shorter[0] == last[0] and shorter[1] != last[1]

@@ -125,7 +125,8 @@ def test_widths_that_do_not_fit_are_explained() -> None:
         (["--experts", "4", "--max-length", "2"], "--max-length"),
         (["--experts", "4", "--max-length", "30"], "the model has 20 positions, not 30"),
         (["--experts", "4", "--text", "words"], "no column 'words'; its columns are text, kind"),
-        (["--experts", "4", "--label", "text"], "is none of bad, good"),
+        (["--experts", "4", "--label", "text"], "the column 'text' is named twice"),
+        (["--experts", "4", "--text", "kind", "--label", "text"], "is none of bad, good"),
         (["--drop", "1/4"], "has no architecture.json"),
     ],
 )
