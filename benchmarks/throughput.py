@@ -23,6 +23,8 @@ import json
 import math
 import multiprocessing
 import os
+import platform
+import re
 import tempfile
 import time
 from multiprocessing.connection import Connection
@@ -32,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from accelerate import Accelerator
 from safetensors.torch import load_file
 from transformers import BertConfig, BertForSequenceClassification
@@ -172,6 +175,13 @@ def start(setting: str, *arguments: Any) -> tuple[multiprocessing.process.BasePr
     return process, here
 
 
+def machine() -> str:
+    """The processor's name and its number of cores."""
+    about = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.*)$", about.read_text(), re.MULTILINE) if about.exists() else []
+    return f"{(names or [platform.processor() or platform.machine()])[0]}, {os.cpu_count()} cores"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="training throughput against the reference protocol")
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
@@ -207,10 +217,11 @@ def main() -> None:
         for processes in sides.values():
             for _, pipe in processes:
                 pipe.send(None)
-    bf16 = make_accelerator().mixed_precision
     print(
-        f"\nbatches of {options.batch}, {options.steps} steps a candidate, {options.threads} threads, "
-        f"torch {torch.__version__}, precision {bf16}"
+        f"\n{machine()}, {options.threads} threads\n"
+        f"torch {torch.__version__}, transformers {transformers.__version__}\n"
+        f"batches of {options.batch}, {options.steps} steps a candidate, {options.rounds} rounds; "
+        f"precision {make_accelerator().mixed_precision}"
     )
     for name, rates in found.items():
         print(f"{name}: the teacher's outputs took {seconds[name]:.1f} s, once")
