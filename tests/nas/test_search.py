@@ -3,6 +3,7 @@
 import contextlib
 import json
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,26 @@ def test_storages_that_cannot_be(url: str, house: House, tmp_path: Path, capsys:
     always = ["--stage", "1", "--preset", str(house.preset), "--out", str(tmp_path)]
     assert f"cannot open the storage '{url}'" in refused([*always, "--storage", url], capsys)
     assert states(tmp_path / "tiny").total() == 0
+
+
+class Interrupting:
+    """Ctrl-C comes while its finaliser runs."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_in_a_finaliser_is_remembered_and_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[object] = []
+    usual = shown.append
+    monkeypatch.setattr(sys, "unraisablehook", usual)
+    with interrupt.remembered():
+        victim = Interrupting()
+        del victim
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.check()
+    assert sys.unraisablehook == usual
+    assert shown == []
 
 
 def test_ctrl_c_is_remembered_where_it_is_swallowed() -> None:
