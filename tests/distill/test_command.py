@@ -411,6 +411,15 @@ def test_two_processes(command: Callable[..., list[str]], tmp_path: Path) -> Non
     assert not torch.allclose(alone[name], start[name], rtol=1e-3, atol=1e-3)
 
 
+def filled(changes: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
+    """Options with the names of places in them replaced by what they stand for."""
+
+    def fill(value: Any) -> Any:
+        return functools.reduce(lambda text, place: text.replace(*place), places.items(), value)
+
+    return {name: fill(value) if isinstance(value, str) else value for name, value in changes.items()}
+
+
 @pytest.mark.parametrize(
     ("flags", "changes", "reason"),
     [
@@ -490,13 +499,7 @@ def test_mistakes_are_one_line(
 ) -> None:
     long = tmp_path / "long.tsv"
     long.write_text("sentence\tlabel\n" + "w1 " * 50 + "\tno\nw2\tyes\nw3\tyes\n")
-    places = {"HOUSE": str(house), "LONG": str(long)}
-    given = {
-        name: functools.reduce(lambda text, place: text.replace(*place), places.items(), value)
-        if isinstance(value, str)
-        else value
-        for name, value in changes.items()
-    }
+    given = filled(changes, {"HOUSE": str(house), "LONG": str(long)})
     assert main(command(*flags, **given)) == 2
     error = capsys.readouterr().err
     assert error.startswith("distill: ") and len(error.splitlines()) == 1, error
@@ -522,11 +525,7 @@ def test_a_chain_that_does_not_fit_is_refused_before_any_of_it_is_trained(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with_tokenizer(bert(5, labels=2, **CLASSES, hidden_size=16), tmp_path / "narrow")
-    places = {"HOUSE": str(house), "NARROW": str(tmp_path / "narrow")}
-    given = {
-        name: functools.reduce(lambda text, place: text.replace(*place), places.items(), value)
-        for name, value in changes.items()
-    }
+    given = filled(changes, {"HOUSE": str(house), "NARROW": str(tmp_path / "narrow")})
     assert main(command("--assistant", "first:4", finetune_teacher=2, **given)) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1 and re.search(reason, error), error
