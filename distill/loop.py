@@ -14,7 +14,8 @@ from accelerate.utils import set_seed
 from torch import Tensor, nn
 from transformers import get_linear_schedule_with_warmup
 
-from distill.attention import SCORED
+from distill.attention import PLAIN, SCORED
+from distill.dropout import quick_dropout
 from distill.files import replace
 from distill.objectives import Objective
 from distill.outputs import ATTENTION_SCORES, LOGITS, Batch, Outputs, run
@@ -100,7 +101,8 @@ def train(
     _spread([part for part in (model, objective, critic) if part is not None], accelerator)
     learned = [*model.parameters(), *objective.projections.parameters()]
     model.train()
-    with _attention_for_training(model, accelerator.device, ATTENTION_SCORES in objective.needs):
+    scores = ATTENTION_SCORES in objective.needs
+    with _attention_for_training(model, accelerator.device, scores), quick_dropout(model):
         stream = enumerate(batches)
         next(islice(stream, len(history) * accumulate, len(history) * accumulate), None)
         while len(history) < recipe.steps:
@@ -227,14 +229,14 @@ def _resumed(checkpoint: Checkpoint, state: Mapping[str, Any]) -> list[float]:
 
 @contextlib.contextmanager
 def _attention_for_training(model: Any, device: torch.device, scores: bool) -> Iterator[None]:
-    """The attention that keeps its scores where they are needed, else the eager one on a CPU: torch's fused one takes
-    longer for its backward pass there than all of the eager one.
+    """The attention that keeps its scores where they are needed, else the plain one on a CPU: torch's fused one takes
+    longer for its backward pass there than all of the plain one.
     """
     usual = model.config._attn_implementation
     if scores:
         model.set_attn_implementation(SCORED)
     elif device.type == "cpu":
-        model.set_attn_implementation("eager")
+        model.set_attn_implementation(PLAIN)
     try:
         yield
     finally:

@@ -2,6 +2,8 @@
 (but where `paper_compatible` says so); where nothing but padding is left they are 0.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -57,9 +59,28 @@ def _check_widths(student: Tensor, teacher: Tensor) -> None:
 
 def _mean_square(student: Tensor, teacher: Tensor, valid: Tensor, copies: int) -> Tensor:
     """Mean over the elements that `valid` selects, each of its own `copies` times."""
-    # Filled rather than multiplied by 0: half-precision states of padding may be infinite.
-    difference = (student.float() - teacher.float()).masked_fill(~valid, 0.0)
-    return difference.square().sum() / (valid.sum().clamp(min=1) * copies)
+    return SumOfSquares.apply(student, teacher, valid) / (valid.sum().clamp(min=1) * copies)
+
+
+class SumOfSquares(torch.autograd.Function):
+    """Of the differences where `valid` is: what the usual operations compute in twice as many passes over tensors that
+    are too large for a cache. The teacher has no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, valid: Tensor) -> Tensor:
+        difference = student.float() - teacher
+        if not valid.all():
+            # Filled rather than multiplied by 0: half-precision states of padding may be infinite.
+            difference.masked_fill_(~valid, 0.0)
+        ctx.save_for_backward(difference)
+        ctx.dtype = student.dtype
+        return difference.square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (difference,) = ctx.saved_tensors
+        return (difference * (2 * gradient)).to(ctx.dtype), None, None
 
 
 def _valid_pairs(mask_BT: Tensor) -> Tensor:
