@@ -20,6 +20,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import optuna
 from ray import tune
 from transformers import BertConfig
 
@@ -58,6 +59,28 @@ def sleep(
     tune.report({"final": score, "attributes": {"standard_error": 0.01, "slept": length, **times}})
 
 
+def demo_space() -> Space:
+    """One like stage 1's of the demo."""
+    most = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 8)), 2)
+    return Space(BASE, (1, 2), EXPANSIONS, int(0.997 * most), most, edit_rate=0.05, labels=2)
+
+
+def empty_workspace(folder: Path) -> Workspace:
+    """The demo's, in this folder, with nothing in it but what the driver reads."""
+    BertConfig(num_labels=2).save_pretrained(folder / "teacher")
+    return Workspace(load_config("demo"), folder, folder / "teacher", folder, ())
+
+
+def fill(study: optuna.Study, space: Space, trials: int) -> None:
+    """Put so many finished trials into a study."""
+    rng = random.Random(SEED)
+    for _ in range(trials):
+        ledger.enqueue(study, space.sample(rng), "before")
+        trial, architecture = ledger.ask(study, space, "before", 2)
+        ledger.report(study, trial.number, 30, 0.7)
+        ledger.complete(study, trial.number, score_of(repr(architecture)), {"standard_error": 0.01})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=100)
@@ -67,19 +90,12 @@ def main() -> None:
     parser.add_argument("--sampler", default="lanas", choices=SAMPLERS)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    most = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 8)), 2)
-    space = Space(BASE, (1, 2), EXPANSIONS, int(0.997 * most), most, edit_rate=0.05, labels=2)
+    space = demo_space()
     with tempfile.TemporaryDirectory() as scratch:
-        BertConfig(num_labels=2).save_pretrained(Path(scratch) / "teacher")
-        nowhere = Path(scratch)
-        workspace = Workspace(load_config("demo"), nowhere, nowhere / "teacher", nowhere, ())
-        study = ledger.open_study(sqlite_url(nowhere / "study.db"), "stage-1", SAMPLERS[options.sampler](space, SEED))
-        rng = random.Random(SEED)
-        for _ in range(options.ledger):
-            ledger.enqueue(study, space.sample(rng), "before")
-            trial, architecture = ledger.ask(study, space, "before", 2)
-            ledger.report(study, trial.number, 30, 0.7)
-            ledger.complete(study, trial.number, score_of(repr(architecture)), {"standard_error": 0.01})
+        workspace = empty_workspace(Path(scratch))
+        sampler = SAMPLERS[options.sampler](space, SEED)
+        study = ledger.open_study(sqlite_url(Path(scratch) / "study.db"), "stage-1", sampler)
+        fill(study, space, options.ledger)
         start = time.time()
         with connected(Cluster(workers=options.workers)):
             run(

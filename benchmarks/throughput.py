@@ -16,6 +16,10 @@ EfficientBERT's with all its terms. Sequences are random word pieces with the le
 
 A measurement is one candidate, from its supernet's weights on disk to its last step. All settings take turns in every
 round, each in processes of their own that are there from the start; ratios are within a round.
+
+In the same rounds, all matrix products of the candidate of `precision` are computed by themselves: the last line of a
+table says how much of the training steps' time that is, which is the floating-point rate of the steps as a share of
+what plain products of the same shapes reach.
 """
 
 import argparse
@@ -27,10 +31,14 @@ import platform
 import re
 import tempfile
 import time
+from collections import Counter
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
+
+# Threads that wait in a spin make a machine with other work on it many times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import torch
@@ -40,7 +48,7 @@ from safetensors.torch import load_file
 from transformers import BertConfig, BertForSequenceClassification
 from transformers.utils import logging
 
-from benchmarks import reference
+from benchmarks import products, reference
 from benchmarks.paired import error
 from distill.data import Encoded, load_encoded, save_encoded, training_batches
 from distill.distil import make
@@ -57,6 +65,7 @@ FULL = 128
 # Median and 90 % quantile of a task's lengths; None: all are full.
 LENGTHS: dict[str, tuple[float, float] | None] = {"sst2": (10, 27), "mnli": (37, 66), "full": None}
 SETTINGS = ("reference", "step", "batches", "cache", "precision", "workers")
+COUNTED = "precision"
 CANDIDATE = PUBLISHED["efficientbert"]
 TEACHER = PUBLISHED["bert-base"].base
 OBJECTIVE = "efficientbert"
@@ -116,6 +125,8 @@ class Side:
         torch.set_num_threads(threads)
         logging.disable_progress_bar()
         self.setting, self.folder, self.batch, self.steps = setting, folder, batch, steps
+        self.training = 0.0
+        self.products: dict[str, Counter[products.Product]] = {}
         place = SETTINGS.index(setting)
         self.grouped, self.cached = place >= SETTINGS.index("batches"), place >= SETTINGS.index("cache")
         if setting == "reference":
@@ -149,9 +160,23 @@ class Side:
         objective = make(OBJECTIVE, {}, model.config, self.teacher_config, rows)
         teacher: Any = SavedTeacher(self.folder / name) if self.cached else self.live(objective)
         recipe = Recipe(steps=self.steps, batch_size=self.batch)
-        batches = stream if self.grouped else map(padded, stream)
+        batches = list(stream if self.grouped else map(padded, stream))
+        trained = time.perf_counter()
         train(model, batches, objective, recipe, accelerator=self.accelerator, teacher=teacher, seed=SEED)
+        self.training = time.perf_counter() - trained
         return time.perf_counter() - begun
+
+    def rate(self, name: str) -> tuple[int, float, float]:
+        """Floating-point operations of the matrix products of a candidate's training; what they take by themselves, and
+        what the latest training took, in seconds.
+        """
+        if name not in self.products:
+            with products.Recorder() as seen:
+                self.run(name)
+            self.products[name] = seen.counts
+            self.run(name)
+        counts = self.products[name]
+        return products.operations(counts), products.seconds(counts), self.training
 
     def live(self, objective: Objective) -> LiveTeacher:
         assert self.teacher is not None
@@ -159,11 +184,12 @@ class Side:
 
 
 def serve(pipe: Connection, *arguments: Any) -> None:
-    """A process that answers every name with its seconds."""
+    """A process that answers with what a method of its side returns."""
     side = Side(*arguments)
     pipe.send(None)
-    while (name := pipe.recv()) is not None:
-        pipe.send(side.run(name))
+    while (asked := pipe.recv()) is not None:
+        method, name = asked
+        pipe.send(getattr(side, method)(name))
 
 
 def start(setting: str, *arguments: Any) -> tuple[multiprocessing.process.BaseProcess, Connection]:
@@ -194,6 +220,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     logging.disable_progress_bar()
     found: dict[str, dict[str, list[float]]] = {name: {setting: [] for setting in SETTINGS} for name in options.lengths}
+    rates: dict[str, list[tuple[int, float, float]]] = {name: [] for name in options.lengths}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         seconds = prepare(folder, options.lengths, options.batch, options.steps)
@@ -207,13 +234,19 @@ def main() -> None:
                 for setting, processes in sides.items():
                     begun = time.perf_counter()
                     for _, pipe in processes:
-                        pipe.send(name)
+                        pipe.send(("run", name))
                     for _, pipe in processes:
                         pipe.recv()
                     rate = len(processes) * sequences_each / (time.perf_counter() - begun)
+                    if setting == COUNTED:
+                        pipe.send(("rate", name))
+                        counted = pipe.recv()
                     if number >= 0:
                         found[name][setting].append(rate)
-                        print(f"round {number + 1}  {name:5} {setting:10} {rate:8.1f} sequences a second", flush=True)
+                    turn = f"round {number + 1}" if number >= 0 else "warm-up"
+                    print(f"{turn}  {name:5} {setting:10} {rate:8.1f} sequences a second", flush=True)
+                if number >= 0:
+                    rates[name].append(counted)
         for processes in sides.values():
             for _, pipe in processes:
                 pipe.send(None)
@@ -223,19 +256,26 @@ def main() -> None:
         f"batches of {options.batch}, {options.steps} steps a candidate, {options.rounds} rounds; "
         f"precision {make_accelerator().mixed_precision}"
     )
-    for name, rates in found.items():
+    for name, by_setting in found.items():
         print(f"{name}: the teacher's outputs took {seconds[name]:.1f} s, once")
-        below = rates["reference"]
-        for setting, values in rates.items():
-            times = [value / one for value, one in zip(values, rates["reference"], strict=True)]
+        below = by_setting["reference"]
+        for setting, values in by_setting.items():
+            times = [value / one for value, one in zip(values, by_setting["reference"], strict=True)]
             gain = [value / one for value, one in zip(values, below, strict=True)]
             print(
                 f"  {setting:10} {median(values):8.1f} a second  {mean(times):6.2f} ± {error(times):.2f} times "
                 f"the reference, {mean(gain):5.2f} ± {error(gain):.2f} the row above"
             )
             below = values
+        shares = [alone / whole for _, alone, whole in rates[name]]
+        steps, plain = (median(each[0] / each[place] / 1e9 for each in rates[name]) for place in (2, 1))
+        print(
+            f"  {COUNTED}: {steps:.0f} GFLOP/s in training steps, {plain:.0f} in plain products of the same shapes: "
+            f"{mean(shares):.2f} ± {error(shares):.2f}"
+        )
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        kept = {"sequences a second": found, "operations, products, training": rates}
+        options.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

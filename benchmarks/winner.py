@@ -11,6 +11,7 @@ import argparse
 import gc
 import itertools
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -31,6 +32,29 @@ from search_spaces.architecture import Architecture
 FIRST_SEED = 101
 
 
+def trained(
+    evaluator: Evaluator, models: Mapping[str, Architecture], steps: int, seeds: Iterable[int]
+) -> dict[str, list[float]]:
+    """Scores on the whole dev split after `steps` steps of the candidates' training with each of the seeds, by name."""
+    task, pad_id = evaluator.task, evaluator.like.pad_token_id
+    folders = evaluator.workspace.folders
+    dev, split = folders.rows("dev"), folders.split("dev")
+    *before, last = evaluator.lessons
+    plan = [*before, replace(last, recipe=replace(last.recipe, steps=steps))]
+    scores: dict[str, list[float]] = {name: [] for name in models}
+    for seed in seeds:
+        known: dict[Architecture, float] = {}
+        for name, architecture in models.items():
+            if architecture not in known:
+                model = evaluator.train(architecture, plan, seed)
+                found = evaluate(model, dev, split, task, accelerator=evaluator.accelerator, pad_id=pad_id)
+                known[architecture] = found[task.metrics[0]].value
+                gc.collect()
+            scores[name].append(known[architecture])
+            print(f"seed {seed}  {name:<18} {scores[name][-1]:.4f}", flush=True)
+    return scores
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare the winner of a search with baselines of its size.")
     parser.add_argument("study", type=Path)
@@ -44,8 +68,6 @@ def main() -> None:
     config = load_config(str(options.study / "config.toml"))
     workspace = prepare(config)
     evaluator = Evaluator(workspace)
-    task, pad_id = evaluator.task, evaluator.like.pad_token_id
-    dev, split = workspace.folders.rows("dev"), workspace.folders.split("dev")
     base, graph = workspace.base()
     space = budgeted_space(config, base, graph, workspace.labels, head=evaluator.task.kind)
     folder = Folder(options.study)
@@ -56,26 +78,14 @@ def main() -> None:
         UNIFORM: largest_uniform(base, graph, workspace.labels, space.max_params, head=space.head),
         GLOBAL: globally_important(space, graph, workspace),
     }
-    *before, last = evaluator.lessons
-    plan = [*before, replace(last, recipe=replace(last.recipe, steps=options.steps))]
     seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
-    scores: dict[str, list[float]] = {name: [] for name in models}
-    for seed in seeds:
-        known: dict[Architecture, float] = {}
-        for name, architecture in models.items():
-            if architecture not in known:
-                model = evaluator.train(architecture, plan, seed)
-                found = evaluate(model, dev, split, task, accelerator=evaluator.accelerator, pad_id=pad_id)
-                known[architecture] = found[task.metrics[0]].value
-                gc.collect()
-            scores[name].append(known[architecture])
-            print(f"seed {seed}  {name:<18} {scores[name][-1]:.4f}", flush=True)
-
-    print(f"\n{config.task}, {options.steps} steps, {len(dev)} dev rows, seeds {seeds.start} to {seeds.stop - 1}")
+    scores = trained(evaluator, models, options.steps, seeds)
+    rows = len(workspace.folders.rows("dev"))
+    print(f"\n{config.task}, {options.steps} steps, {rows} dev rows, seeds {seeds.start} to {seeds.stop - 1}")
     for name, values in scores.items():
         spread = f"{stdev(values):.4f}" if len(values) > 1 else "-"
         params = cost.params(models[name], workspace.labels, space.head)
-        binomial = standard_error(mean(values), len(dev))
+        binomial = standard_error(mean(values), rows)
         print(
             f"{name:<18} mean {mean(values):.4f}  deviation over seeds {spread}  binomial ± {binomial:.4f}  "
             f"{params:,} parameters"
