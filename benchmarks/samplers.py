@@ -29,6 +29,8 @@ SEEDS = 100
 # A search ends when it has found one of the best 1 %, but not before SHOWN evaluations, and after MOST at the latest.
 SHOWN, MOST = 60, 300
 SHARE = 0.01
+# Classes of both tasks of the table.
+LABELS = 2
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def load(path: Path = TABLE) -> Table:
         facts["max_params"],
         start=Architecture.uniform(base),
         vary=frozenset({SIZES}),
+        labels=LABELS,
     )
     architectures = (
         Architecture(base, tuple(Genes(space.graph, 1, expansions[place]) for place in row)) for row in rows
@@ -71,7 +74,7 @@ def search(table: Table, sampler: type[Proposer], seed: int) -> list[float]:
     study = optuna.create_study(direction="maximize", sampler=sampler(table.space, seed))
     found: list[float] = []
     while len(found) < SHOWN or (max(found) < table.good and len(found) < MOST):
-        trial, architecture = ledger.ask(study, table.space, "benchmark", labels=3)
+        trial, architecture = ledger.ask(study, table.space, "benchmark", LABELS)
         found.append(table.scores[architecture])
         ledger.complete(study, trial.number, found[-1], {})
     return found

@@ -11,7 +11,6 @@ import optuna
 import pytest
 
 from benchmarks.coarse_to_fine import (
-    LABELS,
     SCHEMES,
     Found,
     Spent,
@@ -30,7 +29,7 @@ from benchmarks.coarse_to_fine import (
     upper,
 )
 from benchmarks.orchestration import demo_space
-from benchmarks.samplers import Table, load
+from benchmarks.samplers import LABELS, Table, load
 from nas import ledger
 from nas.samplers import SAMPLERS
 from nas.stages import CONFIRMATION
@@ -42,8 +41,7 @@ RANDOM = SAMPLERS["random"]
 
 @pytest.fixture(scope="module")
 def table() -> Table:
-    found = load()
-    return replace(found, space=replace(found.space, labels=LABELS))
+    return load()
 
 
 @pytest.fixture(scope="module")
