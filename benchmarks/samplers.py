@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import optuna
 
@@ -132,6 +131,8 @@ ABLATION: dict[str, type[Proposer]] = {
 
 def draw(path: Path, curves: dict[str, np.ndarray], good: float) -> None:
     """The mean best score so far of every sampler, with its standard error."""
+    import matplotlib
+
     matplotlib.use("agg")
     from matplotlib import pyplot
 

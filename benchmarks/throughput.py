@@ -32,6 +32,7 @@ import re
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import mean, median
@@ -45,7 +46,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 from safetensors.torch import load_file
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks import products, reference
@@ -141,8 +142,13 @@ class Side:
         self.teacher_config = BertConfig.from_pretrained(folder / "teacher")
         self.weights = load_file(folder / "supernet" / "model.safetensors")
 
-    def run(self, name: str) -> float:
-        """Seconds of a candidate on the sequences of this name."""
+    def run(
+        self,
+        name: str,
+        adapt: Callable[[PreTrainedModel], None] = lambda model: None,
+        after_step: Callable[[int, float], None] | None = None,
+    ) -> float:
+        """Seconds of a candidate on the sequences of this name; `adapt` gets our model before its training."""
         rows = load_encoded(self.folder / f"{name}.npz")
         stream = training_batches(rows, self.batch, self.steps, SEED, 0)
         if self.setting == "reference":
@@ -157,12 +163,22 @@ class Side:
         begun = time.perf_counter()
         model = build(CANDIDATE, labels=LABELS)
         load_weights(model, inherit(self.weights, CANDIDATE))
+        adapt(model)
         objective = make(OBJECTIVE, {}, model.config, self.teacher_config, rows)
         teacher: Any = SavedTeacher(self.folder / name) if self.cached else self.live(objective)
         recipe = Recipe(steps=self.steps, batch_size=self.batch)
         batches = list(stream if self.grouped else map(padded, stream))
         trained = time.perf_counter()
-        train(model, batches, objective, recipe, accelerator=self.accelerator, teacher=teacher, seed=SEED)
+        train(
+            model,
+            batches,
+            objective,
+            recipe,
+            accelerator=self.accelerator,
+            teacher=teacher,
+            seed=SEED,
+            after_step=after_step,
+        )
         self.training = time.perf_counter() - trained
         return time.perf_counter() - begun
 
