@@ -30,11 +30,12 @@ from benchmarks.evidence import draw
 from benchmarks.ranking import Signal, interval, taus
 from distill.distil import Saved
 from distill.files import write_text
-from nas.budget import budgeted_space, limits_of
+from nas.budget import limits_of
 from nas.config import load_config
 from nas.evaluate import Evaluator
 from nas.lessons import Lesson
 from nas.prepare import prepare
+from nas.stages import plan
 from nas.workspace import Workspace
 from search_spaces.architecture import Architecture
 
@@ -98,16 +99,7 @@ def main() -> None:
     logging.disable_progress_bar()
     config = load_config(options.preset)
     workspace = prepare(config)
-    base, graph = workspace.base()
-    space = budgeted_space(
-        config,
-        base,
-        graph,
-        workspace.labels,
-        limits=limits_of(config, workspace),
-        edit_rate=config.stage1.edit_rate,
-        head=workspace.folders.task.kind,
-    )
+    space = plan(config, workspace, "1", None, limits_of(config, workspace)).space
     architectures = [one.to_json() for one in draw(space, options.architectures)]
     found = {}
     for setting in SETTINGS:

@@ -44,12 +44,13 @@ from distill.evaluation import evaluate, split_batches
 from distill.files import write_text
 from distill.loop import Diverged, batch_logits
 from distill.teacher import LiveTeacher, SavedTeacher, save_outputs
-from nas.budget import budgeted_space, limits_of
+from nas.budget import limits_of
 from nas.config import load_config
 from nas.evaluate import Evaluator
 from nas.lessons import Lesson
 from nas.prepare import prepare
 from nas.samplers.encoding import encode, widths
+from nas.stages import plan
 from nas.workspace import Workspace, objectives, projections
 from search_spaces import cost
 from search_spaces.architecture import Architecture
@@ -301,16 +302,7 @@ def main() -> None:
     logging.disable_progress_bar()
     config = load_config(options.preset)
     workspace = prepare(config)
-    base, graph = workspace.base()
-    space = budgeted_space(
-        config,
-        base,
-        graph,
-        workspace.labels,
-        limits=limits_of(config, workspace),
-        edit_rate=config.stage1.edit_rate,
-        head=workspace.folders.task.kind,
-    )
+    space = plan(config, workspace, "1", None, limits_of(config, workspace)).space
     measure = Measure(workspace, options.full_steps)
     search_steps = measure.evaluator.lessons[-1].recipe.steps
     least = max(search_steps, *GLANCES)

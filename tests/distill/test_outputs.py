@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distill.attention import SCORED
+from distill.attention import PLAIN, SCORED
 from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, of_layers, run
 from supernet.build import build
 from tests.tiny import BASE, architectures, batch, bert, inputs, shaken
@@ -181,7 +181,7 @@ def test_scores_that_the_attention_keeps(layers: tuple[int, ...]) -> None:
     """The same outputs and gradients as with the scores computed apart, and nothing is left behind."""
     needs = of_layers(ATTENTION_SCORES, layers) or frozenset({ATTENTION_SCORES})
     found = []
-    for implementation in ("eager", "sdpa", SCORED):
+    for implementation in ("eager", "sdpa", SCORED, PLAIN):
         model = bert(num_hidden_layers=3)
         model.set_attn_implementation(implementation)
         outputs = run(model, batch(), needs)
