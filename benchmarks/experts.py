@@ -21,8 +21,6 @@ chosen from this.
 """
 
 import argparse
-import ctypes
-import sys
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -32,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from distill.heap import freed_memory_kept
 from search_spaces import GELU
 from supernet.ffn import FFNBlock, is_batched
 from supernet.routing import Router, Tokens
@@ -206,15 +205,6 @@ def compare_layouts(arguments: argparse.Namespace) -> None:
             )
 
 
-def keep_memory() -> None:
-    """Have freed memory kept for the next pass."""
-    if sys.platform == "linux":
-        allocator = ctypes.CDLL(None)
-        if hasattr(allocator, "mallopt"):
-            for parameter in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-                allocator.mallopt(parameter, 2**30)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="experts against dense feed-forward networks and MoEBERT's scheme")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="default: %(default)s")
@@ -223,13 +213,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--layouts", action="store_true", help="compare sorted and padded rows")
     arguments = parser.parse_args()
-    keep_memory()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     threads = f"{torch.get_num_threads()} threads"
     print(f"torch {torch.__version__}, {arguments.device}, {threads}, {arguments.precision}")
     run: Callable[[argparse.Namespace], None] = compare_layouts if arguments.layouts else compare
-    run(arguments)
+    with freed_memory_kept():
+        run(arguments)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ EfficientBERT's with all its terms. Sequences are random word pieces with the le
 A measurement is one candidate, from its supernet's weights on disk to its last step. All settings take turns in every
 round, each in processes of their own that are there from the start; ratios are within a round.
 
-In the same rounds, all matrix products of the candidate of `precision` are computed by themselves: the last line of a
-table says how much of the training steps' time that is, which is the floating-point rate of the steps as a share of
-what plain products of the same shapes reach.
+In the same rounds, all matrix products of the candidates of `precision` and of `workers` are computed by themselves:
+the last lines of a table say how much of the training steps' time that is, which is the floating-point rate of the steps
+as a share of what plain products of the same shapes reach. Both workers do each at the same time.
 """
 
 import argparse
@@ -66,7 +66,7 @@ FULL = 128
 # Median and 90 % quantile of a task's lengths; None: all are full.
 LENGTHS: dict[str, tuple[float, float] | None] = {"sst2": (10, 27), "mnli": (37, 66), "full": None}
 SETTINGS = ("reference", "step", "batches", "cache", "precision", "workers")
-COUNTED = "precision"
+COUNTED = ("precision", "workers")
 CANDIDATE = PUBLISHED["efficientbert"]
 TEACHER = PUBLISHED["bert-base"].base
 OBJECTIVE = "efficientbert"
@@ -236,7 +236,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     logging.disable_progress_bar()
     found: dict[str, dict[str, list[float]]] = {name: {setting: [] for setting in SETTINGS} for name in options.lengths}
-    rates: dict[str, list[tuple[int, float, float]]] = {name: [] for name in options.lengths}
+    rates: dict[str, dict[str, list[tuple[float, ...]]]] = {
+        name: {setting: [] for setting in COUNTED} for name in options.lengths
+    }
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         seconds = prepare(folder, options.lengths, options.batch, options.steps)
@@ -254,15 +256,17 @@ def main() -> None:
                     for _, pipe in processes:
                         pipe.recv()
                     rate = len(processes) * sequences_each / (time.perf_counter() - begun)
-                    if setting == COUNTED:
-                        pipe.send(("rate", name))
-                        counted = pipe.recv()
+                    counted = []
+                    if setting in COUNTED:
+                        for _, pipe in processes:
+                            pipe.send(("rate", name))
+                        counted = [pipe.recv() for _, pipe in processes]
                     if number >= 0:
                         found[name][setting].append(rate)
+                        if counted:
+                            rates[name][setting].append(tuple(map(mean, zip(*counted, strict=True))))
                     turn = f"round {number + 1}" if number >= 0 else "warm-up"
                     print(f"{turn}  {name:5} {setting:10} {rate:8.1f} sequences a second", flush=True)
-                if number >= 0:
-                    rates[name].append(counted)
         for processes in sides.values():
             for _, pipe in processes:
                 pipe.send(None)
@@ -283,12 +287,13 @@ def main() -> None:
                 f"the reference, {mean(gain):5.2f} ± {error(gain):.2f} the row above"
             )
             below = values
-        shares = [alone / whole for _, alone, whole in rates[name]]
-        steps, plain = (median(each[0] / each[place] / 1e9 for each in rates[name]) for place in (2, 1))
-        print(
-            f"  {COUNTED}: {steps:.0f} GFLOP/s in training steps, {plain:.0f} in plain products of the same shapes: "
-            f"{mean(shares):.2f} ± {error(shares):.2f}"
-        )
+        for setting, measured in rates[name].items():
+            shares = [alone / whole for _, alone, whole in measured]
+            steps, plain = (median(each[0] / each[place] / 1e9 for each in measured) for place in (2, 1))
+            print(
+                f"  {setting}: {steps:.0f} GFLOP/s of a process in training steps, {plain:.0f} in plain products of the "
+                f"same shapes: {mean(shares):.2f} ± {error(shares):.2f}"
+            )
     if options.out:
         kept = {"sequences a second": found, "operations, products, training": rates}
         options.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

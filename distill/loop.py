@@ -17,6 +17,7 @@ from transformers import get_linear_schedule_with_warmup
 from distill.attention import PLAIN, SCORED
 from distill.dropout import quick_dropout
 from distill.files import replace
+from distill.heap import freed_memory_kept
 from distill.objectives import Objective
 from distill.outputs import ATTENTION_SCORES, LOGITS, Batch, Outputs, run
 from distill.recipe import Recipe
@@ -50,6 +51,7 @@ class Checkpoint:
     every: int = 100
 
 
+@freed_memory_kept()
 def train(
     model: nn.Module,
     batches: Iterable[Batch],

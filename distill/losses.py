@@ -10,6 +10,9 @@ from torch.nn import functional as F
 
 from distill.outputs import dot_products
 
+# Elements of a piece that `SumOfSquares` works on: 1 MiB in float32.
+PIECE = 2**18
+
 
 def attention_mse(
     student_BHTT: Tensor, teacher_BHTT: Tensor, mask_BT: Tensor, paper_compatible: bool = False
@@ -63,24 +66,34 @@ def _mean_square(student: Tensor, teacher: Tensor, valid: Tensor, copies: int) -
 
 
 class SumOfSquares(torch.autograd.Function):
-    """Of the differences where `valid` is: what the usual operations compute in twice as many passes over tensors that
-    are too large for a cache. The teacher has no gradient.
+    """Of the differences where `valid` is. On a CPU in pieces that fit in a core's cache, and the differences are kept
+    in the student's precision: operations on whole tensors take several times as long there, most of it for memory.
+    The teacher has no gradient.
     """
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor, valid: Tensor) -> Tensor:
-        difference = student.float() - teacher
-        if not valid.all():
-            # Filled rather than multiplied by 0: half-precision states of padding may be infinite.
-            difference.masked_fill_(~valid, 0.0)
-        ctx.save_for_backward(difference)
-        ctx.dtype = student.dtype
-        return difference.square().sum()
+        masked = not valid.all()
+        kept = torch.empty_like(student)
+        total = torch.zeros((), device=student.device)
+        rows = len(student)
+        if student.device.type == "cpu":
+            rows = max(1, PIECE * rows // max(1, student.numel()))
+        pieces = (each.split(rows) for each in (student, teacher, valid, kept))
+        for own, other, where, place in zip(*pieces, strict=True):
+            difference = own.float() - other
+            if masked:
+                # Filled rather than multiplied by 0: half-precision states of padding may be infinite.
+                difference.masked_fill_(~where, 0.0)
+            place.copy_(difference)
+            total += difference.square_().sum()
+        ctx.save_for_backward(kept)
+        return total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (difference,) = ctx.saved_tensors
-        return (difference * (2 * gradient)).to(ctx.dtype), None, None
+        return difference * (2 * gradient), None, None
 
 
 def _valid_pairs(mask_BT: Tensor) -> Tensor:
