@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distill.heap import freed_memory_kept
+from distill.heap import keep_freed_memory
 from search_spaces import GELU
 from supernet.ffn import FFNBlock, is_batched
 from supernet.routing import Router, Tokens
@@ -218,8 +218,8 @@ def main() -> None:
     threads = f"{torch.get_num_threads()} threads"
     print(f"torch {torch.__version__}, {arguments.device}, {threads}, {arguments.precision}")
     run: Callable[[argparse.Namespace], None] = compare_layouts if arguments.layouts else compare
-    with freed_memory_kept():
-        run(arguments)
+    keep_freed_memory()
+    run(arguments)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ A measurement is one candidate, from its supernet's weights on disk to its last 
 round, each in processes of their own that are there from the start; ratios are within a round.
 
 In the same rounds, all matrix products of the candidates of `precision` and of `workers` are computed by themselves:
-the last lines of a table say how much of the training steps' time that is, which is the floating-point rate of the steps
-as a share of what plain products of the same shapes reach. Both workers do each at the same time.
+the last lines of a table say how much of the time of the training steps that is, which is the rate of the steps in
+floating-point operations as a share of what plain products of the same shapes reach. Both workers work at once.
 """
 
 import argparse
@@ -291,7 +291,7 @@ def main() -> None:
             shares = [alone / whole for _, alone, whole in measured]
             steps, plain = (median(each[0] / each[place] / 1e9 for each in measured) for place in (2, 1))
             print(
-                f"  {setting}: {steps:.0f} GFLOP/s of a process in training steps, {plain:.0f} in plain products of the "
+                f"  {setting}: {steps:.0f} GFLOP/s a process in training steps, {plain:.0f} in plain products of the "
                 f"same shapes: {mean(shares):.2f} ± {error(shares):.2f}"
             )
     if options.out:

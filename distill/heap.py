@@ -1,32 +1,31 @@
-"""The C library's heap during a training on a CPU."""
+"""The heap of the C library, where it is glibc; elsewhere these do nothing."""
 
-import contextlib
 import ctypes
 import sys
-from collections.abc import Iterator
 from typing import Any
 
-# Parameters of glibc's mallopt.
+# Parameters of mallopt, and a value above the size of any heap.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-# More than any tensor or heap here; and the most that glibc comes to by itself.
-KEEP, USUAL = 2**31 - 1, 2**25
+NEVER = 2**31 - 1
 
 
-@contextlib.contextmanager
-def freed_memory_kept() -> Iterator[None]:
-    """Memory that is freed meanwhile stays with the process and is given back in the end. By itself glibc gets tensors
-    of some megabytes anew from the system for every operation, which costs the zeroing of all their pages. Where there
-    is no glibc, nothing changes.
+def keep_freed_memory() -> None:
+    """From now on freed memory stays with this process. By itself glibc gets tensors of some megabytes anew from the
+    system for each operation, which then costs the zeroing of all their pages.
     """
-    library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if not hasattr(library, "mallopt"):
-        yield
-        return
-    for parameter in (TRIM_THRESHOLD, MMAP_THRESHOLD):
-        library.mallopt(parameter, KEEP)
-    try:
-        yield
-    finally:
-        library.mallopt(MMAP_THRESHOLD, USUAL)
-        library.mallopt(TRIM_THRESHOLD, 2 * USUAL)
+    library = _glibc()
+    if library is not None:
+        for parameter in (TRIM_THRESHOLD, MMAP_THRESHOLD):
+            library.mallopt(parameter, NEVER)
+
+
+def give_back_freed_memory() -> None:
+    """Give the system what this process has freed until now."""
+    library = _glibc()
+    if library is not None:
         library.malloc_trim(0)
+
+
+def _glibc() -> Any:
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return library if hasattr(library, "malloc_trim") else None

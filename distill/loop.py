@@ -17,7 +17,7 @@ from transformers import get_linear_schedule_with_warmup
 from distill.attention import PLAIN, SCORED
 from distill.dropout import quick_dropout
 from distill.files import replace
-from distill.heap import freed_memory_kept
+from distill.heap import keep_freed_memory
 from distill.objectives import Objective
 from distill.outputs import ATTENTION_SCORES, LOGITS, Batch, Outputs, run
 from distill.recipe import Recipe
@@ -51,7 +51,6 @@ class Checkpoint:
     every: int = 100
 
 
-@freed_memory_kept()
 def train(
     model: nn.Module,
     batches: Iterable[Batch],
@@ -86,6 +85,7 @@ def train(
     """
     if objective.needs_teacher and teacher is None:
         raise ValueError("this objective compares with a teacher: pass its outputs")
+    keep_freed_memory()
     set_seed(seed)
     encoder: Any = model.base_model
     encoder.get_input_embeddings().weight.requires_grad_(not recipe.freeze_embeddings)

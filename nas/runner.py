@@ -35,6 +35,7 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
+from distill.heap import give_back_freed_memory
 from distill.loop import Diverged
 from nas import interrupt, ledger
 from nas.config import ConfigError
@@ -146,6 +147,7 @@ def run(
     trainable = tune.with_parameters(
         evaluate or evaluate_trial, workspace=workspace, device=cluster.device, rungs=tuple(rungs)
     )
+    give_back_freed_memory()  # what preparing took
     with tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch:
         tuner = tune.Tuner(
             tune.with_resources(trainable, {"cpu": processors_each(cluster.workers), "gpu": graphics}),

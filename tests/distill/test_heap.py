@@ -4,46 +4,34 @@ from pathlib import Path
 
 import pytest
 
-from distill.heap import freed_memory_kept
-
-# Prints the resident MiB before a tensor of 64 MiB, after it was freed, and after the block.
+# Prints the resident MiB with a tensor of 64 MiB, without it, and after giving back.
 PROGRAM = """
-import contextlib, os, sys
+import os, sys
 from pathlib import Path
 import torch
-from distill.heap import freed_memory_kept
+from distill.heap import give_back_freed_memory, keep_freed_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 2**20
 
-with freed_memory_kept() if sys.argv[1] == "kept" else contextlib.nullcontext():
-    torch.ones(2**24).sum()  # threads and libraries
-    first = resident()
-    a = torch.ones(2**24)
-    there = resident()
-    del a
-    freed = resident()
-after = resident()
-torch.ones(2**24)
-print(first, there, freed, after, resident())
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+torch.ones(10).sum()  # threads and libraries
+a = torch.ones(2**24)
+there = resident()
+del a
+freed = resident()
+give_back_freed_memory()
+print(there, freed, resident())
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is looked at in /proc")
 @pytest.mark.parametrize("how", ["kept", "usual"])
-def test_freed_memory_is_kept_until_the_end(how: str) -> None:
+def test_freed_memory_is_kept_until_it_is_given_back(how: str) -> None:
     command = [sys.executable, "-c", PROGRAM, how]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
-    before, there, freed, after, later = map(int, done.stdout.split())
-    if how == "kept":
-        # The first tensor's memory was kept too.
-        assert freed == there == pytest.approx(after + 128, abs=8)
-    else:
-        assert before + 64 == pytest.approx(there, abs=8)
-        assert freed == pytest.approx(before, abs=8)
-    assert later == pytest.approx(after, abs=8)
-
-
-def test_an_error_comes_through() -> None:
-    with pytest.raises(KeyError), freed_memory_kept():
-        raise KeyError("x")
+    there, freed, after = map(int, done.stdout.split())
+    given = there - 56
+    assert after < given
+    assert freed == pytest.approx(there, abs=8) if how == "kept" else freed < given
