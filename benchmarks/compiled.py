@@ -28,7 +28,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from benchmarks.throughput import COUNTED, LENGTHS, Side, machine, prepare
+from benchmarks.throughput import LENGTHS, Side, machine, prepare
 
 
 def compile_blocks(model: PreTrainedModel) -> None:
@@ -59,7 +59,7 @@ WAYS: dict[str, Callable[[PreTrainedModel], None]] = {
 def step_seconds(way: str, cache: str, name: str, *given: Any) -> list[float]:
     """Of every step of a candidate."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-    side = Side(COUNTED, *given)
+    side = Side("precision", *given)
     side.run(name)  # memory, and the library's products for these shapes
     times: list[float] = []
 
