@@ -2,7 +2,7 @@
 
     python -m benchmarks.evidence [--preset demo] [--architectures 32] [--full-steps 400] [--seeds 1 2 3]
         [--out evidence.json]
-    python -m benchmarks.evidence --table evidence.json
+    python -m benchmarks.evidence --table evidence.json [MORE.json ...]
 
 Architectures are drawn from the space of stage 1, sizes uniformly in the box. Under every seed each of them is trained
 by the candidates' recipe with --full-steps steps, on the batches of the seed, and scored on the whole dev split; on the
@@ -16,7 +16,9 @@ Kendall's tau-b is the mean over seeds (of predictors also over random choices o
 are percentiles over resampled architectures. Seconds are per architecture, from the supernet's weights on; what is made
 once for all (teacher's outputs, activations of the full model, scores to learn from) is not in them.
 
-The file is written after every training, and the same command goes on with what is there; seeds can be added.
+The file is written after every training, and the same command goes on with what is there; seeds can be added. They are
+trained in the order given, so that commands side by side, each with a file and an order of its own, can share them out;
+--table joins their files.
 """
 
 import argparse
@@ -228,6 +230,22 @@ def run(measure: Measure, raw: Row, seeds: Sequence[int], out: Path) -> Row:
     return raw
 
 
+def joined(files: Sequence[Path]) -> Row:
+    """All that files of the same settings have.
+
+    Raises:
+        SystemExit: their settings differ.
+    """
+    first, *others = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    for file, raw in zip(files[1:], others, strict=True):
+        different = [name for name in first["settings"] if raw["settings"].get(name) != first["settings"][name]]
+        if different:
+            raise SystemExit(f"{file} is of another run than {files[0]} ({', '.join(different)})")
+        for kind in ("measured", "failed"):
+            first[kind] = raw[kind] | first[kind]
+    return first
+
+
 def report(raw: Row) -> str:
     """The table, of the architectures that were measured under all seeds.
 
@@ -291,10 +309,12 @@ def main() -> None:
     parser.add_argument("--full-steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of batches; at least two")
     parser.add_argument("--out", type=Path, default=Path("evidence.json"), help="file of all values")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of this file and train nothing")
+    parser.add_argument(
+        "--table", type=Path, nargs="+", metavar="FILE", help="print the table of these files and train nothing"
+    )
     options = parser.parse_args()
     if options.table:
-        print(report(json.loads(options.table.read_text(encoding="utf-8"))))
+        print(report(joined(options.table)))
         return
     if len(set(options.seeds)) < 2:
         parser.error("--seeds: scores of one seed are compared with those of others: give at least two")
