@@ -65,6 +65,17 @@ def test_it_goes_on_where_it_was_cut_short(
     assert [line.split(":")[0] for line in done.splitlines()] == ["3", "teacher's outputs, seed 1", "2/1"]
     assert values_of(json.loads(out.read_text())) == values_of(whole)
 
+    parts = {tmp_path / "odd.json": ("1", "3"), tmp_path / "even.json": ("0", "2")}
+    for file, places in parts.items():
+        part = {name: row for name, row in whole["measured"].items() if name.startswith(places)}
+        file.write_text(json.dumps(whole | {"measured": part}))
+    assert first.endswith(run("--table", *parts))
+    changed = json.loads(out.read_text())
+    changed["settings"]["full_steps"] = 8
+    (tmp_path / "odd.json").write_text(json.dumps(changed))
+    with pytest.raises(SystemExit, match=r"odd.json is of another run than .*even.json \(full_steps\)"):
+        run("--table", *reversed(parts))
+
     with pytest.raises(SystemExit, match=r"is of another run \(full_steps\): give another --out"):
         run(*command, "--full-steps", 8)
     with pytest.raises(SystemExit, match="2"):
