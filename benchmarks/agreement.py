@@ -53,10 +53,8 @@ def scores(setting: str, workspace: Workspace, architectures: list[dict[str, Any
     """Of each architecture its score, and the seconds of its evaluation."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    # The first accelerator of a process decides what autocast is.
     accelerator = Accelerator(cpu=True, mixed_precision="no") if setting == "float32" else None
-    evaluator = (Evaluator if setting == "usual" else Live)(workspace)
-    evaluator.accelerator = accelerator or evaluator.accelerator
+    evaluator = (Evaluator if setting == "usual" else Live)(workspace, accelerator=accelerator)
     seed = workspace.config.seed + (setting == "seed")
     found = []
     for one in architectures:

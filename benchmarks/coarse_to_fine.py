@@ -36,12 +36,13 @@ from benchmarks.paired import error
 from benchmarks.samplers import LABELS, Table, load
 from benchmarks.winner import FIRST_SEED, trained
 from nas import ledger
-from nas.budget import budgeted_space, largest_uniform
+from nas.budget import limits_of
 from nas.config import load_config
 from nas.evaluate import Evaluator
 from nas.folder import Folder
 from nas.prepare import Preparation, prepare
 from nas.samplers import SAMPLERS, Proposer
+from nas.stages import UNIFORM, plan
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.graph import FFNGraph
@@ -304,10 +305,8 @@ def winners(out: Path, preset: str, seed: int) -> tuple[dict[str, Architecture],
     if not folders[COARSE_TO_FINE].best("3").exists():
         command(folders[COARSE_TO_FINE], preset, seed, "--stage", "all")
     cost_of_all = spent_by(folders[COARSE_TO_FINE].storage, ("1", "2", "3"), workers)
-    base, graph = workspace.base()
-    space = budgeted_space(config, base, graph, workspace.labels, head=workspace.folders.task.kind)
-    uniform = largest_uniform(base, graph, workspace.labels, space.max_params, head=space.head)
-    uniform.save(out / "uniform.json")
+    starts = plan(config, workspace, "1", None, limits_of(config, workspace)).starts
+    next(one for one, name, _ in starts if name == UNIFORM).save(out / "uniform.json")
     for stage, given in ((STAGE_1, ()), (STAGE_3, ("--from", str(out / "uniform.json")))):
         if not folders[stage].best(stage).exists():
             trials = f"{cost_of_all.affordable(stage, cost_of_all.total)}"

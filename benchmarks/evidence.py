@@ -2,7 +2,7 @@
 
     python -m benchmarks.evidence [--preset demo] [--architectures 32] [--full-steps 400] [--seeds 1 2 3]
         [--out evidence.json]
-    python -m benchmarks.evidence --table evidence.json [MORE.json ...]
+    python -m benchmarks.evidence --table evidence.json [MORE.json ...] [--seeds 1 2 3]
 
 Architectures are drawn from the space of stage 1, sizes uniformly in the box. Under every seed each of them is trained
 by the candidates' recipe with --full-steps steps, on the batches of the seed, and scored on the whole dev split; on the
@@ -246,14 +246,13 @@ def joined(files: Sequence[Path]) -> Row:
     return first
 
 
-def report(raw: Row) -> str:
-    """The table, of the architectures that were measured under all seeds.
+def report(raw: Row, seeds: Sequence[int]) -> str:
+    """The table, of the architectures that were measured under all these seeds.
 
     Raises:
         SystemExit: there are less than two seeds, or less than four architectures.
     """
     settings, measured = raw["settings"], raw["measured"]
-    seeds = sorted({int(name.partition("/")[2]) for name in measured if "/" in name})
     whole = [
         place
         for place in range(len(settings["architectures"]))
@@ -313,11 +312,11 @@ def main() -> None:
         "--table", type=Path, nargs="+", metavar="FILE", help="print the table of these files and train nothing"
     )
     options = parser.parse_args()
-    if options.table:
-        print(report(joined(options.table)))
-        return
     if len(set(options.seeds)) < 2:
         parser.error("--seeds: scores of one seed are compared with those of others: give at least two")
+    if options.table:
+        print(report(joined(options.table), options.seeds))
+        return
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     config = load_config(options.preset)
@@ -345,7 +344,7 @@ def main() -> None:
         different = [name for name in settings if raw["settings"].get(name) != settings[name]]
         if different:
             sys.exit(f"{options.out} is of another run ({', '.join(different)}): give another --out")
-    print(f"\n{report(run(measure, raw, options.seeds, options.out))}")
+    print(f"\n{report(run(measure, raw, options.seeds, options.out), options.seeds)}")
 
 
 if __name__ == "__main__":

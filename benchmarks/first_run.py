@@ -4,7 +4,7 @@
 
 Runs `python -m nas.search --stage 1` with an empty cache folder, then once more as another study with the caches
 there, which is stopped at its first trial. Memory is the proportional set size of the process and all its descendants,
-looked at every second.
+looked at every second. Needs psutil (extra `test`).
 """
 
 import argparse
@@ -20,6 +20,7 @@ import optuna
 import psutil
 from optuna.trial import TrialState
 
+from nas import ledger
 from nas.storage import sqlite_url
 
 
@@ -84,14 +85,15 @@ def main() -> None:
 
 def report(first: dict[str, float], done: list[optuna.trial.FrozenTrial]) -> None:
     """Print what the run from nothing took and found."""
-    scores = [(trial.value or 0.0) for trial in done]
-    errors = [trial.user_attrs["standard_error"] for trial in done]
+    inside = [trial for trial in done if trial.user_attrs[ledger.IN_BOX]]
+    scores = [(trial.value or 0.0) for trial in inside]
+    errors = [trial.user_attrs["standard_error"] for trial in inside]
     print(f"\n{os.cpu_count()} processors, {len(done)} candidates trained")
     print(f"from nothing: first trial after {first['first_trial']:.0f} s, done after {first['end']:.0f} s")
     print(f"peak memory of all processes together: {first['peak_gib']:.2f} GiB")
     spread = max(scores) - min(scores)
     print(
-        f"scores from {min(scores):.4f} to {max(scores):.4f}: a spread of {spread:.4f}, "
+        f"scores inside the budget from {min(scores):.4f} to {max(scores):.4f}: a spread of {spread:.4f}, "
         f"{spread / max(errors):.1f} times the largest standard error of a score ({max(errors):.4f})"
     )
 

@@ -12,14 +12,13 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations
 from pathlib import Path
 from statistics import mean
 
 import torch
+from scipy.stats import kendalltau
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 from transformers.utils import logging
@@ -50,13 +49,6 @@ def drawn(count: int, seed: int, experts: tuple[Experts, ...]) -> list[Architect
     plain = Space(BASE, (1, 2, 3), EXPANSIONS, 0, 10**9, edit_rate=0.6, experts=experts)
     spaces = (plain, replace(plain, gated=True))
     return [spaces[number % 2].sample(rng) for number in range(count)]
-
-
-def kendall(a: Sequence[float], b: Sequence[float]) -> float:
-    """Rank correlation: concordant minus discordant pairs, over all pairs."""
-    signs = [(x - y > 0) - (x - y < 0) for x, y in combinations(a, 2)]
-    others = [(x - y > 0) - (x - y < 0) for x, y in combinations(b, 2)]
-    return sum(x * y for x, y in zip(signs, others, strict=True)) / len(signs)
 
 
 def main() -> None:
@@ -102,7 +94,7 @@ def main() -> None:
         print(
             f"{name:<6}  error: mean {mean(map(abs, errors)):.2f} %, worst {max(map(abs, errors)):.2f} %, "
             f"bias {mean(errors):+.2f} %; of the ratio to the teacher: mean {mean(map(abs, ratios)):.2f} %, "
-            f"worst {max(map(abs, ratios)):.2f} %; Kendall's tau {kendall(predicted, measured):.3f}"
+            f"worst {max(map(abs, ratios)):.2f} %; Kendall's tau {kendalltau(predicted, measured).statistic:.3f}"
         )
 
 

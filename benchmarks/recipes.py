@@ -10,6 +10,7 @@ same order; differences are of scores of one seed, on the whole dev split.
 """
 
 import argparse
+import functools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -109,11 +110,15 @@ def main() -> None:
         found = evaluate(model, dev, data.dev, data.task, accelerator=accelerator, pad_id=pad_id)
         return found[metric].value
 
+    @functools.cache
+    def importance(seed: int) -> Any:
+        glances = list(training_batches(rows, BATCH, IMPORTANCE_BATCHES, 1000 + seed, pad_id))
+        return channel_scores(cut, glances, "importance", seed)
+
     def student(setting: Setting, width: int, seed: int) -> Any:
         architecture = mixture(cut.config, setting.experts, width=width)
         architecture = replace(architecture, base=replace(architecture.base, head_experts=setting.head_experts))
-        glances = list(training_batches(rows, BATCH, IMPORTANCE_BATCHES, 1000 + seed, pad_id))
-        return split(cut, architecture, channel_scores(cut, glances, "importance", seed), counts)
+        return split(cut, architecture, importance(seed), counts)
 
     def run(setting: Setting, seed: int) -> dict[str, float]:
         torch.manual_seed(seed)

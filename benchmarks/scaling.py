@@ -22,7 +22,6 @@ is within the noise of the least one. `OMP_NUM_THREADS` says how many threads th
 
 import argparse
 import json
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +41,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedMo
 from transformers.utils import logging
 
 from benchmarks.paired import error
-from benchmarks.throughput import machine, sequences
+from benchmarks.throughput import machine, sequences, start
 from distill.data import Encoded, load_encoded, save_encoded, training_batches
 from distill.distil import make
 from distill.loop import make_accelerator, train
@@ -256,14 +255,6 @@ def serve(pipe: Connection, supernet: Path, place: Path) -> None:
         pipe.send(None)
 
 
-def start(*arguments: Path) -> Connection:
-    here, there = multiprocessing.Pipe()
-    multiprocessing.get_context("spawn").Process(target=serve, args=(there, *arguments), daemon=True).start()
-    there.close()  # so that its end is the process's
-    here.recv()
-    return here
-
-
 def measure(variables: Sequence[str], rounds: int, threads: int) -> Seconds:
     counts = {"candidates": CANDIDATES, **STEPPED, "workers": worker_counts(threads)}
     found: Seconds = {variable: {value: [] for value in counts[variable]} for variable in variables}
@@ -271,7 +262,7 @@ def measure(variables: Sequence[str], rounds: int, threads: int) -> Seconds:
         folder = Path(scratch)
         supernet, place = folder / "supernet", prepare(folder, CANDIDATE, TOKENS)
         from_scratch(BASE, BLOCKS).save_pretrained(supernet)
-        pipes = [start(supernet, place) for _ in range(max(counts["workers"]))] if "workers" in variables else []
+        pipes = [start(serve, supernet, place) for _ in range(max(counts["workers"]))] if "workers" in variables else []
 
         def once(variable: str, value: int) -> float:
             if variable in STEPPED:

@@ -1,9 +1,10 @@
 """Score every architecture of a small space on the demo, for comparing samplers: `python -m benchmarks.tabulate`.
 
-The space is the demo's stage 3 from the base model: one block a layer, six expansions, 5 % below the parameters of
-the uniform slice at 1/8. A score is stage 3's: accuracy of the slice of the trained weight-sharing supernet, without
-training, the mean of both tasks on the first rows of their search splits. Architectures that agree in their lower
-layers share the computation of those, so the table costs a hundredth of as many single evaluations.
+The space is the demo's stage 3 from the base model: one block a layer, six expansions, parameters at most 5 % (of what
+the FFNs have above the smallest) below the uniform slice at 1/8. A score is stage 3's: accuracy of the slice of the
+trained weight-sharing supernet, without training, the mean of both tasks on the first rows of their search splits.
+Architectures that agree in their lower layers share the computation of those, so the table costs a hundredth of as many
+single evaluations.
 """
 
 import argparse
@@ -25,10 +26,10 @@ from torch import Tensor, nn
 from distill.data import collate, eval_batches
 from distill.evaluation import EVALUATION_BATCH
 from distill.outputs import INPUTS
+from nas.budget import budgeted_space
 from nas.config import StudyConfig, load_config
 from nas.prepare import prepare
 from nas.sharing import SharedEvaluator, prepare_shared
-from nas.stages import budgeted_space
 from nas.workspace import Workspace
 from search_spaces.architecture import Architecture, Genes
 from search_spaces.spaces import SIZES, Space

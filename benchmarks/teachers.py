@@ -1,8 +1,6 @@
 """What the demo's teacher reaches on each of the demo tasks, and what a bag of words does.
 
     python -m benchmarks.teachers [TASK ...]
-
-Needs scikit-learn (extra ``test``).
 """
 
 import argparse

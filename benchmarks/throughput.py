@@ -14,8 +14,9 @@ EfficientBERT's with all its terms. Sequences are random word pieces with the le
     precision   bfloat16 where the processor has it
     workers     two processes of half the threads each, with a candidate each
 
-A measurement is one candidate, from its supernet's weights on disk to its last step. All settings take turns in every
-round, each in processes of their own that are there from the start; ratios are within a round.
+A measurement is one candidate, from its supernet's weights to its last step; the reference protocol loads them from
+disk for each, our workers have them mapped. All settings take turns in every round, each in processes of their own that
+are there from the start; ratios are within a round.
 
 In the same rounds, all matrix products of the candidates of `precision` and of `workers` are computed by themselves:
 the last lines of a table say how much of the time of the training steps that is, which is the rate of the steps in
@@ -147,20 +148,18 @@ class Side:
         name: str,
         adapt: Callable[[PreTrainedModel], None] = lambda model: None,
         after_step: Callable[[int, float], None] | None = None,
-    ) -> float:
-        """Seconds of a candidate on the sequences of this name; `adapt` gets our model before its training."""
+    ) -> None:
+        """Train a candidate on the sequences of this name; `adapt` gets our model before its training."""
         rows = load_encoded(self.folder / f"{name}.npz")
         stream = training_batches(rows, self.batch, self.steps, SEED, 0)
         if self.setting == "reference":
             full = [padded(batch) for batch in stream]
-            begun = time.perf_counter()
             student = reference.Encoder(CANDIDATE.base, reference.BLOCKS)
             student.load_state_dict(torch.load(self.folder / "reference.pt", weights_only=True))
             reference.train(
                 student, CANDIDATE, self.dense, [(batch["input_ids"], batch["attention_mask"]) for batch in full]
             )
-            return time.perf_counter() - begun
-        begun = time.perf_counter()
+            return
         model = build(CANDIDATE, labels=LABELS)
         load_weights(model, inherit(self.weights, CANDIDATE))
         adapt(model)
@@ -180,7 +179,6 @@ class Side:
             after_step=after_step,
         )
         self.training = time.perf_counter() - trained
-        return time.perf_counter() - begun
 
     def rate(self, name: str) -> tuple[int, float, float]:
         """Floating-point operations of the matrix products of a candidate's training; what they take by themselves, and
@@ -208,13 +206,13 @@ def serve(pipe: Connection, *arguments: Any) -> None:
         pipe.send(getattr(side, method)(name))
 
 
-def start(setting: str, *arguments: Any) -> tuple[multiprocessing.process.BaseProcess, Connection]:
+def start(serving: Callable[..., None], *arguments: Any) -> Connection:
+    """The pipe to a new process that runs `serving` on the other end, once it has sent something."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(there, setting, *arguments), daemon=True)
-    process.start()
+    multiprocessing.get_context("spawn").Process(target=serving, args=(there, *arguments), daemon=True).start()
     there.close()  # so that its end is the process's
     here.recv()
-    return process, here
+    return here
 
 
 def machine() -> str:
@@ -243,32 +241,32 @@ def main() -> None:
         folder = Path(scratch)
         seconds = prepare(folder, options.lengths, options.batch, options.steps)
         given = (folder, options.batch, options.steps)
-        alone = {setting: [start(setting, *given, options.threads)] for setting in SETTINGS[:-1]}
-        pairs = [start(SETTINGS[-1], *given, max(1, options.threads // 2)) for _ in range(2)]
+        alone = {setting: [start(serve, setting, *given, options.threads)] for setting in SETTINGS[:-1]}
+        pairs = [start(serve, SETTINGS[-1], *given, max(1, options.threads // 2)) for _ in range(2)]
         sides = alone | {SETTINGS[-1]: pairs}
         sequences_each = options.batch * options.steps
         for number in range(-1, options.rounds):  # the first one warms up
             for name in options.lengths:
-                for setting, processes in sides.items():
+                for setting, pipes in sides.items():
                     begun = time.perf_counter()
-                    for _, pipe in processes:
+                    for pipe in pipes:
                         pipe.send(("run", name))
-                    for _, pipe in processes:
+                    for pipe in pipes:
                         pipe.recv()
-                    rate = len(processes) * sequences_each / (time.perf_counter() - begun)
+                    rate = len(pipes) * sequences_each / (time.perf_counter() - begun)
                     counted = []
                     if setting in COUNTED:
-                        for _, pipe in processes:
+                        for pipe in pipes:
                             pipe.send(("rate", name))
-                        counted = [pipe.recv() for _, pipe in processes]
+                        counted = [pipe.recv() for pipe in pipes]
                     if number >= 0:
                         found[name][setting].append(rate)
                         if counted:
                             rates[name][setting].append(tuple(map(mean, zip(*counted, strict=True))))
                     turn = f"round {number + 1}" if number >= 0 else "warm-up"
                     print(f"{turn}  {name:5} {setting:10} {rate:8.1f} sequences a second", flush=True)
-        for processes in sides.values():
-            for _, pipe in processes:
+        for pipes in sides.values():
+            for pipe in pipes:
                 pipe.send(None)
     print(
         f"\n{machine()}, {options.threads} threads\n"

@@ -18,10 +18,11 @@ from transformers.utils import logging
 
 from benchmarks.paired import compare
 from distill.evaluation import evaluate
-from nas.budget import budgeted_space
+from nas.budget import limits_of
 from nas.config import load_config
 from nas.evaluate import Evaluator
 from nas.prepare import prepare
+from nas.stages import plan
 from nas.workspace import Workspace, projections
 
 LAST = 10
@@ -43,8 +44,7 @@ def main() -> None:
 
     def run(workspace: Workspace, seed: int) -> dict[str, float]:
         evaluator = Evaluator(workspace)
-        base, graph = workspace.base()
-        space = budgeted_space(workspace.config, base, graph, workspace.labels, head=evaluator.task.kind)
+        space = plan(workspace.config, workspace, "1", None, limits_of(workspace.config, workspace)).space
         rng = random.Random(seed)
         task, pad_id = evaluator.task, evaluator.like.pad_token_id
         dev, split = workspace.folders.rows("dev"), workspace.folders.split("dev")

@@ -18,14 +18,15 @@ from statistics import mean, stdev
 
 from transformers.utils import logging
 
+from benchmarks.paired import error
 from distill.evaluation import evaluate
 from distill.metrics import standard_error
-from nas.budget import budgeted_space, globally_important, largest_uniform
+from nas.budget import limits_of
 from nas.config import load_config
 from nas.evaluate import Evaluator
 from nas.folder import STAGES, Folder
 from nas.prepare import prepare
-from nas.stages import GLOBAL, UNIFORM
+from nas.stages import GLOBAL, UNIFORM, plan
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 
@@ -40,13 +41,13 @@ def trained(
     folders = evaluator.workspace.folders
     dev, split = folders.rows("dev"), folders.split("dev")
     *before, last = evaluator.lessons
-    plan = [*before, replace(last, recipe=replace(last.recipe, steps=steps))]
+    lessons = [*before, replace(last, recipe=replace(last.recipe, steps=steps))]
     scores: dict[str, list[float]] = {name: [] for name in models}
     for seed in seeds:
         known: dict[Architecture, float] = {}
         for name, architecture in models.items():
             if architecture not in known:
-                model = evaluator.train(architecture, plan, seed)
+                model = evaluator.train(architecture, lessons, seed)
                 found = evaluate(model, dev, split, task, accelerator=evaluator.accelerator, pad_id=pad_id)
                 known[architecture] = found[task.metrics[0]].value
                 gc.collect()
@@ -68,23 +69,19 @@ def main() -> None:
     config = load_config(str(options.study / "config.toml"))
     workspace = prepare(config)
     evaluator = Evaluator(workspace)
-    base, graph = workspace.base()
-    space = budgeted_space(config, base, graph, workspace.labels, head=evaluator.task.kind)
+    baselines = {name: one for one, name, _ in plan(config, workspace, "1", None, limits_of(config, workspace)).starts}
     folder = Folder(options.study)
     bests = {stage: json.loads(folder.best(stage).read_text()) for stage in STAGES if folder.best(stage).exists()}
     models = {
         f"winner of {stage}": Architecture.from_json(best["winner"]["architecture"]) for stage, best in bests.items()
-    } | {
-        UNIFORM: largest_uniform(base, graph, workspace.labels, space.max_params, head=space.head),
-        GLOBAL: globally_important(space, graph, workspace),
-    }
+    } | {name: baselines[name] for name in (UNIFORM, GLOBAL)}
     seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
     scores = trained(evaluator, models, options.steps, seeds)
     rows = len(workspace.folders.rows("dev"))
     print(f"\n{config.task}, {options.steps} steps, {rows} dev rows, seeds {seeds.start} to {seeds.stop - 1}")
     for name, values in scores.items():
         spread = f"{stdev(values):.4f}" if len(values) > 1 else "-"
-        params = cost.params(models[name], workspace.labels, space.head)
+        params = cost.params(models[name], workspace.labels, evaluator.task.kind)
         binomial = standard_error(mean(values), rows)
         print(
             f"{name:<18} mean {mean(values):.4f}  deviation over seeds {spread}  binomial ± {binomial:.4f}  "
@@ -92,9 +89,8 @@ def main() -> None:
         )
     for left, right in itertools.combinations(models, 2):
         gains = [a - b for a, b in zip(scores[left], scores[right], strict=True)]
-        error = f" ± {stdev(gains) / len(gains) ** 0.5:.4f}" if len(gains) > 1 else ""
         by_seed = ", ".join(f"{gain:+.4f}" for gain in gains)
-        print(f"{left} - {right}: {mean(gains):+.4f}{error}  (seed by seed: {by_seed})")
+        print(f"{left} - {right}: {mean(gains):+.4f} ± {error(gains):.4f}  (seed by seed: {by_seed})")
     if options.json:
         options.json.write_text(json.dumps({"steps": options.steps, "scores": scores}, indent=2) + "\n")
 

@@ -6,6 +6,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
@@ -46,10 +47,10 @@ class Score:
 class Evaluator:
     """What all candidates of a study need, loaded once per process."""
 
-    def __init__(self, workspace: Workspace, device: str = "auto") -> None:
+    def __init__(self, workspace: Workspace, device: str = "auto", accelerator: Accelerator | None = None) -> None:
         self.workspace = workspace
         self.config = workspace.config
-        self.accelerator = make_accelerator(device)
+        self.accelerator = accelerator or make_accelerator(device)
         self.weights = load_file(workspace.supernet / "model.safetensors")
         self.like = AutoConfig.from_pretrained(workspace.supernet)
         self.teacher_config = AutoConfig.from_pretrained(workspace.teacher)

@@ -27,7 +27,7 @@ from search_spaces.spaces import Space
 ARCHITECTURE, ORIGIN, SEED, FAILURE, IN_BOX = "architecture", "origin", "seed", "failure", "in_box"
 FUNCTION, TWIN, RUNG, ATTEMPT, GOALS = "function", "twin", "rung", "attempt", "goals"
 EXPERT_LOAD = "expert_load"
-# How often a candidate whose worker was lost is run again: it may be what kills its workers.
+# How often a candidate is run whose worker is lost each time: it may be what kills its workers.
 ATTEMPTS = 3
 # Trials at a rung from which on later ones are compared with them.
 CROWD = 5

@@ -55,7 +55,8 @@ def test_it_goes_on_where_it_was_cut_short(
     whole = json.loads(out.read_text())
     assert set(whole["measured"]) == {f"{place}{seed}" for place in range(4) for seed in ("", "/1", "/2")}
     assert not whole["failed"]
-    assert first.endswith(run("--table", out))
+    table = ("--seeds", 1, 2, "--table")
+    assert first.endswith(run(*table, out))
 
     cut = json.loads(out.read_text())
     for name in ("3", "2/1"):
@@ -69,12 +70,12 @@ def test_it_goes_on_where_it_was_cut_short(
     for file, places in parts.items():
         part = {name: row for name, row in whole["measured"].items() if name.startswith(places)}
         file.write_text(json.dumps(whole | {"measured": part}))
-    assert first.endswith(run("--table", *parts))
+    assert first.endswith(run(*table, *parts))
     changed = json.loads(out.read_text())
     changed["settings"]["full_steps"] = 8
     (tmp_path / "odd.json").write_text(json.dumps(changed))
     with pytest.raises(SystemExit, match=r"odd.json is of another run than .*even.json \(full_steps\)"):
-        run("--table", *reversed(parts))
+        run(*table, *reversed(parts))
 
     with pytest.raises(SystemExit, match=r"is of another run \(full_steps\): give another --out"):
         run(*command, "--full-steps", 8)
@@ -126,7 +127,7 @@ def lines_of(text: str) -> dict[str, list[str]]:
 
 
 def test_the_table_of_all_signals() -> None:
-    text = report(raw())
+    text = report(raw(), (1, 2))
     lines = lines_of(text)
     assert lines["loss untrained"] == ["+1.00", "+1.00 to +1.00", "100%", "2"]
     assert lines[f"{TARGET} (400 steps)"] == ["+1.00", "+1.00 to +1.00", "100%", "5"]
@@ -146,9 +147,17 @@ def test_a_signal_is_not_compared_with_the_end_of_its_own_training() -> None:
         if "/" in name:
             value = float(rng.random())
             row |= {TARGET: (value, 5.0), "score after 10 steps": (value / 2, 4.0)}
-    lines = lines_of(report(own))
+    lines = lines_of(report(own, (1, 2, 3)))
     assert lines["score after 10 steps"][:3] == lines[f"{TARGET} (400 steps)"][:3]
     assert abs(float(lines["score after 10 steps"][0])) < 0.3
+
+
+def test_a_seed_that_is_not_asked_for_leaves_nothing_out() -> None:
+    more = raw(seeds=(1, 2))
+    more["measured"]["0/3"] = more["measured"]["0/1"]
+    assert report(more, (1, 2)).startswith("demo: 12 architectures")
+    with pytest.raises(SystemExit, match="1 architectures measured under all of 3 seeds"):
+        report(more, (1, 2, 3))
 
 
 def test_architectures_that_lack_a_training_are_left_out() -> None:
@@ -158,8 +167,9 @@ def test_architectures_that_lack_a_training_are_left_out() -> None:
     complete = raw(number=13)
     for name in ("12", "12/1", "12/2"):
         del complete["measured"][name]
-    text = report(partial)
+    text = report(partial, (1, 2))
     assert "12 architectures" in text and "diverged: 1" in text
-    assert text.partition("\n\n")[2].splitlines()[2:4] == report(complete).partition("\n\n")[2].splitlines()[2:4]
+    tables = [table.partition("\n\n")[2].splitlines() for table in (text, report(complete, (1, 2)))]
+    assert tables[0][2:4] == tables[1][2:4]
     with pytest.raises(SystemExit, match="3 architectures measured under all of 2 seeds"):
-        report(raw(number=3))
+        report(raw(number=3), (1, 2))
