@@ -129,7 +129,7 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
             raise ConfigError(f"--resume: {out} is of another configuration, architecture or seed")
         console = Console(highlight=False, soft_wrap=True, quiet=not FIRST)
         with Progress(console) as progress:
-            workspace = prepare(config, options.device, progress.prepare)
+            workspace = prepare(config, options.device, progress.prepare, outputs=False)
             base, graph = workspace.base()
             if options.transfer:
                 architecture = architecture.transferred(base)

@@ -97,7 +97,7 @@ def cache_folder() -> Path:
     """Where derived files are kept: ``$FFN_NAS_CACHE``, or this platform's cache folder. Not created."""
     chosen = os.environ.get("FFN_NAS_CACHE")
     if chosen:
-        return Path(chosen).expanduser()
+        return Path(chosen).expanduser().absolute()
     return Path(platformdirs.user_cache_dir("ffn-nas", appauthor=False))
 
 

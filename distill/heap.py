@@ -4,9 +4,9 @@ import ctypes
 import sys
 from typing import Any
 
-# Parameters of mallopt, and a value above the size of any heap.
+# Parameters of mallopt, a value above the size of any heap, and the most that older versions take for the second.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-NEVER = 2**31 - 1
+NEVER, MOST = 2**31 - 1, 2**25
 
 
 def keep_freed_memory() -> None:
@@ -14,9 +14,8 @@ def keep_freed_memory() -> None:
     system for each operation, which then costs the zeroing of all their pages.
     """
     library = _glibc()
-    if library is not None:
-        for parameter in (TRIM_THRESHOLD, MMAP_THRESHOLD):
-            library.mallopt(parameter, NEVER)
+    if library is not None and any(library.mallopt(MMAP_THRESHOLD, size) for size in (NEVER, MOST)):
+        library.mallopt(TRIM_THRESHOLD, NEVER)
 
 
 def give_back_freed_memory() -> None:

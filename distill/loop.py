@@ -198,7 +198,7 @@ def _save(checkpoint: Checkpoint, state: Mapping[str, Any], history: Sequence[fl
     # Of an objective also what it remembers of the batches so far.
     kept["buffers"] = dict(state["objective"].named_buffers())
     kept["history"] = list(history)
-    kept["random"] = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
+    kept["random"] = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
     try:
         replace(checkpoint.path, lambda draft: torch.save(kept, draft))
     except RuntimeError as error:  # what PyTorch makes of a full disk
@@ -222,10 +222,10 @@ def _resumed(checkpoint: Checkpoint, state: Mapping[str, Any]) -> list[float]:
     except (KeyError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{checkpoint.path}: the state of another training run ({reason}); remove it") from None
-    own, *of_gpus = kept["random"]
-    torch.set_rng_state(own)
-    if of_gpus:
-        torch.cuda.set_rng_state_all(of_gpus)
+    of_cpu, *of_gpu = kept["random"]
+    torch.set_rng_state(of_cpu)
+    if of_gpu and torch.cuda.is_available():
+        torch.cuda.set_rng_state(*of_gpu)
     return list(kept["history"])
 
 

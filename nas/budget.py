@@ -65,6 +65,11 @@ def limits_of(
     return tuple(found)
 
 
+def device_type(device: str) -> str:
+    """What `--device` means here: "cpu" or "cuda"."""
+    return device if device != "auto" else make_accelerator(device).device.type
+
+
 def latencies_of(config: StudyConfig, workspace: Workspace, device: str, tell: Tell) -> LatencyTable:
     """The latency table of this device for all inner widths of the space and of the baselines.
 
@@ -72,7 +77,6 @@ def latencies_of(config: StudyConfig, workspace: Workspace, device: str, tell: T
         ConfigError: the machine is too busy to measure on.
     """
     base, _ = workspace.base()
-    place = device if device != "auto" else make_accelerator(device).device.type
     try:
         return latency_table(
             base,
@@ -80,7 +84,7 @@ def latencies_of(config: StudyConfig, workspace: Workspace, device: str, tell: T
             sorted({int(expansion * base.inner) for expansion in config.space.expansions} | {base.inner}),
             batch=LATENCY_BATCH,
             tokens=config.max_length,
-            device=place,
+            device=device_type(device),
             cache=cache_folder(),
             tell=tell,
             experts=config.space.experts,

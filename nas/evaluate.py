@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from distill import metrics
-from distill.data import Encoded, token_frequencies
+from distill.data import Encoded
 from distill.distil import Saved, distil
 from distill.evaluation import Load, evaluate, expert_load, split_batches
 from distill.loop import make_accelerator
@@ -56,9 +56,8 @@ class Evaluator:
         self.teacher_config = AutoConfig.from_pretrained(workspace.teacher)
         self.tokenizer = load_tokenizer(str(workspace.teacher))
         self.task = workspace.folders.task
-        self.train_rows = workspace.folders.rows("train")
         self.search_rows, self.search_split = workspace.folders.rows("search"), workspace.folders.split("search")
-        self.frequencies = token_frequencies(self.train_rows, self.like.vocab_size)
+        self.frequencies = workspace.frequencies()
 
     def student(self, architecture: Architecture) -> PreTrainedModel:
         """The candidate with its inherited weights."""
@@ -162,7 +161,7 @@ class Evaluator:
             distill.loop.Diverged: the loss or the logits stopped being finite.
         """
         steps = self.lessons[-1].recipe.steps if self.lessons else 0
-        wanted = {0, *(int(rung * steps) for rung in rungs)} - {steps}
+        wanted = {0} | ({int(rung * steps) for rung in rungs} - {steps})
         glances = {}
 
         def glance(step: int, model: PreTrainedModel) -> None:

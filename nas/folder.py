@@ -94,7 +94,10 @@ class Folder:
         tables = config.model_dump(mode="json")
         idle = {f"stage{stage}" for stage in STAGES if stage not in begun}
         idle |= {"sharing"} if "3" not in begun else set()
-        idle |= {"single_trials"} if "single" not in begun else set()
+        if "single" in begun:  # it is stage 1's search, with the trials of both where it has no number of its own
+            idle -= {"stage1"} if config.single_trials else {"stage1", "stage2"}
+        else:
+            idle.add("single_trials")
         return {name: table for name, table in tables.items() if name not in idle}
 
 

@@ -79,11 +79,8 @@ def check(config: StudyConfig) -> None:
         if config.max_length > positions:
             raise ConfigError(f"max_length: the {name} has {positions} positions, not {config.max_length}")
     student = Architecture.uniform(base, graph=graph)
-    for name in ("warmup", "candidate_pretrain", "sharing_pretrain"):
-        if table_of(config, name):
-            settings_of(config, name)
     try:
-        for name in ("candidate_pretrain", "candidate"):
+        for name in ("warmup", *CANDIDATE, "sharing_pretrain", "sharing"):
             if table := table_of(config, name):
                 objectives(config, settings_of(config, name), table.build(1), config_of(student), teacher)
         if config.objective.name == "theseus":
@@ -104,15 +101,18 @@ def training(table: str) -> Iterator[None]:
         raise ConfigError(f"{table}: {error}; lower {table}.learning_rate") from None
 
 
-def prepare(config: StudyConfig, device: str = "auto", tell: Tell = lambda what, share: None) -> Workspace:
-    """Everything a stage starts from, from the cache where it is there.
+def prepare(
+    config: StudyConfig, device: str = "auto", tell: Tell = lambda what, share: None, *, outputs: bool = True
+) -> Workspace:
+    """Everything a stage starts from, from the cache where it is there; where it trains no candidates, without the
+    teacher's `outputs` for them.
 
     Raises:
         ConfigError, distill.teacher.TeacherError: the configuration names what does not exist or cannot work.
     """
     check(config)
     made = Preparation(config, device, tell)
-    return Workspace(config, made.data, made.teacher, made.supernet, made.outputs)
+    return Workspace(config, made.data, made.teacher, made.supernet, made.outputs if outputs else ())
 
 
 class Preparation:

@@ -19,10 +19,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-# No files per trial, Ctrl-C as KeyboardInterrupt, no snapshots, none of the notices of new versions.
+# No files per trial, Ctrl-C as KeyboardInterrupt, no snapshots, the driver's working directory in its workers, as
+# teachers may have relative paths, and none of the notices of new versions.
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "3600")
+os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 
@@ -47,8 +49,10 @@ from search_spaces.spaces import Space
 
 # Repeats of what was evaluated, one after the other, after which the space counts as exhausted.
 REPEATS = 100
-# What Ray says of a worker that was killed, and of one whose node is no more.
-GONE = re.compile(r"^The actor (died unexpectedly|\w+ is unavailable)", re.MULTILINE)
+# What Ray says of a worker that was killed, of one whose node is no more, and of one that it killed to free memory.
+GONE = re.compile(
+    r"^The actor (died unexpectedly|\w+ is unavailable)|killed due to the node running low on memory", re.MULTILINE
+)
 # Seconds that a cluster has to answer.
 ANSWER = 40
 
@@ -141,7 +145,7 @@ def run(
     left = len(ledger.in_line(study)) if trials is None else trials - len(ledger.finished(study))
     if left <= 0:
         return
-    graphics = min(1.0, ray.cluster_resources().get("GPU", 0) / cluster.workers)
+    graphics = 0.0 if cluster.device == "cpu" else graphics_each(cluster.workers)
     if cluster.device == "cuda" and not graphics:
         raise ConfigError("--device cuda: the cluster has no GPU; choose cpu or auto")
     trainable = tune.with_parameters(
@@ -171,6 +175,12 @@ def processors_each(workers: int) -> int:
     nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     shares = range(1, max(nodes) + 1)
     return max((share for share in shares if sum(node // share for node in nodes) >= workers), default=1)
+
+
+def graphics_each(workers: int) -> float:
+    """A trial's share of a GPU with so many trials side by side on the cluster's: all of one, or equal parts."""
+    found = int(ray.cluster_resources().get("GPU", 0))
+    return 1 / max(1, -(-workers // found)) if found else 0.0
 
 
 def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
@@ -274,13 +284,13 @@ class Rungs(FIFOScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict) -> str:
         if "step" not in result:
             return TrialScheduler.STOP  # that was all; the recorder has it
-        if len(self.study.directions) > 1:
+        number, step = trial.config["number"], result["step"]
+        ledger.report(self.study, number, step, result["score"])
+        # With two goals a low score may be that of a small architecture.
+        compared = step > 0 and len(self.study.directions) == 1
+        if not compared or not ledger.is_hopeless(self.study, number, step, self.share):
             return TrialScheduler.CONTINUE
-        number = trial.config["number"]
-        ledger.report(self.study, number, result["step"], result["score"])
-        if result["step"] == 0 or not ledger.is_hopeless(self.study, number, result["step"], self.share):
-            return TrialScheduler.CONTINUE
-        ledger.stop(self.study, number, result["step"], {"seconds": round(result["time_total_s"], 2)})
+        ledger.stop(self.study, number, step, {"seconds": round(result["time_total_s"], 2)})
         self.watch(self.study, number)
         return TrialScheduler.STOP
 

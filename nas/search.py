@@ -172,6 +172,8 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
             progress.prepared()
             folder.create(config)
             with needed(storage), sole_driver(storage, path.name):
+                # Another process may have begun it while this one prepared.
+                folder.check(config, stages, options.resume)
                 progress.say(f"study {path} (optuna-dashboard {storage})")
                 winner = study.run(first, stages[1:])
         progress.say(f"winner: {formula(winner)}")

@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 from distill import metrics
 from distill.data import training_batches
 from distill.evaluation import evaluate, expert_load, split_batches
-from distill.files import fingerprint, keep
+from distill.files import fingerprint
 from distill.kinds import REGRESSION
 from distill.loop import make_accelerator
 from distill.teacher import LiveTeacher, load_model
@@ -79,8 +79,9 @@ def prepare_shared(
         stored.to_json(),
         largest.to_json(),
         smallest.to_json(),
-        [space.min_params, space.max_params, *((limit.name, limit.most) for limit in space.limits)],
-        [str(experts) for experts in space.experts],
+        [space.min_params, space.max_params, *((limit.name, limit.most, limit.fixed) for limit in space.limits)],
+        [[stack, str(expansion), str(experts)] for stack, expansion, experts in space.sizes],
+        [[limit.total(smallest), limit.total(largest)] for limit in space.limits],
         config.model_dump(mode="json", include={"objective", "dropout", "sharing_pretrain", "sharing", "seed"}),
         raw(config, "sharing_pretrain"),
         [folders.data.name for folders in tasks] if table_of(config, "sharing_pretrain") else None,
@@ -145,7 +146,8 @@ def prepare_shared(
         save_file({name: tensor.contiguous().cpu() for name, tensor in supernet.state_dict().items()}, weights(folder))
         stored.save(folder / "architecture.json")
 
-    folder = keep(Preparation(config, device, tell).cache / "shared" / key, make)
+    made = Preparation(config, device, tell)
+    folder = made.kept(made.cache / "shared" / key, make)
     return replace(workspace, tasks=tuple(tasks), shared=folder)
 
 

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial
 
 from distill.files import write_text
 from nas import ledger
-from nas.budget import budgeted_space, globally_important, largest_uniform, latencies_of, limits_of
+from nas.budget import budgeted_space, device_type, globally_important, largest_uniform, latencies_of, limits_of
 from nas.config import ConfigError, StageTable, StudyConfig
 from nas.folder import Folder
 from nas.latency import measure_whole
@@ -21,7 +21,7 @@ from nas.runner import Cluster, connected, run
 from nas.samplers import SAMPLERS
 from nas.sharing import prepare_shared
 from nas.workspace import Workspace
-from search_spaces.architecture import Architecture
+from search_spaces.architecture import DENSE, Architecture
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space
 
@@ -134,6 +134,12 @@ def check_incumbent(incumbent: Architecture | None, config: StudyConfig, workspa
     most, stack = max(config.space.stacks), max(genes.stack for genes in incumbent.layers)
     if stack > most:
         raise ConfigError(f"the architecture to refine has a stack of {stack}; the supernet has {most}: space.stacks")
+    foreign = {genes.experts for genes in incumbent.layers} - {DENSE, *config.space.experts}
+    if foreign and (config.space.max_latency is not None or "latency" in config.goals):
+        raise ConfigError(
+            f"the architecture to refine has layers of {' and of '.join(sorted(map(str, foreign)))}; latencies are "
+            "measured of what space.experts lists"
+        )
 
 
 @dataclass
@@ -245,8 +251,7 @@ class Search:
         """Add to every finalist the latency of its whole model beside the table's."""
         table = latencies_of(self.config, self.workspace, self.cluster.device, self.tell)
         found = {f"{place}": Architecture.from_json(row["architecture"]) for place, row in enumerate(best["finalists"])}
-        device = "cuda" if self.cluster.device == "cuda" else "cpu"
-        for place, measured in measure_whole(found, table, device).items():
+        for place, measured in measure_whole(found, table, device_type(self.cluster.device)).items():
             row = best["finalists"][int(place)]
             whole = round(1e6 * measured.whole.median)
             row |= {"latency_us": measured.predicted, "latency_measured_us": whole}
@@ -265,15 +270,31 @@ def finalists(study: optuna.Study, count: int) -> list[FrozenTrial]:
     """
     rows = ledger.ranked(study)
     if len(study.directions) > 1:
-        front = {trial.number for trial in study.best_trials}
-        rows = [trial for trial in rows if trial.number in front]
-    best: dict[str, FrozenTrial] = {}
-    for trial in rows:
-        best.setdefault(trial.user_attrs[ledger.FUNCTION], trial)
-    chosen = list(best.values())[:count]
+        rows = front(rows)
+    chosen = different(rows)[:count]
     refined = [trial for trial in ledger.ranked(study) if trial.user_attrs[ledger.ORIGIN] == WINNER]
     known = {trial.user_attrs[ledger.FUNCTION] for trial in chosen}
     return chosen + [trial for trial in refined if trial.user_attrs[ledger.FUNCTION] not in known]
+
+
+def different(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The first trial of every function."""
+    first: dict[str, FrozenTrial] = {}
+    for trial in trials:
+        first.setdefault(trial.user_attrs[ledger.FUNCTION], trial)
+    return list(first.values())
+
+
+def front(ranked: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Of trials in the order of their scores, the best first, those that none is better than in both goals."""
+    return [
+        trial
+        for trial in ranked
+        if not any(
+            other.values[0] >= trial.values[0] and other.values[1] <= trial.values[1] and other.values != trial.values
+            for other in ranked
+        )
+    ]
 
 
 def summary(ranked: list[FrozenTrial], confirmed: dict[str, list[float]], study: optuna.Study) -> dict[str, Any]:
@@ -294,8 +315,8 @@ def summary(ranked: list[FrozenTrial], confirmed: dict[str, list[float]], study:
     winner = max(with_scores or rows, key=lambda row: row["confirmed_mean"] if with_scores else row["score"])
     result: dict[str, Any] = {"winner": winner, "finalists": rows}
     if len(study.directions) > 1:
-        front = [trial for trial in study.best_trials if trial.user_attrs[ledger.IN_BOX]]
-        result["front"] = [row_of(trial) for trial in sorted(front, key=lambda trial: trial.values[1])]
+        best = different(front(ledger.ranked(study)))
+        result["front"] = [row_of(trial) for trial in sorted(best, key=lambda trial: trial.values[1])]
     return result
 
 

@@ -164,6 +164,7 @@ def train_shared(
         teachers: task -> outputs of its teacher.
     """
     streams = {task: iter(stream) for task, stream in batches.items()}
+    supernet.activate(None, supernet.task)  # so that what the training asks of its encoder is asked of the weights
 
     def scheduled() -> Iterator[Batch]:
         for step, task in enumerate(turns):

@@ -1,5 +1,8 @@
 """Files that appear whole or not at all, and content keys."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,59 @@ def test_keep_respects_who_was_faster(tmp_path: Path) -> None:
 
     keep(path, write)
     assert path.read_text() == "theirs"
+
+
+def test_keep_respects_who_was_faster_by_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one's folder appears between the look for it and the move."""
+    path = tmp_path / "kept"
+
+    def moved_late(draft: Path, place: Path) -> None:
+        path.mkdir()
+        (path / "theirs").touch()
+        os.rename(draft, place)
+
+    monkeypatch.setattr(os, "replace", moved_late)
+    keep(path, lambda draft: draft.mkdir())
+    assert [file.name for file in path.iterdir()] == ["theirs"]
+    path.joinpath("theirs").unlink()
+    path.rmdir()
+    with pytest.raises(OSError, match="empty"):
+        replace(path, lambda draft: draft.mkdir())
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from distill.files import keep
+
+def write(draft):
+    draft.mkdir()
+    (draft / "part").write_text("half")
+    print(flush=True)
+    time.sleep(600)
+
+keep(Path(sys.argv[1]), write)
+"""
+
+
+def test_the_next_file_of_a_folder_removes_the_drafts_of_killed_writers(tmp_path: Path) -> None:
+    def writing(name: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, tmp_path / name], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    with writing("killed") as killed, writing("alive") as alive:
+        killed.kill()
+        killed.wait()
+        drafts = {next(draft.glob("[!.]*")).name: draft for draft in tmp_path.iterdir()}
+        assert set(drafts) == {"killed", "alive"}
+        write_text(tmp_path / "next", "whole")
+        assert set(tmp_path.iterdir()) == {drafts["alive"], tmp_path / "next"}
+        assert (drafts["alive"] / "alive" / "part").read_text() == "half"
+        alive.kill()
 
 
 def test_fingerprints_tell_parts_apart(tmp_path: Path) -> None:

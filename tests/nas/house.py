@@ -131,7 +131,8 @@ class House:
         return subprocess.Popen(
             [sys.executable, *map(str, arguments)],
             cwd=PROJECT,
-            env=os.environ | {"FFN_NAS_CACHE": str(self.cache), "OMP_NUM_THREADS": "1"},
+            # A relative path, as users may give it.
+            env=os.environ | {"FFN_NAS_CACHE": os.path.relpath(self.cache, PROJECT), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -17,6 +17,7 @@ from distill.loop import Diverged
 from distill.metrics import standard_error
 from distill.teacher import SavedTeacher
 from nas.evaluate import Evaluator, evaluator
+from nas.prepare import prepare
 from nas.workspace import Workspace
 from search_spaces import Architecture
 from tests.nas.house import House
@@ -43,6 +44,15 @@ def test_a_score_is_decided_by_architecture_and_seed(workspace: Workspace) -> No
     assert reports[0][1] == first.parts["inherited"]
     assert first.standard_error == standard_error(first.value, len(again.search_rows))
     assert first.value > 1 / 3
+
+
+def test_candidates_without_training_are_scored_as_they_inherit(house: House) -> None:
+    untrained = house.config.model_copy(update={"candidate": house.config.candidate.model_copy(update={"steps": 0})})
+    evaluator = Evaluator(prepare(untrained, "cpu"), "cpu")
+    architecture = Architecture.uniform(*evaluator.workspace.base()[:1], expansion=Fraction(1, 2))
+    found = evaluator.evaluate(architecture, 0, (Fraction(1, 2),))
+    assert found.value == evaluator.score(evaluator.student(architecture)).value
+    assert set(found.parts) == {"inherited"}
 
 
 def test_training_leaves_the_shared_weights_alone(workspace: Workspace) -> None:

@@ -48,6 +48,23 @@ def test_what_a_stage_spends_is_free_until_it_begins(tmp_path: Path) -> None:
             folder.check(load_config("demo", {"stage2.trials": 7} | changes), ["3"], resume=False)
 
 
+@pytest.mark.parametrize("own", [None, 9])
+def test_what_a_single_stage_spends_is_that_of_others(tmp_path: Path, own: int | None) -> None:
+    """Of stage 1 everything, and of stage 2 its trials, unless it has a number of its own."""
+    folder, config = Folder(tmp_path / "s"), load_config("demo", {"single_trials": own} if own else {})
+    folder.create(config)
+    folder.begin("single", config, None)
+    for changes in ({"stage1.sampler": "random"}, {"stage1.trials": 7}):
+        with pytest.raises(ConfigError, match=f"configuration .{next(iter(changes))} is "):
+            folder.check(load_config("demo", {"single_trials": own or 34} | changes), ["single"], resume=True)
+    later = load_config("demo", {"stage2.trials": 7} | ({"single_trials": own} if own else {}))
+    if own:
+        folder.check(later, ["single"], resume=True)
+    else:
+        with pytest.raises(ConfigError, match=r"configuration .stage2.trials is "):
+            folder.check(later, ["single"], resume=True)
+
+
 def test_folders_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()

@@ -203,6 +203,9 @@ def test_a_student_cut_out_of_the_shared_supernet(protocol: Path) -> None:
         torch.testing.assert_close(model(**batch).logits, evaluator.supernet(**batch).logits)
     inherited = Evaluator(workspace, "cpu").student(architecture).state_dict()
     assert any(not torch.equal(tensor, inherited[name]) for name, tensor in model.state_dict().items())
+    # The weights depend on all sizes that were drawn, not on the smallest and the largest alone.
+    fewer = replace(space, expansions=(space.expansions[0], *space.expansions[2:]))
+    assert prepare_shared(workspace, fewer, "cpu").shared != shared.shared
 
 
 def test_another_checkpoint_as_base(house: House, tmp_path: Path) -> None:

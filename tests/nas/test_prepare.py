@@ -70,7 +70,7 @@ def test_a_supernet_without_warm_up_computes_what_the_teacher_computes(house: Ho
     evaluator = Evaluator(workspace, "cpu")
     student = evaluator.student(full_architecture(*workspace.base(), 1)).eval()
     teacher = BertForSequenceClassification.from_pretrained(workspace.teacher).eval()
-    for batch in training_batches(evaluator.train_rows, 8, 2, 0, 0):
+    for batch in training_batches(workspace.folders.rows("train"), 8, 2, 0, 0):
         assert len(batch["labels"]) == 8
         given = inputs(batch)
         with torch.inference_mode():

@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayTaskError
 
 from nas import ledger
 from nas.runner import Proposals, Recorder
@@ -73,7 +73,10 @@ def test_a_fault_of_a_trial_is_its_failure(error: Exception, study: optuna.Study
     assert study.trials[0].user_attrs == {ledger.FAILURE: "error: RuntimeError: no room"}
 
 
-@pytest.mark.parametrize("error", [ActorDiedError(), ActorUnavailableError("connection reset by peer", b"x" * 16)])
+LOW = OutOfMemoryError("Task was killed due to the node running low on memory.\nMemory on the node was 22.9GB / 24GB.")
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), ActorUnavailableError("connection reset by peer", b"x" * 16), LOW])
 def test_a_trial_whose_worker_is_lost_is_tried_again_but_not_for_ever(
     error: Exception, study: optuna.Study, tmp_path: Path
 ) -> None:

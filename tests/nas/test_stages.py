@@ -25,6 +25,7 @@ from nas.stages import (
 )
 from nas.workspace import Workspace
 from search_spaces import Architecture, Base, FFNGraph, Genes, Space, cost
+from search_spaces.architecture import Experts
 from search_spaces.graph import GELU
 from search_spaces.spaces import GRAPHS, SIZES
 from tests.nas.house import House
@@ -128,6 +129,21 @@ def test_the_front_of_two_goals() -> None:
     assert [row["trial"] for row in best["finalists"]] == expected[:2]
 
 
+def test_what_is_outside_the_box_is_no_rival_on_the_front() -> None:
+    """The base model, better than all in its score, and a smaller one than the box allows."""
+    outside = [Architecture.uniform(BASE), Architecture.uniform(BASE, expansion=Fraction(1, 4))]
+    member, *_ = inside(1)
+    study = optuna.create_study(directions=["maximize", "minimize"])
+    study.set_user_attr(ledger.GOALS, ["score", "params"])
+    for architecture, score in ((outside[0], 0.9), (member, 0.5), (outside[1], 0.6), (member, 0.5)):
+        ledger.enqueue(study, architecture, "nsga2")
+        number = ledger.ask(study, SPACE, "nsga2", 4)[0].number
+        if not ledger.replay(study, number):
+            ledger.complete(study, number, score, {"standard_error": 0.01})
+    best = confirmed(study, 2)
+    assert [row["trial"] for row in best["front"]] == [row["trial"] for row in best["finalists"]] == [1]
+
+
 def test_plans(house: House, workspace: Workspace) -> None:
     config = house.config
     base, graph = workspace.base()
@@ -174,6 +190,11 @@ def test_what_candidates_could_not_inherit_from(house: House, workspace: Workspa
     check_incumbent(Architecture.uniform(base, graph=graph, stack=2), house.config, workspace)
     with pytest.raises(ConfigError, match=r"has a stack of 3; the supernet has 2: space.stacks"):
         check_incumbent(Architecture.uniform(base, graph=graph, stack=3), house.config, workspace)
+    hashed = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 4), experts=Experts(2, routing="hash"))
+    check_incumbent(hashed, house.config, workspace)
+    timed = house.config.model_copy(update={"space": house.config.space.model_copy(update={"max_latency": "0.5x"})})
+    with pytest.raises(ConfigError, match=r"has layers of 2 hash, shared .*; latencies are measured of what space.exp"):
+        check_incumbent(hashed, timed, workspace)
     other = replace(base, inner=base.inner + 1)
     with pytest.raises(ConfigError, match=r"the architecture to refine has the base .*; this study's is "):
         check_incumbent(Architecture.uniform(other, graph=graph), house.config, workspace)

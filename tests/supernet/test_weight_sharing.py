@@ -186,8 +186,10 @@ def test_a_pass_leaves_the_supernet_whole() -> None:
     assert shared.state_dict().keys() == before.keys()
 
 
-def trained(accelerator: Accelerator, steps: int, **options: object) -> tuple[SharedSupernet, list[float]]:
-    shared = supernet()
+def trained(
+    accelerator: Accelerator, steps: int, shared: SharedSupernet | None = None, freeze: bool = False, **options: object
+) -> tuple[SharedSupernet, list[float]]:
+    shared = shared or supernet()
     teachers = {
         task: LiveTeacher(bert(place, labels, num_hidden_layers=3), frozenset({"logits", "hidden_states"}), accelerator)
         for place, (task, labels) in enumerate(TASKS.items())
@@ -203,7 +205,7 @@ def trained(accelerator: Accelerator, steps: int, **options: object) -> tuple[Sh
         interleaved(dict.fromkeys(TASKS, -(-steps // len(TASKS))), 0)[:steps],
         {task: batches(0) for task in TASKS},
         objective,
-        Recipe(steps=steps, learning_rate=6e-3),
+        Recipe(steps=steps, learning_rate=6e-3, freeze_embeddings=freeze),
         teachers=teachers,
         accelerator=accelerator,
         **options,  # type: ignore[arg-type]
@@ -219,13 +221,25 @@ def test_training_lowers_the_loss_and_repeats_itself(accelerator: Accelerator) -
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in shared.state_dict().items())
 
 
+def test_embeddings_are_frozen_in_a_second_training_too(accelerator: Accelerator) -> None:
+    """Also where a slice was the last to compute."""
+    shared, _ = trained(accelerator, 1)
+    shared.activate(SMALLEST, next(iter(TASKS)))
+    before = shared.model.get_input_embeddings().weight.clone()
+    trained(accelerator, 2, shared, freeze=True)
+    assert torch.equal(shared.model.get_input_embeddings().weight, before)
+    trained(accelerator, 2, shared)
+    assert not torch.equal(shared.model.get_input_embeddings().weight, before)
+
+
 def test_every_step_draws_inside_the_box_and_tasks_take_turns(accelerator: Accelerator) -> None:
     tight = replace(SPACE, max_params=14_500)
     seen: list[tuple[Architecture | None, str]] = []
     original = SharedSupernet.activate
 
     def spy(self: SharedSupernet, architecture: Architecture | None, task: str) -> None:
-        seen.append((architecture, task))
+        if architecture is not None:
+            seen.append((architecture, task))
         original(self, architecture, task)
 
     SharedSupernet.activate = spy  # type: ignore[method-assign]
