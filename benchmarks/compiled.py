@@ -22,8 +22,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging

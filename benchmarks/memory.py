@@ -28,8 +28,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 import torch
 from scipy.stats import linregress
 from torch import Tensor

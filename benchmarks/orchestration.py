@@ -18,8 +18,6 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 import optuna
 from optuna.trial import TrialState
 from ray import tune

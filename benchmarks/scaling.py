@@ -117,12 +117,14 @@ def fit(terms: Mapping[str, Term], values: np.ndarray, seconds: np.ndarray) -> L
     covariance = np.linalg.inv(scaled.T @ scaled)
     leverage = np.einsum("vt,tu,vu->v", scaled, covariance, scaled)
     variance = residuals @ residuals / (len(values) - len(terms))
+    with np.errstate(divide="ignore"):  # a term that one value alone tells of cannot do without it: infinite
+        left_out = np.sqrt(((residuals / (1 - leverage)) ** 2).mean())
     return Law(
         terms,
         tuple(coefficients / scale),
         tuple(np.sqrt(variance * np.diag(covariance)) / scale),
         worst=np.abs(residuals).max(),
-        left_out=np.sqrt(((residuals / (1 - leverage)) ** 2).mean()),
+        left_out=left_out,
     )
 
 

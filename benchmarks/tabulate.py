@@ -10,14 +10,11 @@ single evaluations.
 import argparse
 import itertools
 import json
-import os
 import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import torch

@@ -39,9 +39,6 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-# Threads that wait in a spin make a machine with other work on it many times slower.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 import numpy as np
 import torch
 import transformers

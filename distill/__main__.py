@@ -11,16 +11,11 @@ learns from an assistant, which learns from the teacher. Scores are of the whole
 
 import json
 import math
-import os
 import sys
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Threads that wait in a spin make a machine with other work on it many times slower.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # All else is imported where Ctrl-C is caught.
 from distill.cli import INTERRUPTED, Parser, guard

@@ -1,9 +1,16 @@
 """What all command lines of this package share: one-line errors and exit statuses."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn
+
+# Before torch is imported. A thread waits for others of its operation in a spin, of a millisecond by itself: where the
+# machine has other work the spin takes the time that the others need, and without one small operations take twice as
+# long. This many turns are some microseconds.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 DONE, FAULT, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 

@@ -7,10 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Threads that wait in a spin make a machine with other work on it many times slower.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 from distill.cli import DONE, INTERRUPTED, Parser, device, guard
 from nas import interrupt
 from nas.config import ConfigError, StudyConfig, count, load_config, presets
