@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForQuestionAnswering,
@@ -59,19 +58,6 @@ with torch.inference_mode():
 print(json.dumps([batch["input_ids"].tolist(), logits.tolist(), model.config.id2label]))
 """
 SENTENCES = ["Badofi kule moni.", "Paru."]
-
-
-@pytest.fixture
-def house(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> House:
-    built = houses.shared(tmp_path_factory.getbasetemp())
-    monkeypatch.setenv("FFN_NAS_CACHE", str(built.cache))
-    AcceleratorState._reset_state(reset_partial_state=True)
-    return built
-
-
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return houses.finished(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="module")

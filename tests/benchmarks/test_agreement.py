@@ -1,24 +1,11 @@
-from collections.abc import Iterator
 
-import pytest
 from accelerate.state import AcceleratorState
 
 from benchmarks.agreement import SETTINGS, report, scores
 from benchmarks.evidence import draw
 from nas.prepare import prepare
 from nas.stages import plan
-from tests.nas import house as houses
 from tests.nas.house import House
-
-
-@pytest.fixture
-def house(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    """A study of seconds; the library's process-wide state is reset around it."""
-    built = houses.shared(tmp_path_factory.getbasetemp())
-    monkeypatch.setenv("FFN_NAS_CACHE", str(built.cache))
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield built
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_every_setting_evaluates(house: House) -> None:

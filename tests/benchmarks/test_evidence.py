@@ -2,21 +2,18 @@
 
 import json
 import random
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from accelerate.state import AcceleratorState
 
 from benchmarks import evidence, ranking
 from benchmarks.evidence import SEARCH, TARGET, draw, main, report
 from nas.samplers.encoding import widths
 from search_spaces import Space
 from search_spaces.canonical import function_key
-from tests.nas import house as houses
 from tests.nas.house import House
 from tests.tiny import BASE
 
@@ -27,16 +24,6 @@ def test_architectures_are_different_functions_and_the_same_ones_again() -> None
     found = draw(SPACE, 12)
     assert len({function_key(one) for one in found}) == 12
     assert draw(SPACE, 5) == found[:5]
-
-
-@pytest.fixture
-def house(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    """A study of seconds, with its cache for this process; the library's process-wide state is reset around it."""
-    built = houses.shared(tmp_path_factory.getbasetemp())
-    monkeypatch.setenv("FFN_NAS_CACHE", str(built.cache))
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield built
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_it_goes_on_where_it_was_cut_short(
