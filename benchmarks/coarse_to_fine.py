@@ -33,7 +33,7 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from benchmarks.paired import error
-from benchmarks.samplers import LABELS, Table, load
+from benchmarks.samplers import LABELS, MakeSampler, Table, load
 from benchmarks.winner import FIRST_SEED, trained
 from nas import ledger
 from nas.budget import limits_of
@@ -41,7 +41,7 @@ from nas.config import load_config
 from nas.evaluate import Evaluator
 from nas.folder import Folder
 from nas.prepare import Preparation, prepare
-from nas.samplers import SAMPLERS, Proposer
+from nas.samplers import SAMPLERS
 from nas.stages import UNIFORM, plan
 from search_spaces import cost
 from search_spaces.architecture import Architecture
@@ -155,11 +155,11 @@ SCHEMES: dict[str, tuple[tuple[Stage, float], ...]] = {
 }
 
 
-def run_stage(table: Table, view: View, sampler: type[Proposer], seed: int, known: Found, budget: int) -> Found:
+def run_stage(table: Table, view: View, sampler: MakeSampler, seed: int, known: Found, budget: int) -> Found:
     """What a study evaluates that begins with what is known, which is no part of the result: less than the budget where
     nothing is new any more.
     """
-    study = optuna.create_study(direction="maximize", sampler=sampler(view.space, seed))
+    study = optuna.create_study(direction="maximize", sampler=sampler(view.space, seed, table.hint))
     for architecture in known:
         ledger.enqueue(study, architecture, "known")
     asked: dict[Architecture, Architecture] = {}
@@ -175,7 +175,7 @@ def run_stage(table: Table, view: View, sampler: type[Proposer], seed: int, know
 def search(
     table: Table,
     stages: Sequence[tuple[Stage, float]],
-    sampler: type[Proposer],
+    sampler: MakeSampler,
     seed: int,
     budget: int,
     memory: bool,
@@ -200,7 +200,7 @@ def search(
     return max(found.values())
 
 
-def searches(table: Table, sampler: type[Proposer], seed: int) -> dict[str, list[float]]:
+def searches(table: Table, sampler: MakeSampler, seed: int) -> dict[str, list[float]]:
     """For every scheme the best score of one search with each of the budgets."""
     begun: dict[Stage, Found] = {}
     result = {}

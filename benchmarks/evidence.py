@@ -39,14 +39,14 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks.ranking import Signal, against_other_seeds, predicted, table
-from benchmarks.signals import block_errors, kept_importance, losses, observe
+from benchmarks.signals import block_errors, losses, observe
 from distill.data import training_batches
 from distill.distil import Saved
 from distill.evaluation import evaluate, split_batches
 from distill.files import write_text
 from distill.loop import Diverged, batch_logits
 from distill.teacher import LiveTeacher, SavedTeacher, save_outputs
-from nas.budget import limits_of
+from nas.budget import kept_importance, limits_of
 from nas.config import load_config
 from nas.evaluate import Evaluator
 from nas.lessons import Lesson
@@ -67,7 +67,7 @@ ROWS, PROBED = 1_000, 500
 LAST = 10
 # A signal with one of these words in its name is better when it is lower.
 LOWER = ("loss", "errors")
-TARGET, SEARCH = "score after full training", "score of the search"
+TARGET, SEARCH, KEPT = "score after full training", "score of the search", "importance kept"
 
 # Of each signal its value and the seconds that it takes.
 Signals = dict[str, tuple[float, float]]
@@ -110,7 +110,7 @@ class Measure:
         base, graph = workspace.base()
         supernet = evaluator.student(full_architecture(base, graph, max(workspace.config.space.stacks)))
         self.seen = observe(supernet, self.probed, evaluator.accelerator)
-        self.importance = workspace.importance()
+        self.kept = kept_importance(workspace.importance())
         self.dev = workspace.folders.rows("dev"), workspace.folders.split("dev")
 
     def search_batches(self, first: int) -> list[dict[str, torch.Tensor]]:
@@ -140,7 +140,7 @@ class Measure:
         return {
             "parameters": (cost.params(architecture, labels, head), 0.0),
             "MACs": (cost.macs(architecture, labels=labels, head=head), 0.0),
-            "importance kept": (kept_importance(architecture, self.importance), 0.0),
+            KEPT: (self.kept(architecture), 0.0),
             **{name: (error, built + seconds) for name, error in zip(names, errors, strict=True)},
             **self.glance(model, "untrained", built),
         }
@@ -290,10 +290,12 @@ def report(raw: Row, seeds: Sequence[int]) -> str:
 def learned(
     settings: Row, whole: Sequence[int], targets_SN: np.ndarray, values: Callable[[str], tuple[np.ndarray, float]]
 ) -> Iterator[Signal]:
-    """Predictors on genes, alone and with the score and the loss at a glance."""
+    """Predictors on genes, alone, with the importance kept, and with the score and the loss at a glance."""
     architectures = [Architecture.from_json(settings["architectures"][place]) for place in whole]
     genes_NF = encode(architectures, tuple(settings["widths"]))
     yield from predicted(genes_NF, targets_SN, "", np.empty((*targets_SN.shape, 0)), 0.0)
+    kept_SN, _ = values(KEPT)
+    yield from predicted(genes_NF, targets_SN, f", {KEPT}", kept_SN[..., None], 0.0)
     for step in GLANCES[:2]:
         found = [values(f"{kind} after {step} steps") for kind in ("score", "loss")]
         early_SNE = np.stack([one for one, _ in found], axis=-1)

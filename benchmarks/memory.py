@@ -34,14 +34,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from benchmarks.orchestration import SEED, demo_space, empty_workspace, fill, sleep
+from benchmarks.orchestration import demo_sampler, demo_space, empty_workspace, fill, sleep
 from nas import ledger
 from nas.config import load_config
 from nas.evaluate import Evaluator, evaluator
 from nas.prepare import prepare
 from nas.runner import Cluster, connected, evaluate_trial, run
-from nas.samplers import SAMPLERS
-from nas.stages import BASE_MODEL, UNIFORM, plan
+from nas.stages import BASE_MODEL, UNIFORM, plan, sampler_of
 from nas.storage import sqlite_url
 from nas.workspace import Workspace
 from search_spaces.architecture import Architecture
@@ -144,8 +143,7 @@ def worker(workspace: Workspace, candidates: int, folder: Path) -> None:
     """Print the table of a worker."""
     config = workspace.config
     stage = plan(config, workspace, "1", None, ())
-    sampler = SAMPLERS[stage.table.sampler](stage.space, config.seed)
-    study = ledger.open_study(sqlite_url(folder / "study.db"), stage.study, sampler)
+    study = ledger.open_study(sqlite_url(folder / "study.db"), stage.study, sampler_of(stage, workspace))
     ledger.line_up(study, stage.starts)
     log, cluster = folder / "worker.jsonl", Cluster(workers=1)
     with connected(cluster), looking(lambda: next((line["pid"] for line in read(log)), None)) as seen:
@@ -267,7 +265,7 @@ def break_down(workspace: Workspace) -> None:
 def filled(folder: Path, trials: int) -> None:
     """Make a ledger with so many finished trials."""
     space = demo_space()
-    study = ledger.open_study(sqlite_url(folder / "study.db"), "stage-1", SAMPLERS["lanas"](space, SEED))
+    study = ledger.open_study(sqlite_url(folder / "study.db"), "stage-1", demo_sampler(space, "lanas"))
     fill(study, space, trials)
 
 
@@ -276,7 +274,7 @@ def drive(folder: Path, trials: int, marks: Sequence[int]) -> tuple[list[Memory]
     these numbers of trials, and the peak of its resident memory.
     """
     space, workspace = demo_space(), empty_workspace(folder)
-    study = ledger.open_study(sqlite_url(folder / "study.db"), "stage-1", SAMPLERS["lanas"](space, SEED))
+    study = ledger.open_study(sqlite_url(folder / "study.db"), "stage-1", demo_sampler(space, "lanas"))
     found: dict[int, Memory] = {}
 
     def watch(study: Any, number: int) -> None:

@@ -19,15 +19,17 @@ from statistics import mean, median
 from typing import Any
 
 import optuna
+import torch
 from optuna.trial import TrialState
 from ray import tune
 from transformers import BertConfig
 
 from benchmarks.paired import error
 from nas import ledger
+from nas.budget import kept_importance
 from nas.config import load_config
 from nas.runner import Cluster, connected, run
-from nas.samplers import SAMPLERS
+from nas.samplers import SAMPLERS, Proposer
 from nas.storage import sqlite_url
 from nas.workspace import Workspace
 from search_spaces import cost
@@ -88,6 +90,12 @@ def empty_workspace(folder: Path) -> Workspace:
     return Workspace(load_config("demo"), folder, folder / "teacher", folder, ())
 
 
+def demo_sampler(space: Space, name: str) -> Proposer:
+    """The sampler with a hint that costs what a search's does; its importance falls evenly."""
+    importance = torch.arange(space.base.inner, 0, -1.0).expand(space.base.depth, -1)
+    return SAMPLERS[name](space, SEED, kept_importance(list(importance)))
+
+
 def fill(study: optuna.Study, space: Space, trials: int) -> None:
     """Put so many finished trials into a study."""
     rng = random.Random(SEED)
@@ -110,7 +118,7 @@ def main() -> None:
     space = demo_space()
     with tempfile.TemporaryDirectory() as scratch:
         workspace = empty_workspace(Path(scratch))
-        sampler = SAMPLERS[options.sampler](space, SEED)
+        sampler = demo_sampler(space, options.sampler)
         study = ledger.open_study(sqlite_url(Path(scratch) / "study.db"), "stage-1", sampler)
         log = Path(scratch) / "log"
         fill(study, space, options.ledger)

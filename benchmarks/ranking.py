@@ -16,7 +16,7 @@ from nas.samplers import lanas
 RESAMPLES = 2_000
 # Predictors are fitted on so many random choices of the known architectures.
 SPLITS = 50
-KNOWN = (8, 16, 24)
+KNOWN = (4, 8, 16, 24)
 
 PREDICTORS: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
     "ridge": lambda features, values: Ridge().fit(features, values),

@@ -2,23 +2,26 @@
 
 The table is that of `benchmarks.tabulate`; a sampler's search is an Optuna study in memory, one trial after the other,
 that is told what the table says. Reports the number of evaluations until the first architecture of the best 1 %, and
-draws the best score so far. With `--ablation` the parts of LaNAS take the place of the samplers. Constants of samplers
+draws the best score so far. Samplers are told what an architecture keeps of the importance of the demo's supernet, as a
+search tells them. With `--ablation` the parts of LaNAS take the place of the samplers. Constants of samplers
 were chosen on other seeds, from 1,000 on.
 """
 
 import argparse
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import optuna
+import torch
 
 from nas import ledger
-from nas.samplers import SAMPLERS, Proposer
+from nas.budget import kept_importance
+from nas.samplers import SAMPLERS, Hint, Proposer
 from nas.samplers.lanas import LaNAS
 from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.spaces import SIZES, Space
@@ -28,16 +31,19 @@ SEEDS = 100
 # A search ends when it has found one of the best 1 %, but not before SHOWN evaluations, and after MOST at the latest.
 SHOWN, MOST = 60, 300
 SHARE = 0.01
+# As `SAMPLERS`' values.
+MakeSampler = Callable[[Space, int, Hint], Proposer]
 # Classes of both tasks of the table.
 LABELS = 2
 
 
 @dataclass(frozen=True)
 class Table:
-    """A space and the score of each of its members."""
+    """A space, the score of each of its members, and what samplers are told."""
 
     space: Space
     scores: dict[Architecture, float]
+    hint: Hint
 
     @property
     def good(self) -> float:
@@ -49,7 +55,7 @@ def load(path: Path = TABLE) -> Table:
     """The table of `benchmarks.tabulate`; a score is the mean accuracy over the tasks."""
     with np.load(path) as file:
         facts = json.loads(str(file["facts"]))
-        rows, accuracies = file["rows"], file["accuracies"]
+        rows, accuracies, importance = file["rows"], file["accuracies"], torch.from_numpy(file["importance"])
     base = Base(**{name: facts[name] for name in ("depth", "width", "heads", "inner")})
     expansions = tuple(map(Fraction, facts["expansions"]))
     space = Space(
@@ -65,12 +71,13 @@ def load(path: Path = TABLE) -> Table:
     architectures = (
         Architecture(base, tuple(Genes(space.graph, 1, expansions[place]) for place in row)) for row in rows
     )
-    return Table(space, dict(zip(architectures, map(float, accuracies.mean(axis=1)), strict=True)))
+    scores = dict(zip(architectures, map(float, accuracies.mean(axis=1)), strict=True))
+    return Table(space, scores, kept_importance(list(importance)))
 
 
-def search(table: Table, sampler: type[Proposer], seed: int) -> list[float]:
+def search(table: Table, sampler: MakeSampler, seed: int) -> list[float]:
     """The scores that a sampler finds, in order."""
-    study = optuna.create_study(direction="maximize", sampler=sampler(table.space, seed))
+    study = optuna.create_study(direction="maximize", sampler=sampler(table.space, seed, table.hint))
     found: list[float] = []
     while len(found) < SHOWN or (max(found) < table.good and len(found) < MOST):
         trial, architecture = ledger.ask(study, table.space, "benchmark", LABELS)
@@ -95,8 +102,8 @@ class Published(LaNAS):
         for _ in range(100):
             yield self.space.sample(rng)
 
-    def order(self, new: list[Architecture], features: np.ndarray, values: np.ndarray) -> list[Architecture]:
-        return new
+    def order(self, new: np.ndarray, features: np.ndarray, values: np.ndarray) -> Iterable[int]:
+        return range(len(new))
 
 
 class Encoded(Published):
@@ -120,11 +127,12 @@ class Treeless(LaNAS):
     least = MOST
 
 
-ABLATION: dict[str, type[Proposer]] = {
-    "published rule": Published,
-    "+ encoding": Encoded,
-    "+ mutation": Mutated,
-    "+ surrogate (lanas)": LaNAS,
+ABLATION: dict[str, MakeSampler] = {
+    "published rule": lambda space, seed, hint: Published(space, seed),
+    "+ encoding": lambda space, seed, hint: Encoded(space, seed),
+    "+ mutation": lambda space, seed, hint: Mutated(space, seed),
+    "+ surrogate": lambda space, seed, hint: LaNAS(space, seed),
+    "+ importance (lanas)": LaNAS,
     "lanas without the tree": Treeless,
 }
 
@@ -161,7 +169,9 @@ def main() -> None:
     print(f"{len(table.scores)} architectures, scores up to {most:.4f}, best 1 % from {table.good:.4f}\n")
     print("| sampler | mean | standard error | median | 90th percentile |\n|---|---|---|---|---|")
     # The sampler of two goals has no part in this.
-    chosen = ABLATION if options.ablation else {name: one for name, one in SAMPLERS.items() if name != "nsga2"}
+    chosen: Mapping[str, MakeSampler] = ABLATION
+    if not options.ablation:
+        chosen = {name: one for name, one in SAMPLERS.items() if name != "nsga2"}
     curves = {}
     for name, sampler in chosen.items():
         seeds = range(options.first_seed, options.first_seed + options.seeds)

@@ -13,7 +13,6 @@ from distill.loop import batch_logits
 from distill.losses import soft_cross_entropy
 from distill.objectives import terms
 from distill.outputs import Batch, Outputs
-from search_spaces.architecture import Architecture
 from supernet.importance import summed_loss
 from supernet.routing import Tokens
 
@@ -38,13 +37,6 @@ def losses(
         hard += share * float(HARD(Outputs(own, kind), None, batch))
         soft += share * float(SOFT(Outputs(own, kind), Outputs(target, kind), batch))
     return hard, soft
-
-
-def kept_importance(architecture: Architecture, importance: Sequence[Tensor]) -> float:
-    """The importance of the inner neurons of each layer's lowest block, added up, as a share of the supernet's."""
-    pairs = zip(architecture.layers, importance, strict=True)
-    kept = sum(float(own[: genes.inner(architecture.base)].sum()) for genes, own in pairs)
-    return kept / sum(float(own.sum()) for own in importance)
 
 
 @dataclass(frozen=True)

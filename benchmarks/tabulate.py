@@ -3,7 +3,8 @@
 The space is the demo's stage 3 from the base model: one block a layer, six expansions, parameters at most 5 % (of what
 the FFNs have above the smallest) below the uniform slice at 1/8. A score is stage 3's: accuracy of the slice of the
 trained weight-sharing supernet, without training, the mean of both tasks on the first rows of their search splits.
-Architectures that agree in their lower layers share the computation of those, so the table costs a hundredth of as many
+With the scores it keeps the importance of the supernet's neurons, for the hint of the samplers. Architectures that
+agree in their lower layers share the computation of those, so the table costs a hundredth of as many
 single evaluations.
 """
 
@@ -12,7 +13,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +141,23 @@ def first_token(attention: Any, state_BTD: Tensor, mask: Tensor | None) -> Tenso
     return attention.output(context.transpose(1, 2).reshape(batch, 1, -1), state_BTD[:, :1])
 
 
+def write(table: Mapping[str, np.ndarray], workspace: Workspace) -> None:
+    """Write the table with the importance of the supernet's inner neurons, (layers, inner neurons)."""
+    importance = torch.stack(workspace.importance()).numpy()
+    np.savez_compressed(TABLE, allow_pickle=False, **dict(table) | {"importance": importance})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
-    torch.set_num_threads(parser.parse_args().threads)
+    parser.add_argument("--importance", action="store_true", help="renew what the table has of the importance, only")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     config, workspace, space = demo()
+    if options.importance:
+        with np.load(TABLE) as table:
+            write(table, workspace)
+        return
     shared = prepare_shared(workspace, space, "cpu", lambda what, share: None)
     evaluator = SharedEvaluator(shared, "cpu")
     rows = members(space)
@@ -169,12 +182,12 @@ def main() -> None:
         "max_params": space.max_params,
         "torch": torch.__version__,
     }
-    np.savez_compressed(
-        TABLE,
-        rows=np.array(rows, dtype=np.uint8),
-        accuracies=np.array([found[row] for row in rows], dtype=np.float32),
-        facts=np.array(json.dumps(facts)),
-    )
+    table = {
+        "rows": np.array(rows, dtype=np.uint8),
+        "accuracies": np.array([found[row] for row in rows], dtype=np.float32),
+        "facts": np.array(json.dumps(facts)),
+    }
+    write(table, workspace)
     means = np.array([found[row] for row in rows]).mean(axis=1)
     print(f"scores from {means.min():.4f} to {means.max():.4f}, deviation {means.std():.4f}")
     for row in random.Random(0).sample(rows, CHECKED):

@@ -1,8 +1,11 @@
 """The budget of a search, the space inside it, and the baselines that just fit."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
+from torch import Tensor
 from transformers import AutoConfig
 
 from distill.corpora import cache_folder
@@ -173,6 +176,23 @@ def largest_uniform(
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(at(middle)) else (low, middle - 1)
     return at(low)
+
+
+def kept_importance(importance: Sequence[Tensor]) -> Callable[[Architecture], float]:
+    """What gives an architecture's share of the supernet's importance, that of the inner neurons of its lowest blocks.
+
+    Args:
+        importance: for every layer that of its lowest block's inner neurons, in descending order.
+    """
+    sums = [own.double().cumsum(0).tolist() for own in importance]
+    whole = sum(own[-1] for own in sums)
+
+    @cache
+    def kept(architecture: Architecture) -> float:
+        pairs = zip(architecture.layers, sums, strict=True)
+        return float(sum(own[genes.inner(architecture.base) - 1] for genes, own in pairs)) / whole
+
+    return kept
 
 
 def globally_important(space: Space, graph: FFNGraph, workspace: Workspace) -> Architecture:

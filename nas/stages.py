@@ -12,13 +12,21 @@ from optuna.trial import FrozenTrial
 
 from distill.files import write_text
 from nas import ledger
-from nas.budget import budgeted_space, device_type, globally_important, largest_uniform, latencies_of, limits_of
+from nas.budget import (
+    budgeted_space,
+    device_type,
+    globally_important,
+    kept_importance,
+    largest_uniform,
+    latencies_of,
+    limits_of,
+)
 from nas.config import ConfigError, StageTable, StudyConfig
 from nas.folder import Folder
 from nas.latency import measure_whole
 from nas.prepare import Tell
 from nas.runner import Cluster, connected, run
-from nas.samplers import SAMPLERS
+from nas.samplers import SAMPLERS, Proposer
 from nas.sharing import prepare_shared
 from nas.workspace import Workspace
 from search_spaces.architecture import DENSE, Architecture
@@ -183,7 +191,7 @@ class Search:
         self.folder.begin(plan.stage, self.config, plan.incumbent)
         if plan.shared:
             workspace = prepare_shared(workspace, plan.space, self.cluster.device, self.tell)
-        sampler = SAMPLERS[plan.table.sampler](plan.space, self.config.seed)
+        sampler = sampler_of(plan, workspace)
         study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, self.config.goals)
         ledger.settle(study)
         ledger.line_up(study, plan.starts)
@@ -262,6 +270,12 @@ class Search:
 
     def _watch(self, study: optuna.Study, number: int, total: int) -> None:
         self.watch(study, number, total)
+
+
+def sampler_of(plan: Plan, workspace: Workspace) -> Proposer:
+    """The stage's sampler, which is told what each architecture keeps of the supernet's importance."""
+    hint = kept_importance(workspace.importance())
+    return SAMPLERS[plan.table.sampler](plan.space, workspace.config.seed, hint)
 
 
 def finalists(study: optuna.Study, count: int) -> list[FrozenTrial]:

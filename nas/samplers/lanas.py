@@ -1,7 +1,7 @@
 """LaNAS (Wang et al., 2019): a tree learned from the scores parts the space into good and bad regions."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,8 +18,8 @@ from nas.samplers.encoding import encode, widths
 from nas.samplers.random import RandomSampler
 from search_spaces.architecture import Architecture
 
-# Trials with a score before the first proposal that is not random.
-START = 5
+# Trials with a score before the first proposal that is not random, and where there is a hint.
+START, HINTED = 5, 2
 # The tree is learned from the first PHASE trials, and again whenever there are GROWTH times as many.
 PHASE, GROWTH = 10, 1.5
 # The constant of exploration, in standard deviations of the scores.
@@ -51,7 +51,7 @@ class Region:
 
 class LaNAS(RandomSampler):
     """The members with the greatest expected improvement among candidates in the leaf of the tree to which the upper
-    confidence bounds lead.
+    confidence bounds lead. A hint is one feature more.
     """
 
     several = False
@@ -60,9 +60,10 @@ class LaNAS(RandomSampler):
 
     def propose(self, tried: list[Tried], rng: random.Random) -> Iterator[Architecture]:
         evidence = self.evidence(tried)
-        if sum(one.values is not None for one in evidence) >= START:
+        if sum(one.values is not None for one in evidence) >= (HINTED if self.hint else START):
             architectures = [one.architecture for one in evidence]
-            features, values = self.features(architectures), ranks(evidence)
+            describe = self.description(architectures)
+            features, values = describe(architectures), ranks(evidence)
             path = descend(features, values, self.least)
             leaf = path[-1].rows
             best = [architectures[row] for row in leaf[np.argsort(-values[leaf], kind="stable")]]
@@ -70,9 +71,27 @@ class LaNAS(RandomSampler):
             new = [one for one in dict.fromkeys(self.candidates(best, rng)) if one not in known]
             if new:
                 around = next(region.rows for region in reversed(path) if len(region.rows) >= min(REGION, len(values)))
-                inside = [new[row] for row in within(path, self.features(new))]
-                yield from self.order(inside, features[around], values[around])
+                described = describe(new)
+                inside = within(path, described)
+                order = self.order(described[inside], features[around], values[around])
+                yield from (new[inside[row]] for row in order)
         yield from super().propose(tried, rng)
+
+    def description(self, known: Sequence[Architecture]) -> Callable[[Sequence[Architecture]], np.ndarray]:
+        """What gives features: the encoding and, where there is one, the hint, with mean 0 and variance 1 of the known
+        architectures.
+        """
+        hint = self.hint
+        if hint is None:
+            return self.features
+        own = np.array([hint(one) for one in known])
+        mean, deviation = own.mean(), own.std()
+
+        def describe(architectures: Sequence[Architecture]) -> np.ndarray:
+            hints = np.array([hint(one) for one in architectures]) - mean
+            return np.column_stack((self.features(architectures), hints / deviation if deviation > 0 else hints))
+
+        return describe
 
     def features(self, architectures: Sequence[Architecture]) -> np.ndarray:
         return encode(architectures, widths(self.space))
@@ -84,10 +103,9 @@ class LaNAS(RandomSampler):
         for parent in best[:PARENTS]:
             yield from islice(self.space.neighbours(parent, rng), NEIGHBOURS)
 
-    def order(self, new: list[Architecture], features: np.ndarray, values: np.ndarray) -> list[Architecture]:
-        """The best first, by what the surrogate learns from features and values."""
-        gains = expected_improvement(fit(features, values), self.features(new))
-        return [new[row] for row in np.argsort(-gains, kind="stable")]
+    def order(self, new: np.ndarray, features: np.ndarray, values: np.ndarray) -> Iterable[int]:
+        """The rows of `new`, the best first, by what the surrogate learns from features and values."""
+        return np.argsort(-expected_improvement(fit(features, values), new), kind="stable")
 
 
 def ranks(evidence: Sequence[Tried]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import random
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from math import isfinite
 from typing import Any, ClassVar
@@ -16,6 +16,9 @@ from nas.ledger import Tried, history
 from search_spaces.architecture import Architecture
 from search_spaces.canonical import function_key
 from search_spaces.spaces import GRAPHS, Space
+
+# A guess at what an architecture is worth, before any evaluation; higher is better.
+Hint = Callable[[Architecture], float]
 
 # Proposals in a row that may be known functions before neighbours of what was tried are looked at one by one.
 TRIES = 30
@@ -31,14 +34,18 @@ class Proposer(BaseSampler):
     A proposal depends on the seed, the number of proposals before it and the trials of the study alone, so a continued
     search proposes what an uninterrupted one would have proposed. No function is proposed twice while there is another
     one in reach. Optuna sees the choices that spell the architecture.
+
+    Args:
+        hint: a subclass may learn from the trials how much it tells.
     """
 
     # Whether it can serve a study of several objectives.
     several: ClassVar[bool] = False
 
-    def __init__(self, space: Space, seed: int) -> None:
+    def __init__(self, space: Space, seed: int, hint: Hint | None = None) -> None:
         self.space = space
         self.seed = seed
+        self.hint = hint
         self._current: tuple[int, dict[str, str | float]] = (-1, {})
         self._inside: dict[Architecture, bool] = {}
 

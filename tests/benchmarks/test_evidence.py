@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import evidence, ranking
-from benchmarks.evidence import SEARCH, TARGET, draw, main, report
+from benchmarks.evidence import KEPT, SEARCH, TARGET, draw, main, report
 from nas.samplers.encoding import widths
 from search_spaces import Space
 from search_spaces.canonical import function_key
@@ -90,7 +90,7 @@ def raw(number: int = 12, seeds: tuple[int, ...] = (1, 2)) -> dict[str, Any]:
     truth = [rng.random() for _ in architectures]
     measured: dict[str, dict[str, tuple[float, float]]] = {}
     for place, value in enumerate(truth):
-        measured[f"{place}"] = {"parameters": (rng.random(), 0.0), "loss untrained": (-value, 2.0)}
+        measured[f"{place}"] = {KEPT: (rng.random(), 0.0), "loss untrained": (-value, 2.0)}
         for seed in seeds:
             measured[f"{place}/{seed}"] = {
                 SEARCH: (rng.random(), 3.0),
@@ -118,7 +118,7 @@ def test_the_table_of_all_signals() -> None:
     lines = lines_of(text)
     assert lines["loss untrained"] == ["+1.00", "+1.00 to +1.00", "100%", "2"]
     assert lines[f"{TARGET} (400 steps)"] == ["+1.00", "+1.00 to +1.00", "100%", "5"]
-    assert {"ridge, 8 known", "boosted trees, 8 known, glance after 30 steps"} < set(lines)
+    assert {"ridge, 8 known", f"ridge, 4 known, {KEPT}", "boosted trees, 8 known, glance after 30 steps"} < set(lines)
     assert not any("16 known" in name for name in lines)
     assert "12 architectures, 400 steps (5 s), seeds 1, 2" in text
     assert "from seed to seed 0.0000" in text

@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
 from benchmarks import ranking
-from benchmarks.ranking import PREDICTORS, Signal, held_out, interval, others, predicted, table, taus, top_quarter
+from benchmarks.ranking import (
+    KNOWN,
+    PREDICTORS,
+    Signal,
+    held_out,
+    interval,
+    others,
+    predicted,
+    table,
+    taus,
+    top_quarter,
+)
 
 
 def signal(values: list[float], targets: list[float], name: str = "s") -> Signal:
@@ -113,15 +124,15 @@ def test_predictors_learn_from_one_seed_and_are_compared_with_the_others(monkeyp
     rng = np.random.default_rng(0)
     genes, targets, early = rng.normal(size=(32, 4)), rng.normal(size=(2, 32)), rng.normal(size=(2, 32, 1))
     found = list(predicted(genes, targets, ", early", early, 3.0))
-    sizes = [f"{known} known, early" for known in (8, 16, 24)]
+    sizes = [f"{known} known, early" for known in KNOWN]
     assert [one.name for one in found] == [f"{name}, {size}" for name in PREDICTORS for size in sizes]
     for seed, rows in enumerate((slice(0, FEW), slice(FEW, 2 * FEW))):
-        expected = held_out(PREDICTORS["ridge"], genes, early[seed], targets[seed], 8, FEW)
+        expected = held_out(PREDICTORS["ridge"], genes, early[seed], targets[seed], KNOWN[0], FEW)
         assert np.array_equal(found[0].values_KN[rows], expected, equal_nan=True)
         assert (found[0].targets_KN[rows] == targets[1 - seed]).all()
     assert all(3 < one.seconds < 4 for one in found)
     assert [one.name for one in predicted(genes[:11], targets[:, :11], "", early[:, :11], 0.0)] == [
-        f"{name}, 8 known" for name in PREDICTORS
+        f"{name}, {known} known" for name in PREDICTORS for known in (4, 8)
     ]
 
 

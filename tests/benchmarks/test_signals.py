@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from benchmarks.signals import block_errors, kept_importance, losses, observe
+from benchmarks.signals import block_errors, losses, observe
 from distill.kinds import CLASSIFICATION
 from distill.loop import batch_logits
 from search_spaces import GELU, Architecture, Experts
@@ -131,10 +131,3 @@ def test_losses_are_means_over_rows(supernet: PreTrainedModel, accelerator: Acce
 
 def mean_of(values: Sequence[Tensor]) -> float:
     return float(torch.stack(list(values)).mean())
-
-
-def test_kept_importance_is_that_of_the_leading_neurons() -> None:
-    importance = [torch.arange(BASE.inner, 0, -1.0)] * BASE.depth
-    assert kept_importance(FULL, importance) == 1
-    half = Architecture.uniform(BASE, expansion=Fraction(1, 2))
-    assert kept_importance(half, importance) == pytest.approx(sum(range(25, 49)) / sum(range(1, 49)))

@@ -4,8 +4,9 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+import torch
 
-from nas.budget import NO_LIMIT, budgeted_space, globally_important, largest_uniform, limits_of
+from nas.budget import NO_LIMIT, budgeted_space, globally_important, kept_importance, largest_uniform, limits_of
 from nas.config import load_config
 from nas.workspace import Workspace
 from search_spaces import Architecture, Base, Space, SpaceError, cost
@@ -80,6 +81,17 @@ def test_global_importance_keeps_the_most_important_neurons(house: House, worksp
     total = sum(inner)
     choices = [(a, total - a) for a in range(4, base.inner + 1) if 4 <= total - a <= base.inner]
     assert kept == pytest.approx(max(worth[0][a] + worth[1][b] for a, b in choices))
+
+
+def test_kept_importance_is_that_of_the_leading_neurons() -> None:
+    kept = kept_importance([torch.arange(BASE.inner, 0, -1.0)] * BASE.depth)
+    assert kept(Architecture.uniform(BASE)) == 1
+    half = Architecture.uniform(BASE, expansion=Fraction(1, 2))
+    assert kept(half) == pytest.approx(sum(range(25, 49)) / sum(range(1, 49)))
+    # Blocks above the lowest one are not counted.
+    assert kept(Architecture.uniform(BASE, stack=2, expansion=Fraction(1, 2))) == kept(half)
+    uneven = Architecture(BASE, (*half.layers[:1], *Architecture.uniform(BASE).layers[1:]))
+    assert kept(uneven) == pytest.approx((kept(half) + BASE.depth - 1) / BASE.depth)
 
 
 def channels(most: int) -> Limit:
