@@ -159,7 +159,8 @@ def run_stage(table: Table, view: View, sampler: MakeSampler, seed: int, known: 
     """What a study evaluates that begins with what is known, which is no part of the result: less than the budget where
     nothing is new any more.
     """
-    study = optuna.create_study(direction="maximize", sampler=sampler(view.space, seed, table.hint))
+    hinted = sampler(view.space, seed, lambda one: table.hint(view.whole(one)))
+    study = optuna.create_study(direction="maximize", sampler=hinted)
     for architecture in known:
         ledger.enqueue(study, architecture, "known")
     asked: dict[Architecture, Architecture] = {}

@@ -219,6 +219,7 @@ def records(folder: Path) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_as_if_nothing_had_happened(
     house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -376,6 +377,7 @@ def test_a_student_that_starts_as_a_slice_of_stage_3_s_supernet(house: House, tm
     assert any(not torch.equal(tensor, inherited[name]) for name, tensor in stored.items())
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_batches(house: House, tmp_path: Path) -> None:
     given = small(house, tmp_path / "study", "rows", pretrain=rate(4), final=rate(120))
     alone, together = tmp_path / "alone", tmp_path / "together"

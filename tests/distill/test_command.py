@@ -332,6 +332,7 @@ def logged_steps(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(command: Callable[..., list[str]], tmp_path: Path) -> None:
     """Twice and without a chance to clean up: as soon as there is a state of the teacher, and then of the student."""
 
@@ -377,6 +378,7 @@ sys.exit(__main__.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_two_processes(command: Callable[..., list[str]], tmp_path: Path) -> None:
     """They share the batches out and learn what one learns, by an objective that does not reach all parameters."""
     (tmp_path / "launched.py").write_text(LAUNCHED)

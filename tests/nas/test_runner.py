@@ -112,6 +112,7 @@ def test_the_last_trial_may_be_wanted_again(trials: int | None, house: House, wo
     assert proposals.suggest("e") == Proposals.FINISHED
 
 
+@pytest.mark.slow
 def test_a_search_survives_everything(searched: Path, house: House, workspace: Workspace, tmp_path: Path) -> None:
     """A second process at the same time; interrupted by Ctrl-C, gone on with; a worker lost, then the driver killed;
     gone on with to the end.

@@ -73,6 +73,7 @@ def test_resuming_a_finished_study_repeats_nothing(copied: Path, house: House) -
     assert (copied / "stage-1" / "best.json").exists()
 
 
+@pytest.mark.slow
 def test_a_study_in_which_everything_fails(house: House, tmp_path: Path) -> None:
     preset = house.variant(
         tmp_path / "tiny.toml",

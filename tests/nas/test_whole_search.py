@@ -99,6 +99,7 @@ def test_a_stage_that_is_there_is_not_begun_again(refined: Path, house: House) -
     assert "holds stage 2 already: go on with --resume" in result.stderr
 
 
+@pytest.mark.slow
 def test_two_goals_give_a_front(house: House, tmp_path: Path) -> None:
     preset = house.variant(tmp_path / "tiny.toml", UNCONFIRMED)
     result = house.run(*house.search(tmp_path, "--objective", "score,macs", "--trials", "9", preset=preset))
@@ -117,6 +118,7 @@ def test_two_goals_give_a_front(house: House, tmp_path: Path) -> None:
     assert best["winner"]["trial"] in {row["trial"] for row in best["front"]}
 
 
+@pytest.mark.slow
 def test_a_latency_limit_is_kept_and_finalists_are_measured(house: House, tmp_path: Path) -> None:
     preset = house.variant(tmp_path / "tiny.toml", UNCONFIRMED)
     result = house.run(*house.search(tmp_path, "--max-latency", "1.3x", "--trials", "5", preset=preset))
