@@ -10,7 +10,8 @@ way there are glances, on the first rows of the search split. What a signal of o
 score over the *other* seeds, so a training is not compared with its own end. "score after full training" is how well
 the scores of one seed tell those of others, which only a signal with less noise than such a score can surpass. "score
 of the search" is the search's own evaluation: its steps, with a learning rate that falls to 0 in them, and its whole
-split; glances are at the learning rates of the full training.
+split; "score at the rung" is the glance of that evaluation by which candidates are stopped. Other glances are at the
+learning rates of the full training. Predictors learn from scores of the search, as the sampler does.
 
 Kendall's tau-b is the mean over seeds (of predictors also over random choices of the known architectures); intervals
 are percentiles over resampled architectures. Seconds are per architecture, from the supernet's weights on; what is made
@@ -29,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -38,7 +40,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from benchmarks.ranking import Signal, against_other_seeds, predicted, table
+from benchmarks.ranking import Signal, against_other_seeds, others, predicted, table
 from benchmarks.signals import block_errors, losses, observe
 from distill.data import training_batches
 from distill.distil import Saved
@@ -68,6 +70,7 @@ LAST = 10
 # A signal with one of these words in its name is better when it is lower.
 LOWER = ("loss", "errors")
 TARGET, SEARCH, KEPT = "score after full training", "score of the search", "importance kept"
+RUNG = "score at the rung"
 
 # Of each signal its value and the seconds that it takes.
 Signals = dict[str, tuple[float, float]]
@@ -146,20 +149,30 @@ class Measure:
         }
 
     def searched(self, architecture: Architecture, seed: int) -> Signals:
-        """The search's own evaluation."""
-        evaluator = self.evaluator
-        model, trained = timed(lambda: evaluator.train(architecture, evaluator.lessons, seed))
-        score, seconds = timed(lambda: evaluator.score(model).value)
-        return {SEARCH: (score, trained + seconds)}
+        """The search's own evaluation, and its score at the last rung of stage 1.
+
+        Raises:
+            distill.loop.Diverged: a loss or the logits stopped being finite.
+        """
+        evaluator, rungs = self.evaluator, self.evaluator.config.stage1.rungs or (Fraction(1, 2),)
+        found: Signals = {}
+        started = time.perf_counter()
+
+        def glance(step: int, score: float) -> None:
+            if step:
+                found[RUNG] = score, time.perf_counter() - started
+
+        score, seconds = timed(lambda: evaluator.evaluate(architecture, seed, rungs, glance).value)
+        return found | {SEARCH: (score, seconds)}
 
     def trained(self, architecture: Architecture, seed: int) -> Signals:
-        """What the search would find; glances on the way of a full training, and its end.
+        """Glances on the way of a full training, and its end.
 
         Raises:
             distill.loop.Diverged: a loss or the logits stopped being finite.
         """
         evaluator = self.evaluator
-        found = self.searched(architecture, seed)
+        found: Signals = {}
         history: list[float] = []
         started, paused = time.perf_counter(), 0.0
 
@@ -219,14 +232,20 @@ def run(measure: Measure, raw: Row, seeds: Sequence[int], out: Path) -> Row:
         if missing(f"{place}"):
             add(f"{place}", measure.untrained, one)
     for seed in seeds:
-        wanted = [(f"{place}/{seed}", one) for place, one in enumerate(architectures) if missing(f"{place}/{seed}")]
+        ways = {"": measure.trained, "/search": measure.searched}
+        wanted = [
+            (f"{place}/{seed}{way}", found, one)
+            for place, one in enumerate(architectures)
+            for way, found in ways.items()
+            if missing(f"{place}/{seed}{way}")
+        ]
         if wanted:
             with tempfile.TemporaryDirectory() as scratch:
                 started = time.perf_counter()
                 measure.evaluator.save(measure.full, seed, Path(scratch) / "outputs")
                 print(f"teacher's outputs, seed {seed}: {time.perf_counter() - started:.0f} s", flush=True)
-                for name, one in wanted:
-                    add(name, measure.trained, one, seed)
+                for name, found, one in wanted:
+                    add(name, found, one, seed)
     return raw
 
 
@@ -256,19 +275,26 @@ def report(raw: Row, seeds: Sequence[int]) -> str:
     whole = [
         place
         for place in range(len(settings["architectures"]))
-        if all(name in measured for name in (f"{place}", *(f"{place}/{seed}" for seed in seeds)))
+        if all(
+            name in measured
+            for name in (f"{place}", *(f"{place}/{seed}{way}" for seed in seeds for way in ("", "/search")))
+        )
     ]
     if len(seeds) < 2 or len(whole) < 4:
         raise SystemExit(f"nothing to compare: {len(whole)} architectures measured under all of {len(seeds)} seeds")
 
     def values(name: str) -> tuple[np.ndarray, float]:
         """(seeds, architectures), higher is better; and the mean seconds."""
-        rows = [[measured[f"{one}"] | measured[f"{one}/{seed}"] for one in whole] for seed in seeds]
+        rows = [
+            [measured[f"{one}"] | measured[f"{one}/{seed}"] | measured[f"{one}/{seed}/search"] for one in whole]
+            for seed in seeds
+        ]
         pairs = np.array([[row[name] for row in line] for line in rows])
         return pairs[..., 0] * (-1 if any(word in name for word in LOWER) else 1), float(pairs[..., 1].mean())
 
     targets_SN, full_seconds = values(TARGET)
-    names = [*measured[f"{whole[0]}"], *measured[f"{whole[0]}/{seeds[0]}"]]
+    some = (f"{whole[0]}", f"{whole[0]}/{seeds[0]}", f"{whole[0]}/{seeds[0]}/search")
+    names = list(dict.fromkeys(name for one in some for name in measured[one]))
     steps = {TARGET: settings["full_steps"], SEARCH: settings["search_steps"]}
     signals = [
         against_other_seeds(f"{name} ({steps[name]} steps)" if name in steps else name, found, targets_SN, seconds)
@@ -276,6 +302,8 @@ def report(raw: Row, seeds: Sequence[int]) -> str:
         for found, seconds in [values(name)]
     ]
     signals += learned(settings, whole, targets_SN, values)
+    stop = settings["config"]["stage1"]["stop"]
+    lost = stopped_wrongly(values(RUNG)[0], others(targets_SN), stop)
     between = targets_SN.mean(axis=0).std(ddof=1)
     rest = targets_SN - targets_SN.mean(axis=0) - targets_SN.mean(axis=1, keepdims=True) + targets_SN.mean()
     within = np.sqrt((rest**2).sum() / ((len(seeds) - 1) * (len(whole) - 1)))
@@ -283,8 +311,20 @@ def report(raw: Row, seeds: Sequence[int]) -> str:
         f"{settings['name']}: {len(whole)} architectures, {settings['full_steps']} steps ({full_seconds:.0f} s), "
         f"seeds {', '.join(map(str, seeds))}, {settings['threads']} threads; diverged: {len(raw['failed'])}\n"
         f"score {targets_SN.mean():.4f}; deviation of the architectures' means {between:.4f}, of one score of theirs "
-        f"from seed to seed {within:.4f} (beside what a seed does to all)\n\n{table(signals)}"
+        f"from seed to seed {within:.4f} (beside what a seed does to all)\n"
+        f"among the lowest {stop:.0%} at the rung are {lost:.0%} of the best quarter\n\n{table(signals)}"
     )
+
+
+def stopped_wrongly(values_SN: np.ndarray, targets_SN: np.ndarray, stop: float) -> float:
+    """The share of the best quarter that is among the lowest `stop` of a signal; the mean over seeds."""
+    number = values_SN.shape[1]
+    lowest, best = int(stop * number), max(1, number // 4)
+    shares = [
+        len({*np.argsort(value, kind="stable")[:lowest]} & {*np.argsort(-target, kind="stable")[:best]}) / best
+        for value, target in zip(values_SN, targets_SN, strict=True)
+    ]
+    return float(np.mean(shares))
 
 
 def learned(
@@ -293,14 +333,15 @@ def learned(
     """Predictors on genes, alone, with the importance kept, and with the score and the loss at a glance."""
     architectures = [Architecture.from_json(settings["architectures"][place]) for place in whole]
     genes_NF = encode(architectures, tuple(settings["widths"]))
-    yield from predicted(genes_NF, targets_SN, "", np.empty((*targets_SN.shape, 0)), 0.0)
+    scores_SN, _ = values(SEARCH)
+    yield from predicted(genes_NF, scores_SN, targets_SN, "", np.empty((*targets_SN.shape, 0)), 0.0)
     kept_SN, _ = values(KEPT)
-    yield from predicted(genes_NF, targets_SN, f", {KEPT}", kept_SN[..., None], 0.0)
+    yield from predicted(genes_NF, scores_SN, targets_SN, f", {KEPT}", kept_SN[..., None], 0.0)
     for step in GLANCES[:2]:
         found = [values(f"{kind} after {step} steps") for kind in ("score", "loss")]
         early_SNE = np.stack([one for one, _ in found], axis=-1)
         seconds = max(seconds for _, seconds in found)
-        yield from predicted(genes_NF, targets_SN, f", glance after {step} steps", early_SNE, seconds)
+        yield from predicted(genes_NF, scores_SN, targets_SN, f", glance after {step} steps", early_SNE, seconds)
 
 
 def main() -> None:

@@ -100,7 +100,7 @@ def held_out(
     fit: Callable[[np.ndarray, np.ndarray], Any],
     genes_NF: np.ndarray,
     early_NE: np.ndarray,
-    targets_N: np.ndarray,
+    scores_N: np.ndarray,
     known: int,
     splits: int,
 ) -> np.ndarray:
@@ -111,31 +111,36 @@ def held_out(
         early_NE: further features, which get the mean 0 and the variance 1 of the known ones.
     """
     rng = np.random.default_rng(0)
-    result = np.full((splits, len(targets_N)), np.nan)
+    result = np.full((splits, len(scores_N)), np.nan)
     for row in result:
-        own, rest = np.split(rng.permutation(len(targets_N)), [known])
+        own, rest = np.split(rng.permutation(len(scores_N)), [known])
         spread = early_NE[own].std(axis=0)
         early = (early_NE - early_NE[own].mean(axis=0)) / np.where(spread > 0, spread, 1)
         features = np.concatenate((genes_NF, early), axis=1)
         # As LaNAS's surrogate: only the order of the known ones counts.
-        values = norm.ppf((rankdata(targets_N[own]) - 0.5) / known)
+        values = norm.ppf((rankdata(scores_N[own]) - 0.5) / known)
         row[rest] = fit(features[own], values).predict(features[rest])
     return result
 
 
 def predicted(
-    genes_NF: np.ndarray, targets_SN: np.ndarray, early: str, early_SNE: np.ndarray, seconds: float
+    genes_NF: np.ndarray,
+    scores_SN: np.ndarray,
+    targets_SN: np.ndarray,
+    early: str,
+    early_SNE: np.ndarray,
+    seconds: float,
 ) -> Iterator[Signal]:
-    """What the predictors tell of architectures that they do not know, from genes and what `early` names, which takes
-    `seconds`; at least a quarter is not known. All but the targets of other seeds is of one seed.
+    """What the predictors tell of architectures whose scores they do not know, from genes and what `early` names, which
+    takes `seconds`; at least a quarter is not known. All but the targets of other seeds is of one seed.
     """
     number = targets_SN.shape[1]
     for name, fit in PREDICTORS.items():
         for known in (size for size in KNOWN if 4 * size <= 3 * number):
             started = time.perf_counter()
             found = [
-                held_out(fit, genes_NF, own, targets, known, SPLITS)
-                for own, targets in zip(early_SNE, targets_SN, strict=True)
+                held_out(fit, genes_NF, own, scores, known, SPLITS)
+                for own, scores in zip(early_SNE, scores_SN, strict=True)
             ]
             fitting = (time.perf_counter() - started) / (len(found) * SPLITS)
             targets_KN = np.repeat(others(targets_SN), SPLITS, axis=0)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import lru_cache
 
 from torch import Tensor
 from transformers import AutoConfig
@@ -180,6 +180,7 @@ def largest_uniform(
 
 def kept_importance(importance: Sequence[Tensor]) -> Callable[[Architecture], float]:
     """What gives an architecture's share of the supernet's importance, that of the inner neurons of its lowest blocks.
+    Of a mixture that of a dense layer as wide as one expert.
 
     Args:
         importance: for every layer that of its lowest block's inner neurons, in descending order.
@@ -187,7 +188,7 @@ def kept_importance(importance: Sequence[Tensor]) -> Callable[[Architecture], fl
     sums = [own.double().cumsum(0).tolist() for own in importance]
     whole = sum(own[-1] for own in sums)
 
-    @cache
+    @lru_cache(65_536)
     def kept(architecture: Architecture) -> float:
         pairs = zip(architecture.layers, sums, strict=True)
         return float(sum(own[genes.inner(architecture.base) - 1] for genes, own in pairs)) / whole

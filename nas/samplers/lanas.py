@@ -1,7 +1,7 @@
 """LaNAS (Wang et al., 2019): a tree learned from the scores parts the space into good and bad regions."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -15,11 +15,15 @@ from sklearn.linear_model import Ridge
 
 from nas.ledger import Tried
 from nas.samplers.encoding import encode, widths
+from nas.samplers.proposer import Hint
 from nas.samplers.random import RandomSampler
 from search_spaces.architecture import Architecture
+from search_spaces.spaces import Space
 
 # Trials with a score before the first proposal that is not random, and where there is a hint.
 START, HINTED = 5, 2
+# Random members that give a hint its scale, and how far equal hints may differ, relatively.
+DRAWN, ROUNDING = 200, 1e-9
 # The tree is learned from the first PHASE trials, and again whenever there are GROWTH times as many.
 PHASE, GROWTH = 10, 1.5
 # The constant of exploration, in standard deviations of the scores.
@@ -51,19 +55,22 @@ class Region:
 
 class LaNAS(RandomSampler):
     """The members with the greatest expected improvement among candidates in the leaf of the tree to which the upper
-    confidence bounds lead. A hint is one feature more.
+    confidence bounds lead. A hint is one feature more, scaled to mean 0 and variance 1 of random members.
     """
 
     several = False
     # Least trials on either side of a split.
     least = 5
 
+    def __init__(self, space: Space, seed: int, hint: Hint | None = None) -> None:
+        super().__init__(space, seed, None if hint is None else scaled(hint, space))
+        self.start = START if self.hint is None else HINTED
+
     def propose(self, tried: list[Tried], rng: random.Random) -> Iterator[Architecture]:
         evidence = self.evidence(tried)
-        if sum(one.values is not None for one in evidence) >= (HINTED if self.hint else START):
+        if sum(one.values is not None for one in evidence) >= self.start:
             architectures = [one.architecture for one in evidence]
-            describe = self.description(architectures)
-            features, values = describe(architectures), ranks(evidence)
+            features, values = self.features(architectures), ranks(evidence)
             path = descend(features, values, self.least)
             leaf = path[-1].rows
             best = [architectures[row] for row in leaf[np.argsort(-values[leaf], kind="stable")]]
@@ -71,30 +78,18 @@ class LaNAS(RandomSampler):
             new = [one for one in dict.fromkeys(self.candidates(best, rng)) if one not in known]
             if new:
                 around = next(region.rows for region in reversed(path) if len(region.rows) >= min(REGION, len(values)))
-                described = describe(new)
-                inside = within(path, described)
-                order = self.order(described[inside], features[around], values[around])
+                others = self.features(new)
+                inside = within(path, others)
+                order = self.order(others[inside], features[around], values[around])
                 yield from (new[inside[row]] for row in order)
         yield from super().propose(tried, rng)
 
-    def description(self, known: Sequence[Architecture]) -> Callable[[Sequence[Architecture]], np.ndarray]:
-        """What gives features: the encoding and, where there is one, the hint, with mean 0 and variance 1 of the known
-        architectures.
-        """
-        hint = self.hint
-        if hint is None:
-            return self.features
-        own = np.array([hint(one) for one in known])
-        mean, deviation = own.mean(), own.std()
-
-        def describe(architectures: Sequence[Architecture]) -> np.ndarray:
-            hints = np.array([hint(one) for one in architectures]) - mean
-            return np.column_stack((self.features(architectures), hints / deviation if deviation > 0 else hints))
-
-        return describe
-
     def features(self, architectures: Sequence[Architecture]) -> np.ndarray:
-        return encode(architectures, widths(self.space))
+        """A row for each: the encoding, and the hint where there is one."""
+        encoded = encode(architectures, widths(self.space))
+        if self.hint is None:
+            return encoded
+        return np.column_stack((encoded, [self.hint(one) for one in architectures]))
 
     def candidates(self, best: list[Architecture], rng: random.Random) -> Iterator[Architecture]:
         """Random members, and neighbours of the first ones of `best`."""
@@ -106,6 +101,16 @@ class LaNAS(RandomSampler):
     def order(self, new: np.ndarray, features: np.ndarray, values: np.ndarray) -> Iterable[int]:
         """The rows of `new`, the best first, by what the surrogate learns from features and values."""
         return np.argsort(-expected_improvement(fit(features, values), new), kind="stable")
+
+
+def scaled(hint: Hint, space: Space) -> Hint | None:
+    """The hint with mean 0 and variance 1 of random members; None where it is the same for all of them."""
+    rng = random.Random(0)
+    found = np.array([hint(space.sample(rng)) for _ in range(DRAWN)])
+    mean, deviation = float(found.mean()), float(found.std())
+    if deviation <= ROUNDING * abs(mean):
+        return None
+    return lambda architecture: (hint(architecture) - mean) / deviation
 
 
 def ranks(evidence: Sequence[Tried]) -> np.ndarray:

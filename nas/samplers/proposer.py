@@ -31,9 +31,9 @@ class SamplerError(ValueError):
 class Proposer(BaseSampler):
     """A sampler of whole architectures; subclasses say what comes next.
 
-    A proposal depends on the seed, the number of proposals before it and the trials of the study alone, so a continued
-    search proposes what an uninterrupted one would have proposed. No function is proposed twice while there is another
-    one in reach. Optuna sees the choices that spell the architecture.
+    A proposal depends on the seed, the hint, the number of proposals before it and the trials of the study alone, so a
+    continued search proposes what an uninterrupted one would have proposed. No function is proposed twice while there
+    is another one in reach. Optuna sees the choices that spell the architecture.
 
     Args:
         hint: a subclass may learn from the trials how much it tells.

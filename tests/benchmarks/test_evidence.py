@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import evidence, ranking
-from benchmarks.evidence import KEPT, SEARCH, TARGET, draw, main, report
+from benchmarks.evidence import KEPT, RUNG, SEARCH, TARGET, draw, main, report
 from nas.samplers.encoding import widths
 from search_spaces import Space
 from search_spaces.canonical import function_key
@@ -40,7 +40,9 @@ def test_it_goes_on_where_it_was_cut_short(
     command = ("--preset", house.preset, "--architectures", 4, "--full-steps", 7, "--seeds", 1, 2, "--out", out)
     first = run(*command)
     whole = json.loads(out.read_text())
-    assert set(whole["measured"]) == {f"{place}{seed}" for place in range(4) for seed in ("", "/1", "/2")}
+    assert set(whole["measured"]) == {
+        f"{place}{seed}" for place in range(4) for seed in ("", "/1", "/1/search", "/2", "/2/search")
+    }
     assert not whole["failed"]
     table = ("--seeds", 1, 2, "--table")
     assert first.endswith(run(*table, out))
@@ -93,12 +95,13 @@ def raw(number: int = 12, seeds: tuple[int, ...] = (1, 2)) -> dict[str, Any]:
         measured[f"{place}"] = {KEPT: (rng.random(), 0.0), "loss untrained": (-value, 2.0)}
         for seed in seeds:
             measured[f"{place}/{seed}"] = {
-                SEARCH: (rng.random(), 3.0),
                 **{name: (rng.random(), 4.0) for name in glances},
                 TARGET: (value, 5.0),
             }
+            measured[f"{place}/{seed}/search"] = {RUNG: (-value, 2.0), SEARCH: (rng.random(), 3.0)}
     settings = {
         "name": "demo",
+        "config": {"stage1": {"stop": 0.3}},
         "full_steps": 400,
         "search_steps": 60,
         "threads": 2,
@@ -122,6 +125,8 @@ def test_the_table_of_all_signals() -> None:
     assert not any("16 known" in name for name in lines)
     assert "12 architectures, 400 steps (5 s), seeds 1, 2" in text
     assert "from seed to seed 0.0000" in text
+    # The rung has the opposite order: the lowest three of twelve there are the best three.
+    assert "among the lowest 30% at the rung are 100% of the best quarter" in text
 
 
 def test_a_signal_is_not_compared_with_the_end_of_its_own_training() -> None:
@@ -131,7 +136,7 @@ def test_a_signal_is_not_compared_with_the_end_of_its_own_training() -> None:
     own = raw(number=32, seeds=(1, 2, 3))
     rng = np.random.default_rng(0)
     for name, row in own["measured"].items():
-        if "/" in name:
+        if name.count("/") == 1:
             value = float(rng.random())
             row |= {TARGET: (value, 5.0), "score after 10 steps": (value / 2, 4.0)}
     lines = lines_of(report(own, (1, 2, 3)))
@@ -141,7 +146,7 @@ def test_a_signal_is_not_compared_with_the_end_of_its_own_training() -> None:
 
 def test_a_seed_that_is_not_asked_for_leaves_nothing_out() -> None:
     more = raw(seeds=(1, 2))
-    more["measured"]["0/3"] = more["measured"]["0/1"]
+    more["measured"] |= {f"0/3{way}": more["measured"][f"0/1{way}"] for way in ("", "/search")}
     assert report(more, (1, 2)).startswith("demo: 12 architectures")
     with pytest.raises(SystemExit, match="1 architectures measured under all of 3 seeds"):
         report(more, (1, 2, 3))

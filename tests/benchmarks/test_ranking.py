@@ -123,15 +123,16 @@ def test_predictors_learn_from_one_seed_and_are_compared_with_the_others(monkeyp
     monkeypatch.setattr(ranking, "SPLITS", FEW)
     rng = np.random.default_rng(0)
     genes, targets, early = rng.normal(size=(32, 4)), rng.normal(size=(2, 32)), rng.normal(size=(2, 32, 1))
-    found = list(predicted(genes, targets, ", early", early, 3.0))
+    scores = rng.normal(size=(2, 32))
+    found = list(predicted(genes, scores, targets, ", early", early, 3.0))
     sizes = [f"{known} known, early" for known in KNOWN]
     assert [one.name for one in found] == [f"{name}, {size}" for name in PREDICTORS for size in sizes]
     for seed, rows in enumerate((slice(0, FEW), slice(FEW, 2 * FEW))):
-        expected = held_out(PREDICTORS["ridge"], genes, early[seed], targets[seed], KNOWN[0], FEW)
+        expected = held_out(PREDICTORS["ridge"], genes, early[seed], scores[seed], KNOWN[0], FEW)
         assert np.array_equal(found[0].values_KN[rows], expected, equal_nan=True)
         assert (found[0].targets_KN[rows] == targets[1 - seed]).all()
     assert all(3 < one.seconds < 4 for one in found)
-    assert [one.name for one in predicted(genes[:11], targets[:, :11], "", early[:, :11], 0.0)] == [
+    assert [one.name for one in predicted(genes[:11], scores[:, :11], targets[:, :11], "", early[:, :11], 0.0)] == [
         f"{name}, {known} known" for name in PREDICTORS for known in (4, 8)
     ]
 

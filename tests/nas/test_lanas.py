@@ -14,7 +14,19 @@ from scipy.stats import norm
 from nas.ledger import Tried
 from nas.samplers import SAMPLERS, Hint, evolution, lanas, local
 from nas.samplers.encoding import BLOCK, DOUBLING, EXPERTS, OPERATION, OPERATIONS, PLACED, SEGMENTS, encode, widths
-from nas.samplers.lanas import GROWTH, HINTED, PHASE, START, LaNAS, descend, expected_improvement, fit, ranks, within
+from nas.samplers.lanas import (
+    GROWTH,
+    HINTED,
+    PHASE,
+    START,
+    LaNAS,
+    descend,
+    expected_improvement,
+    fit,
+    ranks,
+    scaled,
+    within,
+)
 from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes, Space
 from search_spaces.architecture import ROUTINGS
 from search_spaces.canonical import function_key
@@ -235,19 +247,17 @@ def test_the_surrogate_is_a_gaussian_process() -> None:
 
 def test_the_first_proposals_are_random() -> None:
     evidence = [tried(score, seed=score) for score in range(START)]
-    sampler = LaNAS(SPACE, 0)
 
-    def first(count: int) -> Architecture:
-        return next(sampler.propose(evidence[:count], random.Random(7)))
+    def proposed(count: int, hint: Hint | None = None) -> list[Architecture]:
+        return list(islice(LaNAS(SPACE, 0, hint).propose(evidence[:count], random.Random(7)), 5))
 
-    drawn = SPACE.sample(random.Random(7))
-    assert first(START - 1) == drawn
-    assert first(START) != drawn
-
+    rng = random.Random(7)
+    drawn = [SPACE.sample(rng) for _ in range(5)]
+    assert proposed(START - 1) == drawn
+    assert proposed(START) != drawn
     # With a hint fewer trials tell something.
-    sampler = LaNAS(SPACE, 0, wanted)
-    assert first(HINTED - 1) == drawn
-    assert first(HINTED) != drawn
+    assert proposed(HINTED - 1, wanted) == drawn
+    assert proposed(HINTED, wanted) != drawn
 
 
 def wanted(architecture: Architecture) -> float:
@@ -280,10 +290,21 @@ def test_what_a_hint_tells_is_learned(sign: int) -> None:
 
 def test_a_hint_that_is_the_same_for_all_changes_nothing() -> None:
     evidence = [tried(score, seed=score) for score in range(30)]
-    same, alone = (list(islice(LaNAS(SPACE, 0, hint).propose(evidence, random.Random(0)), 5)) for hint in (
-        lambda one: 0.25, None
-    ))
+    # One that rounds differently for some of them.
+    same, alone = (
+        list(islice(LaNAS(SPACE, 0, hint).propose(evidence, random.Random(0)), 5))
+        for hint in (lambda one: 0.1 * (1 + 1e-14 * wanted(one)), None)
+    )
     assert same == alone
+
+
+def test_a_hint_has_the_scale_of_random_members() -> None:
+    hint = scaled(lambda one: 1e-3 * wanted(one) + 7, SPACE)
+    assert hint is not None
+    rng = random.Random(1)
+    found = [hint(SPACE.sample(rng)) for _ in range(1000)]
+    assert np.mean(found) == pytest.approx(0, abs=0.15)
+    assert np.std(found) == pytest.approx(1, abs=0.1)
 
 
 def test_a_proposal_never_starves() -> None:
