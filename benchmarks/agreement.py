@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate import Accelerator
 from transformers.utils import logging
 
 from benchmarks.evidence import draw
 from benchmarks.ranking import Signal, interval, taus
 from distill.distil import Saved
 from distill.files import write_text
+from distill.loop import make_accelerator
 from nas.budget import limits_of
 from nas.config import load_config
 from nas.evaluate import Evaluator
@@ -53,7 +53,7 @@ def scores(setting: str, workspace: Workspace, architectures: list[dict[str, Any
     """Of each architecture its score, and the seconds of its evaluation."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    accelerator = Accelerator(cpu=True, mixed_precision="no") if setting == "float32" else None
+    accelerator = make_accelerator(rounded=setting != "float32")
     evaluator = (Evaluator if setting == "usual" else Live)(workspace, accelerator=accelerator)
     seed = workspace.config.seed + (setting == "seed")
     found = []

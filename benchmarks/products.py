@@ -33,17 +33,20 @@ def operations(counts: Counter[Product]) -> int:
     return sum(2 * left.numel() * right[-1] * times for (left, right, _), times in counts.items())
 
 
-def seconds(counts: Counter[Product], repeats: int = 5) -> float:
+def seconds(counts: Counter[Product], device: torch.device, repeats: int = 5) -> float:
     """What these products take one after the other, each the median of `repeats` on operands of its own, after one
     that does not count.
     """
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     total = 0.0
     for (left, right, dtype), times in counts.items():
-        a, b = torch.randn(left).to(dtype), torch.randn(right).to(dtype)
+        a, b = (torch.randn(shape, device=device).to(dtype) for shape in (left, right))
         found = []
         for _ in range(repeats + 1):
+            wait()
             begun = time.perf_counter()
             a @ b
+            wait()
             found.append(time.perf_counter() - begun)
         total += times * median(found[1:])
     return total

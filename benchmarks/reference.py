@@ -18,7 +18,6 @@ from search_spaces.architecture import Architecture, Base, Genes
 BLOCKS = 4
 DROPOUT = 0.1
 MASKED = -10_000.0
-TEACHER_LAYERS = 12
 
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
@@ -107,7 +106,7 @@ class Encoder(nn.Module):
         if self.base.embedding:
             after, before = F.pad(words[:, 1:], (0, 0, 0, 1)), F.pad(words[:, :-1], (0, 0, 1, 0))
             words = torch.cat((after, words, before), dim=-1)
-        places = torch.arange(ids_BT.shape[1])
+        places = torch.arange(ids_BT.shape[1], device=ids_BT.device)
         hidden = self.widen(words) + self.positions(places) + self.kinds(torch.zeros_like(ids_BT))
         states, scores = [self.dropout(self.norm(hidden))], []
         bias = (1.0 - mask_BT[:, None, None, :].float()) * MASKED
@@ -145,14 +144,15 @@ def train(
 ) -> list[float]:
     """A candidate's training on (ids, mask) of (B, T); returns the losses."""
     dense = Architecture.uniform(teacher.base)
-    transform = nn.Linear(student.base.width, teacher.base.width)
+    device = student.classifier.weight.device
+    transform = nn.Linear(student.base.width, teacher.base.width).to(device)
     learned = [*student.parameters(), *transform.parameters()]
     optimizer = torch.optim.AdamW(learned, lr=learning_rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / len(batches))
     student.train()
     teacher.eval()
     losses = []
-    for ids_BT, mask_BT in batches:
+    for ids_BT, mask_BT in ((ids.to(device), mask.to(device)) for ids, mask in batches):
         with torch.no_grad():
             target = teacher(ids_BT, mask_BT, dense)
         value = loss(student(ids_BT, mask_BT, architecture), target, transform)

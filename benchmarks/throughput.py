@@ -1,7 +1,7 @@
 """Training sequences per second of a candidate, against the reference protocol on the same sequences.
 
     python -m benchmarks.throughput [--lengths sst2 mnli full] [--steps 12] [--batch 16] [--rounds 3] [--threads 2]
-        [--out FILE.json]
+        [--device auto|cpu|cuda] [--out FILE.json]
 
 The candidate is EfficientBERT on its own base, the teacher a BERT-base with random weights, the objective
 EfficientBERT's with all its terms. Sequences are random word pieces with the lengths of a task: of SST-2 (median 10,
@@ -42,7 +42,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from accelerate import Accelerator
 from safetensors.torch import load_file
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
 from transformers.utils import logging
@@ -95,7 +94,7 @@ def padded(batch: Batch) -> Batch:
     return {**batch, **wide}
 
 
-def prepare(folder: Path, names: list[str], batch: int, steps: int) -> dict[str, float]:
+def prepare(folder: Path, names: list[str], batch: int, steps: int, device: str = "auto") -> dict[str, float]:
     """The files of both sides; returns the seconds that the teacher's outputs took."""
     torch.manual_seed(SEED)
     student = from_scratch(CANDIDATE.base, reference.BLOCKS, labels=LABELS)
@@ -104,7 +103,7 @@ def prepare(folder: Path, names: list[str], batch: int, steps: int) -> dict[str,
     teacher = BertForSequenceClassification(config).eval()
     teacher.save_pretrained(folder / "teacher")
     torch.save(reference.Encoder(CANDIDATE.base, reference.BLOCKS).state_dict(), folder / "reference.pt")
-    accelerator = make_accelerator()
+    accelerator = make_accelerator(device)
     needs = make(OBJECTIVE, {}, student.config, teacher.config).teacher_needs
     seconds = {}
     for name in names:
@@ -120,20 +119,21 @@ def prepare(folder: Path, names: list[str], batch: int, steps: int) -> dict[str,
 class Side:
     """One setting in a process of its own: trains a candidate when it is told to."""
 
-    def __init__(self, setting: str, folder: Path, batch: int, steps: int, threads: int) -> None:
+    def __init__(
+        self, setting: str, folder: Path, batch: int, steps: int, threads: int, device: str = "auto"
+    ) -> None:
         torch.set_num_threads(threads)
         logging.disable_progress_bar()
         self.setting, self.folder, self.batch, self.steps = setting, folder, batch, steps
         self.training = 0.0
         self.products: dict[str, Counter[products.Product]] = {}
         place = SETTINGS.index(setting)
+        self.accelerator = make_accelerator(device, rounded=place >= SETTINGS.index("precision"))
         self.grouped, self.cached = place >= SETTINGS.index("batches"), place >= SETTINGS.index("cache")
         if setting == "reference":
             torch.manual_seed(SEED)
-            self.dense = reference.Encoder(TEACHER, 1).eval()
+            self.dense = reference.Encoder(TEACHER, 1).eval().to(self.accelerator.device)
             return
-        rounded = place >= SETTINGS.index("precision")
-        self.accelerator = make_accelerator() if rounded else Accelerator(cpu=True, mixed_precision="no")
         self.teacher = None
         if not self.cached:
             self.teacher = BertForSequenceClassification.from_pretrained(folder / "teacher").eval()
@@ -153,6 +153,7 @@ class Side:
             full = [padded(batch) for batch in stream]
             student = reference.Encoder(CANDIDATE.base, reference.BLOCKS)
             student.load_state_dict(torch.load(self.folder / "reference.pt", weights_only=True))
+            student.to(self.accelerator.device)
             reference.train(
                 student, CANDIDATE, self.dense, [(batch["input_ids"], batch["attention_mask"]) for batch in full]
             )
@@ -175,6 +176,8 @@ class Side:
             seed=SEED,
             after_step=after_step,
         )
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.synchronize()
         self.training = time.perf_counter() - trained
 
     def rate(self, name: str) -> tuple[int, float, float]:
@@ -187,7 +190,7 @@ class Side:
             self.products[name] = seen.counts
             self.run(name)
         counts = self.products[name]
-        return products.operations(counts), products.seconds(counts), self.training
+        return products.operations(counts), products.seconds(counts, self.accelerator.device), self.training
 
     def live(self, objective: Objective) -> LiveTeacher:
         assert self.teacher is not None
@@ -226,6 +229,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--out", type=Path, help="file of all measurements")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -236,10 +240,11 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        seconds = prepare(folder, options.lengths, options.batch, options.steps)
+        seconds = prepare(folder, options.lengths, options.batch, options.steps, options.device)
         given = (folder, options.batch, options.steps)
-        alone = {setting: [start(serve, setting, *given, options.threads)] for setting in SETTINGS[:-1]}
-        pairs = [start(serve, SETTINGS[-1], *given, max(1, options.threads // 2)) for _ in range(2)]
+        alone = {setting: [start(serve, setting, *given, options.threads, options.device)] for setting in SETTINGS[:-1]}
+        half = max(1, options.threads // 2)
+        pairs = [start(serve, SETTINGS[-1], *given, half, options.device) for _ in range(2)]
         sides = alone | {SETTINGS[-1]: pairs}
         sequences_each = options.batch * options.steps
         for number in range(-1, options.rounds):  # the first one warms up
@@ -265,11 +270,12 @@ def main() -> None:
         for pipes in sides.values():
             for pipe in pipes:
                 pipe.send(None)
+    accelerator = make_accelerator(options.device)
     print(
         f"\n{machine()}, {options.threads} threads\n"
         f"torch {torch.__version__}, transformers {transformers.__version__}\n"
         f"batches of {options.batch}, {options.steps} steps a candidate, {options.rounds} rounds; "
-        f"precision {make_accelerator().mixed_precision}"
+        f"{accelerator.device.type}, precision {accelerator.mixed_precision}"
     )
     for name, by_setting in found.items():
         print(f"{name}: the teacher's outputs took {seconds[name]:.1f} s, once")

@@ -30,15 +30,17 @@ class Diverged(ArithmeticError):
     """The loss or the scores stopped being finite."""
 
 
-def make_accelerator(device: str = "auto") -> Accelerator:
-    """`device` is "auto", "cpu" or "cuda"; the precision is bfloat16 where the processor computes in it."""
+def make_accelerator(device: str = "auto", rounded: bool = True) -> Accelerator:
+    """`device` is "auto", "cpu" or "cuda"; the precision is float32, or bfloat16 where the processor computes in it and
+    products may be `rounded`.
+    """
     cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
     if cpu:
         able = torch.cpu.get_capabilities()
         bf16 = bool(able.get("avx512_bf16") or able.get("amx_bf16"))
     else:
         bf16 = torch.cuda.is_bf16_supported()
-    return Accelerator(cpu=cpu, mixed_precision="bf16" if bf16 else "no")
+    return Accelerator(cpu=cpu, mixed_precision="bf16" if bf16 and rounded else "no")
 
 
 @dataclass(frozen=True)

@@ -373,7 +373,7 @@ LAUNCHED = """
 import sys
 from accelerate import Accelerator
 from distill import __main__, chain
-chain.make_accelerator = lambda device: Accelerator(cpu=True, mixed_precision="no")
+chain.make_accelerator = lambda device, rounded=True: Accelerator(cpu=True, mixed_precision="no")
 sys.exit(__main__.main(sys.argv[1:]))
 """
 
