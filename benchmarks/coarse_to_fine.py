@@ -345,6 +345,8 @@ def differences(rows: Sequence[Mapping[str, float]]) -> str:
     for seed, values in enumerate(table):
         shown = [f"{value:.4f}" for value in values[:split]] + [f"{value:+.4f}" for value in values[split:]]
         lines.append(f"| {seed} | {' | '.join(shown)} |")
+    if len(table) == 1:  # of one search there is no error
+        return "\n".join(lines)
     columns = np.array(table).T.tolist()
     means = [f"{mean(column):{'.4f' if place < split else '+.4f'}}" for place, column in enumerate(columns)]
     errors = [f"{error(column):.4f}" for column in columns]

@@ -188,5 +188,6 @@ def test_differences_are_taken_search_by_search() -> None:
     lines = differences(rows).splitlines()
     assert lines[0] == "| seed | all | 1 | 3 | all - 1 | all - 3 |"
     assert lines[2] == "| 0 | 0.8100 | 0.8000 | 0.7900 | +0.0100 | +0.0200 |"
+    assert differences(rows[:1]).splitlines() == lines[:3]
     error = stdev([0.01, -0.01]) / 2**0.5
     assert lines[4].split(" | ")[4] == f"{mean([0.01, -0.01]):+.4f} ± {error:.4f}"
