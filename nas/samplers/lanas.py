@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 
 import numpy as np
@@ -12,6 +13,7 @@ from sklearn import config_context
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 from sklearn.linear_model import Ridge
+from threadpoolctl import ThreadpoolController
 
 from nas.ledger import Tried
 from nas.samplers.encoding import encode, widths
@@ -69,20 +71,27 @@ class LaNAS(RandomSampler):
     def propose(self, tried: list[Tried], rng: random.Random) -> Iterator[Architecture]:
         evidence = self.evidence(tried)
         if sum(one.values is not None for one in evidence) >= self.start:
-            architectures = [one.architecture for one in evidence]
-            features, values = self.features(architectures), ranks(evidence)
-            path = descend(features, values, self.least)
-            leaf = path[-1].rows
-            best = [architectures[row] for row in leaf[np.argsort(-values[leaf], kind="stable")]]
-            known = set(architectures)
-            new = [one for one in dict.fromkeys(self.candidates(best, rng)) if one not in known]
-            if new:
-                around = next(region.rows for region in reversed(path) if len(region.rows) >= min(REGION, len(values)))
-                others = self.features(new)
-                inside = within(path, others)
-                order = self.order(others[inside], features[around], values[around])
-                yield from (new[inside[row]] for row in order)
+            with libraries().limit(limits=1):
+                found = self.ordered(evidence, rng)
+            yield from found
         yield from super().propose(tried, rng)
+
+    def ordered(self, evidence: Sequence[Tried], rng: random.Random) -> list[Architecture]:
+        """Candidates in the leaf, the best first."""
+        architectures = [one.architecture for one in evidence]
+        features, values = self.features(architectures), ranks(evidence)
+        path = descend(features, values, self.least)
+        leaf = path[-1].rows
+        best = [architectures[row] for row in leaf[np.argsort(-values[leaf], kind="stable")]]
+        known = set(architectures)
+        new = [one for one in dict.fromkeys(self.candidates(best, rng)) if one not in known]
+        if not new:
+            return []
+        around = next(region.rows for region in reversed(path) if len(region.rows) >= min(REGION, len(values)))
+        others = self.features(new)
+        inside = within(path, others)
+        order = self.order(others[inside], features[around], values[around])
+        return [new[inside[row]] for row in order]
 
     def features(self, architectures: Sequence[Architecture]) -> np.ndarray:
         """A row for each: the encoding, and the hint where there is one."""
@@ -101,6 +110,12 @@ class LaNAS(RandomSampler):
     def order(self, new: np.ndarray, features: np.ndarray, values: np.ndarray) -> Iterable[int]:
         """The rows of `new`, the best first, by what the surrogate learns from features and values."""
         return np.argsort(-expected_improvement(fit(features, values), new), kind="stable")
+
+
+@cache
+def libraries() -> ThreadpoolController:
+    """The libraries of linear algebra, whose threads only wait for each other at problems as small as a sampler's."""
+    return ThreadpoolController().select(user_api="blas")
 
 
 def scaled(hint: Hint, space: Space) -> Hint | None:

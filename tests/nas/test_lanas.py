@@ -1,6 +1,7 @@
 """The parts of LaNAS, evolution and local search."""
 
 import random
+from collections.abc import Iterable
 from fractions import Fraction
 from itertools import islice, pairwise
 from math import log2
@@ -10,6 +11,7 @@ import pytest
 from optuna.trial import TrialState
 from scipy.integrate import quad
 from scipy.stats import norm
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from nas.ledger import Tried
 from nas.samplers import SAMPLERS, Hint, evolution, lanas, local
@@ -305,6 +307,22 @@ def test_a_hint_has_the_scale_of_random_members() -> None:
     found = [hint(SPACE.sample(rng)) for _ in range(1000)]
     assert np.mean(found) == pytest.approx(0, abs=0.15)
     assert np.std(found) == pytest.approx(1, abs=0.1)
+
+
+def test_linear_algebra_has_one_thread_while_a_proposal_is_made() -> None:
+    def threads() -> list[int]:
+        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+    class Watched(LaNAS):
+        def order(self, new: np.ndarray, features: np.ndarray, values: np.ndarray) -> Iterable[int]:
+            assert set(threads()) == {1}
+            return super().order(new, features, values)
+
+    evidence = [tried(score, seed=score) for score in range(30)]
+    with threadpool_limits(2):
+        before = threads()
+        next(Watched(SPACE, 0).propose(evidence, random.Random(0)))
+        assert threads() == before
 
 
 def test_a_proposal_never_starves() -> None:
