@@ -19,9 +19,9 @@ from typing import Any
 
 from distill.cli import DONE, INTERRUPTED, Parser, device, guard
 from distill.files import write_text
-from nas.config import ConfigError, StudyConfig, load_config
+from nas.config.schema import ConfigError, StudyConfig, load_config
 from search_spaces import cost
-from search_spaces.architecture import Architecture, ArchitectureError, Base
+from search_spaces.architecture import Architecture, Base
 from search_spaces.published import PUBLISHED, load
 
 # In the folder of the checkpoint until all is done.
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         return run(config, architecture, out, seed, options)
 
     try:
-        return guard("train_final.py", command, (ConfigError, ArchitectureError))
+        return guard("train_final.py", command)
     except KeyboardInterrupt:
         print("train_final.py: interrupted; the same command with --resume goes on", file=sys.stderr)
         return INTERRUPTED
@@ -99,21 +99,19 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
     from rich.table import Table
     from transformers.utils import logging as transformers_logging
 
-    from distill.data import collate
-    from distill.distil import make
-    from distill.evaluation import evaluate
-    from distill.kinds import CLASSIFICATION, MODELS, REGRESSION
-    from distill.progress import Progress, losses
-    from distill.teacher import TeacherError
+    from distill.tasks.encoding import collate
+    from distill.tasks.types import CLASSIFICATION, MODELS, REGRESSION
+    from distill.training.distillation import make
+    from distill.training.evaluation import evaluate
+    from distill.training.progress import Progress, losses
     from nas.budget import limits_of
     from nas.evaluate import Evaluator
-    from nas.latency import latencies
-    from nas.lessons import FINAL, ON_TEXT, Lesson, lesson
-    from nas.prepare import prepare, training
-    from nas.sharing import SharedEvaluator, prepare_shared
+    from nas.latency.table import latencies
+    from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot
+    from nas.preparation.phases import FINAL, ON_TEXT, TrainingPhase, training_phase
+    from nas.preparation.prepare import prepare, training
+    from nas.preparation.workspace import projections
     from nas.stages import plan as stage_plan
-    from nas.workspace import projections
-    from search_spaces.spaces import SpaceError
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -148,10 +146,10 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
             folders = workspace.folders
             dev, split = folders.rows("dev"), folders.split("dev")
 
-            plan: list[Lesson] = []
+            plan: list[TrainingPhase] = []
             for name in FINAL:
                 try:
-                    if found := lesson(config, name, folders):
+                    if found := training_phase(config, name, folders):
                         # The objective may learn nothing from text in other ways than by its name.
                         make(config.objective.name, found.settings, evaluator.like, teacher.config, found.rows)
                         plan.append(found)
@@ -163,8 +161,8 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
             if config.final.start == "shared":
                 limits = limits_of(config, workspace, options.device, progress.prepare)
                 space = stage_plan(config, workspace, "3", architecture, limits).space
-                shared = prepare_shared(workspace, space, options.device, progress.prepare)
-                cut = SharedEvaluator(shared, options.device).student
+                shared = prepare_one_shot(workspace, space, options.device, progress.prepare)
+                cut = OneShotEvaluator(shared, options.device).student
 
             def told(write: Any, what: str, steps: int, step: int, loss: float) -> None:
                 progress.prepare(what, step / steps)
@@ -257,7 +255,7 @@ def run(config: StudyConfig, architecture: Architecture, out: Path, seed: int, o
         console.print(f"wrote {out}: {MODELS[task.kind].__name__}.from_pretrained(..., trust_remote_code=True)")
         return DONE
 
-    return guard("train_final.py", command, (ConfigError, TeacherError, ArchitectureError, SpaceError))
+    return command()
 
 
 def searched(base: Base) -> Base:

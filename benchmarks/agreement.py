@@ -27,16 +27,16 @@ from transformers.utils import logging
 
 from benchmarks.evidence import draw
 from benchmarks.ranking import Signal, interval, taus
-from distill.distil import Saved
 from distill.files import write_text
-from distill.loop import make_accelerator
+from distill.training.distillation import Saved
+from distill.training.loop import make_accelerator
 from nas.budget import limits_of
-from nas.config import load_config
+from nas.config.schema import load_config
 from nas.evaluate import Evaluator
-from nas.lessons import Lesson
-from nas.prepare import prepare
+from nas.preparation.phases import TrainingPhase
+from nas.preparation.prepare import prepare
+from nas.preparation.workspace import Workspace
 from nas.stages import plan
-from nas.workspace import Workspace
 from search_spaces.architecture import Architecture
 
 SETTINGS = ("usual", "live", "float32", "seed")
@@ -45,7 +45,7 @@ SETTINGS = ("usual", "live", "float32", "seed")
 class Live(Evaluator):
     """An evaluator whose teacher computes."""
 
-    def saved(self, found: Lesson, seed: int) -> Saved | None:
+    def saved(self, found: TrainingPhase, seed: int) -> Saved | None:
         return None
 
 

@@ -35,14 +35,14 @@ from optuna.trial import FrozenTrial
 from benchmarks.paired import error
 from benchmarks.samplers import LABELS, MakeSampler, Table, load
 from benchmarks.winner import FIRST_SEED, trained
-from nas import ledger
 from nas.budget import limits_of
-from nas.config import load_config
+from nas.config.schema import load_config
 from nas.evaluate import Evaluator
-from nas.folder import Folder
-from nas.prepare import Preparation, prepare
+from nas.preparation.prepare import Preparation, prepare
 from nas.samplers import SAMPLERS
 from nas.stages import UNIFORM, plan
+from nas.study import ledger
+from nas.study.folder import Folder
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.graph import FFNGraph

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces import BINARY, UNARY, Architecture, Base, FFNGraph, Genes, GraphError, Space
-from search_spaces.canonical import RULES, Term, canonical, fingerprint, function_key, match, parse
-from supernet.ffn import FFNBlock
+from search_spaces.equivalence import RULES, Term, canonical, fingerprint, function_key, match, parse
+from supernet.model.ffn import FFNBlock
 
 # Exact identities besides those of `canonical`: the laws of its binary operations, and some that it does not know.
 LAWS = (

@@ -42,23 +42,23 @@ from transformers.utils import logging
 
 from benchmarks.ranking import Signal, against_other_seeds, others, predicted, table
 from benchmarks.signals import block_errors, losses, observe
-from distill.data import training_batches
-from distill.distil import Saved
-from distill.evaluation import evaluate, split_batches
 from distill.files import write_text
-from distill.loop import Diverged, batch_logits
-from distill.teacher import LiveTeacher, SavedTeacher, save_outputs
+from distill.tasks.encoding import training_batches
+from distill.training.distillation import Saved
+from distill.training.evaluation import evaluate, split_batches
+from distill.training.loop import Diverged, batch_logits
+from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
 from nas.budget import kept_importance, limits_of
-from nas.config import load_config
+from nas.config.schema import load_config
 from nas.evaluate import Evaluator
-from nas.lessons import Lesson
-from nas.prepare import prepare
+from nas.preparation.phases import TrainingPhase
+from nas.preparation.prepare import prepare
+from nas.preparation.workspace import Workspace, objectives, projections
 from nas.samplers.encoding import encode, widths
 from nas.stages import plan
-from nas.workspace import Workspace, objectives, projections
 from search_spaces import cost
 from search_spaces.architecture import Architecture
-from search_spaces.canonical import function_key
+from search_spaces.equivalence import function_key
 from search_spaces.spaces import Space
 from supernet.build import full_architecture
 
@@ -82,14 +82,12 @@ class Taught(Evaluator):
 
     kept: Saved | None = None
 
-    def saved(self, found: Lesson, seed: int) -> Saved | None:
-        return self.kept if found.table == self.lessons[-1].table else None
+    def saved(self, found: TrainingPhase, seed: int) -> Saved | None:
+        return self.kept if found.table == self.training_phases[-1].table else None
 
-    def save(self, found: Lesson, seed: int, folder: Path) -> None:
+    def save(self, found: TrainingPhase, seed: int, folder: Path) -> None:
         """Save the outputs on the batches of this training, which begins with those of shorter ones."""
-        goals = objectives(
-            self.config, found.settings, found.recipe, self.like, self.teacher_config, found.rows
-        )
+        goals = objectives(self.config, found.settings, found.recipe, self.like, self.teacher_config, found.rows)
         needs = frozenset[str]().union(*(goal.teacher_needs for goal, _ in goals))
         if needs:
             pad_id = self.tokenizer.pad_token_id
@@ -105,7 +103,7 @@ class Measure:
 
     def __init__(self, workspace: Workspace, full_steps: int) -> None:
         self.evaluator = evaluator = Taught(workspace)
-        *_, last = evaluator.lessons
+        *_, last = evaluator.training_phases
         self.full = replace(last, recipe=replace(last.recipe, steps=full_steps))
         self.batches = self.search_batches(ROWS)
         self.probed = self.search_batches(PROBED)
@@ -152,7 +150,7 @@ class Measure:
         """The search's own evaluation, and its score at the last rung of stage 1.
 
         Raises:
-            distill.loop.Diverged: a loss or the logits stopped being finite.
+            distill.training.loop.Diverged: a loss or the logits stopped being finite.
         """
         evaluator, rungs = self.evaluator, self.evaluator.config.stage1.rungs or (Fraction(1, 2),)
         found: Signals = {}
@@ -169,7 +167,7 @@ class Measure:
         """Glances on the way of a full training, and its end.
 
         Raises:
-            distill.loop.Diverged: a loss or the logits stopped being finite.
+            distill.training.loop.Diverged: a loss or the logits stopped being finite.
         """
         evaluator = self.evaluator
         found: Signals = {}
@@ -188,8 +186,8 @@ class Measure:
 
         model = evaluator.student(architecture)
         learned = projections(evaluator.workspace.supernet)
-        for lesson in evaluator.lessons[:-1]:
-            learned = evaluator.distil(model, lesson, seed, learned)
+        for training_phase in evaluator.training_phases[:-1]:
+            learned = evaluator.distil(model, training_phase, seed, learned)
         evaluator.distil(model, self.full, seed, learned, after_step)
         task, pad_id = evaluator.task, evaluator.like.pad_token_id
         scores = evaluate(model, *self.dev, task, accelerator=evaluator.accelerator, pad_id=pad_id)
@@ -366,7 +364,7 @@ def main() -> None:
     workspace = prepare(config)
     space = plan(config, workspace, "1", None, limits_of(config, workspace)).space
     measure = Measure(workspace, options.full_steps)
-    search_steps = measure.evaluator.lessons[-1].recipe.steps
+    search_steps = measure.evaluator.training_phases[-1].recipe.steps
     least = max(search_steps, *GLANCES)
     if options.full_steps <= least:
         given = options.full_steps

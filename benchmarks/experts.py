@@ -16,8 +16,8 @@ The precision is `float32`, `autocast` (to bfloat16, as in training) or `bfloat1
 Freed memory is kept (where the C library is glibc). Otherwise it is chance, for gradients of some megabytes,
 whether each pass gets its memory anew from the system, which takes longer than the products of 128 tokens.
 
---layouts compares the two ways in which products of experts are computed, over widths: `supernet.routing.BATCHED` is
-chosen from this.
+--layouts compares the two ways in which products of experts are computed, over widths:
+`supernet.model.routing.BATCHED` is chosen from this.
 """
 
 import argparse
@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distill.heap import keep_freed_memory
+from distill.cpu.allocator import keep_freed_memory
 from search_spaces import GELU
-from supernet.ffn import FFNBlock, is_batched
-from supernet.routing import Router, Tokens
+from supernet.model.ffn import FFNBlock, is_batched
+from supernet.model.routing import Router, Tokens
 
 VOCABULARY = 30522
 LENGTH = 128

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from search_spaces import GELU
-from supernet.ffn import FFNBlock
+from supernet.model.ffn import FFNBlock
 
 SIZES = ((384, 384), (384, 1536), (540, 540), (768, 768))
 TOKENS = 1024
@@ -39,9 +39,7 @@ def base_block(width: int, inner: int) -> FFNBlock:
     config = SimpleNamespace(
         hidden_size=width, layer_norm_eps=1e-12, hidden_dropout_prob=0.0, gelu="tanh", mismatch="narrow"
     )
-    return FFNBlock(
-        [(node.op, node.inputs) for node in GELU.nodes[1:]], GELU.widths(width, inner), inner, config
-    )
+    return FFNBlock([(node.op, node.inputs) for node in GELU.nodes[1:]], GELU.widths(width, inner), inner, config)
 
 
 def seconds(function: Callable[[Tensor], Tensor], x_ND: Tensor, gradient_ND: Tensor, calls: int) -> float:

@@ -20,8 +20,8 @@ import optuna
 import psutil
 from optuna.trial import TrialState
 
-from nas import ledger
-from nas.storage import sqlite_url
+from nas.study import ledger
+from nas.study.storage import sqlite_url
 
 
 def memory(process: psutil.Process) -> int:

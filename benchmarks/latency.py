@@ -23,7 +23,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 from transformers.utils import logging
 
-from nas.latency import example, latencies, latency_table
+from nas.latency.table import example, latencies, latency_table
 from search_spaces.architecture import DENSE, Architecture, Base, Experts
 from search_spaces.spaces import Space
 from supernet.build import build

@@ -35,14 +35,14 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks.orchestration import demo_sampler, demo_space, empty_workspace, fill, sleep
-from nas import ledger
-from nas.config import load_config
+from nas.config.schema import load_config
 from nas.evaluate import Evaluator, evaluator
-from nas.prepare import prepare
+from nas.preparation.prepare import prepare
+from nas.preparation.workspace import Workspace
 from nas.runner import Cluster, connected, evaluate_trial, run
 from nas.stages import BASE_MODEL, UNIFORM, plan, sampler_of
-from nas.storage import sqlite_url
-from nas.workspace import Workspace
+from nas.study import ledger
+from nas.study.storage import sqlite_url
 from search_spaces.architecture import Architecture
 
 MIB = 2**20
@@ -144,7 +144,7 @@ def worker(workspace: Workspace, candidates: int, folder: Path) -> None:
     config = workspace.config
     stage = plan(config, workspace, "1", None, ())
     study = ledger.open_study(sqlite_url(folder / "study.db"), stage.study, sampler_of(stage, workspace))
-    ledger.line_up(study, stage.starts)
+    ledger.enqueue_missing(study, stage.starts)
     log, cluster = folder / "worker.jsonl", Cluster(workers=1)
     with connected(cluster), looking(lambda: next((line["pid"] for line in read(log)), None)) as seen:
         run(
@@ -235,7 +235,7 @@ def pieces(own: Evaluator, architecture: Architecture) -> dict[str, int]:
             seen["weights"] = size(parameters)
             seen["gradients"] = size([one for one in parameters if one.requires_grad])
 
-        own.train(architecture, own.lessons, own.config.seed, after_step)
+        own.train(architecture, own.training_phases, own.config.seed, after_step)
     return seen | {"moments": 2 * seen["gradients"], "kept for the backward pass": max(steps)}
 
 

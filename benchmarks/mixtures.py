@@ -19,14 +19,14 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from benchmarks.paired import compare
-from distill.data import encode, token_frequencies, training_batches
-from distill.evaluation import expert_load, measure, split_batches
-from distill.loop import make_accelerator, train
 from distill.objectives import moebert
-from distill.recipe import Recipe
-from distill.tasks import load_task
-from distill.teacher import LiveTeacher, load_model
-from supernet.experts import channel_scores, mixture, split
+from distill.tasks.encoding import encode, token_frequencies, training_batches
+from distill.tasks.readers import load_task
+from distill.training.evaluation import expert_load, measure, split_batches
+from distill.training.loop import make_accelerator, train
+from distill.training.recipe import Recipe
+from distill.training.teacher import LiveTeacher, load_model
+from supernet.experts.command import channel_scores, mixture, split
 
 MAX_LENGTH = 64
 IMPORTANCE_BATCHES = 16
@@ -88,9 +88,7 @@ def main() -> None:
     pad_id = tokenizer.pad_token_id
     glances = [batch for _, batch in split_batches(dev_rows, pad_id)]
     counts = token_frequencies(train_rows, teacher.config.vocab_size)
-    recipe = Recipe(
-        steps=options.steps, batch_size=BATCH, learning_rate=options.learning_rate, freeze_embeddings=True
-    )
+    recipe = Recipe(steps=options.steps, batch_size=BATCH, learning_rate=options.learning_rate, freeze_embeddings=True)
     ceiling = measure(teacher, dev_rows, accelerator=accelerator, pad_id=pad_id)
     print(f"teacher {ceiling:.4f} on {len(dev_rows)} dev rows")
 

@@ -25,13 +25,13 @@ from ray import tune
 from transformers import BertConfig
 
 from benchmarks.paired import error
-from nas import ledger
 from nas.budget import kept_importance
-from nas.config import load_config
+from nas.config.schema import load_config
+from nas.preparation.workspace import Workspace
 from nas.runner import Cluster, connected, run
 from nas.samplers import SAMPLERS, Proposer
-from nas.storage import sqlite_url
-from nas.workspace import Workspace
+from nas.study import ledger
+from nas.study.storage import sqlite_url
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base
 from search_spaces.spaces import Space

@@ -25,13 +25,13 @@ from transformers.utils import logging
 from benchmarks.memory import kept_for_backward
 from benchmarks.scaling import BASE, CANDIDATE, OBJECTIVE, SEED, Seconds, flops, load
 from benchmarks.throughput import LENGTHS, TEACHER, sequences
-from distill.data import batches, training_batches
-from distill.distil import make
-from distill.loop import make_accelerator, train
-from distill.recipe import Recipe
-from distill.tasks import HELD_OUT
-from distill.teacher import LiveTeacher, saved_bytes
-from nas.config import RecipeTable, StudyConfig, load_config
+from distill.tasks.encoding import batches, training_batches
+from distill.tasks.task import HELD_OUT
+from distill.training.distillation import make
+from distill.training.loop import make_accelerator, train
+from distill.training.recipe import Recipe
+from distill.training.teacher import LiveTeacher, saved_bytes
+from nas.config.schema import RecipeTable, StudyConfig, load_config
 from search_spaces import Architecture, cost
 from search_spaces.graph import GELU
 from supernet.build import build, config_of, full_architecture
@@ -147,7 +147,7 @@ def wall(trials: int, seconds: float, workers: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingPhase:
     """One training of a candidate: shapes (rows, tokens) of its batches as this project makes them, and the bytes of
     the teacher's outputs for them.
     """
@@ -167,25 +167,27 @@ class Lesson:
         return self.saved / (2 * self.tokens * cost.macs_linear(Architecture.uniform(TEACHER), 1))
 
 
-def lessons(config: StudyConfig, text: int) -> list[Lesson]:
+def training_phases(config: StudyConfig, text: int) -> list[TrainingPhase]:
     """Of text, whose sequences are full, and of the task, whose lengths are like MNLI's."""
     needs = make(OBJECTIVE, {}, config_of(CANDIDATE), BertConfig()).teacher_needs
 
-    def lesson(name: str, table: RecipeTable, rows: int, quantiles: tuple[float, float] | None) -> Lesson:
+    def training_phase(
+        name: str, table: RecipeTable, rows: int, quantiles: tuple[float, float] | None
+    ) -> TrainingPhase:
         encoded = sequences(math.ceil(table.share * rows), quantiles)
         recipe = table.build(len(encoded))
         chosen = batches(encoded, recipe.batch_size, recipe.steps, SEED)
         shapes = [(len(one), int(encoded.lengths[one].max())) for one in chosen]
-        return Lesson(name, shapes, saved_bytes(BertConfig(), needs, shapes))
+        return TrainingPhase(name, shapes, saved_bytes(BertConfig(), needs, shapes))
 
     assert config.candidate_pretrain is not None
     return [
-        lesson("text", config.candidate_pretrain, text, None),
-        lesson(config.task, config.candidate, split(ROWS[config.task])[0], LENGTHS[config.task]),
+        training_phase("text", config.candidate_pretrain, text, None),
+        training_phase(config.task, config.candidate, split(ROWS[config.task])[0], LENGTHS[config.task]),
     ]
 
 
-def protocols(config: StudyConfig, taught: Sequence[Lesson]) -> dict[str, tuple[int, int]]:
+def protocols(config: StudyConfig, taught: Sequence[TrainingPhase]) -> dict[str, tuple[int, int]]:
     """How a candidate is trained -> operations of one, and of the teacher once for all of them; each way leaves out
     something of the one before, the outputs that take the least disk first.
     """
@@ -220,7 +222,7 @@ def kept(count: int, tokens: int) -> int:
     return sum(found.values())
 
 
-def memory(config: StudyConfig, taught: Sequence[Lesson]) -> dict[str, int]:
+def memory(config: StudyConfig, taught: Sequence[TrainingPhase]) -> dict[str, int]:
     """Bytes of a worker, by what holds them."""
     labels, full = 3, full_architecture(BASE, GELU, max(config.space.stacks))
     goal = make(OBJECTIVE, {}, config_of(CANDIDATE), BertConfig())
@@ -306,7 +308,7 @@ def main() -> None:
     about, seconds = load(options.scaling)
     config = load_config(PRESET)
     tokens, text = config.max_length, round(options.words * PIECES / config.max_length)
-    found, taught = parts(config, text), lessons(config, text)
+    found, taught = parts(config, text), training_phases(config, text)
     by_name = {part.name: part for part in found}
     implied = {name: implied_rate(by_name[name], tokens, spent) for name, spent in PAPER.items()}
     rates = {

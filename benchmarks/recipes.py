@@ -21,16 +21,17 @@ import torch
 from transformers.utils import logging
 
 from benchmarks.paired import compare
-from distill.data import encode, token_frequencies, training_batches
-from distill.distil import distil
-from distill.evaluation import evaluate
-from distill.layer_maps import uniform
-from distill.loop import make_accelerator
-from distill.recipe import Recipe
-from distill.student import some_layers
-from distill.tasks import joined, load_task
-from distill.teacher import load_model, load_tokenizer
-from supernet.experts import channel_scores, mixture, split
+from distill.objectives.layer_maps import uniform
+from distill.tasks.encoding import encode, token_frequencies, training_batches
+from distill.tasks.readers import load_task
+from distill.tasks.task import joined
+from distill.training.distillation import distil
+from distill.training.evaluation import evaluate
+from distill.training.loop import make_accelerator
+from distill.training.recipe import Recipe
+from distill.training.students import some_layers
+from distill.training.teacher import load_model, load_tokenizer
+from supernet.experts.command import channel_scores, mixture, split
 
 IMPORTANCE_BATCHES = 16
 BATCH = 32

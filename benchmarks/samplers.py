@@ -20,10 +20,10 @@ import optuna
 import torch
 from scipy.stats import kendalltau
 
-from nas import ledger
 from nas.budget import kept_importance
-from nas.samplers import SAMPLERS, Hint, Proposer
+from nas.samplers import SAMPLERS, Proposer, ZeroCostProxy
 from nas.samplers.lanas import START, LaNAS
+from nas.study import ledger
 from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.spaces import SIZES, Space
 
@@ -33,7 +33,7 @@ SEEDS = 100
 SHOWN, MOST = 60, 300
 SHARE = 0.01
 # As `SAMPLERS`' values.
-MakeSampler = Callable[[Space, int, Hint], Proposer]
+MakeSampler = Callable[[Space, int, ZeroCostProxy], Proposer]
 # Classes of both tasks of the table.
 LABELS = 2
 
@@ -44,7 +44,7 @@ class Table:
 
     space: Space
     scores: dict[Architecture, float]
-    hint: Hint
+    hint: ZeroCostProxy
 
     @property
     def good(self) -> float:
@@ -95,7 +95,7 @@ def hits(table: Table, found: Sequence[Sequence[float]]) -> np.ndarray:
 class Published(LaNAS):
     """LaNAS as published, but for its constants: choices as numbers, and random members of the leaf."""
 
-    def __init__(self, space: Space, seed: int, hint: Hint) -> None:
+    def __init__(self, space: Space, seed: int, hint: ZeroCostProxy) -> None:
         super().__init__(space, seed)
 
     def features(self, architectures: Sequence[Architecture]) -> np.ndarray:
@@ -125,7 +125,7 @@ class Mutated(Encoded):
         yield from found
 
 
-def late(space: Space, seed: int, hint: Hint) -> Proposer:
+def late(space: Space, seed: int, hint: ZeroCostProxy) -> Proposer:
     """With the hint, and as many random proposals as without it."""
     sampler = LaNAS(space, seed, hint)
     sampler.start = START

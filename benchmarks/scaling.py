@@ -42,11 +42,11 @@ from transformers.utils import logging
 
 from benchmarks.paired import error
 from benchmarks.throughput import machine, sequences, start
-from distill.data import Encoded, load_encoded, save_encoded, training_batches
-from distill.distil import make
-from distill.loop import make_accelerator, train
-from distill.recipe import Recipe
-from distill.teacher import LiveTeacher, SavedTeacher, save_outputs
+from distill.tasks.encoding import Encoded, load_encoded, save_encoded, training_batches
+from distill.training.distillation import make
+from distill.training.loop import make_accelerator, train
+from distill.training.recipe import Recipe
+from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
 from search_spaces import PUBLISHED, Architecture, cost
 from supernet.build import build, config_of, from_scratch, load_weights
 from supernet.inherit import inherit

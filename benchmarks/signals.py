@@ -9,12 +9,12 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.loop import batch_logits
-from distill.losses import soft_cross_entropy
 from distill.objectives import terms
-from distill.outputs import Batch, Outputs
+from distill.objectives.losses import soft_cross_entropy
+from distill.objectives.outputs import Batch, Outputs
+from distill.training.loop import batch_logits
 from supernet.importance import summed_loss
-from supernet.routing import Tokens
+from supernet.model.routing import Tokens
 
 HARD = terms.labels(1.0).loss
 SOFT = terms.soft_labels("soft labels", 1.0, soft_cross_entropy).loss

@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distill.data import collate, eval_batches
-from distill.evaluation import EVALUATION_BATCH
-from distill.outputs import INPUTS
+from distill.objectives.outputs import INPUTS
+from distill.tasks.encoding import collate, eval_batches
+from distill.training.evaluation import EVALUATION_BATCH
 from nas.budget import budgeted_space
-from nas.config import StudyConfig, load_config
-from nas.prepare import prepare
-from nas.sharing import SharedEvaluator, prepare_shared
-from nas.workspace import Workspace
+from nas.config.schema import StudyConfig, load_config
+from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot
+from nas.preparation.prepare import prepare
+from nas.preparation.workspace import Workspace
 from search_spaces.architecture import Architecture, Genes
 from search_spaces.spaces import SIZES, Space
 from supernet.inherit import inherit
@@ -63,7 +63,7 @@ def architecture(space: Space, row: tuple[int, ...]) -> Architecture:
 class Tree:
     """Scores of all members by a walk over their common lower layers."""
 
-    def __init__(self, evaluator: SharedEvaluator, space: Space, rows: list[tuple[int, ...]]) -> None:
+    def __init__(self, evaluator: OneShotEvaluator, space: Space, rows: list[tuple[int, ...]]) -> None:
         self.evaluator, self.space = evaluator, space
         self.supernet = evaluator.supernet.eval()
         self.layers: list[Any] = list(self.supernet.base_model.encoder.layer)
@@ -158,8 +158,8 @@ def main() -> None:
         with np.load(TABLE) as table:
             write(table, workspace)
         return
-    shared = prepare_shared(workspace, space, "cpu", lambda what, share: None)
-    evaluator = SharedEvaluator(shared, "cpu")
+    shared = prepare_one_shot(workspace, space, "cpu", lambda what, share: None)
+    evaluator = OneShotEvaluator(shared, "cpu")
     rows = members(space)
     print(f"{len(rows)} architectures of {space.min_params:,} to {space.max_params:,} parameters", flush=True)
     begun = time.monotonic()

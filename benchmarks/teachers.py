@@ -1,6 +1,6 @@
 """What the demo's teacher reaches on each of the demo tasks, and what a bag of words does.
 
-    python -m benchmarks.teachers [TASK ...]
+python -m benchmarks.teachers [TASK ...]
 """
 
 import argparse
@@ -11,14 +11,14 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 from transformers.utils import logging
 
-from distill.data import load_encoded
-from distill.demo import TASKS, demo_task
-from distill.evaluation import measure
-from distill.metrics import accuracy, standard_error
-from distill.tasks import Split, TaskData
-from distill.teacher import load_model
-from nas.config import ConfigError, load_config
-from nas.prepare import Preparation, check
+from distill.tasks.embedded import TASKS, demo_task
+from distill.tasks.encoding import load_encoded
+from distill.tasks.metrics import accuracy, standard_error
+from distill.tasks.task import Split, TaskData
+from distill.training.evaluation import measure
+from distill.training.teacher import load_model
+from nas.config.schema import ConfigError, load_config
+from nas.preparation.prepare import Preparation, check
 
 WORD = re.compile(r"\w+")
 

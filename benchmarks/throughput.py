@@ -48,13 +48,13 @@ from transformers.utils import logging
 
 from benchmarks import products, reference
 from benchmarks.paired import error
-from distill.data import Encoded, load_encoded, save_encoded, training_batches
-from distill.distil import make
-from distill.loop import make_accelerator, train
 from distill.objectives import Objective
-from distill.outputs import Batch
-from distill.recipe import Recipe
-from distill.teacher import LiveTeacher, SavedTeacher, save_outputs
+from distill.objectives.outputs import Batch
+from distill.tasks.encoding import Encoded, load_encoded, save_encoded, training_batches
+from distill.training.distillation import make
+from distill.training.loop import make_accelerator, train
+from distill.training.recipe import Recipe
+from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
 from search_spaces import PUBLISHED
 from supernet.build import build, from_scratch, load_weights
 from supernet.inherit import inherit
@@ -119,9 +119,7 @@ def prepare(folder: Path, names: list[str], batch: int, steps: int, device: str 
 class Side:
     """One setting in a process of its own: trains a candidate when it is told to."""
 
-    def __init__(
-        self, setting: str, folder: Path, batch: int, steps: int, threads: int, device: str = "auto"
-    ) -> None:
+    def __init__(self, setting: str, folder: Path, batch: int, steps: int, threads: int, device: str = "auto") -> None:
         torch.set_num_threads(threads)
         logging.disable_progress_bar()
         self.setting, self.folder, self.batch, self.steps = setting, folder, batch, steps

@@ -17,13 +17,13 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks.paired import compare
-from distill.evaluation import evaluate
+from distill.training.evaluation import evaluate
 from nas.budget import limits_of
-from nas.config import load_config
+from nas.config.schema import load_config
 from nas.evaluate import Evaluator
-from nas.prepare import prepare
+from nas.preparation.prepare import prepare
+from nas.preparation.workspace import Workspace, projections
 from nas.stages import plan
-from nas.workspace import Workspace, projections
 
 LAST = 10
 
@@ -57,9 +57,9 @@ def main() -> None:
             model = evaluator.student(space.sample(rng))
             before, losses = scored(model), list[float]()
             learned = projections(workspace.supernet)
-            for lesson in evaluator.lessons:
+            for training_phase in evaluator.training_phases:
                 losses.clear()
-                learned = evaluator.distil(model, lesson, seed, learned, lambda step, loss: losses.append(loss))
+                learned = evaluator.distil(model, training_phase, seed, learned, lambda step, loss: losses.append(loss))
             return before, scored(model), mean(losses[-LAST:])
 
         before, after, loss = (mean(column) for column in zip(*(row() for _ in range(options.candidates)), strict=True))

@@ -19,14 +19,14 @@ from statistics import mean, stdev
 from transformers.utils import logging
 
 from benchmarks.paired import error
-from distill.evaluation import evaluate
-from distill.metrics import standard_error
+from distill.tasks.metrics import standard_error
+from distill.training.evaluation import evaluate
 from nas.budget import limits_of
-from nas.config import load_config
+from nas.config.schema import load_config
 from nas.evaluate import Evaluator
-from nas.folder import STAGES, Folder
-from nas.prepare import prepare
+from nas.preparation.prepare import prepare
 from nas.stages import GLOBAL, UNIFORM, plan
+from nas.study.folder import STAGES, Folder
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 
@@ -40,14 +40,14 @@ def trained(
     task, pad_id = evaluator.task, evaluator.like.pad_token_id
     folders = evaluator.workspace.folders
     dev, split = folders.rows("dev"), folders.split("dev")
-    *before, last = evaluator.lessons
-    lessons = [*before, replace(last, recipe=replace(last.recipe, steps=steps))]
+    *before, last = evaluator.training_phases
+    training_phases = [*before, replace(last, recipe=replace(last.recipe, steps=steps))]
     scores: dict[str, list[float]] = {name: [] for name in models}
     for seed in seeds:
         known: dict[Architecture, float] = {}
         for name, architecture in models.items():
             if architecture not in known:
-                model = evaluator.train(architecture, lessons, seed)
+                model = evaluator.train(architecture, training_phases, seed)
                 found = evaluate(model, dev, split, task, accelerator=evaluator.accelerator, pad_id=pad_id)
                 known[architecture] = found[task.metrics[0]].value
                 gc.collect()

@@ -19,6 +19,7 @@ from typing import Any
 
 # All else is imported where Ctrl-C is caught.
 from distill.cli import INTERRUPTED, Parser, guard
+from search_spaces.errors import UserError
 
 OPTIONS = "options.json"
 # What may be another when a run is resumed.
@@ -27,7 +28,7 @@ FREE = ("resume", "device", "tensorboard")
 OF_TABLES = ("dev", "text", "pair", "label", "regression")
 
 
-class DistillError(ValueError):
+class DistillError(UserError, ValueError):
     """What is asked for cannot be done."""
 
 
@@ -76,26 +77,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Imports torch, which takes seconds.
         from safetensors import SafetensorError
 
-        from distill.chain import MISTAKES, run
+        from distill.chain import run
 
-        def checked() -> int:
-            given = settings(options)
-            check_chain(options, given)
-            if options.tensorboard is not None:
-                try:
-                    options.tensorboard.mkdir(parents=True, exist_ok=True)
-                except OSError as error:
-                    raise DistillError(f"--tensorboard {options.tensorboard}: {error.strerror}") from None
+        given = settings(options)
+        check_chain(options, given)
+        if options.tensorboard is not None:
             try:
-                return run(options, given, recorded(options))
-            except (OSError, SafetensorError) as error:
-                reason = getattr(error, "strerror", None) or error
-                raise DistillError(f"--out {options.out}: {reason}; make room there and add --resume") from error
-
-        return guard("distill", checked, (*MISTAKES, DistillError))
+                options.tensorboard.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise DistillError(f"--tensorboard {options.tensorboard}: {error.strerror}") from None
+        try:
+            return run(options, given, recorded(options))
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DistillError(f"--out {options.out}: {reason}; make room there and add --resume") from error
 
     try:
-        return guard("distill", command, (DistillError,))
+        return guard("distill", command)
     except KeyboardInterrupt:
         print("distill: interrupted; add --resume to go on", file=sys.stderr)
         return INTERRUPTED
@@ -156,10 +154,10 @@ def check_chain(options: Any, given: dict[str, Any]) -> None:
     """Refuse students that the objective cannot be used with before a teacher or an assistant is trained."""
     if options.teacher is None:
         return
-    from distill.distil import labelled, make, phases
-    from distill.recipe import Recipe
-    from distill.student import planned
-    from distill.teacher import NAS_BERT, load_config, load_tokenizer
+    from distill.training.distillation import labelled, make, phases
+    from distill.training.recipe import Recipe
+    from distill.training.students import planned
+    from distill.training.teacher import NAS_BERT, load_config, load_tokenizer
 
     name = options.objective
     if not options.corpus or options.masked_lm:
@@ -188,9 +186,9 @@ def recorded(options: Any) -> dict[str, Any]:
 
 def settings(options: Any) -> dict[str, Any]:
     """The objective's settings from --set, each of the type of its default."""
-    from distill.distil import defaults, without_labels
     from distill.objectives import OBJECTIVES
-    from search_spaces.operations import did_you_mean
+    from distill.training.distillation import defaults, without_labels
+    from search_spaces.errors import did_you_mean
 
     name = options.objective
     if name not in OBJECTIVES:

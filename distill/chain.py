@@ -16,20 +16,22 @@ from rich.table import Table
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from distill.data import Encoded, encode, training_batches
-from distill.distil import Settings, distil, masked
-from distill.evaluation import evaluate, expert_load, split_batches
 from distill.files import write_text
-from distill.kinds import CLASSIFICATION, MASKED_LM, REGRESSION
-from distill.loop import Checkpoint, Diverged, make_accelerator
-from distill.metrics import Score
-from distill.progress import Progress, losses
-from distill.recipe import Recipe
-from distill.student import load_student
-from distill.tables import TableError, table_task
-from distill.tasks import AnySplit, Task, TaskError, joined, load_task
-from distill.teacher import NAS_BERT, TeacherError, finetune, load_config, load_model, load_tokenizer
-from distill.texts import read_text
+from distill.tasks.encoding import Encoded, encode, training_batches
+from distill.tasks.metrics import Score
+from distill.tasks.readers import load_task
+from distill.tasks.tables import table_task
+from distill.tasks.task import AnySplit, Task, joined
+from distill.tasks.texts import read_text
+from distill.tasks.types import CLASSIFICATION, MASKED_LM, REGRESSION
+from distill.training.distillation import Settings, distil, masked
+from distill.training.evaluation import evaluate, expert_load, split_batches
+from distill.training.loop import Checkpoint, Diverged, make_accelerator
+from distill.training.progress import Progress, losses
+from distill.training.recipe import Recipe
+from distill.training.students import load_student
+from distill.training.teacher import NAS_BERT, finetune, load_config, load_model, load_tokenizer
+from search_spaces.errors import UserError
 
 METRICS = "metrics.json"
 OPTIONS = "options.json"
@@ -37,11 +39,8 @@ CONFIG = "config.json"
 STATE = "state"
 
 
-class ChainError(ValueError):
+class ChainError(UserError, ValueError):
     """These models, rows and settings do not go together."""
-
-
-MISTAKES = (ChainError, TaskError, TableError, TeacherError, Diverged)
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def run(options: Any, settings: Settings, recorded: dict[str, Any]) -> int:
         recorded: the options that decide what is computed, to be kept beside the results.
 
     Raises:
-        any of MISTAKES.
+        UserError: these models, rows and settings do not go together, or the training diverged.
     """
     logging.set_verbosity_error()
     logging.disable_progress_bar()

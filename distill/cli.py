@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from search_spaces.errors import UserError
+
 # Before torch is imported. A thread waits for others of its operation in a spin, of a millisecond by itself: where the
 # machine has other work the spin takes the time that the others need, and without one small operations take twice as
 # long. This many turns are some microseconds.
@@ -13,10 +15,6 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 DONE, FAULT, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
-
-
-class UserError(Exception):
-    """A mistake of the user's: shown as one line, exit status 2."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,11 +34,10 @@ def device(value: str) -> str:
     return value
 
 
-def guard(prog: str, command: Callable[[], int], mistakes: tuple[type[Exception], ...]) -> int:
-    """Run `command`; exceptions of the types in `mistakes` become one line on stderr and exit status 2."""
+def guard(prog: str, command: Callable[[], int]) -> int:
+    """Run `command`; a `UserError` becomes one line on stderr and exit status 2."""
     try:
         return command()
-    except mistakes as error:
-        line = " ".join(str(error).split())
-        print(f"{prog}: {line}", file=sys.stderr)
+    except UserError as error:
+        print(f"{prog}: {' '.join(str(error).split())}", file=sys.stderr)
         return USER_ERROR

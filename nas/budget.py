@@ -8,12 +8,12 @@ from functools import lru_cache
 from torch import Tensor
 from transformers import AutoConfig
 
-from distill.corpora import cache_folder
-from distill.loop import make_accelerator
-from nas.config import ConfigError, StudyConfig
-from nas.latency import LatencyTable, TooBusy, latency_table, parse_latency, resolve
-from nas.prepare import Tell
-from nas.workspace import Workspace
+from distill.tasks.corpora import cache_folder
+from distill.training.loop import make_accelerator
+from nas.config.schema import ConfigError, StudyConfig
+from nas.latency.table import LatencyTable, TooBusy, latency_table, parse_latency, resolve
+from nas.preparation.prepare import ProgressCallback
+from nas.preparation.workspace import Workspace
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.graph import FFNGraph
@@ -39,7 +39,7 @@ class LatencyOf:
 
 
 def limits_of(
-    config: StudyConfig, workspace: Workspace, device: str = "auto", tell: Tell = lambda what, share: None
+    config: StudyConfig, workspace: Workspace, device: str = "auto", tell: ProgressCallback = lambda what, share: None
 ) -> tuple[Limit, ...]:
     """What a study bounds or minimises beside parameters: MACs, and the latency on this device of a sentence of
     `max_length` tokens.
@@ -51,9 +51,7 @@ def limits_of(
     base, graph = workspace.base()
     found = []
     if table.max_macs is not None or "macs" in config.goals:
-        whole = cost.macs(
-            Architecture.uniform(base, graph), labels=workspace.labels, head=workspace.folders.task.kind
-        )
+        whole = cost.macs(Architecture.uniform(base, graph), labels=workspace.labels, head=workspace.folders.task.kind)
         fixed = whole - base.depth * cost.ffn_macs(base, Genes(graph))
         found.append(Limit("macs", fixed, cost.ffn_macs, table.max_macs or NO_LIMIT))
     if table.max_latency is not None or "latency" in config.goals:
@@ -73,7 +71,7 @@ def device_type(device: str) -> str:
     return device if device != "auto" else make_accelerator(device).device.type
 
 
-def latencies_of(config: StudyConfig, workspace: Workspace, device: str, tell: Tell) -> LatencyTable:
+def latencies_of(config: StudyConfig, workspace: Workspace, device: str, tell: ProgressCallback) -> LatencyTable:
     """The latency table of this device for all inner widths of the space and of the baselines.
 
     Raises:

@@ -11,20 +11,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from distill import metrics
-from distill.data import Encoded
-from distill.distil import Saved, distil
-from distill.evaluation import Load, evaluate, expert_load, split_batches
-from distill.loop import make_accelerator
-from distill.teacher import SavedTeacher, load_model, load_tokenizer
-from nas.lessons import CANDIDATE, Lesson, lessons
-from nas.workspace import Workspace, projections, raw_teacher
+from distill.tasks import metrics
+from distill.tasks.encoding import Encoded
+from distill.training.distillation import Saved, distil
+from distill.training.evaluation import Load, evaluate, expert_load, split_batches
+from distill.training.loop import make_accelerator
+from distill.training.teacher import SavedTeacher, load_model, load_tokenizer
+from nas.preparation.phases import CANDIDATE, TrainingPhase, training_phases
+from nas.preparation.workspace import Workspace, projections, raw_teacher
 from search_spaces.architecture import Architecture
 from supernet.build import build, load_weights
 from supernet.inherit import inherit
 
 # Rows of the search split that intermediate scores, and the loads of experts, are measured on.
-GLANCE = 500
+INTERMEDIATE_ROWS = 500
 
 # Called with the number of training steps so far and the score then.
 Report = Callable[[int, float], None]
@@ -66,14 +66,14 @@ class Evaluator:
         return model
 
     @cached_property
-    def lessons(self) -> tuple[Lesson, ...]:
+    def training_phases(self) -> tuple[TrainingPhase, ...]:
         """What every candidate goes through."""
-        return lessons(self.config, CANDIDATE, self.workspace.folders)
+        return training_phases(self.config, CANDIDATE, self.workspace.folders)
 
     def train(
         self,
         architecture: Architecture,
-        plan: Sequence[Lesson],
+        plan: Sequence[TrainingPhase],
         seed: int,
         after_step: AfterStep = lambda step, model: None,
     ) -> PreTrainedModel:
@@ -83,7 +83,7 @@ class Evaluator:
             after_step: called before and after every step of the last training.
 
         Raises:
-            distill.loop.Diverged: the loss stopped being finite.
+            distill.training.loop.Diverged: the loss stopped being finite.
         """
         model = self.student(architecture)
         learned = projections(self.workspace.supernet)
@@ -97,7 +97,7 @@ class Evaluator:
     def distil(
         self,
         model: PreTrainedModel,
-        found: Lesson,
+        found: TrainingPhase,
         seed: int,
         learned: Mapping[str, Tensor],
         after_step: Callable[[int, float], None] | None = None,
@@ -121,10 +121,10 @@ class Evaluator:
             keep=keep,
         )
 
-    def saved(self, found: Lesson, seed: int) -> Saved | None:
+    def saved(self, found: TrainingPhase, seed: int) -> Saved | None:
         """The teacher's saved outputs, where they serve: to candidates of the study's own seed."""
         kept = dict(self.workspace.outputs).get(found.table)
-        own = seed == self.config.seed and any(found is one for one in self.lessons)
+        own = seed == self.config.seed and any(found is one for one in self.training_phases)
         return Saved(self.teacher_config, SavedTeacher(kept)) if kept and own else None
 
     def teacher(self, raw: bool = False) -> PreTrainedModel:
@@ -158,20 +158,20 @@ class Evaluator:
         and one at each of `rungs`, shares of its steps.
 
         Raises:
-            distill.loop.Diverged: the loss or the logits stopped being finite.
+            distill.training.loop.Diverged: the loss or the logits stopped being finite.
         """
-        steps = self.lessons[-1].recipe.steps if self.lessons else 0
+        steps = self.training_phases[-1].recipe.steps if self.training_phases else 0
         wanted = {0} | ({int(rung * steps) for rung in rungs} - {steps})
         glances = {}
 
         def glance(step: int, model: PreTrainedModel) -> None:
             if step in wanted and step not in glances:
-                glances[step] = self.score(model, GLANCE).value
+                glances[step] = self.score(model, INTERMEDIATE_ROWS).value
                 report(step, glances[step])
 
-        model = self.train(architecture, self.lessons, seed, glance)
+        model = self.train(architecture, self.training_phases, seed, glance)
         score = self.score(model)
-        loads = self.loads(model, self.search_rows, GLANCE)
+        loads = self.loads(model, self.search_rows, INTERMEDIATE_ROWS)
         return Score(score.value, score.standard_error, {"inherited": glances[0]}, loads)
 
     def loads(self, model: PreTrainedModel, rows: Encoded, first: int | None = None) -> tuple[Load, ...]:

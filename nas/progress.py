@@ -6,9 +6,9 @@ import optuna
 from optuna.trial import TrialState
 from rich.console import Console
 
-from distill import progress
-from distill.progress import clock
-from nas import ledger
+from distill.training import progress
+from distill.training.progress import clock
+from nas.study import ledger
 
 
 class Progress(progress.Progress):

@@ -37,13 +37,14 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from distill.heap import give_back_freed_memory
-from distill.loop import Diverged
-from nas import interrupt, ledger
-from nas.config import ConfigError
+from distill.cpu.allocator import give_back_freed_memory
+from distill.training.loop import Diverged
+from nas import interrupt
+from nas.config.schema import ConfigError
 from nas.evaluate import Score, evaluator
-from nas.sharing import shared_evaluator
-from nas.workspace import Workspace
+from nas.preparation.one_shot import one_shot_evaluator
+from nas.preparation.workspace import Workspace
+from nas.study import ledger
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 
@@ -140,13 +141,14 @@ def run(
     At each of `rungs`, shares of the training steps, a candidate among the lowest `stop` is stopped. `evaluate` is
     what the workers run, `evaluate_trial` by default.
 
-    A KeyboardInterrupt leaves the running trials RUNNING in the study: `ledger.settle` puts them in line again.
+    A KeyboardInterrupt leaves the running trials RUNNING in the study:
+    `ledger.requeue_unfinished` re-queues them.
     """
-    left = len(ledger.in_line(study)) if trials is None else trials - len(ledger.finished(study))
+    left = len(ledger.waiting(study)) if trials is None else trials - len(ledger.finished(study))
     if left <= 0:
         return
-    graphics = 0.0 if cluster.device == "cpu" else graphics_each(cluster.workers)
-    if cluster.device == "cuda" and not graphics:
+    gpus = 0.0 if cluster.device == "cpu" else gpus_per_trial(cluster.workers)
+    if cluster.device == "cuda" and not gpus:
         raise ConfigError("--device cuda: the cluster has no GPU; choose cpu or auto")
     trainable = tune.with_parameters(
         evaluate or evaluate_trial, workspace=workspace, device=cluster.device, rungs=tuple(rungs)
@@ -154,7 +156,7 @@ def run(
     give_back_freed_memory()  # what preparing took
     with tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch:
         tuner = tune.Tuner(
-            tune.with_resources(trainable, {"cpu": processors_each(cluster.workers), "gpu": graphics}),
+            tune.with_resources(trainable, {"cpu": cpus_per_trial(cluster.workers), "gpu": gpus}),
             tune_config=tune.TuneConfig(
                 search_alg=Proposals(study, space, origin, workspace, trials),
                 scheduler=Rungs(study, stop, watch),
@@ -170,14 +172,14 @@ def run(
         tuner.fit()
 
 
-def processors_each(workers: int) -> int:
+def cpus_per_trial(workers: int) -> int:
     """The most processors a trial can have with so many trials side by side on the cluster's nodes; at least 1."""
     nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     shares = range(1, max(nodes) + 1)
     return max((share for share in shares if sum(node // share for node in nodes) >= workers), default=1)
 
 
-def graphics_each(workers: int) -> float:
+def gpus_per_trial(workers: int) -> float:
     """A trial's share of a GPU with so many trials side by side on the cluster's: all of one, or equal parts."""
     found = int(ray.cluster_resources().get("GPU", 0))
     return 1 / max(1, -(-workers // found)) if found else 0.0
@@ -196,8 +198,8 @@ def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, ru
             f"{workspace.supernet} is not on this node: point FFN_NAS_CACHE to a folder that all nodes share"
         )
     try:
-        if workspace.shared:
-            score = shared_evaluator(workspace, device).evaluate(architecture)
+        if workspace.one_shot:
+            score = one_shot_evaluator(workspace, device).evaluate(architecture)
         else:
             score = evaluator(workspace, device).evaluate(
                 architecture,
@@ -252,7 +254,7 @@ class Proposals(Searcher):
     def _wanted(self) -> bool:
         """Whether there is a trial to ask for."""
         if self.trials is None:
-            return bool(ledger.in_line(self.study))
+            return bool(ledger.waiting(self.study))
         return ledger.counted(self.study) < self.trials
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:

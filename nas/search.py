@@ -9,7 +9,7 @@ from typing import Any
 
 from distill.cli import DONE, INTERRUPTED, Parser, device, guard
 from nas import interrupt
-from nas.config import ConfigError, StudyConfig, count, load_config, presets
+from nas.config.schema import ConfigError, StudyConfig, count, load_config, presets
 
 STAGES = {"1": ("1",), "2": ("2",), "3": ("3",), "all": ("1", "2", "3")}
 
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         with interrupt.remembered():
-            return guard("nas.search", command, (ConfigError,))
+            return guard("nas.search", command)
     except KeyboardInterrupt:
         again = "with --resume goes on" if (path / "config.toml").exists() else "starts again"
         print(f"nas.search: interrupted; the same command {again}", file=sys.stderr)
@@ -126,18 +126,15 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
     """Prepare, search and report; torch, transformers and ray are only imported here, as that takes seconds."""
     from transformers.utils import logging as transformers_logging
 
-    from distill.teacher import TeacherError
-    from nas.folder import Folder
-    from nas.ledger import formula
-    from nas.lock import StudyInUse, sole_driver
-    from nas.prepare import prepare
+    from nas.preparation.prepare import prepare
     from nas.progress import Progress
     from nas.runner import Cluster
     from nas.stages import Search, incumbent_of
-    from nas.storage import StorageError, needed
-    from search_spaces.architecture import Architecture, ArchitectureError
-    from search_spaces.graph import GraphError
-    from search_spaces.spaces import SpaceError
+    from nas.study.folder import Folder
+    from nas.study.ledger import formula
+    from nas.study.lock import sole_driver
+    from nas.study.storage import needed
+    from search_spaces.architecture import Architecture
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -145,39 +142,35 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
     cluster = Cluster(workers=workers, address=options.address, device=options.device)
     stages = stages_of(options)
 
-    def command() -> int:
-        folder = Folder(path)
-        folder.check(config, stages, options.resume)
-        given = Architecture.load(options.given) if options.given else None
-        incumbent_of(folder, stages[0], given)
-        with Progress() as progress:
-            workspace = prepare(config, options.device, progress.prepare)
-            storage = options.storage or folder.storage
-            study = Search(
-                config,
-                folder,
-                workspace,
-                cluster,
-                storage=storage,
-                prefix=f"{path.name}/" if options.storage else "",
-                say=progress.say,
-                tell=progress.prepare,
-                watch=progress.trial,
-            )
-            first = study.first(stages[0], given)
-            progress.prepared()
-            folder.create(config)
-            with needed(storage), sole_driver(storage, path.name):
-                # Another process may have begun it while this one prepared.
-                folder.check(config, stages, options.resume)
-                progress.say(f"study {path} (optuna-dashboard {storage})")
-                winner = study.run(first, stages[1:])
-        progress.say(f"winner: {formula(winner)}")
-        progress.say(f"wrote {folder.architecture}; next: python train_final.py {folder.architecture}")
-        return DONE
-
-    mistakes = (ConfigError, TeacherError, ArchitectureError, GraphError, SpaceError, StorageError, StudyInUse)
-    return guard("nas.search", command, mistakes)
+    folder = Folder(path)
+    folder.check(config, stages, options.resume)
+    given = Architecture.load(options.given) if options.given else None
+    incumbent_of(folder, stages[0], given)
+    with Progress() as progress:
+        workspace = prepare(config, options.device, progress.prepare)
+        storage = options.storage or folder.storage
+        study = Search(
+            config,
+            folder,
+            workspace,
+            cluster,
+            storage=storage,
+            prefix=f"{path.name}/" if options.storage else "",
+            say=progress.say,
+            tell=progress.prepare,
+            watch=progress.trial,
+        )
+        first = study.first(stages[0], given)
+        progress.prepared()
+        folder.create(config)
+        with needed(storage), sole_driver(storage, path.name):
+            # Another process may have begun it while this one prepared.
+            folder.check(config, stages, options.resume)
+            progress.say(f"study {path} (optuna-dashboard {storage})")
+            winner = study.run(first, stages[1:])
+    progress.say(f"winner: {formula(winner)}")
+    progress.say(f"wrote {folder.architecture}; next: python train_final.py {folder.architecture}")
+    return DONE
 
 
 if __name__ == "__main__":

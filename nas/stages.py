@@ -11,7 +11,6 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from distill.files import write_text
-from nas import ledger
 from nas.budget import (
     budgeted_space,
     device_type,
@@ -21,14 +20,15 @@ from nas.budget import (
     latencies_of,
     limits_of,
 )
-from nas.config import ConfigError, StageTable, StudyConfig
-from nas.folder import Folder
-from nas.latency import measure_whole
-from nas.prepare import Tell
+from nas.config.schema import ConfigError, StageTable, StudyConfig
+from nas.latency.table import measure_whole
+from nas.preparation.one_shot import prepare_one_shot
+from nas.preparation.prepare import ProgressCallback
+from nas.preparation.workspace import Workspace
 from nas.runner import Cluster, connected, run
 from nas.samplers import SAMPLERS, Proposer
-from nas.sharing import prepare_shared
-from nas.workspace import Workspace
+from nas.study import ledger
+from nas.study.folder import Folder
 from search_spaces.architecture import DENSE, Architecture
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space
@@ -46,7 +46,7 @@ Start = tuple[Architecture, str, int | None]
 class Plan:
     """One stage: the space, what is evaluated first, what may be spent, and what is evaluated how.
 
-    `shared`: candidates are slices of a weight-sharing supernet and are not trained. `incumbent`: the architecture
+    `one_shot`: candidates are slices of a weight-sharing supernet and are not trained. `incumbent`: the architecture
     that the stage refines.
     """
 
@@ -55,7 +55,7 @@ class Plan:
     space: Space
     starts: Sequence[Start]
     incumbent: Architecture | None = None
-    shared: bool = False
+    one_shot: bool = False
 
     @property
     def study(self) -> str:
@@ -97,7 +97,7 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, incumbent: Archi
         starts = [(incumbent, WINNER, None)]
         if stage == "2":
             starts.append((all_base_graphs(incumbent, graph), TWIN_OF_WINNER, None))
-    return Plan(stage, table, space, starts, incumbent, shared=stage == "3")
+    return Plan(stage, table, space, starts, incumbent, one_shot=stage == "3")
 
 
 def all_base_graphs(architecture: Architecture, graph: FFNGraph) -> Architecture:
@@ -161,7 +161,7 @@ class Search:
     storage: str
     prefix: str = ""
     say: Callable[[str], None] = print
-    tell: Tell = lambda what, share: None
+    tell: ProgressCallback = lambda what, share: None
     watch: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
 
     def first(self, stage: str, given: Architecture | None = None) -> Plan:
@@ -189,12 +189,12 @@ class Search:
         """Search, confirm the best with fresh seeds, and write the winner."""
         workspace = self.workspace
         self.folder.begin(plan.stage, self.config, plan.incumbent)
-        if plan.shared:
-            workspace = prepare_shared(workspace, plan.space, self.cluster.device, self.tell)
+        if plan.one_shot:
+            workspace = prepare_one_shot(workspace, plan.space, self.cluster.device, self.tell)
         sampler = sampler_of(plan, workspace)
         study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, self.config.goals)
-        ledger.settle(study)
-        ledger.line_up(study, plan.starts)
+        ledger.requeue_unfinished(study)
+        ledger.enqueue_missing(study, plan.starts)
         run(
             study,
             plan.space,
@@ -226,13 +226,13 @@ class Search:
         trained again.
         """
         study = ledger.open_study(self.storage, f"{self.prefix}{CONFIRMATION}")
-        ledger.settle(study)
+        ledger.requeue_unfinished(study)
         wanted = [
             (ledger.architecture_of(trial), f"{plan.study} trial {trial.number}", seed)
             for seed in seeds
             for trial in ranked
         ]
-        if ledger.line_up(study, wanted):
+        if ledger.enqueue_missing(study, wanted):
             self.say(f"confirming {len(ranked)} of {plan.study} with {len(seeds)} fresh seeds each")
         run(
             study,
@@ -241,7 +241,7 @@ class Search:
             self.cluster,
             trials=None,
             origin=CONFIRMATION,
-            watch=partial(self._watch, total=len(ledger.in_line(study)) + len(ledger.finished(study))),
+            watch=partial(self._watch, total=len(ledger.waiting(study)) + len(ledger.finished(study))),
         )
         scores: dict[str, dict[int, float]] = {}
         for trial in ledger.scored(study):

@@ -17,8 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from search_spaces.errors import UserError, did_you_mean, shown
 from search_spaces.graph import GELU, MISMATCH, FFNGraph, GraphError
-from search_spaces.operations import did_you_mean, shown
 
 VERSION = 1
 MAX_STACK = 16
@@ -43,7 +43,7 @@ ROUTINGS = HASHES + GATES
 _FRACTION = re.compile(r"\d{1,9}(/\d{1,9}|\.\d{1,9})?", re.ASCII)
 
 
-class ArchitectureError(ValueError):
+class ArchitectureError(UserError, ValueError):
     """A value or file is no architecture; the message starts with the place of the fault."""
 
 
@@ -319,9 +319,7 @@ class Architecture:
                 content = file.read(MAX_BYTES + 1)
             if len(content) > MAX_BYTES:
                 raise ArchitectureError(f"larger than {MAX_BYTES:,} bytes; this is no architecture")
-            value = json.loads(
-                content.decode("utf-8-sig"), object_pairs_hook=_distinct, parse_constant=_no_constant
-            )
+            value = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_distinct, parse_constant=_no_constant)
             return cls.from_json(value)
         except ArchitectureError as error:
             reason = str(error)
@@ -366,9 +364,7 @@ def _fraction(place: str, value: object) -> Fraction:
     return Fraction(text)
 
 
-def _object(
-    place: str, value: object, required: Sequence[str], optional: Sequence[str] = ()
-) -> Mapping[str, Any]:
+def _object(place: str, value: object, required: Sequence[str], optional: Sequence[str] = ()) -> Mapping[str, Any]:
     """`value`, if it is a JSON object with all required keys and no unknown ones."""
     if not isinstance(value, dict):
         raise ArchitectureError(f"{place}: must be a JSON object, not {shown(value)}")

@@ -15,7 +15,8 @@ differently; functions that follow a paper name it.
 """
 
 from search_spaces.architecture import Architecture, Base, Genes
-from search_spaces.operations import OPERATIONS, did_you_mean
+from search_spaces.errors import did_you_mean
+from search_spaces.operations import OPERATIONS
 
 CLASSIFICATION = "classification"
 # What follows the encoder, by the kind of task that it is for, and its outputs where they are always as many.
@@ -70,9 +71,7 @@ def params_published(architecture: Architecture, teacher_width: int = 768) -> in
     `gate`, which the papers do not have, counts like a second `expand`.
     """
     base = architecture.base
-    ffn = sum(
-        genes.stack * _block_params(base, genes, project=genes.inner(base)) for genes in architecture.layers
-    )
+    ffn = sum(genes.stack * _block_params(base, genes, project=genes.inner(base)) for genes in architecture.layers)
     encoder = _embedding_params(base) + base.depth * _attention_params(base)
     return encoder + ffn + _linear(base.width, teacher_width)
 

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 
 import networkx as nx
 
-from search_spaces.operations import OPERATIONS, did_you_mean, shown
+from search_spaces.errors import UserError, did_you_mean, shown
+from search_spaces.operations import OPERATIONS
 
 MAX_NODES = 64
 MAX_TERMS = 256
@@ -31,7 +32,7 @@ T = TypeVar("T")
 _TOKEN = re.compile(r"\s*([A-Za-z_]\w*|\S)")
 
 
-class GraphError(ValueError):
+class GraphError(UserError, ValueError):
     """A text or structure is no feed-forward graph."""
 
 
@@ -362,9 +363,7 @@ def _check_kinds(graph: FFNGraph) -> None:
     if graph.kinds[graph.nodes[number].inputs[0]] == "outer":
         raise GraphError(f"{shown(graph.texts[number])}: 'project' needs a value that comes from 'expand'")
     if graph.kinds[-1] != "outer":
-        raise GraphError(
-            f"the output has the {graph.kinds[-1]} width, not the model's; it must come after 'project'"
-        )
+        raise GraphError(f"the output has the {graph.kinds[-1]} width, not the model's; it must come after 'project'")
 
 
 GELU = FFNGraph.parse("project(gelu(expand(x)))")

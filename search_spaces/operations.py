@@ -5,10 +5,8 @@ element of the result: an addition, product, quotient, comparison, `exp` or `tan
 multiply-accumulates of the linear maps are counted elsewhere (`search_spaces.cost`).
 """
 
-import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import sympy
 
@@ -57,17 +55,3 @@ OPERATIONS: dict[str, Operation] = {
 }
 UNARY: tuple[str, ...] = tuple(name for name, operation in OPERATIONS.items() if operation.kind == "unary")
 BINARY: tuple[str, ...] = tuple(name for name, operation in OPERATIONS.items() if operation.kind == "binary")
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'gelu'?"` if a known word is close to `word`, else the empty string."""
-    spelled = {name.lower(): name for name in known}
-    close = get_close_matches(word[:60].lower(), spelled, n=1)
-    return f"; did you mean {spelled[close[0]]!r}?" if close else ""
-
-
-def shown(value: object, limit: int = 60) -> str:
-    """`repr(value)`, cut to a length that fits into one line of an error."""
-    # Never the full repr: the value may be megabytes of text, or lists nested a thousand deep.
-    text = repr(value[: limit + 1]) if isinstance(value, str) else reprlib.repr(value)
-    return text if len(text) <= limit + 2 else f"{text[: limit - 3]}..."

@@ -15,8 +15,8 @@ from dataclasses import replace
 from fractions import Fraction
 
 from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
+from search_spaces.errors import did_you_mean, shown
 from search_spaces.graph import FFNGraph, GraphError, TermBuilder, read_terms
-from search_spaces.operations import did_you_mean, shown
 
 _LINEAR = re.compile(r"linear([1-9]\d?)_([1-9]\d{0,3})", re.ASCII)
 _ROLES = {"wb1": "expand", "wb2": "project"}

@@ -18,9 +18,10 @@ from typing import TypeVar
 from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
 from search_spaces.cost import CLASSIFICATION, ffn_params, fixed_params
 from search_spaces.counting import Box, Cost, add, count_rest, count_within, invert, position_of
+from search_spaces.errors import UserError, shown
+from search_spaces.grammar import Trial, choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph
-from search_spaces.operations import UNARY, shown
-from search_spaces.segments import Trial, choices_of, suggest_graph
+from search_spaces.operations import UNARY
 
 # Of the steps to a neighbour, where both graphs and sizes vary, this share changes a graph.
 GRAPH_STEPS = 1 / 3
@@ -35,7 +36,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class SpaceError(ValueError):
+class SpaceError(UserError, ValueError):
     """The space is empty, or one of its settings makes no sense."""
 
 

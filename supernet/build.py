@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
-from distill.kinds import CLASSIFICATION, MASKED_LM, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
-from distill.outputs import INPUTS
-from distill.teacher import TeacherError
+from distill.objectives.outputs import INPUTS
+from distill.tasks.types import CLASSIFICATION, MASKED_LM, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.training.teacher import TeacherError
 from search_spaces.architecture import DENSE, Architecture, Base, Experts
 from search_spaces.graph import GELU, FFNGraph
-from supernet.configuration_nas_bert import AUTO_MAP, NasBertConfig
-from supernet.modeling_nas_bert import (
+from supernet.model.configuration_nas_bert import AUTO_MAP, NasBertConfig
+from supernet.model.modeling_nas_bert import (
     NasBertForMaskedLM,
     NasBertForQuestionAnswering,
     NasBertForSequenceClassification,
@@ -56,9 +56,7 @@ AutoConfig.register("nas_bert", NasBertConfig)
 AutoModel.register(NasBertConfig, NasBertModel)
 
 
-def config_of(
-    architecture: Architecture, labels: int = 2, like: PretrainedConfig | None = None
-) -> NasBertConfig:
+def config_of(architecture: Architecture, labels: int = 2, like: PretrainedConfig | None = None) -> NasBertConfig:
     """The Hugging Face configuration that describes `architecture` completely, with `labels` outputs.
 
     What no architecture says (labels, dropout, epsilon of LayerNorm, padding token) is taken from `like`,
@@ -184,7 +182,7 @@ def from_teacher(
     input over tokens.
 
     Args:
-        teacher: a BERT with any head, as `distill.teacher.load_model` checks and loads it.
+        teacher: a BERT with any head, as `distill.training.teacher.load_model` checks and loads it.
         stack: blocks of every layer.
         block_inputs: (mean standard deviation, mean) of each layer's output; needed when `stack` > 1,
             `layer_output_statistics` computes it.
@@ -207,9 +205,7 @@ def from_teacher(
                 prefix = f"bert.encoder.layer.{layer}.ffn.{block}."
                 own[prefix + "project.weight"] = torch.zeros_like(own[prefix + "project.weight"])
                 own[prefix + "project.bias"] = torch.zeros_like(own[prefix + "project.bias"])
-                own[prefix + "LayerNorm.weight"] = torch.full_like(
-                    own[prefix + "LayerNorm.weight"], deviation
-                )
+                own[prefix + "LayerNorm.weight"] = torch.full_like(own[prefix + "LayerNorm.weight"], deviation)
                 own[prefix + "LayerNorm.bias"] = torch.full_like(own[prefix + "LayerNorm.bias"], mean)
     load_weights(supernet, own)
     return supernet
@@ -219,16 +215,12 @@ def _student_name(name: str) -> str:
     """A parameter of the stock BERT under the name it has here."""
     name = name.replace(".intermediate.dense.", ".ffn.0.expand.")
     if ".attention." not in name:
-        name = name.replace(".output.dense.", ".ffn.0.project.").replace(
-            ".output.LayerNorm.", ".ffn.0.LayerNorm."
-        )
+        name = name.replace(".output.dense.", ".ffn.0.project.").replace(".output.LayerNorm.", ".ffn.0.LayerNorm.")
     return name
 
 
 @torch.no_grad()
-def layer_output_statistics(
-    teacher: PreTrainedModel, batches: list[dict[str, Tensor]]
-) -> list[tuple[float, float]]:
+def layer_output_statistics(teacher: PreTrainedModel, batches: list[dict[str, Tensor]]) -> list[tuple[float, float]]:
     """Standard deviation over channels and mean of every layer's output, averaged over the valid tokens."""
     totals = torch.zeros(teacher.config.num_hidden_layers, 2, dtype=torch.float64)
     tokens = 0

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from distill.kinds import hard_loss
-from distill.outputs import LOGITS, Batch, run
+from distill.objectives.outputs import LOGITS, Batch, run
+from distill.tasks.types import hard_loss
 from search_spaces.graph import FFNGraph
 
 
@@ -32,9 +32,7 @@ def neuron_importance(
         output of expand has a score.
     """
     blocks = [list(layer.ffn) for layer in model.base_model.encoder.layer]
-    scores = [
-        [torch.zeros(block.expand.out_features, dtype=torch.float64) for block in layer] for layer in blocks
-    ]
+    scores = [[torch.zeros(block.expand.out_features, dtype=torch.float64) for block in layer] for layer in blocks]
     # What expand and gate return and what project is given, by layer, block and name of the linear map.
     seen: dict[tuple[int, int, str], Tensor] = {}
     hooks = []
@@ -123,9 +121,7 @@ def allocate(importance: list[Tensor], total: int, least: int = 1) -> list[int]:
     if not 0 <= least <= smallest:
         raise ValueError(f"cannot give every layer at least {least} neurons: one has {smallest}")
     if not least * layers <= total <= most:
-        raise ValueError(
-            f"cannot give {total} neurons to {layers} layers: between {least * layers} and {most}"
-        )
+        raise ValueError(f"cannot give {total} neurons to {layers} layers: between {least * layers} and {most}")
     rows = [
         (float(value), layer)
         for layer, score in enumerate(importance)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from search_spaces.architecture import DENSE, Architecture, Base, Genes
 from search_spaces.cost import project_width
-from supernet.split import expert_channels, new_gate, new_head, routing_table
+from supernet.experts.split import expert_channels, new_gate, new_head, routing_table
 
 _LAYER = re.compile(r"((?:.*\.)?encoder\.layer\.(\d+)\.)(.+)")
 _BLOCK = re.compile(r"ffn\.(\d+)\.(\w+)\.(weight|bias)")
@@ -24,8 +24,8 @@ def inherit(
     section 3.2: stacked FFNs are sliced from bottom to top, linear operations from left to right). A gate of the graph
     that the supernet does not have starts as the constant one (weight 0, bias 1), with which `mul(f,gate(x))` is f.
 
-    Experts take the channels of `supernet.split.expert_channels`, and all of them the bias of `project`. A router's
-    weight is the leading rows of the supernet's where that has one; a table of the supernet's is taken as it is.
+    Experts take the channels of `supernet.experts.split.expert_channels`, and all of them the bias of `project`. A
+    router's weight is the leading rows of the supernet's where that has one; a table of the supernet's stays as it is.
     Experts in attention start as copies, those of a head anew.
 
     Args:

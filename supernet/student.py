@@ -14,10 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from search_spaces.errors import UserError
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from distill.cli import DONE, INTERRUPTED, Parser, guard
-from search_spaces.architecture import Architecture, ArchitectureError, Base
+from search_spaces.architecture import Architecture, Base
 from search_spaces.published import load
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 FREE = ("attention_experts", "head_experts", "gelu", "mismatch")
 
 
-class StudentError(ValueError):
+class StudentError(UserError, ValueError):
     """The student cannot be built from this checkpoint."""
 
 
@@ -52,37 +54,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         import torch
         from transformers.utils import logging
 
-        from distill.teacher import TeacherError, labels_of, load_config, load_model, load_tokenizer
+        from distill.training.teacher import labels_of, load_config, load_model, load_tokenizer
         from supernet.build import build
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
 
-        def made() -> int:
-            torch.manual_seed(options.seed)
-            config = load_config(options.like)
-            tokenizer = load_tokenizer(options.like)
-            if architecture.base.vocabulary < len(tokenizer):
-                raise StudentError(
-                    f"the architecture has {architecture.base.vocabulary:,} words and the tokenizer of {options.like} "
-                    f"{len(tokenizer):,}: change base.vocabulary"
-                )
-            labels = labels_of(config) or [str(number) for number in range(config.num_labels)]
-            if options.fresh:
-                student = build(architecture, labels=len(labels), like=config)
-            else:
-                student = inheriting(architecture, load_model(options.like, labels))
-            student.save_pretrained(options.out)
-            tokenizer.save_pretrained(options.out)
-            architecture.save(options.out / "architecture.json")
-            count = sum(parameter.numel() for parameter in student.parameters())
-            print(f"wrote {options.out}: {count / 1e6:.2f} M parameters")
-            return DONE
-
-        return guard("supernet.student", made, (StudentError, TeacherError))
+        torch.manual_seed(options.seed)
+        config = load_config(options.like)
+        tokenizer = load_tokenizer(options.like)
+        if architecture.base.vocabulary < len(tokenizer):
+            raise StudentError(
+                f"the architecture has {architecture.base.vocabulary:,} words and the tokenizer of {options.like} "
+                f"{len(tokenizer):,}: change base.vocabulary"
+            )
+        labels = labels_of(config) or [str(number) for number in range(config.num_labels)]
+        if options.fresh:
+            student = build(architecture, labels=len(labels), like=config)
+        else:
+            student = inheriting(architecture, load_model(options.like, labels))
+        student.save_pretrained(options.out)
+        tokenizer.save_pretrained(options.out)
+        architecture.save(options.out / "architecture.json")
+        count = sum(parameter.numel() for parameter in student.parameters())
+        print(f"wrote {options.out}: {count / 1e6:.2f} M parameters")
+        return DONE
 
     try:
-        return guard("supernet.student", command, (StudentError, ArchitectureError))
+        return guard("supernet.student", command)
     except KeyboardInterrupt:
         print("supernet.student: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -95,8 +94,8 @@ def inheriting(architecture: Architecture, teacher: "PreTrainedModel") -> "PreTr
         StudentError: their bases differ in more than the depth, the student's layers do not divide the teacher's, or
             the student has more blocks than one in a layer.
     """
-    from distill.layer_maps import uniform
-    from distill.student import some_layers
+    from distill.objectives.layer_maps import uniform
+    from distill.training.students import some_layers
     from supernet.build import base_of_teacher, build, from_teacher, load_weights
     from supernet.inherit import inherit
 

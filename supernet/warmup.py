@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from distill.loop import TeacherOutputs, train
 from distill.objectives import Objective
-from distill.outputs import Batch
-from distill.recipe import Recipe
+from distill.objectives.outputs import Batch
+from distill.training.loop import TeacherOutputs, train
+from distill.training.recipe import Recipe
 from search_spaces.architecture import Base, Genes
 from search_spaces.cost import project_width
 from search_spaces.graph import FFNGraph

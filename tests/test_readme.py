@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from distill import conll, demo, glue, losses, squad
 from distill.__main__ import parser as distill_parser
-from distill.objectives import OBJECTIVES
-from distill.outputs import run
+from distill.objectives import OBJECTIVES, losses
+from distill.objectives.outputs import run
+from distill.tasks import conll, glue, squad
+from distill.tasks import embedded as demo
 from nas.search import parser
 from search_spaces import PUBLISHED, cost
-from supernet import experts
+from supernet.experts import command as experts
 from tests.tiny import batch, bert
 from train_final import parser as final_parser
 

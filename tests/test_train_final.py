@@ -21,15 +21,15 @@ from transformers import (
     AutoTokenizer,
 )
 
-from distill.data import load_encoded
-from distill.metrics import standard_error
-from nas.config import load_config
+from distill.tasks.encoding import load_encoded
+from distill.tasks.metrics import standard_error
+from nas.config.schema import load_config
 from nas.evaluate import Evaluator
-from nas.prepare import prepare
-from nas.sharing import SharedEvaluator, prepare_shared
+from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot
+from nas.preparation.prepare import prepare
 from nas.stages import plan
 from search_spaces import PUBLISHED, Architecture, cost
-from supernet.modeling_nas_bert import NasBertForSequenceClassification
+from supernet.model.modeling_nas_bert import NasBertForSequenceClassification
 from tests.nas import house as houses
 from tests.nas.house import House
 from tests.nas.rows import study
@@ -298,9 +298,7 @@ def test_models_of_other_kinds(
     assert kind != "regression" or model.config.problem_type == "regression"
 
 
-def test_experts_that_a_search_does_not_draw(
-    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_experts_that_a_search_does_not_draw(house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = small(house, tmp_path / "study", "rows")
     dense = Architecture.load(given.architecture)
     architecture = replace(dense, base=replace(dense.base, attention_experts=2, head_experts=3))
@@ -323,9 +321,7 @@ def test_experts_that_a_search_does_not_draw(
     assert "the architecture has experts in its head, which a token_classification has not" in message
 
 
-def test_without_anything_to_learn_from_text(
-    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_anything_to_learn_from_text(house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     only = {"name": "efficientbert", "attention": 0.0, "hidden": 0.0, "embedding": 0.0}
     for number, objective in enumerate(({"name": "kd"}, only)):
         given = small(house, tmp_path / f"{number}", "rows", objective=objective)
@@ -369,7 +365,7 @@ def test_a_student_that_starts_as_a_slice_of_stage_3_s_supernet(house: House, tm
     given = [tmp_path / "architecture.json", "--preset", preset, "--out", out, "--skip-base"]
     assert main([str(argument) for argument in given]) == 0
     space = plan(config, workspace, "3", architecture, ()).space
-    expected = SharedEvaluator(prepare_shared(workspace, space, "cpu"), "cpu").student(architecture).state_dict()
+    expected = OneShotEvaluator(prepare_one_shot(workspace, space, "cpu"), "cpu").student(architecture).state_dict()
     stored = load_file(out / "model.safetensors")
     assert stored.keys() == {name for name in expected if name in stored} and len(stored) > 20
     assert all(torch.equal(tensor, expected[name]) for name, tensor in stored.items())

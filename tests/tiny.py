@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
-from distill.outputs import INPUTS
+from distill.objectives.outputs import INPUTS
 from search_spaces import Architecture, Base, FFNGraph, Genes, Space
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from distill.objectives.critic import Critic
-from distill.outputs import Batch, Outputs
+from distill.objectives.outputs import Batch, Outputs
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 
-from distill import layer_maps, losses
-from distill.objectives import terms
+from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_positive, check_shares, check_weights
-from distill.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
+from distill.objectives.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
 
 WIDTH = 128
 # Negatives of one sentence; each takes WIDTH numbers on either side.

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from distill.outputs import Batch, Outputs
+from distill.objectives.outputs import Batch, Outputs
 
 
 class Critic(nn.Module):

@@ -4,10 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from distill import layer_maps, losses
-from distill.objectives import terms
+from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_positive, check_shares, check_weights, sum_of
-from distill.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
+from distill.objectives.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
 
 
 def hard_labels() -> Objective:
@@ -36,9 +35,7 @@ def theseus(student: Any, teacher: Any = None, *, balance: float = 0.0) -> Objec
     return none(student, teacher, balance=balance)
 
 
-def kd(
-    student: Any, teacher: Any, *, alpha: float = 0.5, temperature: float = 2.0, balance: float = 0.0
-) -> Objective:
+def kd(student: Any, teacher: Any, *, alpha: float = 0.5, temperature: float = 2.0, balance: float = 0.0) -> Objective:
     """Knowledge distillation (Hinton et al., 2015, section 2), in the form that PKD and CoDIR start from:
 
         (1 - alpha) CE(labels) + alpha T^2 KL(teacher || student),
@@ -84,7 +81,7 @@ def pkd(
         student, teacher: Hugging Face configurations.
         alpha, temperature: as in `kd`; alpha = 1 needs no labels.
         beta: weight of L_PT.
-        layers: "skip" or "last", see `distill.layer_maps.patient`.
+        layers: "skip" or "last", see `distill.objectives.layer_maps.patient`.
         balance: weight of the load balance of the student's routers.
         paper_compatible: the mean of KL over the classes as well, as in the released code.
 

@@ -5,11 +5,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from distill import layer_maps, losses
-from distill.kinds import REGRESSION
-from distill.objectives import terms
+from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_positive, check_weights, sum_of
-from distill.outputs import ATTENTION_SCORES, Batch, Outputs, of_layers
+from distill.objectives.outputs import ATTENTION_SCORES, Batch, Outputs, of_layers
+from distill.tasks.types import REGRESSION
 
 
 def efficientbert(

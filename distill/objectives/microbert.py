@@ -5,11 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distill import layer_maps, losses
-from distill.objectives import terms
+from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_positive, check_weights, sum_of
 from distill.objectives.critic import Critic
-from distill.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
+from distill.objectives.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
 
 
 def microbert(

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from distill import layer_maps, losses
-from distill.objectives import terms
+from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, check_weights
 
 

@@ -5,10 +5,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from distill import losses
-from distill.objectives import terms
+from distill.objectives import losses, terms
 from distill.objectives.base import Objective, Term, check_weights, sum_of
-from distill.outputs import HIDDEN_STATES, RELATIONS, Batch, Outputs, of_layers
+from distill.objectives.outputs import HIDDEN_STATES, RELATIONS, Batch, Outputs, of_layers
 
 NAMES = ("query", "key", "value")
 

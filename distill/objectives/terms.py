@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distill import losses
-from distill.kinds import REGRESSION, distributions, hard_loss
+from distill.objectives import losses
 from distill.objectives.base import Term, sum_of
-from distill.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, Batch, Outputs, of_layers
+from distill.objectives.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, Batch, Outputs, of_layers
+from distill.tasks.types import REGRESSION, distributions, hard_loss
 
 
 def labels(weight: float, name: str = "labels") -> Term:
@@ -26,7 +26,7 @@ def soft_labels(
     name: str, weight: float, compare: Callable[[Tensor, Tensor], Tensor], every_token: bool = False
 ) -> Term:
     """`compare(student (N, C), teacher (N, C))` of the logits of all distributions that the task predicts, see
-    `distill.kinds.distributions`; of a regression the mean square error of the two predictions.
+    `distill.tasks.types.distributions`; of a regression the mean square error of the two predictions.
 
     Args:
         every_token: of tokens, all that are no padding, whether they have a label or not.

@@ -4,7 +4,7 @@ from nas.samplers.evolution import Evolution
 from nas.samplers.lanas import LaNAS
 from nas.samplers.local import LocalSearch
 from nas.samplers.nsga2 import NSGA2
-from nas.samplers.proposer import Hint, Proposer, SamplerError
+from nas.samplers.proposer import Proposer, SamplerError, ZeroCostProxy
 from nas.samplers.random import RandomSampler
 from nas.samplers.tpe import TPE
 
@@ -17,4 +17,4 @@ SAMPLERS: dict[str, type[Proposer]] = {
     "nsga2": NSGA2,
 }
 
-__all__ = ["SAMPLERS", "Hint", "Proposer", "SamplerError"]
+__all__ = ["SAMPLERS", "Proposer", "SamplerError", "ZeroCostProxy"]

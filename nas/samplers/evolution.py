@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator
 from operator import itemgetter
 
-from nas.ledger import Tried
 from nas.samplers.random import RandomSampler
+from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
 
 POPULATION = 12
@@ -17,7 +17,7 @@ class Evolution(RandomSampler):
 
     several = False
 
-    def propose(self, tried: list[Tried], rng: random.Random) -> Iterator[Architecture]:
+    def propose(self, tried: list[Observation], rng: random.Random) -> Iterator[Architecture]:
         scored = [(one.values[0], one.architecture) for one in self.evidence(tried) if one.values]
         if len(scored) >= POPULATION:
             _, parent = max(rng.sample(scored[-POPULATION:], TOURNAMENT), key=itemgetter(0))

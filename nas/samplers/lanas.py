@@ -15,10 +15,10 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 from sklearn.linear_model import Ridge
 from threadpoolctl import ThreadpoolController
 
-from nas.ledger import Tried
 from nas.samplers.encoding import encode, widths
-from nas.samplers.proposer import Hint
+from nas.samplers.proposer import ZeroCostProxy
 from nas.samplers.random import RandomSampler
+from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 
@@ -64,11 +64,11 @@ class LaNAS(RandomSampler):
     # Least trials on either side of a split.
     least = 5
 
-    def __init__(self, space: Space, seed: int, hint: Hint | None = None) -> None:
+    def __init__(self, space: Space, seed: int, hint: ZeroCostProxy | None = None) -> None:
         super().__init__(space, seed, None if hint is None else scaled(hint, space))
         self.start = START if self.hint is None else HINTED
 
-    def propose(self, tried: list[Tried], rng: random.Random) -> Iterator[Architecture]:
+    def propose(self, tried: list[Observation], rng: random.Random) -> Iterator[Architecture]:
         evidence = self.evidence(tried)
         if sum(one.values is not None for one in evidence) >= self.start:
             with libraries().limit(limits=1):
@@ -76,7 +76,7 @@ class LaNAS(RandomSampler):
             yield from found
         yield from super().propose(tried, rng)
 
-    def ordered(self, evidence: Sequence[Tried], rng: random.Random) -> list[Architecture]:
+    def ordered(self, evidence: Sequence[Observation], rng: random.Random) -> list[Architecture]:
         """Candidates in the leaf, the best first."""
         architectures = [one.architecture for one in evidence]
         features, values = self.features(architectures), ranks(evidence)
@@ -118,7 +118,7 @@ def libraries() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
-def scaled(hint: Hint, space: Space) -> Hint | None:
+def scaled(hint: ZeroCostProxy, space: Space) -> ZeroCostProxy | None:
     """The hint with mean 0 and variance 1 of random members; None where it is the same for all of them."""
     rng = random.Random(0)
     found = np.array([hint(space.sample(rng)) for _ in range(DRAWN)])
@@ -128,7 +128,7 @@ def scaled(hint: Hint, space: Space) -> Hint | None:
     return lambda architecture: (hint(architecture) - mean) / deviation
 
 
-def ranks(evidence: Sequence[Tried]) -> np.ndarray:
+def ranks(evidence: Sequence[Observation]) -> np.ndarray:
     """Standard normal quantiles of the scores' ranks, so that neither scale nor outliers matter.
 
     A trial without a score counts as average while it runs, so that others keep their distance; as the lower quartile

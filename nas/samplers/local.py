@@ -3,8 +3,8 @@
 import random
 from collections.abc import Iterator
 
-from nas.ledger import Tried
 from nas.samplers.random import RandomSampler
+from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
 
 # Neighbours in a row without improvement after which the search starts again.
@@ -18,7 +18,7 @@ class LocalSearch(RandomSampler):
 
     several = False
 
-    def propose(self, tried: list[Tried], rng: random.Random) -> Iterator[Architecture]:
+    def propose(self, tried: list[Observation], rng: random.Random) -> Iterator[Architecture]:
         best: tuple[float, Architecture] | None = None
         misses = 0
         for one in self.evidence(tried):

@@ -7,8 +7,8 @@ from optuna import Study
 from optuna.samplers.nsgaii._elite_population_selection_strategy import NSGAIIElitePopulationSelectionStrategy
 from optuna.trial import FrozenTrial, TrialState
 
-from nas.ledger import IN_BOX, TWIN, Tried, architecture_of
 from nas.samplers.random import RandomSampler
+from nas.study.ledger import IN_BOX, TWIN, Observation, architecture_of
 from search_spaces.architecture import Architecture
 
 POPULATION = 12
@@ -23,7 +23,7 @@ class NSGA2(RandomSampler):
     """
 
     def proposals(
-        self, study: Study, trial: FrozenTrial, tried: list[Tried], rng: random.Random
+        self, study: Study, trial: FrozenTrial, tried: list[Observation], rng: random.Random
     ) -> Iterator[Architecture]:
         complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         able = [one for one in complete if one.user_attrs[IN_BOX] and TWIN not in one.user_attrs]

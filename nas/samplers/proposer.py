@@ -12,19 +12,20 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
-from nas.ledger import Tried, history
+from nas.study.ledger import Observation, history
 from search_spaces.architecture import Architecture
-from search_spaces.canonical import function_key
+from search_spaces.equivalence import function_key
+from search_spaces.errors import UserError
 from search_spaces.spaces import GRAPHS, Space
 
 # A guess at what an architecture is worth, before any evaluation; higher is better.
-Hint = Callable[[Architecture], float]
+ZeroCostProxy = Callable[[Architecture], float]
 
 # Proposals in a row that may be known functions before neighbours of what was tried are looked at one by one.
 TRIES = 30
 
 
-class SamplerError(ValueError):
+class SamplerError(UserError, ValueError):
     """A sampler that maximises one score is asked to serve several objectives."""
 
 
@@ -42,7 +43,7 @@ class Proposer(BaseSampler):
     # Whether it can serve a study of several objectives.
     several: ClassVar[bool] = False
 
-    def __init__(self, space: Space, seed: int, hint: Hint | None = None) -> None:
+    def __init__(self, space: Space, seed: int, hint: ZeroCostProxy | None = None) -> None:
         self.space = space
         self.seed = seed
         self.hint = hint
@@ -50,7 +51,7 @@ class Proposer(BaseSampler):
         self._inside: dict[Architecture, bool] = {}
 
     @abstractmethod
-    def propose(self, tried: list[Tried], rng: random.Random) -> Iterator[Architecture]:
+    def propose(self, tried: list[Observation], rng: random.Random) -> Iterator[Architecture]:
         """Members of the space, at least one, the best proposal first.
 
         The first one is taken that computes what no trial computed; not more are asked for than that needs.
@@ -61,12 +62,12 @@ class Proposer(BaseSampler):
         """
 
     def proposals(
-        self, study: Study, trial: FrozenTrial, tried: list[Tried], rng: random.Random
+        self, study: Study, trial: FrozenTrial, tried: list[Observation], rng: random.Random
     ) -> Iterator[Architecture]:
         """As `propose`; overridden where one of Optuna's samplers has a say, which needs the study."""
         return self.propose(tried, rng)
 
-    def evidence(self, tried: list[Tried]) -> list[Tried]:
+    def evidence(self, tried: list[Observation]) -> list[Observation]:
         """The trials that say something about the space: not those outside the budget, such as the base model, nor
         those with an infinite score.
         """
@@ -107,7 +108,7 @@ class Proposer(BaseSampler):
         return self._inside[architecture]
 
     def _first_new(
-        self, proposals: Iterator[Architecture], tried: list[Tried], rng: random.Random
+        self, proposals: Iterator[Architecture], tried: list[Observation], rng: random.Random
     ) -> Architecture:
         """The first proposal that computes what no trial does, else such a member near the trials, else any one."""
         known = {one.key for one in tried}

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Iterator
 
-from nas.ledger import Tried
 from nas.samplers.proposer import Proposer
+from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
 
 
@@ -13,6 +13,6 @@ class RandomSampler(Proposer):
 
     several = True
 
-    def propose(self, tried: list[Tried], rng: random.Random) -> Iterator[Architecture]:
+    def propose(self, tried: list[Observation], rng: random.Random) -> Iterator[Architecture]:
         while True:
             yield self.space.sample(rng)

@@ -10,8 +10,8 @@ from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from nas.ledger import Tried
 from nas.samplers.random import RandomSampler
+from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 
@@ -27,7 +27,7 @@ class TPE(RandomSampler):
     """
 
     def proposals(
-        self, study: Study, trial: FrozenTrial, tried: list[Tried], rng: random.Random
+        self, study: Study, trial: FrozenTrial, tried: list[Observation], rng: random.Random
     ) -> Iterator[Architecture]:
         ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
         if sum(one.state == TrialState.COMPLETE for one in ended) < START:

@@ -1,9 +1,8 @@
-
 from accelerate.state import AcceleratorState
 
 from benchmarks.agreement import SETTINGS, report, scores
 from benchmarks.evidence import draw
-from nas.prepare import prepare
+from nas.preparation.prepare import prepare
 from nas.stages import plan
 from tests.nas.house import House
 

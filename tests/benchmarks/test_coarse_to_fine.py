@@ -30,10 +30,10 @@ from benchmarks.coarse_to_fine import (
 )
 from benchmarks.orchestration import demo_space
 from benchmarks.samplers import LABELS, Table, load
-from nas import ledger
 from nas.samplers import SAMPLERS
 from nas.stages import CONFIRMATION
-from nas.storage import sqlite_url
+from nas.study import ledger
+from nas.study.storage import sqlite_url
 from search_spaces.architecture import Architecture
 
 RANDOM = SAMPLERS["random"]

@@ -13,7 +13,7 @@ from benchmarks import evidence, ranking
 from benchmarks.evidence import KEPT, RUNG, SEARCH, TARGET, draw, main, report
 from nas.samplers.encoding import widths
 from search_spaces import Space
-from search_spaces.canonical import function_key
+from search_spaces.equivalence import function_key
 from tests.nas.house import House
 from tests.tiny import BASE
 

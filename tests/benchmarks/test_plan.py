@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import plan, scaling
-from benchmarks.plan import DAY, ORCHESTRATION, Part, implied_rate, lessons, parts, protocols, rate_of, wall
-from nas.config import load_config
+from benchmarks.plan import DAY, ORCHESTRATION, Part, implied_rate, parts, protocols, rate_of, training_phases, wall
+from nas.config.schema import load_config
 
 CONFIG = load_config(plan.PRESET)
 TEXT = 1_000_000
@@ -67,7 +67,7 @@ def test_the_implied_rate_does_the_part_in_these_days() -> None:
 
 def test_bytes_of_the_teacher_s_outputs() -> None:
     """Half precision: seven states, and the scores of six layers of twelve heads."""
-    text, task = lessons(CONFIG, TEXT)
+    text, task = training_phases(CONFIG, TEXT)
     assert text.shapes == [(256, 128)] * 79
     assert text.saved == 79 * 256 * 2 * (7 * 128 * 768 + 6 * 12 * 128**2)
     assert text.breakeven == pytest.approx(2 * (7 * 768 + 6 * 12 * 128) / (2 * TEACHER))
@@ -76,7 +76,7 @@ def test_bytes_of_the_teacher_s_outputs() -> None:
 
 
 def test_each_way_leaves_something_out() -> None:
-    taught = lessons(CONFIG, TEXT)
+    taught = training_phases(CONFIG, TEXT)
     ways = protocols(CONFIG, taught)
     whole = [1900 * each + once for each, once in ways.values()]
     assert whole == sorted(whole, reverse=True)

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from benchmarks.signals import block_errors, losses, observe
-from distill.kinds import CLASSIFICATION
-from distill.loop import batch_logits
+from distill.tasks.types import CLASSIFICATION
+from distill.training.loop import batch_logits
 from search_spaces import GELU, Architecture, Experts
 from supernet.build import build, full_architecture, load_weights
 from supernet.inherit import inherit

@@ -35,10 +35,10 @@ from transformers import (
 )
 
 from distill.__main__ import main, parser
-from distill.kinds import REGRESSION
-from distill.loop import Checkpoint
 from distill.objectives import OBJECTIVES
-from distill.progress import Progress
+from distill.tasks.types import REGRESSION
+from distill.training.loop import Checkpoint
+from distill.training.progress import Progress
 from tests.tiny import SIZES, bert, shaken
 
 ROOT = Path(__file__).parents[2]
@@ -288,7 +288,7 @@ def test_interrupted_and_resumed_is_the_same_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """While the teacher, an assistant or the student is made."""
-    monkeypatch.setattr("distill.distil.Checkpoint", functools.partial(Checkpoint, every=4))
+    monkeypatch.setattr("distill.training.distillation.Checkpoint", functools.partial(Checkpoint, every=4))
     flags = ("--assistant", "first:2")
     expected = distil(*flags, **CHAIN, out=tmp_path / "whole")
     prepare = Progress.prepare
@@ -535,9 +535,7 @@ def test_a_chain_that_does_not_fit_is_refused_before_any_of_it_is_trained(
 
 
 @pytest.mark.parametrize("missing", ["--student", "--out"])
-def test_what_must_be_said(
-    missing: str, command: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_must_be_said(missing: str, command: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     arguments = command()
     place = arguments.index(missing)
     with pytest.raises(SystemExit) as stopped:

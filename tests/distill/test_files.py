@@ -114,9 +114,7 @@ def test_the_next_file_of_a_folder_removes_the_drafts_of_killed_writers(tmp_path
 
 def test_fingerprints_tell_parts_apart(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"weights")
-    assert fingerprint(tmp_path / "a", 1, {"b": 2, "a": 1}) == fingerprint(
-        tmp_path / "a", 1, {"a": 1, "b": 2}
-    )
+    assert fingerprint(tmp_path / "a", 1, {"b": 2, "a": 1}) == fingerprint(tmp_path / "a", 1, {"a": 1, "b": 2})
     others = [fingerprint("ab", "c"), fingerprint("a", "bc"), fingerprint("abc"), fingerprint(tmp_path / "a")]
     assert len(set(others)) == 4
 

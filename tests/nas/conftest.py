@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nas.prepare import prepare
-from nas.workspace import Workspace
+from nas.preparation.prepare import prepare
+from nas.preparation.workspace import Workspace
 from tests.nas.house import House
 
 

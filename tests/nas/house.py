@@ -20,9 +20,9 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
-from distill.corpora import Corpus, installation_key, save_corpus
-from nas.config import StudyConfig, load_config
-from nas.storage import sqlite_url
+from distill.tasks.corpora import Corpus, installation_key, save_corpus
+from nas.config.schema import StudyConfig, load_config
+from nas.study.storage import sqlite_url
 
 PROJECT = Path(__file__).resolve().parents[2]
 SOURCES = ("python", "numpy", "torch")

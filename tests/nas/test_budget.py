@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from nas.budget import NO_LIMIT, budgeted_space, globally_important, kept_importance, largest_uniform, limits_of
-from nas.config import load_config
-from nas.workspace import Workspace
+from nas.config.schema import load_config
+from nas.preparation.workspace import Workspace
 from search_spaces import Architecture, Base, Space, SpaceError, cost
 from search_spaces.graph import GELU
 from search_spaces.spaces import SIZES, Limit

@@ -17,9 +17,10 @@ import pytest
 import ray
 from optuna.trial import TrialState
 
-from nas import ledger, runner
-from nas.config import ConfigError
-from nas.runner import Cluster, check_address, connected, processors_each
+from nas import runner
+from nas.config.schema import ConfigError
+from nas.runner import Cluster, check_address, connected, cpus_per_trial
+from nas.study import ledger
 from tests.nas.house import PATIENCE, House, states, trials_of, wait
 from tests.nas.test_kills import facts
 
@@ -175,5 +176,5 @@ def test_a_local_session_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with connected(Cluster()):
         processors = os.cpu_count() or 1
-        assert [processors_each(workers) for workers in (1, processors, 5 * processors)] == [processors, 1, 1]
+        assert [cpus_per_trial(workers) for workers in (1, processors, 5 * processors)] == [processors, 1, 1]
         assert len(ray.nodes()) == 1

@@ -11,14 +11,14 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 
-from distill.data import collate, eval_batches
-from distill.evaluation import measure
-from distill.loop import Diverged
-from distill.metrics import standard_error
-from distill.teacher import SavedTeacher
+from distill.tasks.encoding import collate, eval_batches
+from distill.tasks.metrics import standard_error
+from distill.training.evaluation import measure
+from distill.training.loop import Diverged
+from distill.training.teacher import SavedTeacher
 from nas.evaluate import Evaluator, evaluator
-from nas.prepare import prepare
-from nas.workspace import Workspace
+from nas.preparation.prepare import prepare
+from nas.preparation.workspace import Workspace
 from search_spaces import Architecture
 from tests.nas.house import House
 from tests.tiny import inputs
@@ -64,7 +64,7 @@ def test_training_leaves_the_shared_weights_alone(workspace: Workspace) -> None:
 
 def test_only_candidates_of_the_study_s_own_seed_use_saved_outputs(house: House, workspace: Workspace) -> None:
     shared = Evaluator(workspace, "cpu")
-    (plan,), seed = shared.lessons, house.config.seed
+    (plan,), seed = shared.training_phases, house.config.seed
     own = shared.saved(plan, seed)
     assert own is not None and isinstance(own.outputs, SavedTeacher)
     assert shared.saved(plan, seed + 1) is None

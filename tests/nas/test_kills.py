@@ -15,12 +15,12 @@ import sqlalchemy
 from optuna.trial import FrozenTrial
 from ray.tune.schedulers import TrialScheduler
 
-from nas import ledger
+from nas.preparation.workspace import Workspace
 from nas.runner import Proposals, Recorder, Rungs
 from nas.samplers import SAMPLERS
 from nas.stages import CONFIRMATION, Plan, plan
-from nas.storage import sqlite_url
-from nas.workspace import Workspace
+from nas.study import ledger
+from nas.study.storage import sqlite_url
 from tests.nas.house import PATIENCE, House, states, trials_of
 
 
@@ -61,8 +61,8 @@ def live(folder: Path, sampler: str, first: Plan, workspace: Workspace) -> None:
     folder.mkdir(exist_ok=True)
     study = ledger.open_study(sqlite_url(folder / "study.db"), "stage-1", SAMPLERS[sampler](first.space, 0))
     try:
-        ledger.settle(study)
-        ledger.line_up(study, [*first.starts, (first.starts[1][0], "the same again", None)])
+        ledger.requeue_unfinished(study)
+        ledger.enqueue_missing(study, [*first.starts, (first.starts[1][0], "the same again", None)])
         proposals = Proposals(study, first.space, sampler, workspace, trials=14)
         recorder = Recorder(study, lambda study, number: None)
         rungs = Rungs(study, 0.5, lambda study, number: None)

@@ -5,9 +5,9 @@ import io
 import optuna
 from rich.console import Console
 
-from distill.progress import clock
-from nas import ledger
+from distill.training.progress import clock
 from nas.progress import Progress
+from nas.study import ledger
 
 
 def test_clock() -> None:

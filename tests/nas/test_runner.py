@@ -12,12 +12,12 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayTaskError
 
-from nas import ledger
+from nas.preparation.workspace import Workspace
 from nas.runner import Proposals, Recorder
 from nas.samplers import SAMPLERS
 from nas.stages import plan
-from nas.storage import sqlite_url
-from nas.workspace import Workspace
+from nas.study import ledger
+from nas.study.storage import sqlite_url
 from search_spaces import Architecture
 from tests.nas.house import House, descendants, states, trials_of, wait
 
@@ -28,7 +28,7 @@ def expected(house: House, workspace: Workspace) -> list[Architecture]:
     """What an uninterrupted search evaluates: the baselines, then the sampler's draws."""
     first = plan(house.config, workspace, "1", None, ())
     study = optuna.create_study(direction="maximize", sampler=SAMPLERS["random"](first.space, house.config.seed))
-    ledger.line_up(study, first.starts)
+    ledger.enqueue_missing(study, first.starts)
     found: list[Architecture] = []
     while len(found) < TRIALS:
         trial, architecture = ledger.ask(study, first.space, "random", workspace.labels)
@@ -46,7 +46,7 @@ class Ended:
 
 
 def fail_with(error: Exception, study: optuna.Study, number: int, folder: Path) -> list[int]:
-    """Tell a recorder of this error; returns what it says ended."""
+    """ProgressCallback a recorder of this error; returns what it says ended."""
     (folder / "error.txt").write_text(f"Failure # 1 (occurred at noon)\n{error}\n", encoding="utf-8")
     trial: Any = Ended({"number": number}, str(folder / "error.txt"))
     seen: list[int] = []
@@ -100,7 +100,7 @@ def test_the_last_trial_may_be_wanted_again(trials: int | None, house: House, wo
     first = plan(house.config, workspace, "1", None, ())
     url = sqlite_url(house.root / f"{trials}.db")
     study = ledger.open_study(url, "stage-1", SAMPLERS["random"](first.space, 0))
-    ledger.line_up(study, first.starts[:2])
+    ledger.enqueue_missing(study, first.starts[:2])
     proposals = Proposals(study, first.space, "random", workspace, trials)
     asked = [proposals.suggest(name) for name in "ab"]
     assert [config["number"] for config in asked if isinstance(config, dict)] == [0, 1]

@@ -10,13 +10,14 @@ import pytest
 from optuna.trial import TrialState
 from transformers import BertConfig, DistilBertConfig
 
-from distill.data import load_encoded
-from distill.metrics import standard_error
-from nas import interrupt, ledger
+from distill.tasks.encoding import load_encoded
+from distill.tasks.metrics import standard_error
+from nas import interrupt
 from nas.budget import budgeted_space
-from nas.config import load_config
+from nas.config.schema import load_config
+from nas.preparation.workspace import Workspace
 from nas.search import main
-from nas.workspace import Workspace
+from nas.study import ledger
 from search_spaces import Architecture, cost
 from tests.nas.house import House, states, trials_of
 

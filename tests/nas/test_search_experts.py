@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 import train_final
-from distill.teacher import SavedTeacher
-from nas import ledger
-from nas.config import ConfigError, load_config
+from distill.training.teacher import SavedTeacher
+from nas.config.schema import ConfigError, load_config
 from nas.evaluate import Evaluator
-from nas.prepare import prepare
+from nas.preparation.prepare import prepare
+from nas.study import ledger
 from search_spaces import DENSE, Architecture, Experts, cost
 from tests.nas.house import House, trials_of
 
@@ -38,8 +38,8 @@ def studied(built: House, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a study of all stages."""
     out = tmp_path_factory.mktemp("experts")
     text = built.preset.read_text()
-    before, _, after = text.partition('stacks = [1, 2]\n')
-    sizes, _, rest = after.partition('edit_rate = 0.3\n')
+    before, _, after = text.partition("stacks = [1, 2]\n")
+    sizes, _, rest = after.partition("edit_rate = 0.3\n")
     sizes = sizes.replace('uniform = "1/2"\n', "")
     preset = out / "experts.toml"
     stacks, objective = EXPERTS.split("\n\n")
@@ -73,9 +73,7 @@ def test_stage_2_keeps_them(studied: Path) -> None:
         assert [genes.experts for genes in layers] == [genes.experts for genes in start.layers]
 
 
-def test_a_mixture_is_trained_and_exported(
-    studied: Path, house: House, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mixture_is_trained_and_exported(studied: Path, house: House, capsys: pytest.CaptureFixture[str]) -> None:
     mixtures = [
         ledger.architecture_of(trial)
         for trial in trials_of(studied, "stage-1")

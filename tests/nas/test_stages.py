@@ -9,9 +9,8 @@ from pathlib import Path
 import optuna
 import pytest
 
-from nas import ledger
-from nas.config import ConfigError, load_config
-from nas.folder import Folder
+from nas.config.schema import ConfigError, load_config
+from nas.preparation.workspace import Workspace
 from nas.stages import (
     TWIN_OF_WINNER,
     UNIFORM,
@@ -23,7 +22,8 @@ from nas.stages import (
     plan,
     summary,
 )
-from nas.workspace import Workspace
+from nas.study import ledger
+from nas.study.folder import Folder
 from search_spaces import Architecture, Base, FFNGraph, Genes, Space, cost
 from search_spaces.architecture import Experts
 from search_spaces.graph import GELU
@@ -149,7 +149,7 @@ def test_plans(house: House, workspace: Workspace) -> None:
     base, graph = workspace.base()
     first = plan(config, workspace, "1", None, ())
     assert [origin for _, origin, _ in first.starts] == ["base model", UNIFORM, "global importance"]
-    assert (first.study, first.space.vary, first.shared) == ("stage-1", {GRAPHS, SIZES}, False)
+    assert (first.study, first.space.vary, first.one_shot) == ("stage-1", {GRAPHS, SIZES}, False)
     everything = plan(config, workspace, "single", None, ())
     assert everything.table.trials == config.stage1.trials + config.stage2.trials
     assert (everything.space, everything.study) == (first.space, "stage-single")
@@ -158,10 +158,10 @@ def test_plans(house: House, workspace: Workspace) -> None:
     winner = Architecture(base, (Genes(relu, 2, Fraction(1, 8)), Genes(graph, 1, Fraction(1, 4))))
     second = plan(config, workspace, "2", winner, ())
     assert second.starts == [(winner, WINNER, None), (all_base_graphs(winner, graph), TWIN_OF_WINNER, None)]
-    assert (second.space.vary, second.space.start, second.shared) == ({GRAPHS}, winner, False)
+    assert (second.space.vary, second.space.start, second.one_shot) == ({GRAPHS}, winner, False)
     third = plan(config, workspace, "3", winner, ())
     assert third.starts == [(winner, WINNER, None)]
-    assert (third.space.vary, third.space.start, third.shared) == ({SIZES}, winner, True)
+    assert (third.space.vary, third.space.start, third.one_shot) == ({SIZES}, winner, True)
     assert third.space.max_params == second.space.max_params == first.space.max_params
 
 

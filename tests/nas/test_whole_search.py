@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from nas import ledger
 from nas.budget import budgeted_space
-from nas.config import load_config
-from nas.workspace import Workspace
+from nas.config.schema import load_config
+from nas.preparation.workspace import Workspace
+from nas.study import ledger
 from search_spaces import Architecture, cost
 from tests.nas.house import House, trials_of
 
@@ -133,4 +133,3 @@ def test_a_latency_limit_is_kept_and_finalists_are_measured(house: House, tmp_pa
         assert 0 < row["latency_us"] <= limit
         assert row["latency_measured_us"] > 0
         assert "measured whole" in result.stdout
-

@@ -43,9 +43,7 @@ def test_schema() -> None:
     assert value["base"]["embedding"] is None
 
 
-@pytest.mark.parametrize(
-    ("written", "meant"), [(1, 1), ("1", 1), (0.5, "1/2"), ("0.125", "1/8"), ("2/4", "1/2")]
-)
+@pytest.mark.parametrize(("written", "meant"), [(1, 1), ("1", 1), (0.5, "1/2"), ("0.125", "1/8"), ("2/4", "1/2")])
 def test_expansions_people_write(written: object, meant: object) -> None:
     value = SMALL.to_json()
     value["layers"][0] = {"graph": str(GELU), "expansion": written}
@@ -89,7 +87,7 @@ FAULTS: list[tuple[str, object, str]] = [
     ("layers.2.experts", {"count": 0}, "layers[2].experts.count: must be from 1 to 64, not 0"),
     ("layers.2.experts", {"count": True}, "layers[2].experts.count: must be a whole number, not True"),
     ("layers.2.experts", {"count": 4, "shared": "5/4"}, "layers[2].experts.shared: must be from 0 to 1, not 5/4"),
-    ("layers.2.experts", {"count": 4, "shared": "s"}, "layers[2].experts.shared: must be a fraction such as \"1/8\""),
+    ("layers.2.experts", {"count": 4, "shared": "s"}, 'layers[2].experts.shared: must be a fraction such as "1/8"'),
     ("layers.2.experts", {"count": 4, "top_k": 5}, "layers[2].experts.top_k: 5 of 4 experts"),
     ("layers.2.experts", {"count": 4, "top_k": None}, "layers[2].experts.top_k: must be a whole number, not None"),
     ("layers.2.experts", {"count": 4, "capacity": 0}, "layers[2].experts.capacity: must be above 0, not 0"),

@@ -51,9 +51,7 @@ def test_parameters(drawn: Architecture, labels: int, embedding: int | None, mis
 
 def passed(architecture: Architecture) -> Architecture:
     """A dense architecture with a block for each expert that a token passes, of one attention."""
-    layers = (
-        replace(genes, stack=genes.stack * genes.experts.top_k, experts=DENSE) for genes in architecture.layers
-    )
+    layers = (replace(genes, stack=genes.stack * genes.experts.top_k, experts=DENSE) for genes in architecture.layers)
     return Architecture(replace(architecture.base, attention_experts=1), tuple(layers))
 
 
@@ -82,9 +80,7 @@ def test_macs(drawn: Architecture, tokens: int, labels: int) -> None:
     assert cost.macs_linear(architecture, tokens) == tokens * sum(map(size, encoder))
     attention = base.depth * 2 * base.heads * tokens * tokens * (d // base.heads)
     head = d * d + d * labels
-    assert (
-        cost.macs(architecture, tokens, labels) == cost.macs_linear(architecture, tokens) + attention + head
-    )
+    assert cost.macs(architecture, tokens, labels) == cost.macs_linear(architecture, tokens) + attention + head
 
     # Experts cost what a token passes, and their gates.
     gates = drawn.base.depth * tokens * d * drawn.base.attention_experts * (drawn.base.attention_experts > 1)

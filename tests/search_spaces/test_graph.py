@@ -90,9 +90,7 @@ def test_shared_subterms_are_one_node() -> None:
 
 def test_a_multigraph_with_integer_positions() -> None:
     graph = nx.MultiDiGraph()
-    graph.add_nodes_from(
-        [("in", {"op": "x"}), ("e", {"op": "expand"}), ("m", {"op": "mul"}), ("p", {"op": "project"})]
-    )
+    graph.add_nodes_from([("in", {"op": "x"}), ("e", {"op": "expand"}), ("m", {"op": "mul"}), ("p", {"op": "project"})])
     graph.add_edges_from([("in", "e"), ("m", "p")])
     graph.add_edges_from([("e", "m", {"position": 1}), ("e", "m", {"position": 0})])
     assert str(FFNGraph.from_networkx(graph)) == "project(mul(expand(x),expand(x)))"

@@ -5,7 +5,8 @@ import math
 import pytest
 import sympy
 
-from search_spaces.operations import BINARY, OPERATIONS, UNARY, did_you_mean, shown
+from search_spaces.errors import did_you_mean, shown
+from search_spaces.operations import BINARY, OPERATIONS, UNARY
 
 POINTS = (-30.0, -3.0, -1.0, -0.25, 0.0, 1e-3, 0.5, 2.0, 20.0)
 
@@ -32,9 +33,7 @@ REFERENCES = {
 def test_unary_meaning(name: str) -> None:
     meaning = OPERATIONS[name].meaning
     for point in POINTS:
-        assert float(meaning(sympy.Float(point, 30))) == pytest.approx(REFERENCES[name](point), abs=1e-12), (
-            point
-        )
+        assert float(meaning(sympy.Float(point, 30))) == pytest.approx(REFERENCES[name](point), abs=1e-12), point
 
 
 @pytest.mark.parametrize("name", BINARY)

@@ -105,9 +105,7 @@ def assert_member(space: Space, architecture: Architecture) -> None:
     st.sampled_from([0.0, 0.3, 1.0]),
     st.sampled_from([(DENSE,), ROUTED, ROUTED[:1]]),
 )
-def test_draws_are_members(
-    rng: random.Random, mismatch: str, edit_rate: float, experts: tuple[Experts, ...]
-) -> None:
+def test_draws_are_members(rng: random.Random, mismatch: str, edit_rate: float, experts: tuple[Experts, ...]) -> None:
     space = small_space(LOW, HIGH if experts == (DENSE,) else 2 * HIGH, mismatch, edit_rate, experts)
     architecture = space.sample(rng)
     assert_member(space, architecture)
@@ -396,12 +394,8 @@ def test_what_does_not_go_together_is_left_out() -> None:
 
 
 def test_importing_is_light() -> None:
-    program = (
-        "import json, sys, search_spaces.formula, search_spaces.spaces; print(json.dumps(list(sys.modules)))"
-    )
-    output = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
+    program = "import json, sys, search_spaces.formula, search_spaces.spaces; print(json.dumps(list(sys.modules)))"
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert not {"torch", "ray", "transformers", "optuna"} & set(json.loads(output))
 
 

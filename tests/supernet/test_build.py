@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, run
-from distill.teacher import TeacherError
+from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, run
+from distill.training.teacher import TeacherError
 from search_spaces import GELU, PUBLISHED, Architecture, Base, Experts, FFNGraph, Genes, cost
 from search_spaces.architecture import ROUTINGS
 from supernet.build import (
@@ -25,7 +25,7 @@ from supernet.build import (
     layer_output_statistics,
     load_weights,
 )
-from supernet.routing import ExpertLinear, RoutedLinear
+from supernet.model.routing import ExpertLinear, RoutedLinear
 from tests.search_spaces import strategies
 from tests.tiny import BASE, architectures, bases, batch, bert
 
@@ -59,14 +59,10 @@ def test_parameters_of_gated_architectures() -> None:
         )
     ]
     for architecture in drawn(30):
-        layers = [
-            replace(genes, graph=graph) for genes, graph in zip(architecture.layers, graphs, strict=False)
-        ]
+        layers = [replace(genes, graph=graph) for genes, graph in zip(architecture.layers, graphs, strict=False)]
         gated = Architecture(architecture.base, tuple(layers))
         assert stored(gated, 2) == cost.params(gated, 2), gated
-        extra = sum(
-            genes.stack * genes.inner(gated.base) * (gated.base.width + 1) for genes in layers[:2]
-        )
+        extra = sum(genes.stack * genes.inner(gated.base) * (gated.base.width + 1) for genes in layers[:2])
         ungated = tuple(ungate(genes) for genes in layers)
         assert stored(gated, 2) - stored(Architecture(gated.base, ungated), 2) == extra
 
@@ -136,9 +132,7 @@ def test_configuration_survives_json() -> None:
         config = config_of(architecture, labels=4)
         again = type(config).from_dict(config.to_dict())
         assert again.to_dict() == config.to_dict()
-        assert [entry["formula"] for entry in again.ffn] == [
-            str(genes.graph) for genes in architecture.layers
-        ]
+        assert [entry["formula"] for entry in again.ffn] == [str(genes.graph) for genes in architecture.layers]
 
 
 def test_configuration_of_experts() -> None:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distill.kinds import CLASSIFICATION, IGNORED, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
-from distill.teacher import set_head
+from distill.tasks.types import CLASSIFICATION, IGNORED, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.training.teacher import set_head
 from search_spaces import FFNGraph
 from supernet.build import build, config_of, full_architecture
 from supernet.importance import allocate, neuron_importance, sort_channels, summed_loss
@@ -145,9 +145,7 @@ def test_allocation(values: list[list[float]], data: st.DataObject) -> None:
 def test_impossible_allocations() -> None:
     scores = [torch.rand(4), torch.rand(4)]
     for total, least in ((1, 1), (9, 1), (5, 3)):
-        with pytest.raises(
-            ValueError, match=f"cannot give {total} neurons to 2 layers: between {2 * least} and 8"
-        ):
+        with pytest.raises(ValueError, match=f"cannot give {total} neurons to 2 layers: between {2 * least} and 8"):
             allocate(scores, total, least)
     with pytest.raises(ValueError, match="at least 3 neurons: one has 2"):
         allocate([torch.rand(2), torch.rand(8)], 7, 3)

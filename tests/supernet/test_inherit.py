@@ -13,8 +13,8 @@ from search_spaces import GELU, Architecture, Base, Experts, FFNGraph, Genes
 from search_spaces.architecture import GATES, ROUTINGS
 from search_spaces.cost import project_width
 from supernet.build import HEADS, build, from_scratch, full_architecture, load_weights
+from supernet.experts.split import DEVIATION, routing_table
 from supernet.inherit import inherit
-from supernet.split import DEVIATION, routing_table
 from tests.search_spaces import strategies
 from tests.tiny import BASE, architectures, batch, graphs, inputs, shaken
 
@@ -153,9 +153,7 @@ def test_too_small_supernets() -> None:
     weights = supernet().state_dict()
     with pytest.raises(ValueError, match=r"layers\[0\]\.stack is 4; the supernet has 3 blocks there"):
         inherit(weights, Architecture.uniform(BASE, stack=4))
-    with pytest.raises(
-        ValueError, match=r"ffn\.0\.expand\.weight has 48 channels; the architecture needs 49"
-    ):
+    with pytest.raises(ValueError, match=r"ffn\.0\.expand\.weight has 48 channels; the architecture needs 49"):
         inherit(weights, Architecture.uniform(replace(BASE, inner=49)))
     with pytest.raises(ValueError, match=r"layers\[3\]\.stack is 1; the supernet has 0 blocks there"):
         inherit(weights, Architecture.uniform(replace(BASE, depth=4)))

@@ -48,7 +48,7 @@ def test_the_teachers_own_architecture_is_the_teacher(checkpoint: Path, tmp_path
     torch.testing.assert_close(student(**inputs(batch())).logits, TEACHER(**inputs(batch())).logits)
     assert Architecture.load(out / "architecture.json") == Architecture.uniform(OWN)
     # Whoever distils into it is not asked whether its code may run.
-    code = f"from distill.teacher import load_tokenizer; print(len(load_tokenizer({str(out)!r})))"
+    code = f"from distill.training.teacher import load_tokenizer; print(len(load_tokenizer({str(out)!r})))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stdout) == (0, "50\n"), done.stderr
 
@@ -105,9 +105,7 @@ def test_what_cannot_be_built(
 
 
 @pytest.mark.parametrize("missing", ["architecture", "checkpoint", "room"])
-def test_what_is_not_there(
-    missing: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_there(missing: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "nope" if missing == "architecture" else saved(Architecture.uniform(OWN), tmp_path)
     like = str(tmp_path / "nowhere" if missing == "checkpoint" else checkpoint)
     out = tmp_path if missing == "room" else tmp_path / "student"

@@ -8,8 +8,8 @@ from accelerate import Accelerator
 from torch import nn
 
 from distill.objectives import efficientbert
-from distill.recipe import Recipe
-from distill.teacher import LiveTeacher
+from distill.training.recipe import Recipe
+from distill.training.teacher import LiveTeacher
 from search_spaces import FFNGraph, Genes
 from search_spaces.cost import project_width
 from supernet.build import from_scratch
@@ -40,9 +40,7 @@ def warm(
     recipe = Recipe(steps=steps, learning_rate=3e-3)
     live = LiveTeacher(teacher, objective.needs, accelerator)
     batches = [batch(8, 10, seed=seed % 4) for seed in range(steps)]
-    losses = warm_up(
-        supernet, BASE, batches, objective, recipe, teacher=live, accelerator=accelerator, **options
-    )
+    losses = warm_up(supernet, BASE, batches, objective, recipe, teacher=live, accelerator=accelerator, **options)
     return supernet, losses
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BertConfig
 
-from distill.kinds import CLASSIFICATION, IGNORED, MASKED_LM, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
-from distill.outputs import Batch, Outputs, dot_products
-from tests.distill import references
+from distill.objectives.outputs import Batch, Outputs, dot_products
+from distill.tasks.types import CLASSIFICATION, IGNORED, MASKED_LM, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from tests.distill.objectives import references
 
 KINDS = (CLASSIFICATION, REGRESSION, TOKEN_CLASSIFICATION, QUESTION_ANSWERING, MASKED_LM)
 

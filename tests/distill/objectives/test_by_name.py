@@ -8,13 +8,13 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertForQuestionAnswering, BertForTokenClassification
 
-from distill.loop import train
 from distill.objectives import OBJECTIVES, Critic, Objective, Term
-from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, Outputs, run
-from distill.recipe import Recipe
-from distill.teacher import LiveTeacher, SavedTeacher, save_outputs
+from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, Outputs, run
+from distill.training.loop import train
+from distill.training.recipe import Recipe
+from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
 from supernet.build import build
-from tests.distill.test_outputs import routed
+from tests.distill.objectives.test_outputs import routed
 from tests.tiny import SIZES, architectures, batch, bert, shaken
 
 EVERYTHING = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES, RELATIONS, ROUTINGS})

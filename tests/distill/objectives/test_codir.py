@@ -9,8 +9,8 @@ from torch import Tensor
 
 from distill.objectives import Objective, codir
 from distill.objectives.codir import Bank
-from distill.outputs import HIDDEN_STATES, LOGITS, of_layers
-from tests.distill import references
+from distill.objectives.outputs import HIDDEN_STATES, LOGITS, of_layers
+from tests.distill.objectives import references
 from tests.distill.objectives.cases import KINDS, Case, array, case, exactly, hard, reached, soft
 
 CLASSES = [0, 1, 1, 2, 0, 1, 2, 0]

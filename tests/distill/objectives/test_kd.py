@@ -7,10 +7,10 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from distill.kinds import CLASSIFICATION, MASKED_LM, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.objectives import distilbert, hard_labels, kd, none, pkd, theseus
-from distill.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, of_layers
-from tests.distill import references
+from distill.objectives.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, of_layers
+from distill.tasks.types import CLASSIFICATION, MASKED_LM, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from tests.distill.objectives import references
 from tests.distill.objectives.cases import KINDS, array, case, exactly, hard, mapped, reached, soft
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)

@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import nn
 
-from distill.kinds import QUESTION_ANSWERING, REGRESSION
 from distill.objectives import efficientbert, tinybert
-from distill.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, ROUTINGS, of_layers
-from tests.distill import references
+from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, ROUTINGS, of_layers
+from distill.tasks.types import QUESTION_ANSWERING, REGRESSION
+from tests.distill.objectives import references
 from tests.distill.objectives.cases import KINDS, Case, array, case, exactly, hard, mapped, reached, soft
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from distill.objectives import Critic, microbert
-from distill.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, of_layers
-from tests.distill import references
+from distill.objectives.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, of_layers
+from tests.distill.objectives import references
 from tests.distill.objectives.cases import KINDS, Case, array, case, exactly, hard, mapped, reached, soft
 
 
@@ -36,9 +36,7 @@ def test_microbert(kind: str, layers: str, width: int, paper_compatible: bool) -
     shape |= {"depths": (2, 6), "widths": (width, 12), "experts": 3}
     given = case(**shape)
     weights = {"alignment": 0.7, "soft": 0.3, "labels": 0.9, "adversarial": 0.2, "balance": 0.1}
-    objective = microbert(
-        *given.configs, temperature=2.0, layers=layers, paper_compatible=paper_compatible, **weights
-    )
+    objective = microbert(*given.configs, temperature=2.0, layers=layers, paper_compatible=paper_compatible, **weights)
     assert objective.needs == {LOGITS, HIDDEN_STATES, ROUTINGS}
     every = range(1, 7) if layers == "average" else (3, 6)
     assert objective.teacher_needs == {LOGITS} | of_layers(HIDDEN_STATES, every)

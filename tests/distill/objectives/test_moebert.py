@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from distill.objectives import moebert
-from tests.distill import references
+from tests.distill.objectives import references
 from tests.distill.objectives.cases import KINDS, array, case, exactly, hard, mapped, soft
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)

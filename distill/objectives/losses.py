@@ -1,0 +1,270 @@
+"""Losses between a student's and a teacher's outputs, in float32. Padding enters none of them, whatever its values
+(but where `paper_compatible` says so); where nothing but padding is left they are 0.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from distill.objectives.outputs import dot_products
+
+# Elements of a piece that `SumOfSquares` works on: 1 MiB in float32.
+PIECE = 2**18
+
+
+def attention_mse(
+    student_BHTT: Tensor, teacher_BHTT: Tensor, mask_BT: Tensor, paper_compatible: bool = False
+) -> Tensor:
+    """Mean square error of attention scores (TinyBERT's L_attn; EfficientBERT, equation 1).
+
+    The mean is over sentences, heads and the pairs of valid query and key positions.
+
+    Args:
+        paper_compatible: as the released code of both papers, which adds the mask to the scores and then replaces all
+            of -100 and below by 0: padding is no key, but a query, and the mean is over all pairs.
+
+    Raises:
+        ValueError: the head counts differ.
+    """
+    if student_BHTT.shape != teacher_BHTT.shape:
+        raise ValueError(
+            f"attention scores need equal head counts and lengths: student {tuple(student_BHTT.shape)}, "
+            f"teacher {tuple(teacher_BHTT.shape)}"
+        )
+    if paper_compatible:
+        padding_B11T = mask_BT[:, None, None, :] == 0
+        student, teacher = (
+            scores.float().masked_fill(padding_B11T | (scores <= -100), 0.0) for scores in (student_BHTT, teacher_BHTT)
+        )
+        return F.mse_loss(student, teacher)
+    return _mean_square(student_BHTT, teacher_BHTT, _valid_pairs(mask_BT), student_BHTT.shape[1])
+
+
+def hidden_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean square error of hidden states over valid tokens and channels (EfficientBERT, equation 2).
+
+    Raises:
+        ValueError: the widths differ.
+    """
+    _check_widths(student_BTD, teacher_BTD)
+    return _mean_square(student_BTD, teacher_BTD, mask_BT[:, :, None].bool(), student_BTD.shape[-1])
+
+
+def _check_widths(student: Tensor, teacher: Tensor) -> None:
+    if student.shape != teacher.shape:
+        raise ValueError(
+            f"hidden states need equal widths: student {tuple(student.shape)}, "
+            f"teacher {tuple(teacher.shape)}; project the student's first"
+        )
+
+
+def _mean_square(student: Tensor, teacher: Tensor, valid: Tensor, copies: int) -> Tensor:
+    """Mean over the elements that `valid` selects, each of its own `copies` times."""
+    return SumOfSquares.apply(student, teacher, valid) / (valid.sum().clamp(min=1) * copies)
+
+
+class SumOfSquares(torch.autograd.Function):
+    """Of the differences where `valid` is. On a CPU in pieces that fit in a core's cache, and the differences are kept
+    in the student's precision: operations on whole tensors take several times as long there, most of it for memory.
+    The teacher has no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, valid: Tensor) -> Tensor:
+        masked = not valid.all()
+        kept = torch.empty_like(student)
+        total = torch.zeros((), device=student.device)
+        rows = len(student)
+        if student.device.type == "cpu":
+            rows = max(1, PIECE * rows // max(1, student.numel()))
+        pieces = (each.split(rows) for each in (student, teacher, valid, kept))
+        for own, other, where, place in zip(*pieces, strict=True):
+            difference = own.float() - other
+            if masked:
+                # Filled rather than multiplied by 0: half-precision states of padding may be infinite.
+                difference.masked_fill_(~where, 0.0)
+            place.copy_(difference)
+            total += difference.square_().sum()
+        ctx.save_for_backward(kept)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (difference,) = ctx.saved_tensors
+        return difference * (2 * gradient), None, None
+
+
+def _valid_pairs(mask_BT: Tensor) -> Tensor:
+    """(B, 1, T, T): both positions are valid."""
+    valid_BT = mask_BT.bool()
+    return valid_BT[:, None, :, None] & valid_BT[:, None, None, :]
+
+
+def cosine_distance(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """1 - cosine of hidden states, mean over valid tokens (DistilBERT's L_cos).
+
+    Raises:
+        ValueError: the widths differ.
+    """
+    _check_widths(student_BTD, teacher_BTD)
+    student_ND, teacher_ND = (states[mask_BT.bool()].float() for states in (student_BTD, teacher_BTD))
+    return _mean_of_rows(1 - F.cosine_similarity(student_ND, teacher_ND, dim=-1))
+
+
+def normalised_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean square error of first tokens' states, each of length 1, over sentences and channels (PKD's L_PT).
+
+    Raises:
+        ValueError: the widths differ.
+    """
+    _check_widths(student_BTD, teacher_BTD)
+    valid_B = mask_BT.any(dim=1)
+    student_ND, teacher_ND = (F.normalize(s[:, 0][valid_B].float(), dim=-1) for s in (student_BTD, teacher_BTD))
+    return _mean_of_rows((student_ND - teacher_ND).square().mean(dim=-1))
+
+
+def pooled_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean square error of three features of a sentence, the first token's state and the mean and the maximum over its
+    valid tokens; over sentences, features and channels (MicroBERT, equation 8).
+
+    Raises:
+        ValueError: the widths differ.
+    """
+    _check_widths(student_BTD, teacher_BTD)
+    valid_B3 = mask_BT.any(dim=1)[:, None].expand(-1, 3)
+    return hidden_mse(_pooled(student_BTD, mask_BT), _pooled(teacher_BTD, mask_BT), valid_B3)
+
+
+def _pooled(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """(B, 3, D)."""
+    states_BTD = states_BTD.float()
+    highest_BD = states_BTD.masked_fill(mask_BT[:, :, None] == 0, torch.finfo(torch.float32).min).amax(dim=1)
+    return torch.stack((states_BTD[:, 0], mean_state(states_BTD, mask_BT), highest_BD), dim=1)
+
+
+def mean_state(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """(B, D), the mean over valid tokens."""
+    total_BD = states_BTD.float().masked_fill(mask_BT[:, :, None] == 0, 0.0).sum(dim=1)
+    return total_BD / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def soft_cross_entropy(student_NC: Tensor, teacher_NC: Tensor, temperature: float = 1.0) -> Tensor:
+    """Cross-entropy with the teacher's probabilities, mean over rows (EfficientBERT, equation 3).
+
+    Raises:
+        ValueError: the numbers of rows or classes differ.
+    """
+    check_logits(student_NC, teacher_NC)
+    targets_NC = F.softmax(_tempered(teacher_NC, temperature), dim=-1)
+    total = F.cross_entropy(_tempered(student_NC, temperature), targets_NC, reduction="sum")
+    return total / max(1, len(student_NC))
+
+
+def soft_kl(student_NC: Tensor, teacher_NC: Tensor, temperature: float = 1.0) -> Tensor:
+    """temperature^2 KL(teacher || student) of the probabilities at that temperature, mean over rows (Hinton et al.,
+    2015).
+
+    Raises:
+        ValueError: the numbers of rows or classes differ.
+    """
+    check_logits(student_NC, teacher_NC)
+    student_log, teacher_log = (
+        F.log_softmax(_tempered(logits, temperature), dim=-1) for logits in (student_NC, teacher_NC)
+    )
+    # Summands p (d - 1 + exp(-d)), d = log(p / q), whose sum is that of p d: none is negative, so that nothing cancels
+    # where the temperature makes the divergence small and its square large. Far from 0, exp(-d) is q / p.
+    ratio_NC = teacher_log - student_log
+    near_NC = teacher_log.exp() * (ratio_NC + torch.expm1(-ratio_NC.clamp(min=-1)))
+    far_NC = student_log.exp() + teacher_log.exp() * (ratio_NC - 1)
+    return temperature**2 * _mean_of_rows(torch.where(ratio_NC > -1, near_NC, far_NC).sum(dim=-1))
+
+
+def _tempered(logits_NC: Tensor, temperature: float) -> Tensor:
+    """Finite also where a low temperature would make -inf of the lowest number, which stands for no choice at all."""
+    return (logits_NC.float() / temperature).clamp(min=torch.finfo(torch.float32).min)
+
+
+def symmetric_kl(student_NC: Tensor, teacher_NC: Tensor) -> Tensor:
+    """(KL(student || teacher) + KL(teacher || student)) / 2, mean over rows (MoEBERT, equation 6).
+
+    Raises:
+        ValueError: the numbers of rows or classes differ.
+    """
+    check_logits(student_NC, teacher_NC)
+    student_log, teacher_log = (F.log_softmax(logits.float(), dim=-1) for logits in (student_NC, teacher_NC))
+    # The sum of both directions; no summand is negative, so nothing cancels.
+    return 0.5 * _mean_of_rows(((student_log.exp() - teacher_log.exp()) * (student_log - teacher_log)).sum(dim=-1))
+
+
+def _mean_of_rows(values_N: Tensor) -> Tensor:
+    return values_N.sum() / max(1, len(values_N))
+
+
+def check_logits(student_NC: Tensor, teacher_NC: Tensor) -> None:
+    """Raises ValueError where the shapes differ."""
+    if student_NC.shape != teacher_NC.shape:
+        raise ValueError(
+            f"soft labels need equal shapes: student {tuple(student_NC.shape)}, teacher {tuple(teacher_NC.shape)}"
+        )
+
+
+def attention_kl(student: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor], mask_BT: Tensor, heads: int) -> Tensor:
+    """KL(teacher || student) of attention distributions, mean over valid query rows and heads (MiniLM's L_AT).
+
+    Both sides are query and key, (B, T, width) each; keys of padding have no part in a distribution.
+    """
+    student_log, teacher_log = (_log_relations(query, key, mask_BT, heads) for query, key in (student, teacher))
+    return _mean_divergence(student_log, teacher_log, mask_BT)
+
+
+def relation_kl(student_BTD: Tensor, teacher_BTE: Tensor, mask_BT: Tensor, heads: int) -> Tensor:
+    """KL(teacher || student) of the relations between a sentence's tokens, mean over valid query rows and heads.
+
+    A relation is softmax(A A^T / sqrt(width / heads)) over the valid keys, of queries, keys or values A whose channels
+    are split anew into `heads` relation heads, a divisor of both widths (MiniLMv2; MiniMoE, section 3.2).
+    """
+    student_log, teacher_log = (_log_relations(a, a, mask_BT, heads) for a in (student_BTD, teacher_BTE))
+    return _mean_divergence(student_log, teacher_log, mask_BT)
+
+
+def _mean_divergence(student_log_BHTT: Tensor, teacher_log_BHTT: Tensor, mask_BT: Tensor) -> Tensor:
+    divergence = F.kl_div(student_log_BHTT, teacher_log_BHTT, reduction="sum", log_target=True)
+    return divergence / (mask_BT.sum().clamp(min=1) * student_log_BHTT.shape[1])
+
+
+def _log_relations(a_BTD: Tensor, b_BTD: Tensor, mask_BT: Tensor, heads: int) -> Tensor:
+    """(B, heads, T, T). Rows of padding are uniform, hence the same for every model, without a gradient."""
+    # In full precision also under autocast: the softmax makes relative errors of absolute ones.
+    with torch.autocast(a_BTD.device.type, enabled=False):
+        products = dot_products(a_BTD.float(), b_BTD.float(), heads)
+        lowest = torch.finfo(products.dtype).min
+        return F.log_softmax(products.masked_fill(~_valid_pairs(mask_BT), lowest), dim=-1)
+
+
+def contrastive(anchor_ND: Tensor, positive_ND: Tensor, negatives_NKD: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy of finding an anchor's positive among it and K negatives by their products with the anchor over
+    `temperature` (InfoNCE), mean over anchors. Vectors are of length 1.
+    """
+    # In full precision also under autocast: a low temperature makes large errors of small ones.
+    with torch.autocast(anchor_ND.device.type, enabled=False):
+        anchor_ND = anchor_ND.float()
+        positive_N1 = (anchor_ND * positive_ND.float()).sum(dim=-1, keepdim=True)
+        negatives_NK = (negatives_NKD.float() @ anchor_ND[:, :, None]).squeeze(-1)
+        log_NC = F.log_softmax(torch.cat((positive_N1, negatives_NK), dim=1) / temperature, dim=-1)
+        return -_mean_of_rows(log_NC[:, 0])
+
+
+def balance(probabilities_NE: Tensor, chosen_N: Tensor) -> Tensor:
+    """E sum_e f_e P_e of one router: f_e is the share of the N tokens (or sentences) sent to expert e, P_e the mean
+    probability of it (Switch; MiniMoE, section 3.2).
+
+    1 where one of the two is uniform, E where one expert takes all with certainty, 0 where N is 0. Its gradient goes
+    through P alone.
+    """
+    experts = probabilities_NE.shape[-1]
+    count = max(len(chosen_N), 1)
+    shares_E = F.one_hot(chosen_N, experts).sum(dim=0) / count
+    means_E = probabilities_NE.float().sum(dim=0) / count
+    return experts * (shares_E * means_E).sum()

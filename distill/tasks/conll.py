@@ -1,0 +1,156 @@
+"""Tagging of words: files in the manner of CoNLL, or the hub; and the tags that a model's logits say."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from distill.tasks.hub import columns
+from distill.tasks.metrics import OUTSIDE
+from distill.tasks.task import TaggedSplit, Task, TaskData, TaskError, column_fault, hold_out
+from distill.tasks.texts import read_lines
+from distill.tasks.types import TOKEN_CLASSIFICATION
+from search_spaces.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from distill.tasks.encoding import Encoded
+
+
+def _bio(*types: str) -> tuple[str, ...]:
+    return (OUTSIDE, *(f"{place}-{name}" for name in types for place in "BI"))
+
+
+HUB = {
+    "conll2003": ("eriktks/conll2003", _bio("PER", "ORG", "LOC", "MISC")),
+    "wnut17": ("leondz/wnut_17", _bio("corporation", "creative-work", "group", "location", "person", "product")),
+}
+"""The name on the hub, and the tags in the order of their numbers there."""
+
+CONVERTED = "refs/convert/parquet"
+"""The hub's own conversion of data sets that were published as scripts."""
+
+TASKS = (*HUB, "conll")
+DEV_NAMES = ("dev", "valid", "validation")
+SUFFIXES = (".conll", ".txt")
+
+
+def load(name: str, data: Path | None = None) -> TaskData[TaggedSplit]:
+    """A task of `TASKS`: the files train and dev (or valid) .conll or .txt in the folder `data`, else from the hub.
+
+    The tags are those of the training file. Entities (`B-`, `I-`) are scored by their F1, other tags by accuracy.
+
+    Raises:
+        TaskError: the data is not there, or has a line that is none.
+    """
+    if data is not None:
+        train_file, dev_file = _file(data, ("train",)), _file(data, DEV_NAMES)
+        sentences = list(read(train_file))
+        tags = tags_of(word[1] for sentence in sentences for word in sentence)
+        train, dev = _split(train_file, sentences, tags), _split(dev_file, read(dev_file), tags)
+    elif name in HUB:
+        hub, tags = HUB[name]
+        train, dev = (
+            from_columns(hub, columns(hub, split, revision=CONVERTED), tags) for split in ("train", "validation")
+        )
+    else:
+        raise TaskError(f"the task {name!r} is of your own files: give their folder")
+    entities = all(tag == OUTSIDE or tag[:2] in ("B-", "I-", "E-", "S-") for tag in tags)
+    try:
+        task = Task(name, tags, TOKEN_CLASSIFICATION, ("f1", "accuracy") if entities else ("accuracy",))
+    except ValueError as error:
+        raise TaskError(f"{train_file if data is not None else hub}: {error}") from None
+    train, search = hold_out(train)
+    return TaskData(task, train, search, dev)
+
+
+def _file(folder: Path, names: Sequence[str]) -> Path:
+    known = [f"{name}{suffix}" for name in names for suffix in SUFFIXES]
+    for name in known:
+        if (folder / name).is_file():
+            return folder / name
+    raise TaskError(f"{folder}: has none of the files {', '.join(known)}")
+
+
+Word = tuple[str, str, int]
+
+
+def read(path: Path) -> Iterator[list[Word]]:
+    """The sentences of a file: words, tags and line numbers. A line has its word first and its tag last, between them
+    tabs, or where it has none, blanks; a blank line ends a sentence. Lines of -DOCSTART- are left out.
+
+    Raises:
+        TaskError: the file cannot be read, or a line is no word with a tag.
+    """
+    sentence: list[Word] = []
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip(" \t"):
+            if sentence:
+                yield sentence
+            sentence = []
+            continue
+        cells = line.split("\t") if "\t" in line else line.split()
+        if len(cells) < 2 or not cells[0] or not cells[-1].strip():
+            raise TaskError(f"{path}:{number}: needs a word and its tag, with a tab or blank between them")
+        if cells[0] != "-DOCSTART-":
+            sentence.append((cells[0], cells[-1].strip(), number))
+    if sentence:
+        yield sentence
+
+
+def tags_of(tags: Iterable[str]) -> tuple[str, ...]:
+    """The distinct tags, sorted; that of words in no entity first."""
+    return tuple(sorted(set(tags), key=lambda tag: (tag != OUTSIDE, tag)))
+
+
+def from_columns(where: str, table: dict[str, list], tags: tuple[str, ...]) -> TaggedSplit:
+    """The rows of a table in the hub's layout: columns `tokens` and `ner_tags`, a tag by its number.
+
+    Raises:
+        TaskError: a column is missing, or there is an unknown tag.
+    """
+    fault = column_fault(("tokens", "ner_tags"), table)
+    if fault:
+        raise TaskError(f"{where}: {fault}")
+    rows = [(words, numbers) for words, numbers in zip(table["tokens"], table["ner_tags"], strict=True) if words]
+    wrong = next((number for _, numbers in rows for number in numbers if not 0 <= number < len(tags)), None)
+    if wrong is not None:
+        raise TaskError(f"{where}: a tag has the number {wrong}; there are {len(tags)}")
+    return TaggedSplit(tuple(tuple(words) for words, _ in rows), tuple(tuple(numbers) for _, numbers in rows))
+
+
+def _split(path: Path, sentences: Iterable[list[Word]], tags: tuple[str, ...]) -> TaggedSplit:
+    numbers = {tag: number for number, tag in enumerate(tags)}
+    rows = []
+    for sentence in sentences:
+        for _, tag, line in sentence:
+            if tag not in numbers:
+                known = ", ".join(tags)
+                raise TaskError(f"{path}:{line}: unknown tag {tag!r}{did_you_mean(tag, tags)} (in training: {known})")
+        rows.append(sentence)
+    if not rows:
+        raise TaskError(f"{path}: no sentences")
+    return TaggedSplit(
+        tuple(tuple(word for word, _, _ in sentence) for sentence in rows),
+        tuple(tuple(numbers[tag] for _, tag, _ in sentence) for sentence in rows),
+    )
+
+
+def predicted_tags(
+    rows: "Encoded", logits: Sequence[np.ndarray], split: TaggedSplit, tags: Sequence[str]
+) -> list[np.ndarray]:
+    """For each sentence the class indices of its words' tags, by the logits (T, C) of its T tokens.
+
+    A word that has no token, because it was cut off or is of no letters that the tokenizer knows, is in no entity
+    (-1 where there is no tag for that).
+    """
+    outside = tags.index(OUTSIDE) if OUTSIDE in tags else -1
+    assert rows.places is not None
+    result = []
+    for row, (logits_TC, words) in enumerate(zip(logits, split.words, strict=False)):
+        places_T = rows.places[rows.offsets[row] : rows.offsets[row + 1]]
+        first_T = places_T >= 0
+        chosen = np.full(len(words), outside)
+        chosen[places_T[first_T]] = logits_TC[: len(places_T)][first_T].argmax(axis=-1)
+        result.append(chosen)
+    return result

@@ -1,0 +1,311 @@
+"""Token ids of a split in flat arrays, the order in which they are trained on, and padded batches."""
+
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from distill.tasks.task import AnySplit, QuestionSplit, Split, TaggedSplit
+from distill.tasks.types import CLASSIFICATION, IGNORED, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+
+POOL_BATCHES = 50
+"""Rows are grouped by length within pools of this many batches: less padding, and still well mixed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Token ids of N rows, joined without padding: row ``i`` is ``input_ids[offsets[i]:offsets[i + 1]]``.
+
+    Attributes:
+        input_ids, token_type_ids: int32 and int8, of shape (tokens,).
+        offsets: int64 of shape (N + 1,).
+        labels: None for text without labels; else by the kind of the task: int64 (N,), class indices; float32 (N,);
+            int32 (tokens,), class indices at the first token of each word and elsewhere IGNORED; int32 (N, 2), an
+            answer's first and last token counted from the row's start, both 0 where it is not in the row.
+        kind: of the task (`distill.tasks.types`).
+        places: what tokens stand for in the split: of tagged words, int32 (tokens,), the number of the word at its
+            first token; of questions, int32 (tokens, 2), the context's characters from and to; elsewhere -1.
+        sources: of questions, whose contexts may be cut into several rows, int32 (N,), the number of the question.
+    """
+
+    input_ids: np.ndarray
+    token_type_ids: np.ndarray
+    offsets: np.ndarray
+    labels: np.ndarray | None = None
+    kind: str = CLASSIFICATION
+    places: np.ndarray | None = None
+    sources: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        tokens, offsets = self.input_ids.shape, self.offsets
+        if offsets.ndim != 1 or not len(offsets) or offsets[0] != 0 or np.any(np.diff(offsets) < 1):
+            raise ValueError("Encoded: offsets must start at 0 and ascend; every row needs a token")
+        if tokens != (offsets[-1],) or self.token_type_ids.shape != tokens:
+            shapes = f"{tokens} input_ids, {self.token_type_ids.shape} token_type_ids"
+            raise ValueError(f"Encoded: offsets end at {offsets[-1]}, which does not fit {shapes}")
+        rows = len(offsets) - 1
+        allowed: dict[str, dict[str, tuple[int, ...]]] = {
+            CLASSIFICATION: {"labels": (rows,)},
+            REGRESSION: {"labels": (rows,)},
+            TOKEN_CLASSIFICATION: {"labels": tokens, "places": tokens},
+            QUESTION_ANSWERING: {"labels": (rows, 2), "places": (*tokens, 2), "sources": (rows,)},
+        }
+        if self.kind not in allowed:
+            raise ValueError(f"Encoded: unknown kind {self.kind!r}, not one of {', '.join(allowed)}")
+        for name in ("labels", "places", "sources"):
+            array, shape = getattr(self, name), allowed[self.kind].get(name)
+            if array is not None and array.shape != shape:
+                raise ValueError(f"Encoded: {self.kind}, {rows} rows, but {name} of shape {array.shape}, not {shape}")
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of every row: int64 of shape (N,)."""
+        return np.diff(self.offsets)
+
+
+def encode(tokenizer: Any, rows: AnySplit | Sequence[str], max_length: int = 64, stride: int | None = None) -> Encoded:
+    """Tokenise a split (or plain texts, then without labels) once.
+
+    A row is cut to ``max_length`` tokens. A question's context is not cut but divided among as many rows as it takes
+    (windows); of the question itself 64 tokens are kept, or a third of ``max_length`` where that is less.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer.
+        stride: tokens of the context that a window shares with the next; default: a third of ``max_length``, which
+            with 384 are the usual 128.
+
+    Raises:
+        ValueError: no rows, or a ``max_length`` or ``stride`` that leaves no room for text.
+    """
+    pair = isinstance(rows, QuestionSplit) or (isinstance(rows, Split) and rows.pairs is not None)
+    if max_length <= tokenizer.num_special_tokens_to_add(pair=pair):
+        raise ValueError(f"max_length = {max_length}: no room for text beside the special tokens")
+    if not len(rows):
+        raise ValueError("nothing to encode: no rows")
+    if isinstance(rows, QuestionSplit):
+        return _encode_questions(tokenizer, rows, max_length, max_length // 3 if stride is None else stride)
+    if isinstance(rows, TaggedSplit):
+        return _encode_words(tokenizer, rows, max_length)
+    texts, pairs = (rows.texts, rows.pairs) if isinstance(rows, Split) else (rows, None)
+    parts = []
+    for start in range(0, len(rows), CHUNK):
+        chunk = slice(start, start + CHUNK)
+        second = [] if pairs is None else [list(pairs[chunk])]
+        given = [list(texts[chunk]), *second]
+        parts.append(_flat(tokenizer(*given, truncation=True, max_length=max_length, return_attention_mask=False)))
+    arrays = _joined(parts)
+    if not isinstance(rows, Split):
+        return Encoded(**arrays)
+    if isinstance(rows.labels[0], float):
+        return Encoded(**arrays, labels=np.asarray(rows.labels, np.float32), kind=REGRESSION)
+    return Encoded(**arrays, labels=np.asarray(rows.labels, np.int64))
+
+
+CHUNK = 2_000
+"""Rows that are tokenised at a time: bounds the memory of Python lists."""
+
+Arrays = dict[str, np.ndarray]
+
+
+def _flat(out: Any) -> Arrays:
+    """Rows of a tokenizer's output without padding, one after another; their ``lengths``."""
+    kinds = out.get("token_type_ids") or [[0] * len(row) for row in out["input_ids"]]
+    return {
+        "input_ids": np.concatenate([np.asarray(row, np.int32) for row in out["input_ids"]]),
+        "token_type_ids": np.concatenate([np.asarray(row, np.int8) for row in kinds]),
+        "lengths": np.array([len(row) for row in out["input_ids"]]),
+    }
+
+
+def _joined(parts: Sequence[Arrays]) -> Any:
+    """The arrays of an `Encoded`."""
+    arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return arrays | {"offsets": np.concatenate([[0], np.cumsum(arrays.pop("lengths"))]).astype(np.int64)}
+
+
+def _encode_words(tokenizer: Any, split: TaggedSplit, max_length: int) -> Encoded:
+    parts = []
+    for start in range(0, len(split), CHUNK):
+        words = [list(row) for row in split.words[start : start + CHUNK]]
+        out = tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
+        places, labels = [], []
+        for row in range(len(words)):
+            word_T = np.array([-1 if word is None else word for word in out.word_ids(row)], np.int32)
+            word_T[1:][word_T[1:] == word_T[:-1]] = -1  # further pieces of a word
+            places.append(word_T)
+            tags = np.array(split.tags[start + row], np.int32)
+            labels.append(np.where(word_T >= 0, tags[word_T], np.int32(IGNORED)))
+        parts.append(_flat(out) | {"places": np.concatenate(places), "labels": np.concatenate(labels)})
+    return Encoded(**_joined(parts), kind=TOKEN_CLASSIFICATION)
+
+
+def _encode_questions(tokenizer: Any, split: QuestionSplit, max_length: int, stride: int) -> Encoded:
+    longest = min(64, max_length // 3)
+    room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
+    if not 0 <= stride < room:
+        raise ValueError(
+            f"stride = {stride}: windows of max_length = {max_length} have {room} tokens beside the longest question, "
+            "and share fewer than these with the next"
+        )
+    parts = []
+    for start in range(0, len(split), CHUNK):
+        chunk = slice(start, start + CHUNK)
+        out = tokenizer(
+            _shortened(tokenizer, split.questions[chunk], longest),
+            list(split.contexts[chunk]),
+            truncation="only_second",
+            max_length=max_length,
+            stride=stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        sources = np.array(out["overflow_to_sample_mapping"], np.int32) + start
+        places, labels = [], []
+        for window, source in enumerate(sources):
+            of_context_T = np.array([part == 1 for part in out.sequence_ids(window)])
+            places_T2 = np.where(of_context_T[:, None], np.array(out["offset_mapping"][window], np.int32), np.int32(-1))
+            places.append(places_T2)
+            labels.append(_span(places_T2, split.answers[source]))
+        parts.append(
+            _flat(out) | {"places": np.concatenate(places), "labels": np.array(labels, np.int32), "sources": sources}
+        )
+    return Encoded(**_joined(parts), kind=QUESTION_ANSWERING)
+
+
+def _shortened(tokenizer: Any, questions: Sequence[str], most: int) -> list[str]:
+    """The questions without blanks before them, cut after their first ``most`` tokens."""
+    stripped = [question.lstrip() for question in questions]
+    out = tokenizer(stripped, add_special_tokens=False, truncation=True, max_length=most, return_offsets_mapping=True)
+    ends = (places[-1][1] if places else 0 for places in out["offset_mapping"])
+    return [question[:end] for question, end in zip(stripped, ends, strict=True)]
+
+
+def _span(places_T2: np.ndarray, answers: Sequence[tuple[str, int]]) -> tuple[int, int]:
+    """The first and last token of the first answer, without the blanks around it; (0, 0) where the window has not all
+    of it.
+    """
+    inside = np.flatnonzero(places_T2[:, 0] >= 0)
+    if not answers or not len(inside):
+        return 0, 0
+    text, start = answers[0]
+    start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+    starts, ends = places_T2[inside].T
+    if start < starts[0] or end > ends[-1]:
+        return 0, 0
+    first, last = np.searchsorted(ends, start, side="right"), np.searchsorted(starts, end) - 1
+    return (int(inside[first]), int(inside[last])) if first <= last else (0, 0)
+
+
+def save_encoded(encoded: Encoded, path: Path) -> None:
+    """Write an ``.npz`` file."""
+    arrays = {field.name: getattr(encoded, field.name) for field in fields(encoded)}
+    np.savez(path, allow_pickle=False, **{name: array for name, array in arrays.items() if array is not None})
+
+
+def load_encoded(path: Path) -> Encoded:
+    """Read what :func:`save_encoded` wrote. Raises ValueError, naming the file, when it is damaged."""
+    try:
+        # NumPy does not close a damaged file that it was given by name.
+        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
+            arrays: Any = {name: file[name] for name in file.files}
+        if "kind" in arrays:
+            arrays["kind"] = str(arrays["kind"])
+        return Encoded(**arrays)
+    except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: not a readable file of encoded rows ({error})") from error
+
+
+def take(encoded: Encoded, rows: np.ndarray) -> Encoded:
+    """These rows alone, in this order; a question keeps its number in the split."""
+    lengths = encoded.lengths[rows]
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    tokens = np.repeat(encoded.offsets[:-1][rows] - starts, lengths) + np.arange(ends[-1] if len(ends) else 0)
+    by_token = {"input_ids", "token_type_ids", "places"}
+    if encoded.kind == TOKEN_CLASSIFICATION:
+        by_token.add("labels")
+    arrays: dict[str, Any] = {}
+    for name in ("input_ids", "token_type_ids", "labels", "places", "sources"):
+        array = getattr(encoded, name)
+        if array is not None:
+            arrays[name] = array[tokens if name in by_token else rows]
+    return Encoded(**arrays, offsets=np.concatenate([[0], ends]).astype(np.int64), kind=encoded.kind)
+
+
+def batches(encoded: Encoded, batch_size: int, steps: int, seed: int) -> list[np.ndarray]:
+    """Row indices of exactly ``steps`` batches of ``batch_size`` rows, similar in length within a batch.
+
+    Epochs follow one another, each a fresh permutation. The same arguments give the same batches, and fewer
+    steps give the first ones of more steps: candidates trained for different times see the same beginning.
+    """
+    if batch_size < 1 or steps < 0:
+        raise ValueError(f"batches: needs batch_size >= 1 and steps >= 0, not {batch_size} and {steps}")
+    if not len(encoded):
+        raise ValueError("batches: no rows")
+    # A pool larger than an epoch would bring copies of a row together into one batch.
+    in_pool = min(POOL_BATCHES, max(1, len(encoded) // batch_size))
+    pools = -(-steps // in_pool)
+    epochs = -(-pools * in_pool * batch_size // len(encoded))
+    order = [np.random.default_rng([seed, 0, epoch]).permutation(len(encoded)) for epoch in range(epochs)]
+    rows = np.concatenate(order or [np.empty(0, np.int64)])[: pools * in_pool * batch_size]
+    lengths = encoded.lengths
+    result: list[np.ndarray] = []
+    for number, pool in enumerate(rows.reshape(pools, in_pool * batch_size)):
+        by_length = pool[np.argsort(lengths[pool], kind="stable")].reshape(in_pool, batch_size)
+        result += list(np.random.default_rng([seed, 1, number]).permutation(by_length))
+    return result[:steps]
+
+
+def eval_batches(encoded: Encoded, batch_size: int) -> list[np.ndarray]:
+    """Row indices that cover every row once, the longest first; the last batch may be smaller.
+
+    ``predictions[rows] = ...`` puts what is computed for each batch back in the order of the split.
+    """
+    if batch_size < 1:
+        raise ValueError(f"eval_batches: needs batch_size >= 1, not {batch_size}")
+    order = np.argsort(-encoded.lengths, kind="stable")
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def collate(encoded: Encoded, rows: np.ndarray, pad_id: int) -> dict[str, torch.Tensor]:
+    """A model's input for these rows, padded on the right to the longest of them.
+
+    int64 tensors ``input_ids``, ``attention_mask`` and ``token_type_ids`` of shape (B, T); ``rows`` of shape (B,), the
+    numbers of these rows; and where there are labels, ``labels`` as in `distill.tasks.types`. Padding is
+    ``pad_id``, masked by 0; it has no labels.
+    """
+    lengths = encoded.lengths[rows]
+    mask_BT = np.arange(lengths.max()) < lengths[:, None]
+    places = (encoded.offsets[:-1][rows][:, None] + np.arange(lengths.max()))[mask_BT]
+    ids_BT = np.full(mask_BT.shape, pad_id, np.int64)
+    ids_BT[mask_BT] = encoded.input_ids[places]
+    types_BT = np.zeros(mask_BT.shape, np.int64)
+    types_BT[mask_BT] = encoded.token_type_ids[places]
+    batch = {"input_ids": ids_BT, "attention_mask": mask_BT.astype(np.int64), "token_type_ids": types_BT}
+    batch["rows"] = np.asarray(rows, np.int64)
+    if encoded.labels is not None:
+        if encoded.kind == TOKEN_CLASSIFICATION:
+            batch["labels"] = np.full(mask_BT.shape, IGNORED, np.int64)
+            batch["labels"][mask_BT] = encoded.labels[places]
+        else:
+            batch["labels"] = encoded.labels[rows].astype(np.float32 if encoded.kind == REGRESSION else np.int64)
+    return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+
+def token_frequencies(encoded: Encoded, vocabulary: int) -> torch.Tensor:
+    """How often each token id occurs: int64 of shape (vocabulary,)."""
+    return torch.bincount(torch.from_numpy(encoded.input_ids).long(), minlength=vocabulary)
+
+
+def training_batches(
+    rows: Encoded, batch_size: int, steps: int, seed: int, pad_id: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    """The batches of a training run, padded: the same for the same arguments."""
+    return (collate(rows, chosen, pad_id) for chosen in batches(rows, batch_size, steps, seed))

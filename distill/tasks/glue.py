@@ -1,0 +1,213 @@
+"""The nine tasks of GLUE, and SNLI: from the official files, or from the hub.
+
+The files are tab-separated without any quoting: a quotation mark is a character like any other. Every line is a row,
+and a line that is none is an error, so no row is lost in silence.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distill.tasks.hub import columns
+from distill.tasks.task import Split, Task, TaskData, TaskError, column_fault, finite, hold_out
+from distill.tasks.texts import read_lines
+from distill.tasks.types import REGRESSION
+from search_spaces.errors import shown
+
+log = logging.getLogger(__name__)
+
+ENTAILMENT = ("entailment", "not_entailment")
+INFERENCE = ("entailment", "neutral", "contradiction")
+SENTENCE, SENTENCES = ("sentence",), ("sentence1", "sentence2")
+UNLABELLED = ("-", "-1")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where one task's rows are.
+
+    Attributes:
+        folder: of train.tsv and `dev_file`.
+        texts, label: columns of these files.
+        header: names of all columns where the files have no line of names.
+        numbers: the files have the numbers of the classes, not their names.
+        hub: data set and configuration; its columns are `hub_texts` and `label`, its splits train and `hub_dev`.
+        broken: lines that are no rows, and empty texts, are known to be in the official files: the lines are left out.
+        unlabelled: rows whose annotators did not agree have the label "-" (-1 on the hub), and are left out.
+    """
+
+    task: Task
+    folder: str
+    texts: tuple[str, ...]
+    hub: tuple[str, str | None]
+    hub_texts: tuple[str, ...]
+    label: str = "label"
+    header: tuple[str, ...] | None = None
+    numbers: bool = False
+    dev_file: str = "dev.tsv"
+    hub_dev: str = "validation"
+    broken: bool = False
+    unlabelled: bool = False
+
+
+GLUE = "nyu-mll/glue"
+
+_MNLI = ("MNLI", SENTENCES, (GLUE, "mnli"), ("premise", "hypothesis"), "gold_label")
+
+_SOURCES = (
+    Source(
+        Task("cola", ("unacceptable", "acceptable"), metrics=("matthews_correlation",)),
+        "CoLA",
+        SENTENCE,
+        (GLUE, "cola"),
+        SENTENCE,
+        header=("source", "label", "mark", "sentence"),
+        numbers=True,
+    ),
+    Source(Task("sst2", ("negative", "positive")), "SST-2", SENTENCE, (GLUE, "sst2"), SENTENCE, numbers=True),
+    Source(
+        Task("mrpc", ("not_equivalent", "equivalent"), metrics=("f1", "accuracy")),
+        "MRPC",
+        ("#1 String", "#2 String"),
+        (GLUE, "mrpc"),
+        SENTENCES,
+        "Quality",
+        numbers=True,
+    ),
+    Source(
+        Task("stsb", (), REGRESSION, ("spearmanr", "pearson")), "STS-B", SENTENCES, (GLUE, "stsb"), SENTENCES, "score"
+    ),
+    Source(
+        Task("qqp", ("not_duplicate", "duplicate"), metrics=("f1", "accuracy")),
+        "QQP",
+        ("question1", "question2"),
+        (GLUE, "qqp"),
+        ("question1", "question2"),
+        "is_duplicate",
+        numbers=True,
+        broken=True,
+    ),
+    Source(Task("mnli", INFERENCE), *_MNLI, dev_file="dev_matched.tsv", hub_dev="validation_matched"),
+    Source(Task("mnli_mismatched", INFERENCE), *_MNLI, dev_file="dev_mismatched.tsv", hub_dev="validation_mismatched"),
+    Source(Task("qnli", ENTAILMENT), "QNLI", ("question", "sentence"), (GLUE, "qnli"), ("question", "sentence")),
+    Source(Task("rte", ENTAILMENT), "RTE", SENTENCES, (GLUE, "rte"), SENTENCES),
+    Source(Task("wnli", ("not_entailment", "entailment")), "WNLI", SENTENCES, (GLUE, "wnli"), SENTENCES, numbers=True),
+    Source(
+        Task("snli", INFERENCE),
+        "snli",
+        SENTENCES,
+        ("stanfordnlp/snli", None),
+        ("premise", "hypothesis"),
+        unlabelled=True,
+    ),
+)
+TASKS: Mapping[str, Source] = {source.task.name: source for source in _SOURCES}
+
+
+def load(name: str, data: Path | None = None) -> TaskData[Split]:
+    """A task of `TASKS` from the folder `data`, its own or the one that holds the folders of all tasks; else from the
+    hub. `mnli` is scored on the matched dev split, `mnli_mismatched` on the other.
+
+    Raises:
+        TaskError: the data is not there, or has a row that is none.
+    """
+    source = TASKS[name]
+    if data is None:
+        splits = [from_columns(source, columns(source.hub[0], s, source.hub[1])) for s in ("train", source.hub_dev)]
+    else:
+        splits = [read(source, file) for file in _files(source, data)]
+    train, search = hold_out(splits[0])
+    return TaskData(source.task, train, search, splits[1])
+
+
+def _files(source: Source, data: Path) -> list[Path]:
+    names = ("train.tsv", source.dev_file)
+    for folder in (data / source.folder, data):
+        if (folder / names[0]).is_file():
+            return [folder / name for name in names]
+    wanted = " and ".join(names)
+    raise TaskError(f"{data}: has no {wanted} of the task {source.task.name!r}, nor has a folder {source.folder} in it")
+
+
+Row = tuple[str, Sequence[str], str]
+
+
+def read(source: Source, path: Path) -> Split:
+    """The rows of one official file.
+
+    Raises:
+        TaskError: the file cannot be read, lacks a column, or has a line that is no row.
+    """
+    lines = read_lines(path)
+    if not lines:
+        raise TaskError(f"{path}: the file is empty")
+    header = source.header or lines[0].split("\t")
+    fault = column_fault((*source.texts, source.label), header)
+    if fault:
+        raise TaskError(f"{path}: {fault}")
+    label, *texts = (header.index(column) for column in (source.label, *source.texts))
+    rows: list[Row] = []
+    broken = 0
+    first = 0 if source.header else 1
+    for number, line in enumerate(lines[first:], first + 1):
+        cells = line.split("\t")
+        if len(cells) == len(header):
+            rows.append((f"{path}:{number}", [cells[text] for text in texts], cells[label]))
+        elif source.broken:
+            broken += 1
+        else:
+            raise TaskError(f"{path}:{number}: {len(cells)} cells between tabs, where {len(header)} are due")
+    names = source.task.labels
+    spelled = {str(number) if source.numbers else name: number for number, name in enumerate(names)}
+    split = _split(source, str(path), rows, spelled)
+    if broken:
+        log.warning("%s: %d of %d lines are no rows, and are left out", path, broken, len(lines) - first)
+    return split
+
+
+def from_columns(source: Source, table: Mapping[str, Sequence]) -> Split:
+    """The rows of a table in the hub's layout: columns `hub_texts` and `label`, a class by its number.
+
+    Raises:
+        TaskError: as `read`.
+    """
+    where = ":".join(filter(None, source.hub))
+    fault = column_fault((*source.hub_texts, "label"), table)
+    if fault:
+        raise TaskError(f"{where}: {fault}")
+    texts = zip(*(table[column] for column in source.hub_texts), strict=True)
+    labelled = zip(texts, table["label"], strict=True)
+    rows = ((f"{where}, row {number}", row, str(label)) for number, (row, label) in enumerate(labelled))
+    return _split(source, where, rows, {str(number): number for number in range(len(source.task.labels))})
+
+
+def _split(source: Source, where: str, rows: Iterable[Row], classes: Mapping[str, int]) -> Split:
+    texts: list[Sequence[str]] = []
+    labels: list[float] = []
+    unlabelled = 0
+    for place, row, label in rows:
+        if source.unlabelled and label in UNLABELLED:
+            unlabelled += 1
+            continue
+        if not source.broken and not all(text.strip() for text in row):
+            raise TaskError(f"{place}: a text is empty")
+        texts.append(row)
+        labels.append(_label(source, place, label, classes))
+    if not texts:
+        raise TaskError(f"{where}: no rows" + (f" but {unlabelled} without an agreed label" if unlabelled else ""))
+    if unlabelled:
+        log.warning("%s: %d rows without an agreed label are left out", where, unlabelled)
+    first, *second = zip(*texts, strict=True)
+    return Split(first, second[0] if second else None, tuple(labels))
+
+
+def _label(source: Source, place: str, label: str, classes: Mapping[str, int]) -> float:
+    if source.task.kind == REGRESSION:
+        value = finite(label)
+        if value is None:
+            raise TaskError(f"{place}: the label {shown(label)} is no finite number")
+        return value
+    if label not in classes:
+        raise TaskError(f"{place}: the label {shown(label)} is none of {', '.join(classes)}")
+    return classes[label]

@@ -1,0 +1,240 @@
+"""The official metrics of every kind of task, over a whole split, and the standard error of each.
+
+Every metric here is a function of sums over the rows of a split, so that it is computed from what each row adds, and
+its standard error from the same numbers: exactly for means (of 0 and 1 the binomial one), else by the bootstrap.
+Where a metric is undefined (no entities at all, constant predictions in a correlation) it is 0.0, never NaN, as
+scikit-learn, seqeval and the official scripts have it for F1 and Matthews.
+"""
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+
+if TYPE_CHECKING:
+    from distill.tasks.task import Task
+
+Rows = Sequence[Any] | np.ndarray
+
+RESAMPLES = 1000
+"""Of the bootstrap, with a fixed seed: its standard error is known to about 2 %."""
+
+OUTSIDE = "O"
+"""The tag of a word that is in no entity."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric on a split, as a fraction (not in per cent), and its standard error."""
+
+    value: float
+    standard_error: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ± {self.standard_error:.4f}"
+
+
+def score(task: "Task", predictions: Rows, references: Rows) -> dict[str, Score]:
+    """All metrics of a task on a whole split, `task.metrics[0]` first.
+
+    Args:
+        predictions, references: for each row, by the task's kind: a class index; a number; the class indices of a
+            sentence's words (-1 where nothing is predicted); the text of the answer ("" for none) and the texts of the
+            right ones (none where there is no answer).
+
+    Raises:
+        ValueError: no rows, or not as many predictions as references.
+    """
+    if len(predictions) != len(references) or not len(references):
+        raise ValueError(f"score: {len(predictions)} predictions for {len(references)} rows")
+    result = {}
+    for name in task.metrics:
+        metric = METRICS[task.kind][name]
+        rows = np.asarray(metric.rows(predictions, references, task.labels), np.float64)
+        result[name] = _mean(rows) if metric.of_sums is None else _bootstrapped(rows, metric.of_sums)
+    return result
+
+
+def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
+    """Fraction of a whole split's class indices that are right. Raises ValueError for unequal or no rows."""
+    predicted, expected = np.asarray(predictions), np.asarray(labels)
+    if predicted.shape != expected.shape or predicted.ndim != 1 or not len(expected):
+        shapes = f"predictions of shape {predicted.shape} for labels of shape {expected.shape}"
+        raise ValueError(f"accuracy: {shapes}")
+    return float(np.mean(predicted == expected))
+
+
+def standard_error(score: float, rows: int) -> float:
+    """Binomial standard error of an accuracy measured on ``rows`` rows: sqrt(p (1 - p) / n)."""
+    if not 0.0 <= score <= 1.0 or rows < 1:
+        raise ValueError(f"standard_error: needs an accuracy in [0, 1] and rows >= 1, not {score} and {rows}")
+    return math.sqrt(score * (1.0 - score) / rows)
+
+
+def _mean(rows: np.ndarray) -> Score:
+    value = float(rows.mean())
+    if np.isin(rows, (0.0, 1.0)).all():
+        return Score(value, standard_error(value, len(rows)))
+    return Score(value, float(rows.std() / math.sqrt(len(rows))))
+
+
+OfSums = Callable[[np.ndarray], np.ndarray]
+
+
+def _bootstrapped(rows_NK: np.ndarray, of_sums: OfSums) -> Score:
+    """A draw of N rows is one of how often each distinct row is in it, and there are few distinct ones."""
+    distinct_MK, counts = np.unique(rows_NK, axis=0, return_counts=True)
+    drawn_RM = np.random.default_rng(0).multinomial(len(rows_NK), counts / counts.sum(), size=RESAMPLES)
+    spread = np.std(of_sums(drawn_RM @ distinct_MK))
+    return Score(float(of_sums(rows_NK.sum(axis=0))), float(spread))
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """0 where there is nothing to divide by."""
+    return np.divide(above, below, out=np.zeros(np.shape(below)), where=below != 0)
+
+
+def _accuracy(sums: np.ndarray) -> np.ndarray:
+    right, all_ = np.moveaxis(sums, -1, 0)
+    return _ratio(right, all_)
+
+
+def _f1(sums: np.ndarray) -> np.ndarray:
+    """Harmonic mean of right / predicted and right / expected."""
+    right, predicted, expected = np.moveaxis(sums, -1, 0)
+    return _ratio(2 * right, predicted + expected)
+
+
+def _matthews(sums: np.ndarray) -> np.ndarray:
+    """Gorodkin's generalisation to several classes; with two it is the Matthews coefficient."""
+    classes = (sums.shape[-1] - 1) // 2
+    right, predicted, expected = sums[..., 0], sums[..., 1 : 1 + classes], sums[..., 1 + classes :]
+    rows = expected.sum(-1)
+    covariance = right * rows - (predicted * expected).sum(-1)
+    return _ratio(covariance, np.sqrt(np.prod([rows**2 - (n**2).sum(-1) for n in (predicted, expected)], axis=0)))
+
+
+def _pearson(sums: np.ndarray) -> np.ndarray:
+    """Of columns whose mean is 0 and whose variance is 1, or 0 where they are constant, over the whole split."""
+    rows, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
+    variances = (xx / rows - (x / rows) ** 2) * (yy / rows - (y / rows) ** 2)
+    # A draw in which one of them is constant up to rounding has no correlation.
+    return _ratio(xy / rows - x * y / rows**2, np.sqrt(np.where(variances > 1e-12, variances, 0)))
+
+
+def _right_classes(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
+    return np.equal(predictions, references)
+
+
+def _positives(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
+    predicted, expected = np.equal(predictions, 1), np.equal(references, 1)
+    return np.stack((predicted & expected, predicted, expected), axis=-1)
+
+
+def _classes(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
+    one = np.eye(len(labels))
+    right = np.equal(predictions, references)
+    return np.column_stack((right, one[np.asarray(predictions)], one[np.asarray(references)]))
+
+
+def _products(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
+    x, y = _standardised(predictions), _standardised(references)
+    return np.column_stack((np.ones(len(x)), x, y, x * x, y * y, x * y))
+
+
+def _standardised(values: ArrayLike) -> np.ndarray:
+    x = np.asarray(values, np.float64)
+    spread = x.std()
+    # Of equal numbers the mean may be off by a rounding error.
+    return np.zeros(len(x)) if x.min() == x.max() or spread == 0 else (x - x.mean()) / spread
+
+
+def _products_of_ranks(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
+    from scipy.stats import rankdata
+
+    return _products(rankdata(predictions), rankdata(references), labels)
+
+
+def _right_words(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
+    pairs = zip(predictions, references, strict=True)
+    return np.array([(np.equal(predicted, expected).sum(), len(expected)) for predicted, expected in pairs])
+
+
+def _entities(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
+    """Entities are found as conlleval finds them; right is one whose type, first and last word are."""
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    def entities(tags: Sequence[int]) -> set[tuple[str, int, int]]:
+        return set(get_entities([OUTSIDE if tag < 0 else labels[tag] for tag in tags]))
+
+    rows = []
+    for predicted, expected in zip(predictions, references, strict=True):
+        found, real = entities(predicted), entities(expected)
+        rows.append((len(found & real), len(found), len(real)))
+    return np.array(rows)
+
+
+def _exact(predictions: Sequence[str], references: Sequence[Sequence[str]], labels: Sequence[str]) -> np.ndarray:
+    return np.array([_best(_equal, *row) for row in zip(predictions, references, strict=True)])
+
+
+def _overlap(predictions: Sequence[str], references: Sequence[Sequence[str]], labels: Sequence[str]) -> np.ndarray:
+    return np.array([_best(_word_f1, *row) for row in zip(predictions, references, strict=True)])
+
+
+def _best(compare: Callable[[str, str], float], prediction: str, answers: Sequence[str]) -> float:
+    """The score against the most similar right answer; where there is none, "" is right."""
+    worded = [answer for answer in map(normalised, answers) if answer]
+    return max(compare(normalised(prediction), answer) for answer in worded or [""])
+
+
+def _equal(predicted: str, expected: str) -> float:
+    return float(predicted == expected)
+
+
+def _word_f1(predicted: str, expected: str) -> float:
+    words, right = predicted.split(), expected.split()
+    if not words or not right:
+        return float(words == right)
+    shared = sum((Counter(words) & Counter(right)).values())
+    return 2 * shared / (len(words) + len(right))
+
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalised(answer: str) -> str:
+    """Lower case, without punctuation (ASCII) and the articles a, an, the, with single spaces: SQuAD's definition."""
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer.lower().translate(_PUNCTUATION)).split())
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What each row of (predictions, references, names of the classes) adds: (N,) numbers whose mean the metric is, or
+    (N, K) numbers and the function of their sums (..., K) that it is.
+    """
+
+    rows: Callable[[Any, Any, Sequence[str]], np.ndarray]
+    of_sums: OfSums | None = None
+
+
+METRICS: Mapping[str, Mapping[str, Metric]] = {
+    CLASSIFICATION: {
+        "accuracy": Metric(_right_classes),
+        "f1": Metric(_positives, _f1),
+        "matthews_correlation": Metric(_classes, _matthews),
+    },
+    REGRESSION: {"pearson": Metric(_products, _pearson), "spearmanr": Metric(_products_of_ranks, _pearson)},
+    TOKEN_CLASSIFICATION: {"accuracy": Metric(_right_words, _accuracy), "f1": Metric(_entities, _f1)},
+    QUESTION_ANSWERING: {"exact_match": Metric(_exact), "f1": Metric(_overlap)},
+}
+"""By the kind of a task and by name. A classification's F1 is that of the second of two classes; a tagging's, of
+entities."""

@@ -1,0 +1,187 @@
+"""Labelled rows from a user's own files."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from distill.tasks.task import Split, Task, TaskData, TaskError, column_fault, finite, hold_out
+from distill.tasks.texts import read_lines, read_utf8
+from distill.tasks.types import CLASSIFICATION, REGRESSION
+from search_spaces.errors import shown
+
+SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
+
+
+class TableError(TaskError):
+    """A file that is no table of labelled rows; the message says which, and what would be right."""
+
+
+def table_task(
+    train: Path,
+    dev: Path,
+    *,
+    text: str,
+    label: str,
+    pair: str | None = None,
+    labels: tuple[str, ...] | None = None,
+    kind: str = CLASSIFICATION,
+    metrics: tuple[str, ...] | None = None,
+) -> TaskData[Split]:
+    """A task of a user's own files, whose name is that of the column `label`.
+
+    Args:
+        text, pair, label, labels, kind: as `read_rows`; the classes are those of the training file.
+        metrics: default: accuracy, or of a regression the correlations of Spearman and Pearson.
+
+    Raises:
+        TableError: as `read_rows`, both are one file, or the kind has no such metric.
+    """
+    if train.exists() and dev.exists() and train.samefile(dev):
+        raise TableError(f"{dev}: the file is that of the training rows; scores are measured on others")
+    regression = kind == REGRESSION
+    rows, classes = read_rows(train, text, label, pair, labels, kind)
+    try:
+        task = Task(label, classes, kind, metrics or (("spearmanr", "pearson") if regression else ("accuracy",)))
+    except ValueError as error:
+        raise TableError(str(error)) from None
+    dev_rows, _ = read_rows(dev, text, label, pair, classes or None, kind)
+    kept, search = hold_out(rows)
+    return TaskData(task, kept, search, dev_rows)
+
+
+def read_rows(
+    path: Path,
+    text: str,
+    label: str,
+    pair: str | None = None,
+    labels: tuple[str, ...] | None = None,
+    kind: str = CLASSIFICATION,
+) -> tuple[Split, tuple[str, ...]]:
+    """The rows of a file and the names of its classes, none of a regression.
+
+    A .tsv file is tab-separated and not quoted, as GLUE's are; a .csv file is quoted where it must be. Both have a
+    header.
+
+    Args:
+        text, pair, label: columns: the (first) sentence, the second one, the class or number.
+        labels: names of the classes where they are known; else those that occur, in order.
+        kind: "classification" or "regression".
+
+    Raises:
+        TableError: no such file or column, a file of another kind, no rows, a cell that is empty or no text, an unknown
+            class, a label of a regression that is no number, or the same label in all rows.
+    """
+    if kind not in (CLASSIFICATION, REGRESSION):
+        raise TableError(f"rows of a table are a {CLASSIFICATION} or {REGRESSION}, not {kind!r}")
+    columns = [text, label, *([pair] if pair else [])]
+    twice = next((column for column in columns if columns.count(column) > 1), None)
+    if twice is not None:
+        raise TableError(f"{path}: the column {twice!r} is named twice: text, pair and label are different ones")
+    values: dict[str, list[str]] = {}
+    for column, cells in _read(path, columns).items():
+        values[column] = [_text(path, column, row, cell) for row, cell in enumerate(cells, 1)]
+    if not values[text]:
+        raise TableError(f"{path}: no rows")
+    texts, pairs = tuple(values[text]), tuple(values[pair]) if pair else None
+    if kind == REGRESSION:
+        numbers = tuple(_number(path, row, cell) for row, cell in enumerate(values[label], 1))
+        if len(set(numbers)) < 2:
+            raise TableError(f"{path}: the column {label!r} has one number alone, {numbers[0]}")
+        return Split(texts, pairs, numbers), ()
+    found = tuple(sorted(set(values[label])))
+    classes = labels or found
+    unknown = next((name for name in found if name not in classes), None)
+    if unknown is not None:
+        raise TableError(f"{path}: the class {unknown!r} is none of {', '.join(classes)}")
+    if len(classes) < 2:
+        raise TableError(f"{path}: the column {label!r} has one class alone, {classes[0]!r}")
+    places = {name: number for number, name in enumerate(classes)}
+    return Split(texts, pairs, tuple(places[name] for name in values[label])), classes
+
+
+def _number(path: Path, row: int, cell: str) -> float:
+    value = finite(cell)
+    if value is None:
+        raise TableError(f"{path}: row {row} has the label {shown(cell)}, which is no finite number")
+    return value
+
+
+def _text(path: Path, column: str, row: int, cell: object) -> str:
+    if isinstance(cell, bytes | dict | list):
+        raise TableError(f"{path}: row {row} has {shown(cell)} in the column {column!r}, which is no text")
+    # Tokenizers drop NULs, and NaN is how some tools write that there is nothing.
+    text = "" if cell is None or cell != cell else str(cell).replace("\0", "").strip()
+    if not text:
+        raise TableError(f"{path}: row {row} has nothing in the column {column!r}")
+    return text
+
+
+def _read(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
+    """The cells of these columns."""
+    import pyarrow
+
+    if path.suffix not in SUFFIXES:
+        raise TableError(f"{path}: a table ends in {', '.join(SUFFIXES)}")
+    try:
+        if path.suffix == ".jsonl":
+            return _objects(path, wanted)
+        table = _parquet(path) if path.suffix == ".parquet" else _separated(path)
+        _check(path, wanted, table.column_names)
+        return {name: table.column(name).to_pylist() for name in wanted}
+    except TaskError as error:
+        raise TableError(str(error)) from None
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        raise TableError(f"{path}: {reason if len(reason) <= LONGEST else f'{reason[:LONGEST]}...'}") from None
+
+
+LONGEST = 300
+"""The most characters of a library's reason, which may quote the file."""
+
+
+def _check(path: Path, wanted: Sequence[str], names: Iterable[str]) -> None:
+    fault = column_fault(wanted, names)
+    if fault:
+        raise TableError(f"{path}: {fault}")
+
+
+def _objects(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
+    rows = []
+    for number, line in enumerate(read_lines(path), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise TableError(f"{path}:{number}: no JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise TableError(f"{path}:{number}: {shown(row)} is no JSON object; each line is one, with the columns")
+            rows.append(row)
+    if not rows:
+        raise TableError(f"{path}: no rows")
+    _check(path, wanted, dict.fromkeys(name for row in rows for name in row))
+    return {name: [row.get(name) for row in rows] for name in wanted}
+
+
+def _parquet(path: Path) -> Any:
+    from pyarrow import parquet
+
+    return parquet.read_table(path)
+
+
+def _separated(path: Path) -> Any:
+    import pyarrow
+    from pyarrow import csv
+
+    content = read_utf8(path).encode()
+    parse = csv.ParseOptions(newlines_in_values=True)
+    if path.suffix == ".tsv":
+        parse = csv.ParseOptions(delimiter="\t", quote_char=False)
+    # In one block, which no row is too long for.
+    block = csv.ReadOptions(block_size=min(max(1, len(content)), 2**31 - 1))
+    given: Any = {"read_options": block, "parse_options": parse}
+    with csv.open_csv(pyarrow.BufferReader(content), **given) as reader:
+        names = reader.schema.names
+    # As they stand: neither numbers nor missing values are to be guessed.
+    convert = csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False)
+    return csv.read_csv(pyarrow.BufferReader(content), convert_options=convert, **given)

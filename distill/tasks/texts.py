@@ -1,0 +1,100 @@
+"""Text without labels, and lines of text files."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from distill.files import fingerprint
+from distill.tasks.hub import table
+from distill.tasks.task import TaskError, column_fault
+
+_HEADING = re.compile(r"=( =)* .* =( =)*")
+
+
+def read_text(source: str | Path) -> list[str]:
+    """Sentences or paragraphs to train on, one a line: of a .txt file, of all those below a folder, or of the training
+    split of a data set on the hub, "name" or "name:configuration" (such as "wikitext:wikitext-103-raw-v1"), whose
+    column is `text`.
+
+    Blank lines and wikitext's headings (` = Title = `) are left out.
+
+    Raises:
+        TaskError: there is no such file, folder or data set, or no text in it.
+    """
+    files, name = _places(source)
+    if name:
+        lines = (line for text in _table(name)["text"] for line in text.split("\n"))
+    else:
+        lines = (line for file in files for line in read_lines(file))
+    texts = _without_headings(lines)
+    if not texts:
+        raise TaskError(f"{source}: no text")
+    return texts
+
+
+def text_key(source: str | Path) -> str:
+    """Changes when that text does; found without reading all of a data set.
+
+    Raises:
+        TaskError: as `read_text`.
+    """
+    files, name = _places(source)
+    if name:
+        # Their names hold the data set's revision.
+        return fingerprint([file["filename"] for file in _table(name).cache_files])
+    try:
+        return fingerprint(*files)
+    except OSError as error:
+        raise TaskError(f"{error.filename}: {error.strerror}") from None
+
+
+def _places(source: str | Path) -> tuple[list[Path], str]:
+    """The files of a text, or its name on the hub."""
+    path = Path(source)
+    if path.is_dir():
+        files = sorted(path.rglob("*.txt"))
+        if not files:
+            raise TaskError(f"{source}: no .txt file below this folder")
+        return files, ""
+    if path.is_file() or path.suffix == ".txt":
+        return [path], ""
+    return [], str(source)
+
+
+def _table(source: str) -> Any:
+    name, _, configuration = source.partition(":")
+    found = table(name, "train", configuration or None)
+    fault = column_fault(["text"], found.column_names)
+    if fault:
+        raise TaskError(f"{name}: {fault}")
+    return found
+
+
+def _without_headings(lines: Iterable[str]) -> list[str]:
+    stripped = (line.strip() for line in lines)
+    return [line for line in stripped if line and not _HEADING.fullmatch(line)]
+
+
+def read_utf8(path: Path) -> str:
+    """The text of a UTF-8 file, with or without a byte order mark.
+
+    Raises:
+        TaskError: the file cannot be read.
+    """
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path}: not UTF-8 at byte {error.start:,}; convert it") from None
+    except OSError as error:
+        raise TaskError(f"{path}: {error.strerror}") from None
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file, with or without a byte order mark; nothing but a line feed ends a line.
+
+    Raises:
+        TaskError: the file cannot be read.
+    """
+    text = read_utf8(path)
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []

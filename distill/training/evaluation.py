@@ -1,0 +1,141 @@
+"""What a trained model is worth: its scores on a whole split, and how its experts share the tokens."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from distill.objectives.outputs import Batch, routers
+from distill.tasks.conll import predicted_tags
+from distill.tasks.encoding import Encoded, collate, eval_batches
+from distill.tasks.metrics import Score, accuracy, score
+from distill.tasks.squad import predicted_answers
+from distill.tasks.task import AnySplit, QuestionSplit, TaggedSplit, Task
+from distill.tasks.types import REGRESSION
+from distill.training.loop import batch_logits, predict
+
+EVALUATION_BATCH = 100
+_ROUTER = re.compile(r"(?:.*\.)?encoder\.layer\.(\d+)\.(?:ffn\.(\d+)\.|(attention)\.)?router|classifier\.router")
+
+
+def split_batches(rows: Encoded, pad_id: int, first: int | None = None) -> list[tuple[Tensor, Batch]]:
+    """A split, or its `first` rows (all windows of its first questions), in batches of similar length: the numbers of
+    the encoded rows and the model's input.
+    """
+    source = np.arange(len(rows)) if rows.sources is None else rows.sources
+    order = [
+        chosen if first is None else chosen[source[chosen] < first] for chosen in eval_batches(rows, EVALUATION_BATCH)
+    ]
+    return [(torch.from_numpy(chosen), collate(rows, chosen, pad_id)) for chosen in order if len(chosen)]
+
+
+def measure(
+    model: nn.Module, rows: Encoded, *, accelerator: Accelerator, pad_id: int, first: int | None = None
+) -> float:
+    """A classifier's accuracy on a whole split, or on its `first` rows."""
+    batches = split_batches(rows, pad_id, first)
+    logits = predict(model, (batch for _, batch in batches), accelerator=accelerator)
+    expected = torch.cat([batch["labels"] for _, batch in batches])
+    return accuracy(logits.argmax(dim=-1).numpy(), expected.numpy())
+
+
+def evaluate(
+    model: nn.Module,
+    rows: Encoded,
+    split: AnySplit,
+    task: Task,
+    *,
+    accelerator: Accelerator,
+    pad_id: int,
+    first: int | None = None,
+) -> dict[str, Score]:
+    """All metrics of a task of any kind, the one that counts first, on a whole split or on its `first` rows.
+
+    Args:
+        rows: the split as `distill.tasks.encoding.encode` encodes it. That a question has no answer is
+            predicted only where that is so of one of the split.
+
+    Raises:
+        distill.training.loop.Diverged: the model's logits are not finite.
+        ValueError: the rows are of another kind than the task, or not of this split.
+    """
+    sources = len(rows) if rows.sources is None else int(rows.sources[-1]) + 1
+    if rows.kind != task.kind or sources != len(split):
+        raise ValueError(f"{sources} encoded rows ({rows.kind}) are not the {len(split)} of a split ({task.kind})")
+    may_be_none = isinstance(split, QuestionSplit) and not all(split.answers)
+    split = split if first is None else split.take(range(min(first, len(split))))
+    batches = split_batches(rows, pad_id, first)
+    found = batch_logits(model, (batch for _, batch in batches), accelerator=accelerator)
+    numbers = [int(number) for chosen, _ in batches for number in chosen]
+    unordered = dict(zip(numbers, (logits.numpy() for part in found for logits in part), strict=True))
+    logits = [unordered[number] for number in range(len(unordered))]
+    if isinstance(split, TaggedSplit):
+        return score(task, predicted_tags(rows, logits, split, task.labels), split.tags)
+    if isinstance(split, QuestionSplit):
+        right = [[text for text, _ in answers] for answers in split.answers]
+        return score(task, predicted_answers(rows, logits, split, may_be_none), right)
+    logits_NC = np.stack(logits)
+    return score(task, logits_NC[:, 0] if task.kind == REGRESSION else logits_NC.argmax(axis=-1), split.labels)
+
+
+@dataclass(frozen=True)
+class Load:
+    """How the experts of one router share the tokens (or sentences) that are no padding.
+
+    layer: from 0, -1 for the head. part: "ffn", "ffn 2" for a layer's second block with a gate of its own, "attention"
+    or "head".
+    shares: of each expert; 1 in all.
+    """
+
+    layer: int
+    part: str
+    shares: tuple[float, ...]
+
+    def __str__(self) -> str:
+        shares = " ".join(f"{share:.0%}" for share in self.shares)
+        return f"layer {self.layer + 1} {self.part}: {shares}" if self.layer >= 0 else f"{self.part}: {shares}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"layer": self.layer, "part": self.part, "shares": list(self.shares)}
+
+
+def expert_load(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelerator) -> list[Load]:
+    """The load of every router, lowest layer first; none where the model is dense."""
+    counts: dict[str, Tensor] = {}
+    hooks = []
+
+    def counted(name: str, experts: int) -> Any:
+        def hook(module: nn.Module, inputs: Any, routing: Any) -> None:
+            chosen = torch.bincount(routing.experts.reshape(-1), minlength=experts).cpu()
+            counts[name] = counts[name] + chosen if name in counts else chosen
+
+        return hook
+
+    for name, module in routers(model):
+        if _ROUTER.fullmatch(name):
+            hooks.append(module.register_forward_hook(counted(name, module.count)))
+    if not hooks:
+        return []
+    try:
+        predict(model, batches, accelerator=accelerator)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    loads = [_load(name, chosen) for name, chosen in counts.items()]
+    return sorted(loads, key=lambda load: (load.layer, load.part != "attention", load.part))
+
+
+def _load(name: str, chosen: Tensor) -> Load:
+    match = _ROUTER.fullmatch(name)
+    assert match is not None
+    total = max(1, int(chosen.sum()))
+    shares = tuple(count / total for count in chosen.tolist())
+    if match[1] is None:
+        return Load(-1, "head", shares)
+    part = match[3] or ("ffn" if not int(match[2] or 0) else f"ffn {int(match[2]) + 1}")
+    return Load(int(match[1]), part, shares)

@@ -1,0 +1,444 @@
+"""The configuration of a study: presets, a user's own TOML file, and what the command line overrides."""
+
+import math
+import re
+import tomllib
+from fractions import Fraction
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from distill.training.recipe import Recipe
+from search_spaces.architecture import DENSE, ArchitectureError, Base, Experts
+from search_spaces.errors import UserError, did_you_mean
+
+
+class ConfigError(UserError, ValueError):
+    """A configuration that cannot be used; the message names the place and what would be right."""
+
+
+def _fraction(value: Any) -> Fraction:
+    if isinstance(value, bool | float):
+        raise ValueError(f'{value!r}: write it as a fraction in quotes, such as "1/4"')
+    # No exponents: Fraction("1e999999999") would fill the memory.
+    match = re.fullmatch(r"(\d{1,9})(?:/(\d{1,9}))?", str(value), re.ASCII)
+    if match is None or int(match[2] or 1) == 0:
+        raise ValueError(f'{value!r} is not a fraction such as "1/4"')
+    fraction = Fraction(match[0])
+    if not 0 < fraction <= 1:
+        raise ValueError(f"{value} is not above 0 and at most 1")
+    return fraction
+
+
+_SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def count(value: Any) -> int:
+    """A whole number, also written as "15M", "15.4M", "900K" or "1G"."""
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a number such as 15M")
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMG]?)", str(value).strip().upper(), re.ASCII)
+    if match is None:
+        raise ValueError(f"{value!r} is not a number such as 15M or 15400000")
+    number = Fraction(match[1]) * _SUFFIXES[match[2]]
+    if number <= 0 or number.denominator != 1:
+        raise ValueError(f"{value!r} is not a positive whole number")
+    return int(number)
+
+
+def size(value: Any) -> int:
+    """Bytes, also written as "20G"; or 0."""
+    return 0 if value == 0 and not isinstance(value, bool) else count(value)
+
+
+def _latency(value: str) -> str:
+    from nas.latency.table import parse_latency  # imports torch, which takes seconds
+
+    parse_latency(value)
+    return value
+
+
+def _experts(value: Any) -> Experts:
+    try:
+        return Experts.from_json(value)
+    except ArchitectureError as error:
+        raise ValueError(re.sub("^experts[.:] ?", "", str(error))) from None
+
+
+Expansion = Annotated[Fraction, BeforeValidator(_fraction), PlainSerializer(str)]
+ExpertsTable = Annotated[Experts, PlainValidator(_experts), PlainSerializer(Experts.to_json)]
+Latency = Annotated[str, AfterValidator(_latency)]
+Count = Annotated[int, BeforeValidator(count)]
+Steps = Annotated[int, Field(ge=0, le=10_000_000)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+SamplerName = Literal["lanas", "evolution", "local", "random", "tpe", "nsga2"]
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RowsTable(Table):
+    """A task of a user's own files (.tsv, .csv, .jsonl or .parquet): columns of the (first) sentence, the second one,
+    and the class; with `regression`, a number.
+    """
+
+    train: str
+    dev: str
+    text: str = "sentence"
+    pair: str | None = None
+    label: str = "label"
+    regression: bool = False
+
+
+class BaseTable(Table):
+    """A student that starts from random weights; fields as in `search_spaces.architecture.Base`."""
+
+    depth: int
+    width: int
+    heads: int
+    inner: int
+    embedding: int | None = None
+
+    def build(self, vocabulary: int) -> Base:
+        return Base(vocabulary=vocabulary, **self.model_dump())
+
+
+class SpaceTable(Table):
+    stacks: Annotated[tuple[Annotated[int, Field(ge=1, le=16)], ...], Field(min_length=1)]
+    expansions: Annotated[tuple[Expansion, ...], Field(min_length=1)]
+    experts: Annotated[tuple[ExpertsTable, ...], Field(min_length=1)] = (DENSE,)
+    uniform: Expansion | None = None
+    slack: Share = 0.05
+    min_params: Count | None = None
+    max_params: Count | None = None
+    max_macs: Count | None = None
+    max_latency: Latency | None = None
+    edit_rate: Share = 0.1
+    gated: bool = False
+    mismatch: Literal["narrow", "wide"] = "narrow"
+
+    @model_validator(mode="after")
+    def _a_box(self) -> "SpaceTable":
+        if self.uniform is None and self.max_params is None:
+            raise ValueError("give the parameter box: max_params, or uniform (the expansion of a uniform slice)")
+        return self
+
+
+class ObjectiveTable(BaseModel):
+    """The objective of this name in `distill.objectives`, and those of its settings that are not its defaults."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = "efficientbert"
+
+    def check(self) -> None:
+        """Not part of loading a configuration, as it imports torch, which takes seconds.
+
+        Raises:
+            ConfigError: there is no such objective, or it has no such setting, or one of another type.
+        """
+        from distill.objectives import OBJECTIVES
+        from distill.training.distillation import defaults
+
+        if self.name not in OBJECTIVES:
+            meant = did_you_mean(self.name, OBJECTIVES)
+            raise ConfigError(f"objective.name: there is no {self.name!r}{meant} (objectives: {', '.join(OBJECTIVES)})")
+        own = defaults(self.name)
+        for key, value in self.settings().items():
+            if key not in own:
+                meant = did_you_mean(key, own)
+                raise ConfigError(f"objective: {self.name} has no {key!r}{meant}; its settings are {', '.join(own)}")
+            _check_setting(f"objective.{key}", value, own[key])
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the objective of this name, where they are not its defaults."""
+        return dict(self.model_extra or {})
+
+
+def _check_setting(place: str, value: Any, default: Any) -> None:
+    kinds: dict[type, tuple[tuple[type, ...], str]] = {
+        bool: ((bool,), "true or false"),
+        int: ((int,), "a whole number"),
+        float: ((float, int), "a number"),
+        str: ((str,), "a text"),
+    }
+    kind, expected = kinds[type(default)]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind != (bool,)):
+        raise ConfigError(f"{place}: is {expected}, not {value!r}")
+
+
+class RecipeTable(Table):
+    """Fields as in `distill.training.loop.Recipe`; how long is given in steps or in epochs.
+
+    `share`: of the rows, drawn once, that are trained on.
+    """
+
+    steps: Steps | None = None
+    epochs: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
+    share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    warmup: Share = 0.1
+    freeze_embeddings: bool = False
+
+    @model_validator(mode="after")
+    def _so_long(self) -> "RecipeTable":
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give steps or epochs" + ("" if self.steps is None else ", not both"))
+        return self
+
+    def build(self, rows: int) -> Recipe:
+        """The recipe of a training on this many rows."""
+        steps = self.steps
+        if steps is None:
+            assert self.epochs is not None
+            steps = math.ceil(self.epochs * rows / self.batch_size)
+        others = ("batch_size", "learning_rate", "warmup", "freeze_embeddings")
+        return Recipe(steps=steps, **{name: getattr(self, name) for name in others})
+
+
+class WarmupTable(RecipeTable):
+    """`source`: learn from the task's rows, or from the text without labels. `graphs`: train the complete GELU
+    supernet, or one with graphs drawn anew from the space in every step.
+    """
+
+    source: Literal["task", "text"] = "task"
+    graphs: Literal["gelu", "sampled"] = "gelu"
+    importance_batches: Annotated[int, Field(ge=1)] = 16
+
+
+class SharingTable(RecipeTable):
+    """The training of the weight-sharing supernet of stage 3.
+
+    `sandwich`: every step trains the largest, the smallest and two drawn architectures instead of one drawn.
+    `rows`: of each task's search split, on which candidates are scored; None: all.
+    """
+
+    sandwich: bool = False
+    rows: Annotated[int, Field(ge=1)] | None = None
+
+
+class FinalTable(RecipeTable):
+    """`start`: the student inherits from the warmed-up supernet, or from the weight-sharing supernet of stage 3."""
+
+    start: Literal["supernet", "shared"] = "supernet"
+
+
+class StageTable(Table):
+    """What a stage spends.
+
+    `stop`: at every one of `rungs` (shares of a candidate's training steps), a candidate whose score then is among
+    the lowest `stop` of all that got there is stopped. `edit_rate`: in place of the space's.
+    """
+
+    trials: Annotated[int, Field(ge=1, le=1_000_000)]
+    sampler: SamplerName = "lanas"
+    confirm: Annotated[int, Field(ge=1)] = 3
+    confirm_seeds: Annotated[int, Field(ge=0)] = 2
+    edit_rate: Share | None = None
+    rungs: tuple[Annotated[Fraction, BeforeValidator(_fraction), PlainSerializer(str)], ...] = ()
+    stop: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+
+
+Goal = Literal["score", "params", "macs", "latency"]
+
+
+def _goals(value: Any) -> Any:
+    goals = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+    if goals not in (("score",), *(("score", name) for name in ("params", "macs", "latency"))):
+        raise ValueError(f"{','.join(map(str, goals))!r} is none of score; score,params; score,macs; score,latency")
+    return goals
+
+
+class StudyConfig(Table):
+    """Everything that decides what a study computes; saved as `config.toml` beside its results.
+
+    `tasks`: names that `distill.tasks.task.load_task` knows, or keys of `rows`. `data`: folder of their official files;
+    None: the hub. `corpus`: text without labels, as `distill.tasks.texts.read_text` takes it; None: that of this
+    installation. `base`: what students start from: "teacher", another checkpoint, or a table, then random weights.
+
+    The tables of trainings: `finetune` of the teacher; `warmup` of the supernet; of every candidate
+    `candidate_pretrain` on text and `candidate` on the task; of stage 3's supernet `sharing_pretrain` on text and
+    `sharing` on all tasks; of the searched architecture `pretrain` on text and `final` on the task. `text_teacher`:
+    which teacher teaches on text, the one fine-tuned on the task or the raw one. `teacher_cache`: bytes up to which its
+    outputs for the candidates are kept on disk; beyond that it runs in every step.
+    """
+
+    teacher: str
+    base: str | BaseTable = "teacher"
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    data: str | None = None
+    corpus: str | None = None
+    rows: dict[str, RowsTable] = {}
+    goals: Annotated[tuple[Goal, ...], BeforeValidator(_goals)] = ("score",)
+    max_length: Annotated[int, Field(ge=8, le=512)] = 128
+    dropout: Share = 0.1
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    space: SpaceTable
+    objective: ObjectiveTable = ObjectiveTable()
+    text_teacher: Literal["task", "raw"] = "task"
+    teacher_cache: Annotated[int, BeforeValidator(size)] = 20 * 10**9
+    finetune: RecipeTable
+    warmup: WarmupTable
+    candidate_pretrain: RecipeTable | None = None
+    candidate: RecipeTable
+    sharing_pretrain: RecipeTable | None = None
+    sharing: SharingTable
+    pretrain: RecipeTable
+    final: FinalTable
+    stage1: StageTable
+    stage2: StageTable
+    stage3: StageTable
+    single_trials: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+
+    @property
+    def task(self) -> str:
+        """The task that stages 1 and 2 search on."""
+        return self.tasks[0]
+
+    @model_validator(mode="after")
+    def _samplers_suit_goals(self) -> "StudyConfig":
+        for name in ("stage1", "stage2", "stage3"):
+            sampler = getattr(self, name).sampler
+            if (sampler == "nsga2") != (len(self.goals) > 1):
+                wanted = "nsga2 is for two goals" if sampler == "nsga2" else "two goals need nsga2"
+                raise ValueError(f"{name}.sampler is {sampler} and goals are {','.join(self.goals)}: {wanted}")
+        return self
+
+    @field_validator("tasks")
+    @classmethod
+    def _different(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(tasks)) < len(tasks):
+            raise ValueError("a task is named twice")
+        return tasks
+
+    def __hash__(self) -> int:
+        return hash(self.to_toml())
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def _keys(place: tuple[int | str, ...]) -> list[str]:
+    """The keys of the table at this place."""
+    table: Any = StudyConfig
+    for key in place:
+        field = getattr(table, "model_fields", {}).get(key)
+        table = field and field.annotation
+    return list(getattr(table, "model_fields", ()))
+
+
+def presets() -> list[str]:
+    """The names that `load_config` knows."""
+    folder = resources.files("nas.config") / "presets"
+    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+
+
+# Of two keys a preset gives one; what extends it may give the other.
+ALTERNATIVES = {"steps": "epochs", "epochs": "steps"}
+
+
+def load_config(name: str, overrides: dict[str, Any] | None = None) -> StudyConfig:
+    """The preset `name`, or the TOML file at that path, with `overrides` ("space.max_params": ...) put over it.
+
+    Raises:
+        ConfigError: no such preset or file, no TOML, or a value that cannot be; the message names the place.
+    """
+    return parse_config(_source(name), name, overrides)
+
+
+def _source(name: str) -> str:
+    """The text of a preset or file."""
+    if name in presets():
+        return (resources.files("nas.config") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+    if name.endswith(".toml"):
+        try:
+            return Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{name}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
+    known = ", ".join(presets())
+    raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, presets())} (presets: {known}; or a .toml file)")
+
+
+def parse_config(text: str, name: str, overrides: dict[str, Any] | None = None) -> StudyConfig:
+    """A configuration from TOML text; `name` is what errors call it. `extends` names the preset, or the file beside
+    this one, whose tables these are put over.
+    """
+    tables = _extended(_parsed(text, name), name, (name,))
+    for place, value in (overrides or {}).items():
+        outer, *inner = place.split(".")
+        if inner and not isinstance(tables.get(outer, {}), dict):
+            continue  # a fault that the check below names
+        for key in reversed(inner):
+            value = {key: value}
+        tables = merged(tables, {outer: value})
+    try:
+        return StudyConfig.model_validate(tables)
+    except ValidationError as error:
+        # A misspelt key first: it explains why another one is missing.
+        faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+        first = faults[0]
+        place = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            message = f"unknown key{did_you_mean(str(first['loc'][-1]), _keys(first['loc'][:-1]))}"
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise ConfigError(f"{name}: {place}: {message}{more}") from None
+
+
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and deep nesting
+        raise ConfigError(f"{name}: not TOML: {error}") from None
+
+
+def _extended(tables: dict[str, Any], name: str, line: tuple[str, ...]) -> dict[str, Any]:
+    """These tables over those that they extend; `line` has the names on the way here."""
+    if "extends" not in tables:
+        return tables
+    own = {key: value for key, value in tables.items() if key != "extends"}
+    below = tables["extends"]
+    if not isinstance(below, str):
+        raise ConfigError(f"{name}: extends: is the name of a preset or a .toml file, not {below!r}")
+    if below not in presets() and name.endswith(".toml"):
+        below = str(Path(name).parent / below)
+    if below in line:
+        raise ConfigError(f"{name}: extends: {' -> '.join((*line, below))} goes in a circle")
+    try:
+        return merged(_extended(_parsed(_source(below), below), below, (*line, below)), own)
+    except ConfigError as error:
+        if len(line) > 1:
+            raise
+        raise ConfigError(f"{name}: extends: {error}") from None
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Tables with what `above` says put over `below`. An objective of another name keeps nothing of the one below."""
+    replaced = {ALTERNATIVES[key] for key in above if key in ALTERNATIVES} - above.keys()
+    result: dict[str, Any] = {key: value for key, value in below.items() if key not in replaced}
+    for key, value in above.items():
+        old: Any = result.get(key)
+        together = isinstance(value, dict) and isinstance(old, dict)
+        if together and key == "objective":
+            together = value.get("name", old.get("name")) == old.get("name")
+        result[key] = merged(old, value) if together else value
+    return result

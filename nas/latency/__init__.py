@@ -1,0 +1,1 @@
+"""Latency of architectures: measured steps, and the table that adds them up."""

@@ -1,0 +1,218 @@
+"""What the steps of a block are called, and how long each takes in the place where it is used.
+
+"expand 96", "relu 96", "add 96 384" (on values of those widths, in channels), and "norm", what a block does to its
+graph's output. Experts have "expand 96, 4 hash top 1" (all of them together), "route, 4 hash top 1" (their choice) and
+"send, 4 hash top 1" (the way of the tokens there and back).
+"""
+
+import copy
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import cycle, islice
+from statistics import quantiles
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from distill.objectives.outputs import Batch
+from search_spaces.architecture import DENSE, Base, Experts
+from search_spaces.graph import FFNGraph
+from search_spaces.operations import BINARY, OPERATIONS, UNARY
+from supernet.build import settings
+from supernet.model.ffn import FFNBlock, combine, is_batched
+from supernet.model.routing import Router, Tokens, put, take, weighted
+
+STEP_ROUNDS = 30
+# On a device too slow or too busy for that many, rounds end after so many seconds, but there are so many at least.
+MOST_SECONDS = 30.0
+LEAST_ROUNDS = 5
+# Graphs that have every step between them.
+PROBED = (
+    *(f"project({op}(expand(x)))" for op in UNARY),
+    *(f"project({op}(expand(x),gate(x)))" for op in BINARY),
+    *(f"project({op}(x,expand(x)))" for op in BINARY),
+)
+GATED = FFNGraph.parse("project(mul(expand(x),gate(x)))")
+LINEAR = ("expand", "gate", "project")
+
+
+def step_names(graph: FFNGraph, base: Base, inner: int, experts: Experts = DENSE) -> list[str]:
+    """The steps of a graph, one for each node after the input."""
+    widths = graph.widths(base.width, inner, base.mismatch)
+    found = []
+    for node in graph.nodes[1:]:
+        own = [inner] if node.op in ("expand", "gate") else [widths[place] for place in node.inputs]
+        # Of experts, a `project` of another width than `inner` is taken for one of that width.
+        of_experts = node.op in LINEAR and experts != DENSE
+        found.append(_of_experts(node.op, inner, experts) if of_experts else _name(node.op, *own))
+    return found
+
+
+def kind(experts: Experts) -> str:
+    """What of experts makes a difference to their latency."""
+    capacity = f" capacity {experts.capacity}" if experts.capacity is not None else ""
+    return f"{experts.count} {experts.routing} top {experts.top_k}{capacity}"
+
+
+def _of_experts(op: str, inner: int, experts: Experts) -> str:
+    return f"{op} {inner}, {kind(experts)}"
+
+
+def routes(experts: Experts) -> str:
+    return f"route, {kind(experts)}"
+
+
+def sends(experts: Experts) -> str:
+    return f"send, {kind(experts)}"
+
+
+def _name(op: str, *widths: int) -> str:
+    """The name of a step in a table."""
+    return " ".join([op, *map(str, sorted(set(widths)))])
+
+
+@torch.inference_mode()
+def step_times(
+    host: PreTrainedModel, base: Base, widths: Sequence[int], experts: Sequence[Experts], batch: Batch
+) -> dict[str, float]:
+    """Seconds of every step at each of these inner widths, by its name in `LatencyTable`."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    steps = _steps(host, base, widths)
+    probes: list[list[nn.Module]] = [
+        [_Probe(FFNGraph.parse(text), base, inner, steps, seconds) for inner in widths] for text in PROBED
+    ]
+    probes += [[_ExpertProbe(one, inner, host, batch, seconds) for inner in widths] for one in experts]
+    host.eval()
+    layers = host.bert.encoder.layer
+    rng = random.Random(0)
+    for _ in bounded(STEP_ROUNDS):
+        # The code of an operation that no other layer uses is out of the caches, and it takes up to twice as long.
+        # Spaces lie around a base graph, so all layers of a pass have the same one.
+        for alike in rng.sample(probes, len(probes)):
+            order = rng.sample(alike, len(alike))
+            for start in range(0, len(order), len(layers)):
+                for layer, probe in zip(layers, islice(cycle(order), start, None), strict=False):
+                    layer.ffn = nn.ModuleList([probe])
+                host(**batch)
+    return {name: lower_quartile(values) for name, values in seconds.items()}
+
+
+def _steps(host: PreTrainedModel, base: Base, widths: Sequence[int]) -> dict[str, Callable[..., Tensor]]:
+    """What computes each step, by its name: parts of blocks that have all linear maps of one width."""
+    steps: dict[str, Callable[..., Tensor]] = {}
+    for inner in widths:
+        program = [(node.op, node.inputs) for node in GATED.nodes[1:]]
+        block = FFNBlock(program, GATED.widths(base.width, inner), inner, host.config).to(host.device).eval()
+        steps["norm"] = _only(block)
+        for op, operation in OPERATIONS.items():
+            if operation.arity == 1:
+                steps[_name(op, inner)] = _only(block, (op, (0,))).f
+            else:
+                for other in (inner, base.width):
+                    steps[_name(op, inner, other)] = partial(combine, op, mismatch=base.mismatch)
+    return steps
+
+
+class _Probe(nn.Module):
+    """A block that times every step."""
+
+    def __init__(
+        self,
+        graph: FFNGraph,
+        base: Base,
+        inner: int,
+        steps: Mapping[str, Callable[..., Tensor]],
+        seconds: dict[str, list[float]],
+    ) -> None:
+        super().__init__()
+        self.program = [
+            (name, steps[name], node.inputs)
+            for name, node in zip(step_names(graph, base, inner), graph.nodes[1:], strict=True)
+        ]
+        self.norm = steps["norm"]
+        self.seconds = seconds
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        values = [hidden_BTD]
+        for name, step, inputs in self.program:
+            values.append(self._time(name, step, *(values[number] for number in inputs)))
+        return self._time("norm", self.norm, values[-1])
+
+    def _time(self, name: str, step: Callable[..., Tensor], *values_BTN: Tensor) -> Tensor:
+        return _timed(self.seconds, name, values_BTN[0].is_cuda, step, *values_BTN)
+
+
+class _ExpertProbe(nn.Module):
+    """A block of experts that times its linear maps, a gate beside `expand` among them, and the way there and back."""
+
+    def __init__(
+        self, experts: Experts, inner: int, host: PreTrainedModel, batch: Batch, seconds: dict[str, list[float]]
+    ) -> None:
+        super().__init__()
+        width, given = host.config.hidden_size, settings(experts)
+        program = [(node.op, node.inputs) for node in GATED.nodes[1:]]
+        self.experts, self.inner, self.seconds = experts, inner, seconds
+        self.block = FFNBlock(program, GATED.widths(width, inner), inner, host.config, given).to(host.device).eval()
+        for parameter in self.block.parameters():
+            nn.init.normal_(parameter, std=host.config.initializer_range)
+        self.router = self.block.router or Router(given, host.config, is_batched(width, inner)).to(host.device)
+        if not experts.gated:
+            self.router.table = torch.randint_like(self.router.table, experts.count)
+        self.tokens = Tokens(batch["input_ids"], batch["attention_mask"])
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        def timed(name: str, step: Callable[..., Any], *given: Any) -> Any:
+            return _timed(self.seconds, name, hidden_BTD.is_cuda, step, *given)
+
+        def sent() -> tuple[Tensor, Tensor]:
+            x_SD = take(hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), routing.dispatch)
+            return x_SD, put(weighted(x_SD, routing.weight_S), routing.dispatch)
+
+        routing = timed(routes(self.experts), self.router, hidden_BTD, self.tokens)
+        x_SD, back_ND = timed(sends(self.experts), sent)
+        expanded = timed(_of_experts("expand", self.inner, self.experts), self.block.expand, x_SD, routing.dispatch)
+        gate = timed(_of_experts("gate", self.inner, self.experts), self.block.gate, x_SD, routing.dispatch)
+        product = expanded * gate
+        timed(_of_experts("project", self.inner, self.experts), self.block.project, product, routing.dispatch)
+        return self.block.LayerNorm(hidden_BTD + back_ND.view(hidden_BTD.shape))
+
+
+def _timed(seconds: dict[str, list[float]], name: str, cuda: bool, step: Callable[..., Any], *given: Any) -> Any:
+    finish(cuda)
+    begun = time.perf_counter()
+    result = step(*given)
+    finish(cuda)
+    seconds[name].append(time.perf_counter() - begun)
+    return result
+
+
+def _only(block: FFNBlock, *steps: tuple[str, tuple[int, ...]]) -> FFNBlock:
+    """A block with the weights of `block` that takes these steps alone."""
+    alone = copy.copy(block)
+    alone.steps = steps
+    return alone
+
+
+def lower_quartile(seconds: Sequence[float]) -> float:
+    """The lower quartile."""
+    return quantiles(seconds, n=4)[0]
+
+
+def bounded(rounds: int) -> Iterator[int]:
+    """The numbers of the rounds that there is time for."""
+    begun = time.monotonic()
+    for number in range(rounds):
+        if number >= LEAST_ROUNDS and time.monotonic() - begun > MOST_SECONDS:
+            return
+        yield number
+
+
+def finish(cuda: bool) -> None:
+    """Wait for the device."""
+    if cuda:
+        torch.cuda.synchronize()

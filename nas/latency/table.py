@@ -1,0 +1,365 @@
+"""How long models take on this device: measured whole, or added up from a table of measured steps.
+
+A search asks for the latency of thousands of architectures before it builds any. So every step that a block can
+take is timed by itself, once, in the place where it is used: behind the attention of a whole model, with its
+inputs just made and its weights as far away as they are in use. An architecture then takes
+
+    fixed + scale * (the times of its steps, added up)
+
+on the straight line through a few models that are measured whole: reference architectures, and one without FFNs.
+
+Steps are not timed outside of a model, because a linear map that runs over and over finds its weights in the nearest
+cache. Whole models are timed in pieces (`Latency.quiet`), because a device that does something else too may leave no
+pass alone from its begin to its end.
+"""
+
+import json
+import platform
+import random
+import re
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import cycle, islice, pairwise
+from pathlib import Path
+from statistics import linear_regression, quantiles
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoModelForSequenceClassification, PretrainedConfig
+
+from distill.files import fingerprint, keep
+from distill.objectives.outputs import INPUTS, Batch
+from nas.latency.steps import GATED, bounded, finish, kind, lower_quartile, routes, sends, step_names, step_times
+from search_spaces.architecture import DENSE, Architecture, Base, Experts, Genes
+from search_spaces.errors import shown
+from search_spaces.graph import FFNGraph
+from search_spaces.operations import BINARY, UNARY
+from supernet.build import build
+from supernet.model.routing import ExpertLinear
+
+# Part of every key: raise it when what is measured here, or how, changes.
+FORMAT = 3
+WHOLE_ROUNDS = 30
+# Random architectures that are measured whole to find a table's fixed part and scale.
+REFERENCES = 12
+# What their graphs look like; {0} and {1} are activations, {2} is a binary operation.
+SHAPES = (
+    "project({0}(expand(x)))",
+    "{1}(project({0}(expand(x))))",
+    "project({2}(x,{0}(expand(x))))",
+    "project({2}({0}(expand(x)),gate(x)))",
+    "{2}(x,project({0}(expand({1}(x)))))",
+)
+_UNITS = {"ms": 1_000, "s": 1_000_000, "x": 1}  # microseconds, or the teacher's latency
+_LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|x)", re.ASCII)
+
+# Called with what is being done, and with the share of it that is done where that is known.
+ProgressCallback = Callable[[str, float | None], None]
+
+
+class TooBusy(RuntimeError):
+    """What was measured makes no sense: something else takes the device's time."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds of one forward pass: their quartiles, and `quiet`, an estimate for a device that does nothing else.
+
+    On a busy device there may be no pass that nothing interrupts, but many a piece of one: for `quiet` a pass is cut
+    before every linear map, and the lower quartiles of the pieces are added up.
+    """
+
+    lower: float
+    median: float
+    upper: float
+    quiet: float
+
+
+@torch.inference_mode()
+def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE_ROUNDS) -> dict[str, Latency]:
+    """Time a float32 forward pass of every model on `batch`, round after round (fewer where they take too long).
+
+    In its turn a model runs twice, and the second pass counts: the first one brings back into the caches what the
+    models before it have driven out.
+    """
+    inputs = {name: batch[name] for name in INPUTS if name in batch}
+    cuda = inputs["input_ids"].is_cuda
+    cuts: list[float] = []
+    passes: dict[str, list[list[float]]] = {name: [] for name in models}
+    # A module that models share is cut once.
+    parts = {part for model in models.values() for part in model.modules()}
+    linear = [part for part in parts if isinstance(part, nn.Linear | ExpertLinear)]
+    hooks = [part.register_forward_pre_hook(lambda part, given: cuts.append(time.perf_counter())) for part in linear]
+    try:
+        for model in models.values():
+            model.eval()
+        for _ in bounded(rounds):
+            for name, model in models.items():
+                model(**inputs)
+                finish(cuda)
+                cuts.clear()
+                begun = time.perf_counter()
+                model(**inputs)
+                finish(cuda)
+                passes[name].append([begun, *cuts, time.perf_counter()])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: summary(times) for name, times in passes.items()}
+
+
+def summary(passes: Sequence[Sequence[float]]) -> Latency:
+    """The latency from the moments of every pass, in seconds: its begin, its cuts, its end."""
+    whole = [moments[-1] - moments[0] for moments in passes]
+    pieces = zip(*([end - begin for begin, end in pairwise(moments)] for moments in passes), strict=True)
+    lower, middle, upper = quantiles(whole, n=4)
+    return Latency(lower, middle, upper, quiet=sum(map(lower_quartile, pieces)))
+
+
+@dataclass(frozen=True)
+class LatencyTable:
+    """Latencies (`Latency.quiet`) of the architectures of one base: sums of whole numbers, so that a budget can be
+    kept exactly.
+
+    batch, tokens: sentences and tokens of each. fixed: microseconds of everything but the FFNs. teacher: microseconds
+    of the whole teacher. steps: nanoseconds of every step of a block by its name, see `nas.latency.steps`.
+    """
+
+    batch: int
+    tokens: int
+    fixed: int
+    teacher: int
+    steps: tuple[tuple[str, int], ...]
+
+    def ffn(self, base: Base, genes: Genes) -> int:
+        """Microseconds of all blocks of one layer; inner widths between those of the table, which baselines may have,
+        lie on the straight line.
+
+        Raises:
+            ValueError: the table is for another width of the model, or not for inner widths as large as this one.
+        """
+        inner = genes.inner(base)
+        above = bisect_left(self._inner, inner)
+        if above == len(self._inner):
+            raise ValueError(f"{genes.graph} with {inner} inner channels: the latency table ends at {self._inner[-1]}")
+        upper = self._inner[above]
+        nanoseconds = self._block(genes, base, upper)
+        if above and inner < upper:
+            lower = self._inner[above - 1]
+            less = self._block(genes, base, lower)
+            nanoseconds = less + (nanoseconds - less) * (inner - lower) // (upper - lower)
+        # A hash is asked once for all blocks of a layer.
+        once = 0 if genes.experts.gated or genes.experts == DENSE else self._nanoseconds[routes(genes.experts)]
+        return (genes.stack * nanoseconds + once + 500) // 1000
+
+    def _block(self, genes: Genes, base: Base, inner: int) -> int:
+        experts = genes.experts
+        names = ["norm", *step_names(genes.graph, base, inner, experts)]
+        if experts != DENSE:
+            names += [sends(experts), *([routes(experts)] if experts.gated else [])]
+        try:
+            # Operations between the linear maps have a row for every expert that a token passes.
+            return sum(
+                self._nanoseconds[name] * (1 if "," in name or name == "norm" else experts.top_k) for name in names
+            )
+        except KeyError as error:
+            raise ValueError(f"{genes.graph}, {base.width} wide: {error} is not in the latency table") from None
+
+    def total(self, architecture: Architecture) -> int:
+        """Microseconds of a whole model: `fixed`, and `ffn` of every layer."""
+        return self.fixed + sum(self.ffn(architecture.base, genes) for genes in architecture.layers)
+
+    def to_json(self) -> dict[str, Any]:
+        """Values that `json.dumps` takes; the inverse of `from_json`."""
+        return asdict(self) | {"steps": self._nanoseconds}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "LatencyTable":
+        return cls(**{**value, "steps": tuple(value["steps"].items())})
+
+    @cached_property
+    def _inner(self) -> list[int]:
+        """The inner widths of the table."""
+        return sorted(int(name.split()[1]) for name, _ in self.steps if name.startswith("expand ") and "," not in name)
+
+    @cached_property
+    def _nanoseconds(self) -> dict[str, int]:
+        return dict(self.steps)
+
+
+@dataclass(frozen=True)
+class LatencyLimit:
+    """A limit in microseconds, or relative to the teacher's latency."""
+
+    value: Fraction
+    relative: bool
+
+
+def parse_latency(text: str) -> LatencyLimit:
+    """The limit from "12ms", "0.012s", or "0.25x" (a quarter of the teacher's latency). Raises ValueError."""
+    match = _LIMIT.fullmatch(text)
+    value = Fraction(match[1]) if match else Fraction(0)
+    if not match or not value:
+        right = "a time above 0 such as '12ms' or '0.012s', or a part of the teacher's such as '0.25x'"
+        raise ValueError(f"a latency is {right}, not {shown(text)}")
+    return LatencyLimit(value * _UNITS[match[2]], match[2] == "x")
+
+
+def resolve(limit: LatencyLimit, table: LatencyTable) -> int:
+    """The limit in microseconds, rounded down."""
+    return int(limit.value * table.teacher if limit.relative else limit.value)
+
+
+def latency_table(
+    base: Base,
+    teacher: PretrainedConfig,
+    inner_widths: Sequence[int],
+    *,
+    batch: int,
+    tokens: int,
+    device: str,
+    cache: Path,
+    experts: Sequence[Experts] = (),
+    tell: ProgressCallback = lambda what, share: None,
+) -> LatencyTable:
+    """The table of this device, kept in the folder `cache`; measured where it is not there yet.
+
+    Args:
+        base: of the architectures.
+        teacher: configuration of the teacher, which is measured with random weights.
+        inner_widths: of all blocks that occur, in channels.
+        batch, tokens: sentences, none of them padded, and tokens of each.
+        device: as torch calls it.
+        cache: see `distill.tasks.corpora.cache_folder`.
+        experts: all that occur.
+        tell: called while the table is measured.
+
+    Raises:
+        ValueError: the base or the teacher has fewer positions than `tokens`.
+        TooBusy: the table would make no sense.
+    """
+    positions = min(base.positions, teacher.max_position_embeddings)
+    if tokens > positions:
+        raise ValueError(f"tokens: there are {positions} positions, not {tokens}")
+    widths = sorted(set(inner_widths))
+    # The folder that the teacher was read from makes it no slower.
+    like = {name: value for name, value in teacher.to_dict().items() if name != "_name_or_path"}
+    place = (_device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
+    # What their channels are makes experts no slower.
+    kinds = {kind(one): one for one in experts if one != DENSE}
+    key = fingerprint(FORMAT, asdict(base), like, widths, batch, tokens, place, sorted(kinds))
+
+    def make(path: Path) -> None:
+        # What is drawn later must not depend on whether the table was there.
+        with torch.random.fork_rng(devices=[]):
+            shown = example(base.vocabulary, batch, tokens, device)
+            table = _measure(base, teacher, widths, list(kinds.values()), shown, tell)
+        path.write_text(json.dumps(table.to_json(), indent=1), encoding="utf-8")
+
+    path = keep(cache / "latencies" / f"{key}.json", make)
+    return LatencyTable.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The latency of an architecture: in microseconds as the table has it, and as its whole model has it."""
+
+    predicted: int
+    whole: Latency
+
+
+def measure_whole(
+    architectures: Mapping[str, Architecture], table: LatencyTable, device: str, rounds: int = WHOLE_ROUNDS
+) -> dict[str, Measured]:
+    """Measure models of the architectures, with random weights, on what `table` was measured on."""
+    with torch.random.fork_rng(devices=[]):
+        models = {name: build(architecture).to(device) for name, architecture in architectures.items()}
+    vocabulary = min(architecture.base.vocabulary for architecture in architectures.values())
+    found = latencies(models, example(vocabulary, table.batch, table.tokens, device), rounds)
+    return {name: Measured(table.total(architectures[name]), latency) for name, latency in found.items()}
+
+
+def _measure(
+    base: Base,
+    teacher: PretrainedConfig,
+    widths: Sequence[int],
+    experts: Sequence[Experts],
+    batch: Batch,
+    tell: ProgressCallback,
+) -> LatencyTable:
+    device = batch["input_ids"].device
+    rows, tokens = batch["input_ids"].shape
+    # A value of the graph may be as wide as the model where no inner width is.
+    probed = sorted({*widths, base.width})
+    base = replace(base, inner=max(probed))
+    host = build(Architecture.uniform(base, GATED, expansion=Fraction(widths[0], base.inner))).to(device)
+    tell("latency: steps", None)
+    nanoseconds = {name: round(1e9 * value) for name, value in step_times(host, base, probed, experts, batch).items()}
+    steps = LatencyTable(rows, tokens, 0, 0, tuple(nanoseconds.items()))
+
+    architectures = list(islice(_references(base, widths), REFERENCES))
+    models: dict[str, nn.Module] = {"teacher": AutoModelForSequenceClassification.from_config(teacher).to(device)}
+    for name, architecture in (("no FFN", architectures[0]), *enumerate(architectures)):
+        # All but the FFNs are the same modules: words alone would take most of the memory, and of the time to build.
+        model = build(replace(architecture, base=replace(base, vocabulary=1))).to(device)
+        model.bert.embeddings = host.bert.embeddings
+        for layer, like in zip(model.bert.encoder.layer, host.bert.encoder.layer, strict=True):
+            layer.attention = like.attention
+            if name == "no FFN":
+                layer.ffn = nn.ModuleList()
+        models[f"{name}"] = model
+    tell("latency: whole models", None)
+    teacher_time, *whole = (1e6 * latency.quiet for latency in latencies(models, batch).values())
+    scale, fixed = line([0, *map(steps.total, architectures)], whole)
+    scaled = tuple((name, round(scale * value)) for name, value in nanoseconds.items())
+    return replace(steps, fixed=round(fixed), teacher=round(teacher_time), steps=scaled)
+
+
+def line(sums: Sequence[float], whole: Sequence[float]) -> tuple[float, float]:
+    """`scale` and `fixed` of the line through the models that are measured whole. Raises TooBusy."""
+    scale, fixed = linear_regression(sums, whole)
+    if scale <= 0 or fixed <= 0:
+        raise TooBusy("models with larger FFNs measure no slower, because something else disturbs them")
+    return scale, fixed
+
+
+def _references(base: Base, widths: Sequence[int]) -> Iterator[Architecture]:
+    """Endless architectures of random graphs, gelu the most frequent operation, and random stacks.
+
+    Each has one inner width, so that their sizes differ much.
+    """
+    rng = random.Random(0)
+    for inner in cycle(widths):
+        layers = []
+        for _ in range(base.depth):
+            operations = (rng.choice(("gelu", rng.choice(UNARY))), rng.choice(UNARY), rng.choice(BINARY))
+            graph = FFNGraph.parse(rng.choice(SHAPES).format(*operations))
+            layers.append(Genes(graph, rng.randint(1, 2), Fraction(inner, base.inner)))
+        yield Architecture(base, tuple(layers))
+
+
+def example(vocabulary: int, batch: int, tokens: int, device: str) -> Batch:
+    """Sentences of random words without padding."""
+    generator = torch.Generator().manual_seed(0)
+    ids_BT = torch.randint(vocabulary, (batch, tokens), generator=generator).to(device)
+    return {
+        "input_ids": ids_BT,
+        "attention_mask": torch.ones_like(ids_BT),
+        "token_type_ids": torch.zeros_like(ids_BT),
+    }
+
+
+def _device_name(device: str) -> str:
+    """The model of GPU or CPU."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    described = Path("/proc/cpuinfo")
+    text = described.read_text(encoding="utf-8") if described.exists() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return model[1] if model else platform.processor() or platform.machine()

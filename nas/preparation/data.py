@@ -1,0 +1,140 @@
+"""The rows of a study's tasks and its text without labels: read once, encoded, and kept in the user's cache."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from distill.tasks import conll, embedded, squad, texts
+from distill.tasks.corpora import Corpus
+from distill.tasks.encoding import Encoded, encode, load_encoded, save_encoded
+from distill.tasks.readers import load_task, reader_of
+from distill.tasks.tables import table_task
+from distill.tasks.task import AnySplit, Task, TaskData, TaskError, load_split, save_split
+from distill.tasks.types import CLASSIFICATION, REGRESSION
+from nas.config.schema import ConfigError, StudyConfig
+
+
+@dataclass(frozen=True)
+class TaskFolders:
+    """Where one task's data and the teacher that was fine-tuned on it lie."""
+
+    data: Path
+    teacher: Path
+
+    @property
+    def task(self) -> Task:
+        """What is predicted."""
+        return stored_task(self.data)
+
+    def rows(self, name: str) -> Encoded:
+        """The encoded rows of train, search or dev, or the text without labels."""
+        return load_encoded(self.data / f"{name}.npz")
+
+    def split(self, name: str) -> AnySplit:
+        """The split search or dev itself."""
+        return load_split(self.task.kind, self.data / f"{name}.json")
+
+
+def stored_task(folder: Path) -> Task:
+    """The task whose data is in this folder."""
+    fields = json.loads((folder / "task.json").read_text(encoding="utf-8"))
+    return Task(fields["name"], tuple(fields["labels"]), fields["kind"], tuple(fields["metrics"]))
+
+
+def check_tasks(config: StudyConfig) -> None:
+    """Raises ConfigError for a task that there is not, and for tasks that cannot be searched on together."""
+    for task in config.tasks:
+        try:
+            reader_of(task)
+        except TaskError as error:
+            if task not in config.rows:
+                raise ConfigError(f"{error}, or tables [rows.NAME] in the configuration") from None
+            # The weight-sharing supernet has modules named by tasks.
+            if not task.isidentifier() or hasattr(nn.ModuleDict(), task):
+                raise ConfigError(f"rows.{task}: this name cannot be used; take one such as my_rows") from None
+        else:
+            if task in config.rows:
+                raise ConfigError(f"rows.{task}: there is another task of this name; choose one")
+    if config.data is not None and all(task in config.rows or task in embedded.TASKS for task in config.tasks):
+        raise ConfigError(f"data: none of the tasks {', '.join(config.tasks)} is read from a folder; leave it out")
+    heads = {task: conll if task in conll.TASKS else squad if task in squad.TASKS else None for task in config.tasks}
+    if len(set(heads.values())) > 1:
+        raise ConfigError(
+            f"tasks: {' and '.join(config.tasks)} need different heads, but stage 3 shares one model; search them apart"
+        )
+    if config.objective.name == "codir" and len(config.tasks) > 1:
+        raise ConfigError("tasks: codir remembers the rows of one task; give one, or another objective")
+
+
+def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
+    """The rows of the task that stages 1 and 2 search on.
+
+    Raises:
+        ConfigError: they cannot be had.
+    """
+    name = config.task
+    try:
+        if name in config.rows:
+            own = config.rows[name]
+            kind = REGRESSION if own.regression else CLASSIFICATION
+            return table_task(Path(own.train), Path(own.dev), text=own.text, label=own.label, pair=own.pair, kind=kind)
+        if name in embedded.TASKS:
+            return embedded.demo_task(name, corpus())
+        return load_task(name, None if config.data is None else Path(config.data))
+    except TaskError as error:
+        raise ConfigError(str(error)) from None
+
+
+def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
+    """Changes when the rows do."""
+    if config.task in embedded.TASKS:
+        return corpus().fingerprint
+    return hashlib.sha256(repr(read(config, corpus)).encode()).hexdigest()
+
+
+def text_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
+    """Changes when the text does."""
+    if config.corpus is None:
+        return corpus().fingerprint
+    try:
+        return texts.text_key(config.corpus)
+    except TaskError as error:
+        raise ConfigError(f"corpus: {error}") from None
+
+
+def text(config: StudyConfig, corpus: Callable[[], Corpus]) -> list[str]:
+    """The text without labels.
+
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    if config.corpus is None:
+        return embedded.text_corpus(corpus())
+    try:
+        return texts.read_text(config.corpus)
+    except TaskError as error:
+        raise ConfigError(f"corpus: {error}") from None
+
+
+def write(config: StudyConfig, tokenizer: Any, corpus: Callable[[], Corpus], folder: Path) -> None:
+    """Make the folder of a task's data.
+
+    Raises:
+        ConfigError: the rows cannot be had, or have no room in `max_length` tokens.
+    """
+    data = read(config, corpus)
+    folder.mkdir()
+    splits = {name: getattr(data, name) for name in ("train", "search", "dev")}
+    for name, rows in (splits | {"text": text(config, corpus)}).items():
+        try:
+            save_encoded(encode(tokenizer, rows, config.max_length), folder / f"{name}.npz")
+        except ValueError as error:
+            raise ConfigError(f"max_length: {error}") from None
+        if name in ("search", "dev"):
+            save_split(rows, folder / f"{name}.json")
+    (folder / "task.json").write_text(json.dumps(asdict(data.task)), encoding="utf-8")

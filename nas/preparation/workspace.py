@@ -1,0 +1,122 @@
+"""What a study has in place: its folders, its students' base, its objective and its teachers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+
+from distill.objectives import Objective
+from distill.tasks.encoding import Encoded, load_encoded, token_frequencies
+from distill.tasks.task import Task
+from distill.training.distillation import Settings, make, phases
+from distill.training.recipe import Recipe
+from distill.training.teacher import load_config, load_model
+from nas.config.schema import ConfigError, StudyConfig
+from nas.preparation.data import TaskFolders
+from search_spaces.architecture import ArchitectureError, Base
+from search_spaces.graph import GELU, FFNGraph
+from supernet.build import base_of_teacher
+
+# File in the supernet's folder; no part of any exported model.
+PROJECTIONS = "projections.safetensors"
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where everything lies: folders of encoded data, fine-tuned teacher and supernet; of the teacher's saved outputs
+    for the candidates, by the tables of their trainings; and for stage 3 the folders of all tasks and of the
+    weight-sharing supernet.
+    """
+
+    config: StudyConfig
+    data: Path
+    teacher: Path
+    supernet: Path
+    outputs: tuple[tuple[str, Path], ...]
+    tasks: tuple[TaskFolders, ...] = ()
+    one_shot: Path | None = None
+
+    def base(self) -> tuple[Base, FFNGraph]:
+        """The base of all candidates and its graph."""
+        return student_base(self.config, AutoConfig.from_pretrained(self.teacher))
+
+    def importance(self) -> list[Tensor]:
+        """Importance of the inner neurons of each layer's lowest block, in the supernet's (descending) order."""
+        stored = load_file(self.supernet / "importance.safetensors")
+        return [stored[f"{layer}"] for layer in range(len(stored))]
+
+    def frequencies(self) -> Tensor:
+        """How often each token id occurs in the training rows of the task that stages 1 and 2 search on."""
+        vocabulary = AutoConfig.from_pretrained(self.teacher).vocab_size
+        return token_frequencies(load_encoded(self.data / "train.npz"), vocabulary)
+
+    @property
+    def folders(self) -> TaskFolders:
+        """Of the task that stages 1 and 2 search on."""
+        return TaskFolders(self.data, self.teacher)
+
+    @property
+    def labels(self) -> int:
+        """Outputs of the task's head."""
+        return int(AutoConfig.from_pretrained(self.teacher).num_labels)
+
+
+def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
+    """The base model of the study's students, given the teacher's configuration, and its graph.
+
+    Raises:
+        ConfigError, distill.training.teacher.TeacherError: there is no such base, or it cannot learn from this teacher.
+    """
+    if isinstance(config.base, str):
+        own = teacher if config.base == "teacher" else load_config(config.base)
+        if own.vocab_size != teacher.vocab_size:
+            raise ConfigError(
+                f"base: {config.base} has a vocabulary of {own.vocab_size:,} and the teacher one of "
+                f"{teacher.vocab_size:,}; both read the same tokens"
+            )
+        base, graph = base_of_teacher(own)
+    else:
+        try:
+            base, graph = config.base.build(teacher.vocab_size), GELU
+        except ArchitectureError as error:
+            raise ConfigError(str(error)) from None
+    return replace(base, mismatch=config.space.mismatch), graph
+
+
+def objectives(
+    config: StudyConfig,
+    settings: Settings,
+    recipe: Recipe,
+    student: Any,
+    teacher: Any,
+    rows: Encoded | None = None,
+    learned: Mapping[str, Tensor] | None = None,
+) -> list[tuple[Objective, Recipe]]:
+    """The study's objective between models of these Hugging Face configurations, and how long it is trained with: one
+    for each of its phases.
+
+    Where it has learned projections, they start as in `learned`.
+    """
+    name = config.objective.name
+    result = []
+    for phase in phases(name, settings, recipe):
+        goal = make(name, phase.settings, student, teacher, rows, config.seed)
+        if learned:
+            goal.load_state_dict({key: learned.get(key, value) for key, value in goal.state_dict().items()})
+        result.append((goal, phase.recipe))
+    return result
+
+
+def projections(supernet: Path) -> dict[str, Tensor]:
+    """What the warm-up of the supernet in this folder learned beside it for the objective."""
+    file = supernet / PROJECTIONS
+    return load_file(file) if file.exists() else {}
+
+
+def raw_teacher(config: StudyConfig, task: Task) -> PreTrainedModel:
+    """The teacher from before its fine-tuning; its head has not learned anything."""
+    return load_model(config.teacher, task.labels, task.kind)

@@ -1,0 +1,1 @@
+"""The Optuna studies of a search: ledger, storage, lock and folder."""

@@ -1,0 +1,114 @@
+"""`results/<study>/`: its files, and whether a stage may be run there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distill.files import write_text
+from nas.config.schema import ConfigError, StudyConfig, load_config
+from nas.study.storage import sqlite_url
+from search_spaces.architecture import Architecture
+
+STAGES = ("1", "2", "3", "single")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The folder of a study."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def storage(self) -> str:
+        return sqlite_url(self.path / "study.db")
+
+    @property
+    def architecture(self) -> Path:
+        """The winner of the latest stage."""
+        return self.path / "architecture.json"
+
+    def stage(self, stage: str) -> Path:
+        """The folder of a stage, there since it began."""
+        return self.path / f"stage-{stage}"
+
+    def start(self, stage: str) -> Path:
+        """The architecture that a stage refines."""
+        return self.stage(stage) / "start.json"
+
+    def best(self, stage: str) -> Path:
+        """Winner and finalists of a stage, there since it ended."""
+        return self.stage(stage) / "best.json"
+
+    def check(self, config: StudyConfig, stages: Sequence[str], resume: bool) -> None:
+        """Check that these stages may run here, or be gone on with.
+
+        Raises:
+            ConfigError: the folder holds another configuration, a stage that nobody asked to resume, or no study.
+        """
+        if not self.config.exists():
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                raise ConfigError(f"{self.path} is not a study's folder: it has no config.toml; choose another --study")
+            if resume:
+                raise ConfigError(f"nothing to resume: there is no {self.config}")
+            return
+        begun = [stage for stage in STAGES if self.stage(stage).exists()]
+        # What a stage spends may still be chosen while it has not begun.
+        left, right = (self._begun(version, begun) for version in (load_config(str(self.config)), config))
+        if left != right:
+            raise ConfigError(
+                f"{self.path} belongs to another configuration ({_difference(left, right)}): "
+                "choose another --study, or the options it was made with"
+            )
+        again = [stage for stage in stages if stage in begun]
+        if again and not resume:
+            raise ConfigError(
+                f"{self.path} holds stage {again[0]} already: go on with --resume, or choose another --study"
+            )
+
+    def create(self, config: StudyConfig) -> None:
+        """Make the folder of a study with its configuration, if it is new.
+
+        Raises:
+            ConfigError: it cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{self.path}: {error.strerror}") from None
+        if not self.config.exists():
+            write_text(self.config, config.to_toml())
+
+    def begin(self, stage: str, config: StudyConfig, incumbent: Architecture | None) -> None:
+        """Write down the configuration, that the stage has begun, and what it refines."""
+        write_text(self.config, config.to_toml())
+        self.stage(stage).mkdir(exist_ok=True)
+        if incumbent:
+            incumbent.save(self.start(stage))
+
+    def _begun(self, config: StudyConfig, begun: Sequence[str]) -> dict[str, Any]:
+        tables = config.model_dump(mode="json")
+        idle = {f"stage{stage}" for stage in STAGES if stage not in begun}
+        idle |= {"sharing"} if "3" not in begun else set()
+        if "single" in begun:  # it is stage 1's search, with the trials of both where it has no number of its own
+            idle -= {"stage1"} if config.single_trials else {"stage1", "stage2"}
+        else:
+            idle.add("single_trials")
+        return {name: table for name, table in tables.items() if name not in idle}
+
+
+def _difference(stored: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """The first value in which two configurations differ."""
+
+    def flat(value: Any, place: str) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return {k: v for key in value for k, v in flat(value[key], f"{place}.{key}".lstrip(".")).items()}
+        return {place: value}
+
+    left, right = flat(stored, ""), flat(wanted, "")
+    place = next(key for key in left | right if left.get(key) != right.get(key))
+    return f"{place} is {left.get(place)!r} there and {right.get(place)!r} here"

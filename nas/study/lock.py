@@ -1,0 +1,120 @@
+"""One process at a time drives a study; the lock goes with the process that holds it, however it ends."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy import Connection, NullPool, create_engine, make_url, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from nas.study.storage import not_opened
+from search_spaces.errors import UserError
+
+# Yields None while the lock is held, or says who has it: "" if that is not known.
+Lock = Callable[[Connection, str], contextlib.AbstractContextManager[str | None]]
+
+
+class StudyInUse(UserError, ValueError):
+    """Another process drives the study."""
+
+
+@contextlib.contextmanager
+def sole_driver(url: str, name: str) -> Iterator[None]:
+    """Hold the lock of the studies under `name` in the storage `url`; readers, such as the dashboard, need none.
+
+    The lock of a database server lives as long as one connection to it. It is not taken again when a server restarts:
+    that breaks the storage's connections too, which ends the search (`nas.study.storage`).
+
+    Raises:
+        StudyInUse: another process holds it.
+        StorageError: the storage cannot be opened, or has no lock.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            lock = LOCKS.get(make_url(url).get_backend_name())
+            if lock is None:
+                raise ValueError(f"needed is one of {', '.join(LOCKS)}")
+            # No pool may recycle the connection, and no transaction stay open for the length of a search.
+            engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+            holder = held.enter_context(lock(held.enter_context(engine.connect()), name))
+        except (SQLAlchemyError, ImportError, ValueError, OSError) as error:
+            raise not_opened(url, error) from None
+        if holder is not None:
+            raise StudyInUse(
+                f"study {name!r} is driven by {holder or 'another process'}: "
+                "wait until that has ended, or choose another --study"
+            )
+        yield
+
+
+@contextlib.contextmanager
+def _file(connection: Connection, name: str) -> Iterator[str | None]:
+    """A lock on a file beside the database. Programs that the holder starts, such as Ray's, do not inherit it."""
+    database = connection.scalar(text("SELECT file FROM pragma_database_list WHERE name = 'main'"))
+    if not database:
+        raise ValueError("a search in memory could not be resumed; give a file, as in sqlite:///study.db")
+    with Path(f"{database}.{quote(name, safe='')}.lock").open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            yield file.read()
+            return
+        file.truncate(0)
+        file.write(f"{_this_process()} since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
+        file.flush()
+        yield None
+
+
+@contextlib.contextmanager
+def _postgresql(connection: Connection, name: str) -> Iterator[str | None]:
+    """A session's advisory lock; others see the session's name, and the server notices if its host is lost."""
+    key = {"key": int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)}
+    for setting, value in (
+        ("application_name", _this_process()),
+        ("tcp_keepalives_idle", "60"),
+        ("tcp_keepalives_interval", "10"),
+        ("tcp_keepalives_count", "6"),
+    ):
+        connection.execute(text("SELECT set_config(:setting, :value, false)"), {"setting": setting, "value": value})
+    if connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), key):
+        yield None
+        return
+    holder = text(
+        "SELECT concat_ws(' since ', application_name,"
+        " to_char(backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI \"UTC\"'))"
+        " FROM pg_locks JOIN pg_stat_activity USING (pid)"
+        " WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND datname = current_database()"
+        " AND (classid::bigint << 32) | objid::bigint = :key"
+    )
+    yield connection.scalar(holder, key) or ""
+
+
+@contextlib.contextmanager
+def _mysql(connection: Connection, name: str) -> Iterator[str | None]:
+    """A session's named lock, of the whole server, which ends sessions that are silent for hours unless told."""
+    database = connection.scalar(text("SELECT database()"))
+    key = {"key": hashlib.sha256(f"{database}/{name}".encode()).hexdigest()}
+    connection.execute(text("SET SESSION wait_timeout = 31536000"))
+    if connection.scalar(text("SELECT get_lock(:key, 0)"), key):
+        yield None
+        return
+    holder = text(
+        "SELECT concat('a client at ', host, ' since ',"
+        " date_format(utc_timestamp() - INTERVAL time SECOND, '%Y-%m-%d %H:%i UTC'))"
+        " FROM information_schema.processlist WHERE id = is_used_lock(:key)"
+    )
+    yield connection.scalar(holder, key) or ""
+
+
+LOCKS: dict[str, Lock] = {"sqlite": _file, "postgresql": _postgresql, "mysql": _mysql, "mariadb": _mysql}
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"

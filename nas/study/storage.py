@@ -1,0 +1,197 @@
+"""Optuna's storage of the studies, made fast for the one process that drives a search (`nas.study.lock`)."""
+
+import contextlib
+import copy
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from optuna.distributions import distribution_to_json
+from optuna.storages import RDBStorage, _CachedStorage
+from optuna.storages._rdb.models import (
+    TrialModel,
+    TrialParamModel,
+    TrialSystemAttributeModel,
+    TrialUserAttributeModel,
+)
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import event, make_url
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from search_spaces.errors import UserError
+
+# A number above those of all trials in a database.
+LAST = 2**31 - 1
+
+
+class StorageError(UserError, ValueError):
+    """The storage of the studies cannot be opened, or went away."""
+
+
+class LostError(SQLAlchemyError):
+    """The storage's server broke a connection."""
+
+
+def sqlite_url(path: Path) -> str:
+    """The storage URL of a database file."""
+    return f"sqlite:///{path.resolve()}"
+
+
+def open_storage(url: str) -> "Storage":
+    """The storage at any URL that Optuna takes.
+
+    Raises:
+        StorageError: there is no such storage.
+    """
+    connect = {"timeout": 60, "factory": _Connection} if url.startswith("sqlite") else {}
+    try:
+        database = _Database(url, engine_kwargs={"connect_args": connect})
+    except (SQLAlchemyError, ImportError, ValueError) as error:  # ValueError: a port that is no number
+        raise not_opened(url, error) from None
+    event.listen(database.engine, "handle_error", _stay_away)
+    return Storage(database)
+
+
+def not_opened(url: str, error: Exception) -> StorageError:
+    """Which storage and why, in one line and without the password."""
+    reason = str(error).splitlines()[0]
+    if isinstance(error, ImportError):
+        reason = f"install its driver ({reason})"
+    return StorageError(f"cannot open the storage {_shown(url)}: {reason}")
+
+
+def _shown(url: str) -> str:
+    """The URL in quotes, without its password."""
+    with contextlib.suppress(SQLAlchemyError, ValueError):
+        if make_url(url).password is not None:
+            url = make_url(url).render_as_string(hide_password=True)
+    return repr(url)
+
+
+@contextlib.contextmanager
+def needed(url: str) -> Iterator[None]:
+    """What is done in the block ends without this storage.
+
+    Raises:
+        StorageError: it went away, or can keep no more. Other errors of a database are faults of ours and stay.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as error:
+        # Optuna raises an error of its own from the database's, and Ray Tune yet another while it handles that one.
+        link: BaseException | None = error
+        failure = None
+        while link is not None:
+            failure = link if isinstance(link, LostError | OperationalError | InterfaceError) else failure
+            link = link.__cause__ or link.__context__
+        if failure is None:
+            raise
+        reason = str(getattr(failure, "orig", failure)).splitlines()[0]
+        raise StorageError(
+            f"the storage {_shown(url)} went away ({reason}); once it is back, the same command with --resume goes on"
+        ) from None
+
+
+def _stay_away(context: ExceptionContext) -> None:
+    """Do not connect again to a server that broke a connection: with it the lock of the sole driver may be gone."""
+    if context.is_disconnect and context.engine is not None:
+
+        def refuse(*arguments: object) -> None:
+            raise LostError("the connection to the storage was lost")
+
+        event.listen(context.engine, "do_connect", refuse)
+
+
+class _Connection(sqlite3.Connection):
+    """Commits without waiting for the disk, as a trial makes many. A killed process loses nothing; after a power
+    failure the last commits may be missing, and the file is whole.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.execute("PRAGMA journal_mode = WAL")
+        self.execute("PRAGMA synchronous = NORMAL")
+
+
+class _Database(RDBStorage):
+    """Writes a new trial with all that is known of it at once, where Optuna looks for each value in the database."""
+
+    def _get_prepared_new_trial(
+        self, study_id: int, template_trial: FrozenTrial | None, session: Session
+    ) -> TrialModel:
+        if template_trial is None or template_trial.state.is_finished():
+            return super()._get_prepared_new_trial(study_id, template_trial, session)
+        trial = super()._get_prepared_new_trial(study_id, None, session)
+        trial.state, trial.datetime_start = template_trial.state, template_trial.datetime_start
+        own = trial.trial_id
+        for name, distribution in template_trial.distributions.items():
+            value = distribution.to_internal_repr(template_trial.params[name])
+            text = distribution_to_json(distribution)
+            session.add(TrialParamModel(trial_id=own, param_name=name, param_value=value, distribution_json=text))
+        for key, value in template_trial.user_attrs.items():
+            session.add(TrialUserAttributeModel(trial_id=own, key=key, value_json=json.dumps(value)))
+        for key, value in template_trial.system_attrs.items():
+            session.add(TrialSystemAttributeModel(trial_id=own, key=key, value_json=json.dumps(value)))
+        return trial
+
+
+class Storage(_CachedStorage):
+    """Optuna's cache, which does not look for changes by other processes, as there are none."""
+
+    def __init__(self, database: _Database) -> None:
+        super().__init__(database)
+        self.engine = database.engine
+        self._read: set[int] = set()
+        self._changed: set[int] = set()
+
+    def _read_trials_from_remote_storage(self, study_id: int) -> None:
+        if study_id not in self._read:
+            super()._read_trials_from_remote_storage(study_id)
+            self._read.add(study_id)
+        elif self._changed:
+            with self._lock:
+                trials = self._backend._get_trials(study_id, None, self._changed, LAST)
+                self._add_trials_to_cache(study_id, trials)
+            self._changed -= {trial._trial_id for trial in trials}
+
+    def _copied(self, trial_id: int) -> FrozenTrial:
+        """A copy of the trial in the cache, in its place: it may be changed, as nobody has been given it yet."""
+        study_id, number = self._trial_id_to_study_id_and_number[trial_id]
+        trials = self._studies[study_id].trials
+        trials[number] = copy.copy(trials[number])
+        return trials[number]
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        super().set_trial_user_attr(trial_id, key, value)
+        trial = self._copied(trial_id)
+        trial.user_attrs = trial.user_attrs | {key: json.loads(json.dumps(value))}
+
+    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
+        super().set_trial_intermediate_value(trial_id, step, intermediate_value)
+        trial = self._copied(trial_id)
+        trial.intermediate_values = trial.intermediate_values | {step: intermediate_value}
+
+    def set_trial_param(self, trial_id: int, *arguments: Any, **named: Any) -> None:
+        self._changed.add(trial_id)
+        super().set_trial_param(trial_id, *arguments, **named)
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        done = super().set_trial_state_values(trial_id, state, values)
+        if state.is_finished():
+            trial = self._copied(trial_id)
+            trial.state, trial.values = state, values
+            with Session(self.engine) as session:
+                trial.datetime_complete = session.get_one(TrialModel, trial_id).datetime_complete
+        else:
+            self._changed.add(trial_id)
+        return done
+
+    def set_trial_system_attr(self, trial_id: int, *arguments: Any, **named: Any) -> None:
+        self._changed.add(trial_id)
+        super().set_trial_system_attr(trial_id, *arguments, **named)

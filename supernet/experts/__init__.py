@@ -1,0 +1,1 @@
+"""Mixtures of experts made out of dense checkpoints: splitting, pruning and fusing."""

@@ -1,0 +1,1 @@
+"""The student model: exactly the code that travels inside every exported checkpoint."""

@@ -1,0 +1,298 @@
+"""BERT with searched feed-forward networks: attention, embeddings and heads are the library's own.
+
+Part of every exported checkpoint: imports torch, transformers and its neighbours only.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import (
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    BertPreTrainedModel,
+)
+from transformers import initialization as init
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.albert.modeling_albert import AlbertMLMHead
+from transformers.models.bert.modeling_bert import (
+    BertAttention,
+    BertEmbeddings,
+    BertEncoder,
+    BertLayer,
+    BertOnlyMLMHead,
+    BertPooler,
+    BertSelfAttention,
+    BertSelfOutput,
+    eager_attention_forward,
+)
+from transformers.models.mobilebert.modeling_mobilebert import MobileBertEmbeddings
+
+from .configuration_nas_bert import NasBertConfig
+from .ffn import FFNBlock, is_batched
+from .routing import HASHES, ExpertLinear, RoutedLinear, Router, Routing, Tokens, put, take, weighted
+
+
+class NasBertEmbeddings(MobileBertEmbeddings):
+    """Factorised embedding: trigrams of `embedding_size` wide word vectors, mapped to the model width."""
+
+    def __init__(self, config: NasBertConfig) -> None:
+        super().__init__(config)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values_length: int = 0,
+    ) -> Tensor:
+        if inputs_embeds is None:
+            inputs_embeds = self.word_embeddings(input_ids)
+            padding = self.word_embeddings.padding_idx
+            if padding is not None:
+                # The last trigram reaches one word beyond the sentence, and a tied masked-LM head trains the
+                # vector of padding away from zero.
+                inputs_embeds = inputs_embeds * (input_ids != padding)[..., None]
+        return super().forward(None, token_type_ids, position_ids, inputs_embeds)
+
+
+class ExpertSelfAttention(BertSelfAttention):
+    """Self-attention in which each token's query, key and value come from the expert it is sent to."""
+
+    def __init__(self, config: NasBertConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx=layer_idx)
+        for name in ("query", "key", "value"):
+            setattr(self, name, RoutedLinear(config.attention_experts, config.hidden_size, config.hidden_size))
+
+    def forward(
+        self, hidden_BTD: Tensor, attention_mask: Tensor | None = None, *, routing: Routing, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        shape = (*hidden_BTD.shape[:-1], -1, self.attention_head_size)
+        states = (part(hidden_BTD, routing.dispatch) for part in (self.query, self.key, self.value))
+        query_BHTS, key_BHTS, value_BHTS = (state.view(shape).transpose(1, 2) for state in states)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        dropout = self.dropout.p if self.training else 0.0
+        context, weights = attend(
+            self, query_BHTS, key_BHTS, value_BHTS, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
+        return context.reshape(hidden_BTD.shape).contiguous(), weights
+
+
+class ExpertSelfOutput(BertSelfOutput):
+    """The output map of each token's expert, times the gate's probability; then dropout, residual and LayerNorm."""
+
+    def __init__(self, config: NasBertConfig) -> None:
+        super().__init__(config)
+        self.dense = RoutedLinear(config.attention_experts, config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_BTD: Tensor, input_BTD: Tensor, routing: Routing) -> Tensor:
+        change_BTD = self.dense(hidden_BTD, routing.dispatch, routing.weight_S)
+        return self.LayerNorm(input_BTD + self.dropout(change_BTD))
+
+
+class ExpertAttention(BertAttention):
+    """Attention whose linear maps each token has from one of several experts (MiniMoE, section 3.2): a gate chooses it,
+    and its probability multiplies the branch before the residual.
+    """
+
+    def __init__(self, config: NasBertConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx=layer_idx)
+        gate = {"count": config.attention_experts, "routing": "token_gate", "top_k": 1, "capacity": None}
+        self.router = Router(gate, config, is_batched(config.hidden_size, config.hidden_size))
+        self.self = ExpertSelfAttention(config, layer_idx)
+        self.output = ExpertSelfOutput(config)
+
+    def forward(
+        self, hidden_BTD: Tensor, attention_mask: Tensor | None = None, *, tokens: Tokens, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        routing = self.router(hidden_BTD, tokens)
+        context_BTD, weights = self.self(hidden_BTD, attention_mask, routing=routing, **kwargs)
+        return self.output(context_BTD, hidden_BTD, routing), weights
+
+
+class NasBertLayer(BertLayer):
+    """A Transformer layer whose FFN is a stack of `FFNBlock`s."""
+
+    def __init__(self, config: NasBertConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx=layer_idx)
+        del self.intermediate, self.output
+        assert config.ffn is not None  # checked by the model
+        if config.attention_experts > 1:
+            self.attention = ExpertAttention(config, layer_idx)
+        genes = config.ffn[layer_idx]
+        experts = genes.get("experts")
+        # A hash asks nothing of the hidden states, so its way is found once for all blocks.
+        self.router = None
+        if experts is not None and experts["routing"] in HASHES:
+            self.router = Router(experts, config, is_batched(config.hidden_size, genes["inner"]))
+        self.ffn = nn.ModuleList(
+            FFNBlock(genes["program"], genes["widths"], genes["inner"], config, experts) for _ in range(genes["stack"])
+        )
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        *unused: Any,
+        tokens: Tokens | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """As `BertLayer`'s; `tokens` where the model has experts."""
+        if tokens is None:
+            return super().forward(hidden_states, attention_mask, *unused, **kwargs)
+        if isinstance(self.attention, ExpertAttention):
+            kwargs["tokens"] = tokens
+        hidden_BTD, _ = self.attention(hidden_states, attention_mask, **kwargs)
+        routing = None if self.router is None else self.router(hidden_BTD, tokens)
+        for block in self.ffn:
+            hidden_BTD = block(hidden_BTD, tokens, routing)
+        return hidden_BTD
+
+    def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
+        hidden_BTD = attention_output
+        for block in self.ffn:
+            hidden_BTD = block(hidden_BTD)
+        return hidden_BTD
+
+
+class NasBertEncoder(BertEncoder):
+    def __init__(self, config: NasBertConfig) -> None:
+        nn.Module.__init__(self)
+        self.config = config
+        self.layer = nn.ModuleList(NasBertLayer(config, index) for index in range(config.num_hidden_layers))
+
+
+class NasBertPreTrainedModel(BertPreTrainedModel):
+    config_class = NasBertConfig
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Router | ExpertLinear):
+            for parameter in module.parameters(recurse=False):
+                init.normal_(parameter, std=self.config.initializer_range)
+        if isinstance(module, ExpertLinear):
+            init.zeros_(module.bias)
+        if isinstance(module, Router) and module.routing in HASHES:
+            init.copy_(module.table, torch.randint(module.count, module.table.shape))
+        if isinstance(module, MobileBertEmbeddings):
+            init.copy_(module.position_ids, torch.arange(module.position_ids.shape[-1]).expand((1, -1)))
+
+
+class NasBertModel(NasBertPreTrainedModel, BertModel):
+    """The encoder: (B, T) token ids -> (B, T, width) hidden states and the pooled (B, width)."""
+
+    _auto_class = "AutoModel"
+
+    def __init__(self, config: NasBertConfig, add_pooling_layer: bool = True) -> None:
+        BertPreTrainedModel.__init__(self, config)
+        if not config.ffn or len(config.ffn) != config.num_hidden_layers:
+            raise ValueError(
+                f"config.ffn describes {len(config.ffn or ())} layers but num_hidden_layers is "
+                f"{config.num_hidden_layers}: build the configuration from an architecture"
+            )
+        self.config = config
+        self.gradient_checkpointing = False
+        self.embeddings = BertEmbeddings(config) if config.embedding_size is None else NasBertEmbeddings(config)
+        self.encoder = NasBertEncoder(config)
+        self.pooler = BertPooler(config) if add_pooling_layer else None
+        self.routed = config.attention_experts > 1 or any(genes.get("experts") for genes in config.ffn)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+        """As `BertModel`'s. Raises ValueError for token ids that hash routing does not know."""
+        if self.routed:
+            kwargs["tokens"] = Tokens(input_ids, attention_mask)
+        return super().forward(input_ids, attention_mask, **kwargs)
+
+
+class FactorisedMLMHead(nn.Module):
+    """ALBERT's head, (B, T, width) -> (B, T, vocabulary), under the name that BERT's has."""
+
+    def __init__(self, config: NasBertConfig) -> None:
+        super().__init__()
+        self.predictions = AlbertMLMHead(config)
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        return self.predictions(hidden_BTD)
+
+
+class NasBertForMaskedLM(NasBertPreTrainedModel, BertForMaskedLM):
+    """Masked-LM head tied to the word embedding; a factorised one is tied as ALBERT does it."""
+
+    _auto_class = "AutoModelForMaskedLM"
+
+    def __init__(self, config: NasBertConfig) -> None:
+        BertPreTrainedModel.__init__(self, config)
+        self.bert = NasBertModel(config, add_pooling_layer=False)
+        if config.embedding_size is None:
+            self.cls = BertOnlyMLMHead(config)
+        else:
+            self.cls = FactorisedMLMHead(config)
+        self.post_init()
+
+
+def _head(model: Any, config: NasBertConfig, outputs: int) -> nn.Linear:
+    """Dropout and linear layer under the names that the library's forward methods use."""
+    probability = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+    model.dropout = nn.Dropout(probability)
+    return nn.Linear(config.hidden_size, outputs)
+
+
+class ExpertHead(nn.Module):
+    """Prediction layers W_o softmax(W_i x), to one of which a gate sends each sentence (MicroBERT, equations 4 and 5):
+    (B, width) -> (B, outputs). What it computes is multiplied as in any other `Router`.
+    """
+
+    def __init__(self, config: NasBertConfig, outputs: int) -> None:
+        super().__init__()
+        experts, width = config.head_experts, config.hidden_size
+        gate = {"count": experts, "routing": "token_gate", "top_k": 1, "capacity": None}
+        self.router = Router(gate, config, is_batched(width, width))
+        self.inner = ExpertLinear(experts, width, width)
+        self.outer = ExpertLinear(experts, width, outputs)
+
+    def forward(self, pooled_BD: Tensor) -> Tensor:
+        routing = self.router(pooled_BD[:, None], Tokens(None, None))
+        inner_SD = F.softmax(self.inner(take(pooled_BD, routing.dispatch), routing.dispatch), dim=-1)
+        return put(weighted(self.outer(inner_SD, routing.dispatch), routing.weight_S), routing.dispatch)
+
+
+class NasBertForSequenceClassification(NasBertPreTrainedModel, BertForSequenceClassification):
+    _auto_class = "AutoModelForSequenceClassification"
+
+    def __init__(self, config: NasBertConfig) -> None:
+        BertPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.bert = NasBertModel(config)
+        head = _head(self, config, config.num_labels)
+        self.classifier = head if config.head_experts == 1 else ExpertHead(config, config.num_labels)
+        self.post_init()
+
+
+class NasBertForTokenClassification(NasBertPreTrainedModel, BertForTokenClassification):
+    _auto_class = "AutoModelForTokenClassification"
+
+    def __init__(self, config: NasBertConfig) -> None:
+        BertPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.bert = NasBertModel(config, add_pooling_layer=False)
+        self.classifier = _head(self, config, config.num_labels)
+        self.post_init()
+
+
+class NasBertForQuestionAnswering(NasBertPreTrainedModel, BertForQuestionAnswering):
+    _auto_class = "AutoModelForQuestionAnswering"
+
+    def __init__(self, config: NasBertConfig) -> None:
+        BertPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.bert = NasBertModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()

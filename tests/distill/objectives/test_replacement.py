@@ -1,0 +1,129 @@
+"""BERT-of-Theseus: which layers compute, which learn, and what is left."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from distill.objectives import hard_labels
+from distill.objectives.replacement import Replacement, replacing
+from distill.training.loop import train
+from distill.training.recipe import Recipe
+from distill.training.students import some_layers
+from tests.tiny import batch, bert, inputs, shaken
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def pair() -> tuple[Any, Any]:
+    """A student of two layers, all random, and a teacher of four."""
+    return bert(1, **NO_DROPOUT), bert(2, num_hidden_layers=4)
+
+
+def drawn(*standing_in: bool) -> Replacement:
+    replacement = Replacement(len(standing_in), 10, 0)
+    replacement.standing_in = standing_in
+    return replacement
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    ("standing_in", "layers"),
+    [((False, False), "t0 t1 t2 t3"), ((True, False), "s0 t2 t3"), ((False, True), "t0 t1 s1")],
+)
+def test_layers_that_do_not_stand_in_are_the_teachers(
+    standing_in: tuple[bool, ...], layers: str, implementation: str
+) -> None:
+    student, teacher = pair()
+    student.set_attn_implementation(implementation)
+    expected = bert(2, num_hidden_layers=len(layers.split()))
+    sources = {"s": student, "t": teacher}
+    for layer, (whose, number) in zip(expected.base_model.encoder.layer, layers.split(), strict=True):
+        layer.load_state_dict(sources[whose].base_model.encoder.layer[int(number)].state_dict())
+    expected.base_model.pooler.load_state_dict(teacher.base_model.pooler.state_dict())
+    expected.classifier.load_state_dict(teacher.classifier.state_dict())
+    expected.base_model.embeddings.load_state_dict(teacher.base_model.embeddings.state_dict())
+    with replacing(student.train(), teacher, drawn(*standing_in)):
+        found = student(**inputs(batch())).logits
+        alone = student.eval()(**inputs(batch())).logits
+    torch.testing.assert_close(found, expected(**inputs(batch())).logits)
+    assert torch.equal(alone, student(**inputs(batch())).logits)
+    assert not torch.allclose(alone, found)
+
+
+def test_only_its_own_layers_learn(accelerator: Accelerator) -> None:
+    student, teacher = pair()
+    before = {name: weight.clone() for name, weight in teacher.state_dict().items()}
+    own = {name: weight.clone() for name, weight in student.state_dict().items()}
+    replacement = Replacement(2, 6, 0)
+    batches = (batch(8, seed=seed) for seed in range(6))
+    with replacing(student, teacher, replacement):
+        train(
+            student,
+            replacement.drawn(batches),
+            hard_labels(),
+            Recipe(steps=6, learning_rate=1e-2, freeze_embeddings=True),
+            accelerator=accelerator,
+        )
+    for name, weight in student.state_dict().items():
+        if ".encoder.layer." in name:
+            assert not torch.equal(weight, own[name]) or name.endswith("key.bias"), name
+        else:
+            assert torch.equal(weight, before[name]), name
+    assert all(torch.equal(weight, before[name]) for name, weight in teacher.state_dict().items())
+    assert all(parameter.requires_grad for name, parameter in student.named_parameters() if "word_emb" not in name)
+
+
+def test_rate_rises_and_draws_follow_it() -> None:
+    replacement = Replacement(3, 1000, 0, start=0.25, until=0.5)
+    assert [replacement.rate(step) for step in (0, 250, 500, 999)] == [0.25, 0.625, 1.0, 1.0]
+    counts: Counter[int] = Counter()
+    for step, _ in enumerate(replacement.drawn([{}] * 1000)):
+        assert any(replacement.standing_in)
+        counts[step // 100] += sum(replacement.standing_in)
+    assert counts[9] == 300
+    expected = [sum(3 * replacement.rate(step) for step in range(100 * part, 100 * part + 100)) for part in range(5)]
+    for part, value in enumerate(expected):
+        # One is drawn where none would be: at most (1 - rate) ** 3 more a batch.
+        assert value - 30 < counts[part] < value + 30 + 100 * (1 - replacement.rate(100 * part)) ** 3
+
+
+def test_draws_hang_on_the_step_alone() -> None:
+    def draws(first: int) -> list[tuple[bool, ...]]:
+        replacement = Replacement(4, 20, 7)
+        return [replacement.standing_in for _ in replacement.drawn([{}] * 20)][first:]
+
+    assert draws(0)[5:] == draws(5)
+
+
+@pytest.mark.parametrize(
+    ("student", "reason"),
+    [
+        (lambda: bert(hidden_size=16), "they are 16 wide, not 24: take a student of the teacher's width"),
+        (lambda: bert(vocab_size=60), r"embeddings\.word_embeddings\.weight must have the teacher's shape"),
+        (lambda: bert(num_hidden_layers=3), "4 teacher layers cannot be shared out evenly to 3 student layers"),
+        (lambda: bert(labels=5), r"classifier\.weight must have the teacher's shape"),
+    ],
+)
+def test_shapes_that_do_not_fit(student: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason), replacing(student(), pair()[1], drawn(True, True)):
+        pass
+
+
+@torch.no_grad()
+def test_some_layers_of_a_teacher() -> None:
+    teacher = bert(2, num_hidden_layers=4)
+    for chosen in ([0, 1, 2, 3], [1, 3], [0]):
+        student = some_layers(teacher, chosen).eval()
+        hidden = teacher.base_model.embeddings(batch()["input_ids"], batch()["token_type_ids"])
+        for layer in chosen:
+            mask = torch.where(batch()["attention_mask"] == 0, torch.finfo(torch.float32).min, 0.0)[:, None, None, :]
+            teacher.set_attn_implementation("eager")
+            hidden = teacher.base_model.encoder.layer[layer](hidden, mask)
+        expected = teacher.classifier(teacher.base_model.pooler(hidden))
+        torch.testing.assert_close(student(**inputs(batch())).logits, expected)
+    shaken(student)
+    assert not torch.equal(student.classifier.weight, teacher.classifier.weight)  # a copy

@@ -1,0 +1,355 @@
+import os
+from collections import Counter
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import BertTokenizerFast
+
+from distill.tasks.encoding import (
+    POOL_BATCHES,
+    Encoded,
+    batches,
+    collate,
+    encode,
+    eval_batches,
+    load_encoded,
+    save_encoded,
+)
+from distill.tasks.task import QuestionSplit, Split, TaggedSplit
+from distill.tasks.types import IGNORED, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from tests import tiny
+
+TEXTS = ("the door opens", "the door opens and closes and opens again", "door", "and the window closes")
+PAIRS = ("and closes", "again", "the window", "opens")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> BertTokenizerFast:
+    words = sorted({word for text in TEXTS for word in text.split()} - {"window"})
+    return tiny.tokenizer(tmp_path_factory.mktemp("tokenizer"), ["win", "##dow", *words])
+
+
+def rows_of(lengths: list[int], labels: bool = True) -> Encoded:
+    """Row i consists of tokens 100 i, 100 i + 1, ..."""
+    ids = [np.arange(length) + 100 * row for row, length in enumerate(lengths)]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    flat = np.concatenate(ids).astype(np.int32) if ids else np.empty(0, np.int32)
+    return Encoded(flat, (flat % 2).astype(np.int8), offsets, np.arange(len(lengths)) if labels else None)
+
+
+@pytest.mark.parametrize("pairs", [None, PAIRS])
+def test_encoding_equals_the_tokenizer_s_own_padded_batch(tokenizer: BertTokenizerFast, pairs) -> None:  # type: ignore[no-untyped-def]
+    encoded = encode(tokenizer, Split(TEXTS, pairs, (0, 1, 1, 0)), max_length=9)
+    second = [] if pairs is None else [list(pairs)]
+    expected = tokenizer(list(TEXTS), *second, truncation=True, max_length=9, padding="longest", return_tensors="pt")
+    batch = collate(encoded, np.arange(4), tokenizer.pad_token_id)
+    assert batch.pop("labels").tolist() == [0, 1, 1, 0]
+    assert batch.pop("rows").tolist() == [0, 1, 2, 3]
+    assert batch.keys() == expected.keys()
+    for name in batch:
+        assert batch[name].dtype == torch.int64
+        assert torch.equal(batch[name], expected[name]), name
+
+
+def test_encoding_plain_texts_has_no_labels(tokenizer: BertTokenizerFast) -> None:
+    encoded = encode(tokenizer, TEXTS)
+    assert encoded.labels is None and "labels" not in collate(encoded, np.array([0]), 0)
+    assert encoded.lengths.max() == 10
+    assert (encoded.input_ids.dtype, encoded.token_type_ids.dtype, encoded.offsets.dtype) == (
+        np.int32,
+        np.int8,
+        np.int64,
+    )
+
+
+def test_encoding_refuses_what_cannot_work(tokenizer: BertTokenizerFast) -> None:
+    with pytest.raises(ValueError, match="max_length = 2"):
+        encode(tokenizer, TEXTS, max_length=2)
+    with pytest.raises(ValueError, match="no rows"):
+        encode(tokenizer, [])
+
+
+def test_collate_pads_to_the_longest_row_of_the_batch() -> None:
+    batch = collate(rows_of([3, 9, 1, 4]), np.array([3, 0, 2]), pad_id=7)
+    assert batch["input_ids"].tolist() == [[300, 301, 302, 303], [0, 1, 2, 7], [200, 7, 7, 7]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0], [1, 0, 0, 0]]
+    assert batch["token_type_ids"].tolist() == [[0, 1, 0, 1], [0, 1, 0, 0], [0, 0, 0, 0]]
+    assert batch["labels"].tolist() == [3, 0, 2]
+
+
+def test_numbers_are_labels_of_a_regression(tokenizer: BertTokenizerFast) -> None:
+    encoded = encode(tokenizer, Split(TEXTS, PAIRS, (0.5, 4.0, 2.25, 5.0)))
+    assert encoded.kind == REGRESSION
+    labels = collate(encoded, np.array([3, 0]), 0)["labels"]
+    assert labels.dtype == torch.float32 and labels.tolist() == [5.0, 0.5]
+
+
+WORDS = (("door", "window", "\u200d", "opens"), ("the",), ("door", "again", "door", "again", "window"))
+
+
+def test_tags_stand_at_the_first_piece_of_each_word(tokenizer: BertTokenizerFast) -> None:
+    """The joiner has no piece, `window` two, and of the last sentence two words are cut off."""
+    split = TaggedSplit(WORDS, ((1, 2, 3, 0), (4,), (1, 2, 3, 0, 1)))
+    encoded = encode(tokenizer, split, max_length=5)
+    assert encoded.kind == TOKEN_CLASSIFICATION
+    batch = collate(encode(tokenizer, split, max_length=9), np.array([1, 0]), 0)
+    no = IGNORED
+    assert batch["labels"].dtype == torch.int64
+    assert batch["labels"].tolist() == [[no, 4, no, no, no, no], [no, 1, 2, no, 0, no]]
+    assert encoded.places is not None and encoded.labels is not None
+    assert encoded.places.tolist() == [-1, 0, 1, -1, -1, -1, 0, -1, -1, 0, 1, 2, -1]
+    assert [row.tolist() for row in np.split(encoded.labels, encoded.offsets[1:-1])] == [
+        [no, 1, 2, no, no],
+        [no, 4, no],
+        [no, 1, 2, 3, no],
+    ]
+
+
+words = st.sampled_from(["door", "window", "the", "blue", "\u200d", "a-door"])
+
+
+@given(st.lists(st.lists(words, min_size=1), min_size=1))
+def test_every_word_with_a_piece_has_its_tag_once(tokenizer: BertTokenizerFast, sentences: list[list[str]]) -> None:
+    tags = tuple(tuple(range(len(words))) for words in sentences)
+    encoded = encode(tokenizer, TaggedSplit(tuple(map(tuple, sentences)), tags), max_length=200)
+    assert encoded.labels is not None and encoded.places is not None
+    for row, words in enumerate(sentences):
+        here = slice(encoded.offsets[row], encoded.offsets[row + 1])
+        expected = [number for number, word in enumerate(words) if word != "\u200d"]
+        assert encoded.labels[here][encoded.labels[here] != IGNORED].tolist() == expected
+        assert encoded.places[here][encoded.places[here] >= 0].tolist() == expected
+
+
+CONTEXT = "the door opens and the window closes and the door closes again"
+ASKED = QuestionSplit(
+    ("a", "b", "c"),
+    ("  which window", "the door " * 20, "again"),
+    (CONTEXT, CONTEXT, CONTEXT),
+    (((" window closes", 22), ("door", 4)), (("ndow clo", 25),), ()),
+)
+
+
+@pytest.mark.parametrize("max_length", [12, 18, 30])
+def test_windows_cover_the_context_and_say_where_answers_are(tokenizer: BertTokenizerFast, max_length: int) -> None:
+    encoded = encode(tokenizer, ASKED, max_length)
+    assert encoded.kind == QUESTION_ANSWERING and encoded.lengths.max() <= max_length
+    assert encoded.sources is not None and encoded.places is not None and encoded.labels is not None
+    assert sorted(set(encoded.sources.tolist())) == [0, 1, 2]
+    answered = set()
+    for row, question in enumerate(encoded.sources):
+        here = slice(encoded.offsets[row], encoded.offsets[row + 1])
+        ids, types, places = encoded.input_ids[here], encoded.token_type_ids[here], encoded.places[here]
+        asked = (types == 0) & (ids != tokenizer.cls_token_id) & (ids != tokenizer.sep_token_id)
+        assert asked.sum() == min((3, 40, 1)[question], max_length // 3)
+        inside = places[:, 0] >= 0
+        assert (types[inside] == 1).all() and inside.sum() == (types == 1).sum() - 1
+        for piece, (start, end) in zip(ids[inside], places[inside], strict=True):
+            assert tokenizer.convert_ids_to_tokens(int(piece)).removeprefix("##") == CONTEXT[start:end]
+        first, last = encoded.labels[row]
+        if first:
+            answered.add(question)
+            assert CONTEXT[places[first, 0] : places[last, 1]] == "window closes"
+        else:
+            # Either there is no answer, or a part of it is in another window.
+            whole = places[inside][0, 0] <= 23 and places[inside][-1, 1] >= 36
+            assert (first, last) == (0, 0) and (question == 2 or not whole)
+    assert answered == {0, 1}
+    for question in range(3):
+        spans = [
+            encoded.places[encoded.offsets[row] : encoded.offsets[row + 1]]
+            for row in np.flatnonzero(encoded.sources == question)
+        ]
+        covered = {place for span in spans for start, end in span for place in range(start, end)}
+        assert covered == {place for place, letter in enumerate(CONTEXT) if letter != " "}
+        for one, other in pairwise({tuple(place) for place in span if place[0] >= 0} for span in spans):
+            assert len(one & other) == max_length // 3
+
+
+def test_windows_equal_those_of_the_usual_script(tokenizer: BertTokenizerFast) -> None:
+    """The tokenizer's own padded windows, labelled by a plain search for the answer's characters."""
+    out = tokenizer(
+        ["which window", "again"],
+        [CONTEXT, CONTEXT],
+        truncation="only_second",
+        max_length=14,
+        stride=4,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+        padding="max_length",
+    )
+    split = QuestionSplit(("a", "b"), ("which window", "again"), (CONTEXT, CONTEXT), ((("window closes", 23),), ()))
+    encoded = encode(tokenizer, split, 14, stride=4)
+    assert encoded.sources is not None and encoded.sources.tolist() == out["overflow_to_sample_mapping"]
+    batch = collate(encoded, np.arange(len(encoded)), 0)
+    for name in ("input_ids", "attention_mask", "token_type_ids"):
+        assert batch[name].tolist() == out[name]
+    for row, question in enumerate(out["overflow_to_sample_mapping"]):
+        parts, places = out.sequence_ids(row), out["offset_mapping"][row]
+        starts = [place for place, part in enumerate(parts) if part == 1 and places[place][0] == 23]
+        ends = [place for place, part in enumerate(parts) if part == 1 and places[place][1] == 36]
+        found = [starts[0], ends[0]] if question == 0 and starts and ends else [0, 0]
+        assert batch["labels"][row].tolist() == found
+
+
+def test_windows_need_room(tokenizer: BertTokenizerFast) -> None:
+    for stride in (-1, 5, 50):
+        with pytest.raises(ValueError, match=f"stride = {stride}: windows of max_length = 12 have 5 tokens"):
+            encode(tokenizer, ASKED, 12, stride)
+    with pytest.raises(ValueError, match="max_length = 3: no room"):
+        encode(tokenizer, ASKED, 3)
+
+
+def some(kind: str, tokenizer: BertTokenizerFast) -> Encoded:
+    splits = {
+        "classification": Split(TEXTS, PAIRS, (0, 1, 1, 0)),
+        "regression": Split(TEXTS, None, (0.5, 4.0, 2.25, 5.0)),
+        "token_classification": TaggedSplit(WORDS, ((1, 2, 3, 0), (4,), (1, 2, 3, 0, 1))),
+        "question_answering": ASKED,
+        "text": TEXTS,
+    }
+    return encode(tokenizer, splits[kind], 16)
+
+
+KINDS = ["classification", "regression", "token_classification", "question_answering", "text"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_round_trip(kind: str, tokenizer: BertTokenizerFast, tmp_path: Path) -> None:
+    encoded = some(kind, tokenizer)
+    save_encoded(encoded, tmp_path / "rows.npz")
+    loaded = load_encoded(tmp_path / "rows.npz")
+    assert loaded.kind == encoded.kind
+    for field in fields(Encoded):
+        before, after = getattr(encoded, field.name), getattr(loaded, field.name)
+        assert np.array_equal(before, after) if before is not None else after is None
+        assert before is None or field.name == "kind" or before.dtype == after.dtype
+    assert os.listdir(tmp_path) == ["rows.npz"]
+    rows = np.array([len(encoded) - 1, 0])
+    for name, tensor in collate(encoded, rows, 0).items():
+        assert torch.equal(tensor, collate(loaded, rows, 0)[name]) and len(tensor) == 2
+
+
+def test_files_without_a_kind_are_of_classes(tmp_path: Path) -> None:
+    good = rows_of([3, 1, 4])
+    names = ("input_ids", "token_type_ids", "offsets", "labels")
+    np.savez(tmp_path / "rows.npz", **{name: getattr(good, name) for name in names})
+    assert load_encoded(tmp_path / "rows.npz").kind == "classification"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_collate_alone_as_together(kind: str, tokenizer: BertTokenizerFast) -> None:
+    encoded = some(kind, tokenizer)
+    together = collate(encoded, np.arange(len(encoded)), 0)
+    assert together["rows"].tolist() == list(range(len(encoded)))
+    for row in range(len(encoded)):
+        for name, alone in collate(encoded, np.array([row]), 0).items():
+            tensor = together[name][row]
+            if name == "labels" and kind == "token_classification":
+                assert set(tensor[alone.shape[1] :].tolist()) <= {IGNORED}
+            assert torch.equal(alone[0], tensor[: alone.shape[1]] if alone.dim() > 1 else tensor), name
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "text", "flipped", "objects", "other arrays", "one array"])
+def test_damaged_file_is_named(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.npz"
+    save_encoded(rows_of([3, 1, 4]), path)
+    good = path.read_bytes()
+    middle = good.index(b"NUMPY") + 130
+    if damage == "objects":
+        np.savez(path, input_ids=np.array([{}], dtype=object), token_type_ids=1, offsets=1)
+    elif damage == "other arrays":
+        np.savez(path, ids=np.arange(3))
+    elif damage == "one array":
+        with path.open("wb") as file:
+            np.save(file, np.arange(3))
+    else:
+        flipped = good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :]
+        path.write_bytes({"empty": b"", "truncated": good[:-30], "text": b"ids", "flipped": flipped}[damage])
+    with pytest.raises(ValueError, match=r"rows\.npz: not a readable file"):
+        load_encoded(path)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"offsets": np.array([0, 3, 3, 8])}, "every row needs a token"),
+        ({"offsets": np.array([1, 3, 4, 8])}, "start at 0"),
+        ({"offsets": np.array([0, 3, 4, 9])}, "does not fit"),
+        ({"token_type_ids": np.zeros(7, np.int8)}, "does not fit"),
+        ({"labels": np.zeros(2, np.int64)}, "3 rows, but labels"),
+        ({"kind": "token_classification"}, r"but labels of shape \(3,\), not \(8,\)"),
+        ({"kind": "question_answering"}, r"but labels of shape \(3,\), not \(3, 2\)"),
+        ({"places": np.zeros(8, np.int32)}, r"but places of shape \(8,\), not None"),
+        ({"kind": "tagging"}, "unknown kind 'tagging'"),
+    ],
+)
+def test_arrays_are_checked(change: dict[str, np.ndarray], message: str) -> None:
+    good = rows_of([3, 1, 4])
+    fields = {name: getattr(good, name) for name in ("input_ids", "token_type_ids", "offsets", "labels")}
+    with pytest.raises(ValueError, match=message):
+        Encoded(**(fields | change))
+
+
+lengths = st.lists(st.integers(1, 20), min_size=1, max_size=80)
+
+
+@given(lengths, st.integers(1, 9), st.integers(0, 40), st.integers(0, 3))
+def test_batches_are_exact_reproducible_and_even(lengths: list[int], size: int, steps: int, seed: int) -> None:
+    encoded = rows_of(lengths)
+    found = batches(encoded, size, steps, seed)
+    assert len(found) == steps and all(len(rows) == size for rows in found)
+    again = batches(rows_of(lengths), size, steps, seed)
+    assert all(np.array_equal(a, b) for a, b in zip(found, again, strict=True))
+    shorter = batches(encoded, size, steps // 2, seed)
+    assert all(np.array_equal(a, b) for a, b in zip(shorter, found, strict=False))
+
+
+@given(st.integers(1, 6), st.integers(1, 60), st.integers(1, 4))
+def test_an_epoch_has_every_row_once(size: int, per_epoch: int, epochs: int) -> None:
+    in_pool = min(POOL_BATCHES, per_epoch)
+    count = size * (per_epoch - per_epoch % in_pool)
+    found = batches(rows_of([1 + row % 7 for row in range(count)]), size, epochs * count // size, seed=5)
+    assert Counter(np.concatenate(found).tolist()) == Counter({row: epochs for row in range(count)})
+
+
+def test_batches_are_shuffled_and_grouped_by_length() -> None:
+    lengths = np.random.default_rng(0).integers(5, 60, 4000).tolist()
+    encoded = rows_of(lengths)
+    found = batches(encoded, 16, 250, seed=0)
+    padded = sum(16 * encoded.lengths[rows].max() for rows in found)
+    real = sum(encoded.lengths[rows].sum() for rows in found)
+    assert real / padded > 0.95  # 0.53 without grouping
+    means = [encoded.lengths[rows].mean() for rows in found]
+    assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.25
+    other = batches(encoded, 16, 250, seed=1)
+    assert not all(np.array_equal(a, b) for a, b in zip(found, other, strict=True))
+
+
+@given(lengths, st.integers(1, 9))
+def test_eval_batches_cover_every_row_once(lengths: list[int], size: int) -> None:
+    encoded = rows_of(lengths)
+    predictions = np.full(len(lengths), -1)
+    for rows in eval_batches(encoded, size):
+        assert 1 <= len(rows) <= size
+        assert (predictions[rows] == -1).all()
+        predictions[rows] = collate(encoded, rows, 0)["labels"].numpy()
+    assert predictions.tolist() == list(range(len(lengths)))
+    longest = [encoded.lengths[rows].max() for rows in eval_batches(encoded, size)]
+    assert longest == sorted(longest, reverse=True)
+
+
+def test_bad_numbers() -> None:
+    encoded = rows_of([1, 2])
+    for size, steps in ((0, 1), (1, -1)):
+        with pytest.raises(ValueError, match="batch_size"):
+            batches(encoded, size, steps, 0)
+    with pytest.raises(ValueError, match="batch_size"):
+        eval_batches(encoded, 0)
+    with pytest.raises(ValueError, match="no rows"):
+        batches(rows_of([]), 2, 1, 0)

@@ -1,0 +1,208 @@
+"""A user's own rows: what stands in the file arrives, and faults are named."""
+
+import json
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from distill.tasks.glue import TASKS, read
+from distill.tasks.tables import TableError, read_rows, table_task
+from distill.tasks.task import Task, hold_out
+from distill.tasks.types import REGRESSION
+from tests.distill.real import DATA, needs_data
+
+ROWS = [('a "quoted start', "x", "yes"), ("12", "y, z", "no"), ("NA", "null", "no"), ("it's", "w", "yes")]
+
+
+def written(folder: Path, suffix: str) -> Path:
+    path = folder / f"rows{suffix}"
+    if suffix == ".tsv":
+        path.write_text("s\tp\tl\n" + "".join("\t".join(row) + "\n" for row in ROWS))
+    elif suffix == ".csv":
+        quoted = lambda cell: '"' + cell.replace('"', '""') + '"'  # noqa: E731
+        path.write_text("s,p,l\n" + "".join(",".join(map(quoted, row)) + "\n" for row in ROWS))
+    elif suffix == ".jsonl":
+        path.write_text("".join(json.dumps(dict(zip("spl", row, strict=True))) + "\n" for row in ROWS))
+    else:
+        columns = zip("spl", map(list, zip(*ROWS, strict=True)), strict=True)
+        parquet.write_table(pyarrow.table(dict(columns)), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl", ".parquet"])
+def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
+    split, labels = read_rows(written(tmp_path, suffix), "s", "l", "p")
+    assert labels == ("no", "yes")
+    assert split.texts == tuple(row[0] for row in ROWS)
+    assert split.pairs == tuple(row[1] for row in ROWS)
+    assert split.labels == (1, 0, 0, 1)
+
+
+def test_a_quote_in_a_tsv_is_a_character(tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv"
+    path.write_text('sentence\tlabel\n"one\t0\ntwo"\t1\nthree\t0\n')
+    assert read_rows(path, "sentence", "label")[0].texts == ('"one', 'two"', "three")
+
+
+def test_the_order_of_known_classes_is_kept(tmp_path: Path) -> None:
+    split, labels = read_rows(written(tmp_path, ".tsv"), "s", "l", labels=("yes", "maybe", "no"))
+    assert labels == ("yes", "maybe", "no") and split.labels == (0, 2, 2, 0) and split.pairs is None
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "message"),
+    [
+        ("s\tl\na\t0\nb\t1\n", ("t", "l"), "no column 't'; its columns are s, l"),
+        ("s\tl\na\t0\nb\t1\n", ("s", "m"), "no column 'm'"),
+        ("s\tl\n", ("s", "l"), "no rows"),
+        ("", ("s", "l"), "rows.tsv: "),
+        ("s\tl\na\t0\nb\t\n", ("s", "l"), "row 2 has nothing in the column 'l'"),
+        ("s\tl\na\t0\nb\t0\n", ("s", "l"), "has one class alone, '0'"),
+        ("s\tl\na\t0\nb\n", ("s", "l"), "rows.tsv: "),
+        ("s\tl\na\t0\n\0\t1\n", ("s", "l"), "row 2 has nothing in the column 's'"),
+        ("s\tl\tl\na\t0\t1\nb\t1\t0\n", ("s", "l"), "2 columns 'l'; its columns are s, l, l"),
+        ("S\tl\na\t0\nb\t1\n", ("s", "l"), "no column 's'; did you mean 'S'?; its columns are S, l"),
+        ("s\tl\na\t0\nb\t1\n", ("s", "s"), "the column 's' is named twice"),
+        ("\t".join(f"c{n}" for n in range(99)) + "\n", ("s", "l"), "c10, c11 and 87 more"),
+        ("s\tl\na\t0\n" + "b" * 9_000, ("s", "l"), "rows.tsv: "),
+    ],
+)
+def test_faults_are_named(tmp_path: Path, text: str, columns: tuple[str, str], message: str) -> None:
+    path = tmp_path / "rows.tsv"
+    path.write_text(text)
+    fault = fault_of(path, *columns)
+    assert message in fault and str(path) in fault and len(fault) < 500 + len(str(path))
+
+
+def fault_of(path: Path, text: str = "s", label: str = "l") -> str:
+    with pytest.raises(TableError) as fault:
+        read_rows(path, text, label)
+    return str(fault.value)
+
+
+GOOD = '{"s": "a", "l": "x"}\n{"s": "b", "l": "y"}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no rows"),
+        (GOOD[:-4], ":2: no JSON: Unterminated string"),
+        (GOOD.replace("\n", " "), ":1: no JSON: Extra data"),
+        (GOOD + "[" * 100_000, ":3: no JSON: maximum recursion depth exceeded"),
+        (GOOD + "3\n", ":3: 3 is no JSON object"),
+        ("[" + GOOD.replace("}\n{", "},{") + "]", ":1: no JSON: "),
+        (GOOD + '{"s": "c"}\n', "row 3 has nothing in the column 'l'"),
+        (GOOD + '{"s": "c", "l": NaN}\n', "row 3 has nothing in the column 'l'"),
+        (GOOD + '{"s": ["c"], "l": "x"}\n', "row 3 has ['c'] in the column 's', which is no text"),
+        (GOOD.replace("s", "t"), "no column 's'; its columns are t, l"),
+    ],
+)
+def test_faults_of_json_are_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    assert message in fault_of(path)
+
+
+def test_faults_of_parquet_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_text("s\tl\na\tb\n")
+    assert "not a parquet file" in fault_of(path)
+    parquet.write_table(pyarrow.table({"s": [b"a", b"b"], "l": ["x", "y"]}), path)
+    assert "row 1 has b'a' in the column 's', which is no text" in fault_of(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert str(path) in fault_of(path)
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl"])
+def test_encodings_and_long_rows(tmp_path: Path, suffix: str) -> None:
+    """A byte order mark, line ends of Windows, rows of megabytes; other encodings are refused."""
+    path = written(tmp_path, suffix)
+    expected = read_rows(path, "s", "l", "p")
+    text = path.read_text()
+    path.write_bytes(b"\xef\xbb\xbf" + text.rstrip("\n").replace("\n", "\r\n").encode())
+    assert read_rows(path, "s", "l", "p") == expected
+    path.write_text(text.replace("it's", "word " * 500_000))
+    assert read_rows(path, "s", "l", "p")[0].texts[3] == ("word " * 500_000).strip()
+    for encoding in ("latin-1", "utf-16"):
+        path.write_bytes(text.replace("it's", "é").encode(encoding))
+        assert "not UTF-8 at byte" in fault_of(path)
+
+
+def test_json_is_taken_as_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"s": "2020-01-01", "l": 1}\n\n{"s": 7, "l": 0, "more": [{}]}\n{"l": 1, "s": "\\u00e9"}')
+    split, labels = read_rows(path, "s", "l")
+    assert (split.texts, split.labels, labels) == (("2020-01-01", "7", "é"), (1, 0, 1), ("0", "1"))
+
+
+def test_unknown_classes_files_and_kinds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="the class 'no' is none of yes, perhaps"):
+        read_rows(written(tmp_path, ".tsv"), "s", "l", labels=("yes", "perhaps"))
+    with pytest.raises(TableError, match="No such file"):
+        read_rows(tmp_path / "nothing.csv", "s", "l")
+    with pytest.raises(TableError, match="a table ends in"):
+        read_rows(tmp_path / "rows.xlsx", "s", "l")
+
+
+SCORED = "a\tb\tscore\n" + "".join(f"text {row}\tpair {row}\t{row / 4}\n" for row in range(20))
+
+
+def test_numbers_to_predict(tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv"
+    path.write_text(SCORED)
+    split, labels = read_rows(path, "a", "score", "b", kind=REGRESSION)
+    assert labels == () and split.labels == tuple(row / 4 for row in range(20))
+    assert all(isinstance(label, float) for label in split.labels)
+    for cell in ("high", "nan", "inf", "1e39"):
+        path.write_text(SCORED.replace("\t0.5\n", f"\t{cell}\n"))
+        with pytest.raises(TableError, match=f"row 3 has the label '{cell}', which is no finite number"):
+            read_rows(path, "a", "score", kind=REGRESSION)
+    path.write_text("a\tscore\nb\t1\nc\t1.0\n")
+    with pytest.raises(TableError, match=r"the column 'score' has one number alone, 1.0"):
+        read_rows(path, "a", "score", kind=REGRESSION)
+    with pytest.raises(TableError, match="not 'token_classification'"):
+        read_rows(path, "a", "score", kind="token_classification")
+
+
+def test_a_task_of_two_files(tmp_path: Path) -> None:
+    train, dev = tmp_path / "train.tsv", tmp_path / "dev.csv"
+    train.write_text("text\tmood\n" + "".join(f"text {row}\t{('bad', 'good')[row % 2]}\n" for row in range(30)))
+    dev.write_text("text,mood\nfine,good\npoor,bad\n")
+    data = table_task(train, dev, text="text", label="mood", metrics=("f1",))
+    assert data.task == Task("mood", ("bad", "good"), metrics=("f1",))
+    assert data.dev.texts == ("fine", "poor") and data.dev.labels == (1, 0)
+    assert (data.train, data.search) == hold_out(read_rows(train, "text", "mood")[0])
+    dev.write_text("text,mood\nfine,better\n")
+    with pytest.raises(TableError, match=r"dev.csv: the class 'better' is none of bad, good"):
+        table_task(train, dev, text="text", label="mood")
+    with pytest.raises(TableError, match="unknown metric 'pearson'"):
+        table_task(train, dev, text="text", label="mood", metrics=("pearson",))
+    with pytest.raises(TableError, match="no column 'txt'; did you mean 'text'"):
+        table_task(train, dev, text="txt", label="mood")
+    dev.unlink()
+    dev.symlink_to(train)
+    with pytest.raises(TableError, match=r"dev.csv: the file is that of the training rows; scores are measured on"):
+        table_task(train, dev, text="text", label="mood")
+
+
+def test_a_regression_of_two_files(tmp_path: Path) -> None:
+    path, dev = tmp_path / "rows.tsv", tmp_path / "dev.tsv"
+    for file in (path, dev):
+        file.write_text(SCORED)
+    data = table_task(path, dev, text="a", pair="b", label="score", kind=REGRESSION)
+    assert data.task == Task("score", (), REGRESSION, ("spearmanr", "pearson"))
+    assert len(data.dev) == 20 == len(data.train) + len(data.search)
+
+
+@needs_data
+def test_no_row_of_the_real_files_is_lost() -> None:
+    for name, folder, text, pair in (("sst2", "SST-2", "sentence", None), ("rte", "RTE", "sentence1", "sentence2")):
+        for file in ("train.tsv", "dev.tsv"):
+            path = DATA / "glue" / folder / file
+            found, _ = read_rows(path, text, "label", pair)
+            official = read(TASKS[name], path)
+            assert found.texts == tuple(cell.strip() for cell in official.texts)
+            assert found.labels == official.labels

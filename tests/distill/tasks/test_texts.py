@@ -1,0 +1,70 @@
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from distill.tasks.task import TaskError
+from distill.tasks.texts import read_lines, read_text, text_key
+from tests.distill.real import DATA, needs_data
+
+
+def test_a_file_and_a_folder(tmp_path: Path) -> None:
+    wiki = " = Robert <unk> = \n \n Robert is an actor . \n = = Life = = \n\n He said 1 + 1 = 2 . \n= a\n"
+    (tmp_path / "b.txt").write_text(wiki)
+    texts = ["Robert is an actor .", "He said 1 + 1 = 2 .", "= a"]
+    assert read_text(tmp_path / "b.txt") == read_text(str(tmp_path / "b.txt")) == texts
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "first.txt").write_bytes("\ufeffEinß\u2028x\r\nzwei".encode())
+    (tmp_path / "notes.md").write_text("no text")
+    assert read_text(tmp_path) == ["Einß\u2028x", "zwei", *texts]
+    one, both = text_key(tmp_path / "b.txt"), text_key(tmp_path)
+    (tmp_path / "notes.md").write_text("still no text")
+    assert (text_key(str(tmp_path / "b.txt")), text_key(tmp_path)) == (one, both)
+    (tmp_path / "b.txt").write_text(wiki + "more\n")
+    assert text_key(tmp_path / "b.txt") != one and text_key(tmp_path) != both
+
+
+def test_faults_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"no .txt file below this folder"):
+        read_text(tmp_path)
+    (tmp_path / "a.txt").write_text(" = Title = \n\n")
+    with pytest.raises(TaskError, match=r"a.txt: no text"):
+        read_text(tmp_path / "a.txt")
+    (tmp_path / "a.txt").write_bytes(b"good\nb\xe4d\n")
+    with pytest.raises(TaskError, match=r"a.txt: not UTF-8 at byte 6; convert it"):
+        read_text(tmp_path / "a.txt")
+    for reading in (read_text, text_key):
+        with pytest.raises(TaskError, match=r"b.txt: No such file"):
+            reading(tmp_path / "b.txt")
+    with pytest.raises(TaskError, match=r"wikitext .* from the hub; give the folder"):
+        read_text("wikitext:wikitext-103-raw-v1")
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_a_table_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name on the hub is told from a folder; here it stands for a folder below the one that is current."""
+    for name, column in (("text", "text"), ("other", "body")):
+        (tmp_path / name).mkdir()
+        table = pyarrow.table({column: ["", " = Title = \n", "One.\nTwo.\n"]})
+        parquet.write_table(table, tmp_path / name / "train-00000-of-00001.parquet")
+    monkeypatch.chdir(tmp_path)
+    assert read_text("./text:default") == ["One.", "Two."]
+    assert text_key("./text:default") == text_key("./text:default")
+    for reading in (read_text, text_key):
+        with pytest.raises(TaskError, match=r"no column 'text'; its columns are body"):
+            reading("./other:default")
+
+
+def test_lines(tmp_path: Path) -> None:
+    for content, lines in ((b"", []), (b"\n", [""]), (b"a", ["a"]), (b"a\n\nb\n", ["a", "", "b"])):
+        (tmp_path / "lines").write_bytes(content)
+        assert read_lines(tmp_path / "lines") == lines
+
+
+@needs_data
+def test_the_real_files() -> None:
+    texts = read_text(DATA / "text")
+    assert len(texts) > 50_000 and all(text == text.strip() != "" for text in texts)
+    assert 2.0e6 < sum(len(text.split()) for text in texts) < 2.2e6
+    assert not any(text.startswith("= ") and text.endswith(" =") for text in texts)

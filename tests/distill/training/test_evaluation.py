@@ -1,0 +1,160 @@
+"""Scores of models of every kind against a plain loop over single rows."""
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertTokenizerFast,
+)
+
+from distill.tasks.conll import predicted_tags
+from distill.tasks.encoding import collate, encode
+from distill.tasks.metrics import score
+from distill.tasks.squad import predicted_answers
+from distill.tasks.task import AnySplit, QuestionSplit, Split, TaggedSplit, Task
+from distill.tasks.types import QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.training.evaluation import evaluate, measure, split_batches
+from distill.training.loop import Diverged, batch_logits, predict
+from tests.tiny import SIZES, inputs, shaken, tokenizer
+
+WORDS = [f"w{number}" for number in range(40)]
+
+
+def sentences(count: int, longest: int, seed: int = 0) -> list[list[str]]:
+    rng = np.random.default_rng(seed)
+    return [[WORDS[word] for word in rng.integers(0, 40, rng.integers(1, longest))] for _ in range(count)]
+
+
+def texts(count: int, longest: int, seed: int = 0) -> tuple[str, ...]:
+    return tuple(map(" ".join, sentences(count, longest, seed)))
+
+
+TAGS = ("O", "B-x", "I-x")
+TAGGED = tuple(map(tuple, sentences(130, 25)))
+CONTEXTS = texts(130, 40, seed=2)
+CASES: dict[str, tuple[Task, AnySplit]] = {
+    "classes": (
+        Task("t", ("a", "b"), metrics=("f1", "accuracy", "matthews_correlation")),
+        Split(texts(130, 15), texts(130, 15, seed=1), tuple(row % 2 for row in range(130))),
+    ),
+    "numbers": (
+        Task("t", (), REGRESSION, ("spearmanr", "pearson")),
+        Split(texts(130, 15), None, tuple(float(row % 7) for row in range(130))),
+    ),
+    "tags": (
+        Task("t", TAGS, TOKEN_CLASSIFICATION, ("f1", "accuracy")),
+        TaggedSplit(
+            TAGGED,
+            tuple(tuple((row + place) % 3 for place in range(len(words))) for row, words in enumerate(TAGGED)),
+        ),
+    ),
+    "questions": (
+        Task("t", (), QUESTION_ANSWERING, ("f1", "exact_match")),
+        QuestionSplit(
+            tuple(map(str, range(130))),
+            texts(130, 4, seed=3),
+            CONTEXTS,
+            tuple((((context.split()[0], 0),) if row % 3 else ()) for row, context in enumerate(CONTEXTS)),
+        ),
+    ),
+}
+MODELS = {
+    "classes": BertForSequenceClassification,
+    "numbers": BertForSequenceClassification,
+    "tags": BertForTokenClassification,
+    "questions": BertForQuestionAnswering,
+}
+LABELS = {"classes": 2, "numbers": 1, "tags": 3, "questions": 2}
+LENGTH = 20
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> BertTokenizerFast:
+    return tokenizer(tmp_path_factory.mktemp("tokenizer"), WORDS)
+
+
+def model_of(case: str) -> nn.Module:
+    torch.manual_seed(0)
+    kind = {"problem_type": "regression"} if case == "numbers" else {}
+    return shaken(MODELS[case](BertConfig(**SIZES, num_labels=LABELS[case], **kind)).eval())
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("first", [None, 1, 60, 1000])
+def test_scores_of_a_whole_split(
+    case: str, first: int | None, pieces: BertTokenizerFast, accelerator: Accelerator
+) -> None:
+    task, split = CASES[case]
+    rows = encode(pieces, split, LENGTH)
+    model = model_of(case)
+    seen = range(len(split))[:first]
+    found = evaluate(model, rows, split, task, accelerator=accelerator, pad_id=0, first=first)
+    logits = []
+    for row in range(len(rows)):
+        with torch.no_grad():
+            out = model(**inputs(collate(rows, np.array([row]), 0)))
+        own = torch.stack((out.start_logits[0], out.end_logits[0])) if case == "questions" else out.logits[0]
+        logits.append(own.numpy())
+    if case == "classes":
+        assert isinstance(split, Split)
+        chosen = [int(logits[row].argmax()) for row in seen]
+        expected = score(task, chosen, split.labels[:first])
+    elif case == "numbers":
+        assert isinstance(split, Split)
+        expected = score(task, [float(logits[row][0]) for row in seen], split.labels[:first])
+    elif case == "tags":
+        assert isinstance(split, TaggedSplit)
+        tagged = predicted_tags(rows, logits, split, TAGS)
+        assert max(map(len, split.words)) > LENGTH
+        expected = score(task, tagged[:first], split.tags[:first])
+    else:
+        assert isinstance(split, QuestionSplit) and len(rows) > len(split)
+        right = [[text for text, _ in answers] for answers in split.answers]
+        answers = predicted_answers(rows, logits, split, True)
+        assert "" in answers and set(answers) != {""}
+        expected = score(task, answers[:first], right[:first])
+    assert list(found) == list(task.metrics)
+    for name, value in expected.items():
+        assert found[name].value == pytest.approx(value.value, abs=1e-6), name
+        assert found[name].standard_error == pytest.approx(value.standard_error, abs=1e-6), name
+
+
+def test_measure_is_the_accuracy(pieces: BertTokenizerFast, accelerator: Accelerator) -> None:
+    task, split = CASES["classes"]
+    rows, model = encode(pieces, split, LENGTH), model_of("classes")
+    for first in (None, 50):
+        found = evaluate(model, rows, split, task, accelerator=accelerator, pad_id=0, first=first)
+        assert measure(model, rows, accelerator=accelerator, pad_id=0, first=first) == found["accuracy"].value
+
+
+def test_rows_of_another_split_are_refused(pieces: BertTokenizerFast, accelerator: Accelerator) -> None:
+    task, split = CASES["classes"]
+    rows = encode(pieces, split, LENGTH)
+    with pytest.raises(ValueError, match=r"130 encoded rows \(classification\) are not the 50 of a split"):
+        evaluate(model_of("classes"), rows, split.take(range(50)), task, accelerator=accelerator, pad_id=0)
+    with pytest.raises(ValueError, match=r"are not the 130 of a split \(regression\)"):
+        evaluate(model_of("numbers"), rows, *reversed(CASES["numbers"]), accelerator=accelerator, pad_id=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_of_batches(case: str, pieces: BertTokenizerFast, accelerator: Accelerator) -> None:
+    task, split = CASES[case]
+    rows, model = encode(pieces, split, LENGTH), model_of(case)
+    batches = [batch for _, batch in split_batches(rows, 0)]
+    found = batch_logits(model, batches, accelerator=accelerator)
+    for batch, logits in zip(batches, found, strict=True):
+        size, tokens = batch["input_ids"].shape
+        shapes = {"classes": (size, 2), "numbers": (size, 1), "tags": (size, tokens, 3), "questions": (size, 2, tokens)}
+        assert logits.shape == shapes[case] and logits.dtype == torch.float32
+    if case == "classes":
+        torch.testing.assert_close(predict(model, batches, accelerator=accelerator), torch.cat(found), atol=0, rtol=0)
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(Diverged):
+        evaluate(model, rows, split, task, accelerator=accelerator, pad_id=0)

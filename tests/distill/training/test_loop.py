@@ -1,0 +1,291 @@
+"""The training loop: it learns, stops where it must, and repeats itself exactly."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from distill.objectives import Objective, Term, efficientbert, hard_labels, minimoe, moebert
+from distill.objectives.outputs import LOGITS, Outputs
+from distill.training.loop import Checkpoint, Diverged, make_accelerator, predict, train
+from distill.training.recipe import Recipe
+from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
+from tests.distill.objectives.test_outputs import routed
+from tests.tiny import batch, bert, inputs
+
+
+def task(seed: int) -> dict[str, Tensor]:
+    """Is the first word's id above 25?"""
+    given = batch(16, 6, seed=seed)
+    return {**given, "labels": (given["input_ids"][:, 0] > 25).long()}
+
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def tiny(**changes: object) -> torch.nn.Module:
+    return bert(labels=2, num_hidden_layers=1, **changes)
+
+
+def test_learns(accelerator: Accelerator) -> None:
+    model = tiny()
+    recipe = Recipe(steps=150, learning_rate=5e-3)
+    calls: list[tuple[int, float]] = []
+    losses = train(
+        model,
+        (task(seed) for seed in range(150)),
+        hard_labels(),
+        recipe,
+        accelerator=accelerator,
+        after_step=lambda step, loss: calls.append((step, loss)),
+    )
+    assert calls == list(enumerate(losses, start=1))
+    fresh = [task(seed) for seed in range(1000, 1010)]
+    correct = predict(model, fresh, accelerator=accelerator).argmax(dim=1) == torch.cat([b["labels"] for b in fresh])
+    assert correct.float().mean() > 0.95
+
+
+def test_same_seed_same_losses(accelerator: Accelerator) -> None:
+    def losses(seed: int) -> list[float]:
+        recipe = Recipe(steps=5, learning_rate=1e-3)
+        return train(tiny(), map(task, range(5)), hard_labels(), recipe, accelerator=accelerator, seed=seed)
+
+    assert losses(1) == losses(1)
+    assert losses(1) != losses(2)  # dropout
+
+
+def test_uses_no_more_batches_than_steps(accelerator: Accelerator) -> None:
+    losses = train(tiny(), map(task, range(9)), hard_labels(), Recipe(steps=4), accelerator=accelerator)
+    assert len(losses) == 4
+
+
+def test_too_few_batches(accelerator: Accelerator) -> None:
+    with pytest.raises(ValueError, match="4 batches are needed; there were 3"):
+        train(tiny(), map(task, range(3)), hard_labels(), Recipe(steps=4), accelerator=accelerator)
+
+
+def test_missing_teacher(accelerator: Accelerator) -> None:
+    model = tiny()
+    with pytest.raises(ValueError, match="pass its outputs"):
+        train(
+            model,
+            [task(0)],
+            efficientbert(model.config, model.config),
+            Recipe(steps=1),
+            accelerator=accelerator,
+        )
+
+
+def test_a_weight_that_is_no_number(accelerator: Accelerator) -> None:
+    model = tiny()
+    model.classifier.weight.data[0, 0] = float("nan")
+    with pytest.raises(Diverged, match="the loss is nan at step 1"):
+        train(model, [task(0)], hard_labels(), Recipe(steps=1), accelerator=accelerator)
+    with pytest.raises(Diverged, match="logits are not finite"):
+        predict(model, [task(0)], accelerator=accelerator)
+
+
+def test_a_learning_rate_out_of_reason(accelerator: Accelerator) -> None:
+    recipe = Recipe(steps=8, learning_rate=1e36, warmup=0.0)
+    with pytest.raises(Diverged, match=r"the loss is (nan|inf) at step [2-8]"):
+        train(tiny(), map(task, range(8)), hard_labels(), recipe, accelerator=accelerator)
+
+
+def test_a_last_step_that_spoils_the_weights(accelerator: Accelerator) -> None:
+    recipe = Recipe(steps=1, learning_rate=1.0, weight_decay=1e40, warmup=0.0)
+    with pytest.raises(Diverged, match="weights are not finite after 1 steps"):
+        train(tiny(), [task(0)], hard_labels(), recipe, accelerator=accelerator)
+
+
+def test_weight_decay_spares_biases_and_norms(accelerator: Accelerator) -> None:
+    """With a gradient of zero, decay is all that AdamW does."""
+    model = tiny()
+    model.experts = nn.ParameterDict({"weight": torch.ones(2, 3, 4), "bias": torch.ones(2, 3)})
+
+    def still(student: Outputs, _teacher: Outputs | None, _batch: dict[str, Tensor]) -> Tensor:
+        return 0 * (student.logits.sum() + sum(tensor.sum() for tensor in model.experts.values()))
+
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    recipe = Recipe(steps=1, learning_rate=0.1, warmup=0.0, weight_decay=0.5)
+    nothing = Objective([Term("nothing", 1.0, frozenset({LOGITS}), still)])
+    train(model, [task(0)], nothing, recipe, accelerator=accelerator)
+    for name, parameter in model.named_parameters():
+        spared = name.endswith("bias") or "LayerNorm" in name
+        torch.testing.assert_close(parameter.detach(), before[name] * (1.0 if spared else 0.95), msg=name)
+
+
+def test_one_step_is_that_of_adamw(accelerator: Accelerator) -> None:
+    recipe = Recipe(steps=1, learning_rate=1e-3, warmup=0.0, weight_decay=0.0, clip=0.01)
+    model, other = (tiny(**NO_DROPOUT) for _ in range(2))
+    train(model, [task(0)], hard_labels(), recipe, accelerator=accelerator)
+
+    other.train()
+    other(**task(0)).loss.backward()
+    norm = math.sqrt(sum(float(parameter.grad.square().sum()) for parameter in other.parameters()))
+    assert norm > recipe.clip
+    for mine, reference in zip(model.parameters(), other.parameters(), strict=True):
+        gradient = reference.grad * recipe.clip / norm
+        # The first step of Adam: both moments, bias-corrected, are those of this gradient.
+        expected = reference.detach() - recipe.learning_rate * gradient / (gradient.abs() + 1e-8)
+        torch.testing.assert_close(mine.detach(), expected, rtol=1e-4, atol=2e-6)
+
+
+def test_distils_and_trains_the_projections(accelerator: Accelerator) -> None:
+    teacher = bert(7, labels=2)
+    student = bert(8, labels=2, hidden_size=16)
+    objective = efficientbert(student.config, teacher.config)
+    first = objective.projections["hidden"].weight.detach().clone()
+    live = LiveTeacher(teacher, objective.needs, accelerator)
+    recipe = Recipe(steps=60, learning_rate=5e-3)
+    batches = [task(seed % 3) for seed in range(60)]
+    losses = train(student, batches, objective, recipe, accelerator=accelerator, teacher=live)
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    assert not torch.equal(first, objective.projections["hidden"].weight)
+
+
+def test_distils_relations_and_trains_the_auxiliary_block(tmp_path: Path, accelerator: Accelerator) -> None:
+    """A narrower student with a router, from outputs on disk."""
+    student, teacher = routed({0: 4}, labels=2, **NO_DROPOUT), bert(7, hidden_size=36, num_hidden_layers=3)
+    objective = minimoe(student.config, teacher.config, relation_heads=6)
+    first = {name: parameter.detach().clone() for name, parameter in objective.named_parameters()}
+    batches = [task(seed % 3) for seed in range(60)]
+    live = LiveTeacher(teacher, objective.teacher_needs, accelerator)
+    save_outputs(live, batches, tmp_path / "outputs.safetensors")
+    losses = train(
+        student,
+        batches,
+        objective,
+        Recipe(steps=60, learning_rate=5e-3),
+        accelerator=accelerator,
+        teacher=SavedTeacher(tmp_path / "outputs.safetensors"),
+    )
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    assert not any(torch.equal(first[name], parameter) for name, parameter in objective.named_parameters())
+
+
+def test_distils_states_and_predictions(accelerator: Accelerator) -> None:
+    student, teacher = routed({0: 4}, hashed=(1,), labels=2), bert(7, labels=2, num_hidden_layers=4)
+    objective = moebert(student.config, teacher.config)
+    live = LiveTeacher(teacher, objective.teacher_needs, accelerator)
+    batches = [task(seed % 3) for seed in range(60)]
+    recipe = Recipe(steps=60, learning_rate=5e-3)
+    losses = train(student, batches, objective, recipe, accelerator=accelerator, teacher=live)
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_freezing_the_word_embedding(accelerator: Accelerator, frozen: bool) -> None:
+    model = tiny()
+    words = model.get_input_embeddings().weight.detach().clone()
+    recipe = Recipe(steps=3, warmup=0.0, freeze_embeddings=frozen)
+    train(model, map(task, range(3)), hard_labels(), recipe, accelerator=accelerator)
+    assert torch.equal(words, model.get_input_embeddings().weight) == frozen
+
+
+def test_predict(accelerator: Accelerator) -> None:
+    model, batches = tiny().train(), [task(0), batch(3, 4, labels=2)]
+    logits = predict(model, batches, accelerator=accelerator)
+    assert model.training
+    model.eval()
+    with torch.no_grad():
+        expected = torch.cat([model(**inputs(given)).logits for given in batches])
+    assert (logits.dtype, logits.shape) == (torch.float32, (19, 2))
+    torch.testing.assert_close(logits, expected)
+
+
+def test_this_machines_precision(accelerator: Accelerator) -> None:
+    """Whatever precision is chosen here: training works, and what is computed is near full precision."""
+    full = predict(tiny(), [task(0)], accelerator=accelerator)
+    type(accelerator.state)._reset_state(reset_partial_state=True)
+    chosen = make_accelerator("cpu")
+    assert chosen.device.type == "cpu"
+    assert chosen.mixed_precision in ("no", "bf16")
+    torch.testing.assert_close(predict(tiny(), [task(0)], accelerator=chosen), full, rtol=0.1, atol=0.1)
+    losses = train(tiny(), map(task, range(3)), hard_labels(), Recipe(steps=3), accelerator=chosen)
+    assert all(map(math.isfinite, losses))
+
+
+def test_accumulated_batches_are_one_larger_batch(accelerator: Accelerator) -> None:
+    """Halves of equal size, without dropout: the mean of their gradients is the whole's."""
+
+    def weights(parts: int) -> dict[str, Tensor]:
+        model = tiny(**NO_DROPOUT)
+        size = 16 // parts
+        batches = [
+            {name: tensor[start : start + size] for name, tensor in task(seed).items()}
+            for seed in range(3)
+            for start in range(0, 16, size)
+        ]
+        recipe = Recipe(steps=3, learning_rate=1e-3)
+        losses = train(model, batches, hard_labels(), recipe, accelerator=accelerator, accumulate=parts)
+        assert len(losses) == 3
+        return {**model.state_dict(), "losses": torch.tensor(losses)}
+
+    whole, halves = weights(1), weights(2)
+    for name, tensor in whole.items():
+        torch.testing.assert_close(halves[name], tensor, rtol=1e-3, atol=2e-4)
+
+
+def test_too_few_batches_to_accumulate(accelerator: Accelerator) -> None:
+    with pytest.raises(ValueError, match="6 batches are needed; there were 5"):
+        train(tiny(), map(task, range(5)), hard_labels(), Recipe(steps=3), accelerator=accelerator, accumulate=2)
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_interrupted_and_resumed_is_the_same_run(accelerator: Accelerator, tmp_path: Path, accumulate: int) -> None:
+    def losses(checkpoint: Checkpoint | None, stop_at: int = 0) -> tuple[list[float], dict[str, Tensor]]:
+        model = tiny(hidden_size=16)
+        teacher = tiny(num_attention_heads=4)
+        objective = seeded(lambda: efficientbert(model.config, teacher.config))
+
+        def stop(step: int, _loss: float) -> None:
+            if step == stop_at:
+                raise Interrupted
+
+        found = train(
+            model,
+            map(task, range(9 * accumulate)),
+            objective,
+            Recipe(steps=9, learning_rate=1e-3),
+            accelerator=accelerator,
+            teacher=LiveTeacher(teacher, objective.teacher_needs, accelerator),
+            accumulate=accumulate,
+            after_step=stop,
+            checkpoint=checkpoint,
+        )
+        return found, {**model.state_dict(), **objective.state_dict()}
+
+    expected, weights = losses(None)
+    checkpoint = Checkpoint(tmp_path / "state.pt", every=2)
+    for stop_at in (3, 8):
+        with pytest.raises(Interrupted):
+            losses(checkpoint, stop_at)
+    found, resumed = losses(checkpoint)
+    assert found == expected
+    for name, weight in weights.items():
+        torch.testing.assert_close(resumed[name], weight, rtol=0, atol=0)
+
+
+def test_checkpoint_of_another_run(accelerator: Accelerator, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "state.pt", every=1)
+
+    def run(model: nn.Module) -> list[float]:
+        recipe = Recipe(steps=1)
+        return train(model, [task(0)], hard_labels(), recipe, accelerator=accelerator, checkpoint=checkpoint)
+
+    run(tiny())
+    with pytest.raises(ValueError, match=r"state\.pt: the state of another training run .*; remove it"):
+        run(tiny(hidden_size=16))
+
+
+def seeded(make: Callable[[], Objective]) -> Objective:
+    torch.manual_seed(0)
+    return make()

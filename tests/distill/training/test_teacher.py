@@ -1,0 +1,171 @@
+"""Teachers: refused, fine-tuned, kept, and their outputs on disk."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from transformers import BertConfig, DistilBertConfig, GPT2Config
+
+from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS
+from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.training.loop import predict
+from distill.training.recipe import Recipe
+from distill.training.teacher import (
+    LiveTeacher,
+    SavedTeacher,
+    TeacherError,
+    finetune,
+    load_config,
+    load_model,
+    load_tokenizer,
+    save_outputs,
+    source_fingerprint,
+)
+from tests.distill.objectives.test_outputs import routed
+from tests.tiny import SIZES, batch, bert, inputs
+
+EVERYTHING = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES, RELATIONS})
+
+
+@pytest.mark.parametrize("config", [DistilBertConfig(), GPT2Config()])
+def test_other_shapes_are_refused(tmp_path: Path, config: DistilBertConfig) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(TeacherError, match=f"is of type '{config.model_type}'; a BERT-shaped one"):
+        load_config(str(tmp_path))
+
+
+def test_decoders_are_refused(tmp_path: Path) -> None:
+    BertConfig(**SIZES, is_decoder=True).save_pretrained(tmp_path)
+    with pytest.raises(TeacherError, match="is a decoder; an encoder is needed"):
+        load_config(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"hidden_size": 24}', '{"model_type": "no-such-type"}'])
+def test_no_model_there(tmp_path: Path, content: str | None) -> None:
+    folder = tmp_path / "teacher"
+    if content is not None:
+        folder.mkdir()
+        (folder / "config.json").write_text(content)
+    for load in (load_config, lambda source: load_model(source, ["no", "yes"])):
+        with pytest.raises(TeacherError, match="no model at") as caught:
+            load(str(folder))
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_no_weights_or_tokenizer(tmp_path: Path) -> None:
+    BertConfig(**SIZES).save_pretrained(tmp_path)
+    for content in (None, b"", b"not a file of tensors"):
+        if content is not None:
+            (tmp_path / "model.safetensors").write_bytes(content)
+        with pytest.raises(TeacherError, match="has no readable weights") as caught:
+            load_model(str(tmp_path), ["no", "yes"])
+        assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(TeacherError, match="has no tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_head_of_the_same_size_is_kept(tmp_path: Path) -> None:
+    model = bert(labels=2)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        kept = load_model(str(tmp_path), ["no", "yes"]).eval()
+        assert torch.equal(kept(**inputs(batch())).logits, model(**inputs(batch())).logits)
+    assert kept.config.id2label == {0: "no", 1: "yes"}
+
+    other = load_model(str(tmp_path), ["a", "b", "c"])
+    assert other.classifier.weight.shape == (3, 24)
+    assert torch.equal(other.bert.pooler.dense.weight, model.bert.pooler.dense.weight)
+
+
+def test_finetune(tmp_path: Path, accelerator: Accelerator) -> None:
+    """Which of three words comes first in the sentence."""
+
+    def task(seed: int) -> dict[str, Tensor]:
+        given = batch(16, 8, seed=seed)
+        labels = given["input_ids"][:, 0] % 3
+        return {**given, "labels": labels}
+
+    bert().save_pretrained(tmp_path)
+    recipe = Recipe(steps=150, learning_rate=5e-3)
+    steps: list[int] = []
+    teacher = finetune(
+        str(tmp_path),
+        ["a", "b", "c"],
+        [task(seed) for seed in range(150)],
+        recipe,
+        accelerator=accelerator,
+        after_step=lambda step, loss: steps.append(step),
+    )
+    assert not teacher.training
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    assert steps == list(range(1, 151))
+    fresh = [task(seed) for seed in range(1000, 1010)]
+    labels = torch.cat([given["labels"] for given in fresh])
+    assert (predict(teacher, fresh, accelerator=accelerator).argmax(dim=1) == labels).float().mean() > 0.95
+
+
+def test_finetuning_again_gives_the_same(tmp_path: Path, accelerator: Accelerator) -> None:
+    bert(labels=5).save_pretrained(tmp_path)  # the new head is drawn from the seed
+    first, second = (
+        finetune(str(tmp_path), "abc", [batch()], Recipe(steps=1), accelerator=accelerator, seed=3) for _ in range(2)
+    )
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_live_teacher(accelerator: Accelerator) -> None:
+    model = bert().train()
+    teacher = LiveTeacher(model, EVERYTHING, accelerator)
+    first, second = teacher(0, batch()), teacher(1, batch())
+    assert torch.equal(first.logits, second.logits)  # no dropout
+    assert not first.logits.requires_grad
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", [CLASSIFICATION, REGRESSION, TOKEN_CLASSIFICATION, QUESTION_ANSWERING])
+@pytest.mark.parametrize("needs", [{LOGITS}, {HIDDEN_STATES}, {RELATIONS}, EVERYTHING])
+def test_saved_outputs_are_the_live_ones(tmp_path: Path, accelerator: Accelerator, needs: set[str], kind: str) -> None:
+    bert().save_pretrained(tmp_path / "teacher")
+    teacher = load_model(str(tmp_path / "teacher"), ("a", "b", "c"), kind)
+    live = LiveTeacher(teacher, frozenset(needs), accelerator)
+    batches = [batch(4, 9, seed=1), batch(2, 5, seed=2), batch(1, 1, seed=3)]
+    save_outputs(live, batches, tmp_path / "outputs.safetensors")
+    saved = SavedTeacher(tmp_path / "outputs.safetensors")
+    for step in (2, 0, 1, 0):
+        expected, actual = live(step, batches[step]), saved(step, batches[step])
+        assert torch.equal(actual.logits, expected.logits.half())
+        assert actual.kind == expected.kind == kind
+        for name in (HIDDEN_STATES, ATTENTION_SCORES, RELATIONS):
+            theirs, ours = getattr(expected, name), getattr(actual, name)
+            assert len(theirs) == len(ours)
+            for a, b in zip(theirs, ours, strict=True):
+                assert torch.equal(a.half(), b)
+
+
+def test_routings_are_not_saved(tmp_path: Path, accelerator: Accelerator) -> None:
+    live = LiveTeacher(routed({0: 4}), frozenset({ROUTINGS}), accelerator)
+    assert live(0, batch()).routings
+    save_outputs(live, [batch()], tmp_path / "outputs.safetensors")
+    saved = SavedTeacher(tmp_path / "outputs.safetensors")
+    assert saved.names == [{"0.logits"}]
+    assert saved(0, batch()).routings == ()
+
+
+def test_saved_outputs_of_other_batches(tmp_path: Path, accelerator: Accelerator) -> None:
+    live = LiveTeacher(bert(), frozenset({LOGITS}), accelerator)
+    save_outputs(live, [batch(4)], tmp_path / "outputs.safetensors")
+    saved = SavedTeacher(tmp_path / "outputs.safetensors")
+    with pytest.raises(ValueError, match="saved outputs of batch 0 are for 4 sentences, not 3"):
+        saved(0, batch(3))
+    with pytest.raises(ValueError, match="the saved teacher outputs end before batch 1"):
+        saved(1, batch(4))
+
+
+def test_fingerprints_of_teachers(tmp_path: Path) -> None:
+    bert(seed=1).save_pretrained(tmp_path / "one")
+    bert(seed=2).save_pretrained(tmp_path / "two")
+    assert source_fingerprint(str(tmp_path / "one")) == source_fingerprint(str(tmp_path / "one"))
+    assert source_fingerprint(str(tmp_path / "one")) != source_fingerprint(str(tmp_path / "two"))
+    assert source_fingerprint("some/hub-name") != source_fingerprint("some/other-name")

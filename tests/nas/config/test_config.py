@@ -1,0 +1,242 @@
+"""Configurations: presets, files, overrides, and what is refused."""
+
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from nas.config.schema import ConfigError, StudyConfig, count, load_config, parse_config, presets
+
+DEMO = load_config("demo")
+
+
+@pytest.mark.parametrize("name", presets())
+def test_presets_come_back_from_their_toml(name: str) -> None:
+    config = load_config(name)
+    assert isinstance(config, StudyConfig)
+    assert parse_config(config.to_toml(), "again") == config
+    assert hash(parse_config(config.to_toml(), "again")) == hash(config)
+
+
+def test_every_kind_of_value_comes_back_from_toml(tmp_path: Path) -> None:
+    base = {"depth": 6, "width": 540, "heads": 12, "inner": 540, "embedding": 128}
+    changes = {"base": base, "space.uniform": None, "space.max_params": "15.4M", "space.min_params": 15_000_000}
+    config = load_config(
+        "demo", changes | {"dropout": 0.1, "objective.temperature": 1 / 3, "space.expansions": ["3/32", 1]}
+    )
+    path = tmp_path / "config.toml"
+    path.write_text(config.to_toml())
+    assert load_config(str(path)) == config
+    assert config.space.max_params == 15_400_000
+    assert config.space.expansions == (Fraction(3, 32), Fraction(1))
+    assert config.base.build(30522).embedding == 128  # type: ignore[union-attr]
+
+
+def test_a_file_extends_a_preset_or_the_file_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(
+        'extends = "demo"\nmax_length = 48\n[candidate]\nepochs = 1.5\nshare = 0.5\n[objective]\nhidden = 0.5\n'
+    )
+    (tmp_path / "b.toml").write_text(
+        'extends = "a.toml"\nbase = {depth = 1, width = 8, heads = 2, inner = 8}\n[stage1]\ntrials = 3\n'
+    )
+    first, second = (load_config(str(tmp_path / name)) for name in ("a.toml", "b.toml"))
+    assert first.max_length == second.max_length == 48
+    assert (first.candidate.steps, first.candidate.epochs, first.candidate.batch_size) == (None, 1.5, 32)
+    assert first.objective.settings() == DEMO.objective.settings() | {"hidden": 0.5}
+    assert (second.stage1.trials, second.stage1.confirm) == (3, DEMO.stage1.confirm)
+    assert first.base == "teacher" and not isinstance(second.base, str) and second.base.depth == 1
+    # Another objective keeps no settings; an override of steps takes the place of epochs.
+    (tmp_path / "c.toml").write_text('extends = "a.toml"\n[objective]\nname = "kd"\n')
+    third = load_config(str(tmp_path / "c.toml"), {"candidate.steps": 7})
+    assert third.objective.settings() == {}
+    assert (third.candidate.steps, third.candidate.epochs) == (7, None)
+    assert load_config("demo") == DEMO
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a": "extends = 3"}, "a.toml: extends: is the name of a preset or a .toml file, not 3"),
+        ({"a": 'extends = "demon"'}, "a.toml: extends: unknown preset '.*demon'"),
+        ({"a": 'extends = "b.toml"'}, "a.toml: extends: .*b.toml: No such file"),
+        ({"a": 'extends = "b.toml"', "b": 'extends = "a.toml"'}, "a.toml -> .*b.toml -> .*a.toml goes in a circle"),
+        ({"a": 'extends = "b.toml"', "b": "x = "}, "a.toml: extends: .*b.toml: not TOML"),
+        ({"a": 'extends = "demo"\n[stage1]\ntrails = 3'}, "stage1.trails: unknown key; did you mean 'trials'"),
+    ],
+)
+def test_what_cannot_be_extended(tmp_path: Path, files: dict[str, str], message: str) -> None:
+    for name, text in files.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(str(tmp_path / "a.toml"))
+    assert "\n" not in str(caught.value)
+
+
+def test_steps_of_epochs() -> None:
+    table = load_config("demo", {"candidate.epochs": 3, "candidate.batch_size": 256}).candidate
+    # EfficientBERT's candidates on a tenth of MNLI.
+    assert table.build(39_270).steps == 461
+    assert table.build(1).steps == 1
+    assert table.model_copy(update={"epochs": 0.5}).build(1024).steps == 2
+    with pytest.raises(ConfigError, match=r"candidate: give steps or epochs, not both"):
+        load_config("demo", {"candidate": {"steps": 3, "epochs": 2, "learning_rate": 1e-4}})
+    with pytest.raises(ConfigError, match=r"candidate: give steps or epochs$"):
+        load_config("demo", {"candidate": {"learning_rate": 1e-4, "steps": None}})
+
+
+def test_overrides_change_only_their_place() -> None:
+    changed = load_config("demo", {"seed": 7, "stage1.trials": 5, "stage1.sampler": "tpe"})
+    assert (changed.seed, changed.stage1.trials, changed.stage1.sampler) == (7, 5, "tpe")
+    stage = DEMO.stage1
+    assert changed.model_copy(update={"seed": DEMO.seed, "stage1": stage}) == DEMO
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("15.4M", 15_400_000),
+        ("900k", 900_000),
+        ("1G", 10**9),
+        (" 12 ", 12),
+        ("0.5K", 500),
+        (15_400_000, 15_400_000),
+        (1.5e7, 15_000_000),
+    ],
+)
+def test_count(text: object, number: int) -> None:
+    assert count(text) == number
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["abc", "", "M", "0", "0M", "-3", "1.5", "1e3", "1e999999999", "nan", "inf", "15MM", "1/2", float("nan"), True],
+)
+def test_count_refuses(value: object) -> None:
+    with pytest.raises(ValueError, match="number"):
+        count(value)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("space.expansions", ["0"], "space.expansions.0: 0 is not above 0 and at most 1"),
+        ("space.expansions", ["1/4", "5/4"], "space.expansions.1: 5/4 is not above 0"),
+        ("space.expansions", ["1/0"], "is not a fraction"),
+        ("space.expansions", ["-1/4"], "is not a fraction"),
+        ("space.expansions", ["1e-999999999"], "is not a fraction"),
+        ("space.expansions", [0.25], "write it as a fraction in quotes"),
+        ("space.expansions", [], "space.expansions: "),
+        ("space.uniform", "half", "space.uniform: 'half' is not a fraction"),
+        ("space.uniform", None, "give the parameter box"),
+        ("space.stacks", [0], "space.stacks.0: "),
+        ("space.stacks", [], "space.stacks: "),
+        ("space.stacks", "1", "space.stacks: "),
+        ("space.slack", float("nan"), "space.slack: "),
+        ("space.slack", -0.1, "space.slack: "),
+        ("space.edit_rate", 1.5, "space.edit_rate: "),
+        ("space.max_params", "much", "space.max_params: 'much' is not a number"),
+        ("dropout", float("nan"), "dropout: "),
+        ("dropout", 2, "dropout: "),
+        ("seed", -1, "seed: "),
+        ("seed", "one", "seed: "),
+        ("seed", 2**31, "seed: "),
+        ("max_length", 513, "max_length: "),
+        ("teacher", 3, "teacher: "),
+        ("base", 3, "base"),
+        ("candidate.learning_rate", 0, "candidate.learning_rate: "),
+        ("candidate.learning_rate", float("inf"), "candidate.learning_rate: "),
+        ("candidate.learning_rate", float("nan"), "candidate.learning_rate: "),
+        ("candidate.batch_size", 0, "candidate.batch_size: "),
+        ("candidate.steps", -1, "candidate.steps: "),
+        ("candidate.warmup", float("nan"), "candidate.warmup: "),
+        ("candidate.epochs", 0, "candidate.epochs: "),
+        ("candidate.share", 0, "candidate.share: "),
+        ("candidate.share", 1.5, "candidate.share: "),
+        ("teacher_cache", "much", "teacher_cache: 'much' is not a number"),
+        ("text_teacher", "none", "text_teacher: "),
+        ("final.start", "teacher", "final.start: "),
+        ("warmup.source", "hub", "warmup.source: "),
+        ("space.mismatch", "pad", "space.mismatch: "),
+        ("candidate.momentum", 0.9, "candidate.momentum: unknown key"),
+        ("candidate.learning_rat", 0.9, "candidate.learning_rat: unknown key; did you mean 'learning_rate'?"),
+        ("tsks", ["library"], "tsks: unknown key; did you mean 'tasks'?"),
+        ("tasks", [], "tasks: "),
+        ("tasks", ["a", "a"], "tasks: a task is named twice"),
+        ("goals", "score,score", "goals: 'score,score' is none of "),
+        ("goals", "score,macs", "stage1.sampler is lanas and goals are score,macs: two goals need nsga2"),
+        ("stage2.sampler", "nsga2", "stage2.sampler is nsga2 and goals are score: nsga2 is for two goals"),
+        ("stage1.stop", 1.0, "stage1.stop: "),
+        ("stage1.rungs", ["3/2"], "stage1.rungs.0: 3/2 is not above 0 and at most 1"),
+        ("space.max_macs", "lots", "space.max_macs: 'lots' is not a number"),
+        ("space.max_latency", "12", "space.max_latency: a latency is "),
+        ("stage1.trials", 0, "stage1.trials: "),
+        ("stage1.trials", 2.5, "stage1.trials: "),
+        ("stage1.sampler", "genetic", "stage1.sampler: Input should be 'lanas', 'evolution', "),
+        ("stage1.trails", 3, "stage1.trails: "),
+        ("stage1", 3, "stage1: "),
+        ("warmup.graphs", "relu", "warmup.graphs: "),
+    ],
+)
+def test_values_that_cannot_be(place: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("demo", {place: value})
+    assert str(caught.value).startswith("demo: ")
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        ({"hidden": "much"}, "objective.hidden: is a number, not 'much'"),
+        ({"hidden": True}, "objective.hidden: is a number, not True"),
+        ({"paper_compatible": 1}, "objective.paper_compatible: is true or false, not 1"),
+        ({"hiden": 1}, "objective: efficientbert has no 'hiden'; did you mean 'hidden'?; its settings are attention"),
+        ({"name": "moebret"}, "objective.name: there is no 'moebret'; did you mean 'moebert'? (objectives: "),
+        ({"name": "codir", "rows": 3}, "objective: codir has no 'rows'"),
+    ],
+)
+def test_settings_that_an_objective_has_not(objective: dict[str, object], message: str) -> None:
+    table = load_config("demo", {"objective": objective}).objective
+    with pytest.raises(ConfigError) as caught:
+        table.check()
+    assert str(caught.value).startswith(message)
+
+
+def test_loading_a_configuration_needs_no_torch() -> None:
+    loads = "import sys; from nas.config.schema import load_config; load_config('demo')"
+    code = f"{loads}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_overrides_below_what_is_no_table() -> None:
+    with pytest.raises(ConfigError, match=r"file: .*Field required"):
+        parse_config("stage1 = 3", "file", {"stage1.trials": 3})
+
+
+@pytest.mark.parametrize("text", ["seed = ", "[space", "a = 1\na = 2", "seed = " + 5000 * "1", "a = " + 100_000 * "["])
+def test_broken_toml(text: str) -> None:
+    with pytest.raises(ConfigError, match="file: not TOML: ") as caught:
+        parse_config(text, "file")
+    assert len(str(caught.value)) < 300
+
+
+def test_all_faults_are_counted() -> None:
+    with pytest.raises(ConfigError, match=r"file: .*Field required \(and \d+ more\)"):
+        parse_config("seed = 1", "file")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes('teacher = "Müller"'.encode("latin-1"))
+    (tmp_path / "folder.toml").mkdir()
+    for name, message in (
+        ("missing.toml", "No such file or directory"),
+        ("folder.toml", "Is a directory"),
+        ("latin.toml", "is not UTF-8 text"),
+    ):
+        with pytest.raises(ConfigError, match=f"{name}: {message}"):
+            load_config(str(tmp_path / name))
+    with pytest.raises(ConfigError, match="unknown preset 'dmeo'; did you mean 'demo'\\?"):
+        load_config("dmeo")

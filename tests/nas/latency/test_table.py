@@ -1,0 +1,317 @@
+"""Latencies are measured side by side; a table's add up in whole microseconds, and are measured once."""
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import BertConfig
+
+import nas.latency.steps
+from nas.latency.table import (
+    Latency,
+    LatencyTable,
+    TooBusy,
+    latencies,
+    latency_table,
+    line,
+    measure_whole,
+    parse_latency,
+    resolve,
+    summary,
+)
+from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes
+from supernet.build import build
+from supernet.model import ffn
+from tests.search_spaces.strategies import graphs
+from tests.tiny import BASE, SIZES, batch, bert
+
+WIDTHS = (12, 24, 48)  # below the model's width, equal to it, above it
+EXPANSIONS = tuple(Fraction(width, BASE.inner) for width in WIDTHS)
+GATED = FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))")
+
+Measure = Callable[..., LatencyTable]
+
+
+def test_quartiles_of_every_model() -> None:
+    models: dict[str, nn.Module] = {"one": bert(), "two": bert(num_hidden_layers=1).train()}
+    found = latencies(models, batch(), rounds=5)
+    assert list(found) == ["one", "two"]
+    for latency in found.values():
+        assert 0 < latency.lower <= latency.median <= latency.upper < 60
+        assert 0 < latency.quiet < 60
+    modules = [module for model in models.values() for module in model.modules()]
+    assert not any(module.training or module._forward_pre_hooks for module in modules)
+
+
+def test_quiet_where_every_pass_is_interrupted() -> None:
+    # Pieces of 1, 2 and 3 seconds; in every pass another one takes 10 more.
+    pieces = [(11, 2, 3), (1, 12, 3), (1, 2, 13)] * 3
+    passes = [list(accumulate(pass_, initial=5)) for pass_ in pieces]
+    assert summary(passes) == Latency(lower=16, median=16, upper=16, quiet=6)
+
+
+def test_the_line_through_whole_models() -> None:
+    assert line([100, 200, 400], [1110, 1220, 1440]) == pytest.approx((1.1, 1000))
+    for whole in ([3, 2, 1], [100, 2000, 9000]):
+        with pytest.raises(TooBusy, match="something else disturbs"):
+            line([100, 200, 400], whole)
+
+
+@pytest.fixture(scope="module")
+def measure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measure]:
+    """`latency_table` of the tiny base, with changes; all in one cache, and measured in fewer rounds."""
+    given = {"base": BASE, "teacher": BertConfig(**SIZES), "inner_widths": WIDTHS, "batch": 1, "tokens": 6}
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nas.latency.steps, "STEP_ROUNDS", 5)
+        yield lambda **changes: latency_table(**{**given, "device": "cpu", "cache": cache, **changes})
+
+
+@pytest.fixture(scope="module")
+def table(measure: Measure) -> LatencyTable:
+    return measure()
+
+
+def priced(base: Base = BASE) -> LatencyTable:
+    """A table of all steps at `WIDTHS` whose every sum of a few steps is different."""
+    names = ["norm", *(f"{op} {width}" for op in ("expand", "gate", "project", "gelu", *ffn.UNARY) for width in WIDTHS)]
+    pairs = [(12,), (24,), (48,), (12, 24), (24, 48)]
+    names += [f"{op} {' '.join(map(str, pair))}" for op in ffn.BINARY for pair in pairs]
+    return LatencyTable(1, 6, 500, 4000, tuple((name, 1000 * 7**place) for place, name in enumerate(names)))
+
+
+class Watch(TorchFunctionMode):
+    """Names the steps that a block really takes, as a table names them."""
+
+    OPS = {ffn.F.gelu: "gelu"} | {function: op for op, function in ffn.UNARY.items()}
+
+    def __init__(self, block: ffn.FFNBlock) -> None:
+        super().__init__()
+        maps = (name for name in ("expand", "gate", "project") if hasattr(block, name))
+        self.linear = {getattr(block, name).weight: name for name in maps}
+        self.steps: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        if function is ffn.F.linear:
+            op = self.linear[arguments[1]]
+            self.steps.append(f"{op} {arguments[1].shape[1 if op == 'project' else 0]}")
+        elif function is ffn.F.layer_norm:
+            self.steps.append("norm")
+        elif function in self.OPS:
+            self.steps.append(f"{self.OPS[function]} {arguments[0].shape[-1]}")
+        return function(*arguments, **(keywords or {}))
+
+
+@settings(deadline=None)
+@given(graphs(), st.sampled_from(EXPANSIONS), st.sampled_from(("narrow", "wide")))
+def test_a_layer_costs_the_steps_it_takes(graph: FFNGraph, expansion: Fraction, mismatch: str) -> None:
+    base = replace(BASE, depth=1, mismatch=mismatch)
+    genes = Genes(graph, expansion=expansion)
+    block = build(Architecture(base, (genes,))).bert.encoder.layer[0].ffn[0]
+    watch = Watch(block)
+
+    def combine(op: str, a: Tensor, b: Tensor, mismatch: str) -> Tensor:
+        watch.steps.append(" ".join([op, *map(str, sorted({a.shape[-1], b.shape[-1]}))]))
+        return original(op, a, b, mismatch)
+
+    original, ffn.combine = ffn.combine, combine
+    try:
+        with watch:
+            block(torch.randn(1, 2, base.width))
+    finally:
+        ffn.combine = original
+    price = dict(priced().steps)
+    assert priced().ffn(base, genes) == sum(price[step] for step in watch.steps) // 1000
+
+
+@pytest.mark.parametrize("mismatch", ["narrow", "wide"])
+def test_a_measured_table_knows_all_graphs(measure: Measure, mismatch: str) -> None:
+    # The inner width of none of the blocks is the model's own, which values of the graph have all the same.
+    base = replace(BASE, mismatch=mismatch)
+    table = measure(base=base, inner_widths=(12, 48))
+
+    @settings(deadline=None)
+    @given(graphs(), st.sampled_from((12, 48)))
+    def known(graph: FFNGraph, inner: int) -> None:
+        time = table.ffn(base, Genes(graph, expansion=Fraction(inner, base.inner)))
+        assert isinstance(time, int)
+        assert time > 0
+
+    known()
+
+
+def test_a_model_as_wide_as_no_block(measure: Measure) -> None:
+    base = Base(depth=1, width=24, heads=2, inner=8, vocabulary=50, positions=20, embedding=8)
+    table = measure(base=base, inner_widths=(8,))
+    assert table.total(Architecture.uniform(base, GATED, stack=3)) > table.fixed
+
+
+def test_totals_add_up_in_whole_microseconds(table: LatencyTable) -> None:
+    layers = (Genes(GELU, 2, Fraction(1, 4)), Genes(GATED), Genes(FFNGraph.parse("max(x,project(relu(expand(x))))")))
+    assert table.total(Architecture(BASE, layers)) == table.fixed + sum(table.ffn(BASE, genes) for genes in layers)
+    values = (table.fixed, table.teacher, *dict(table.steps).values())
+    assert all(isinstance(value, int) and value > 0 for value in values)
+    for stack in (2, 3, 4):
+        blocks = stack * table.ffn(BASE, Genes(GATED))
+        assert abs(table.ffn(BASE, Genes(GATED, stack)) - blocks) <= stack / 2
+
+
+def test_json_and_pickle_give_the_same_table(table: LatencyTable) -> None:
+    assert LatencyTable.from_json(json.loads(json.dumps(table.to_json()))) == table
+    assert pickle.loads(pickle.dumps(table)) == table
+    assert hash(replace(table)) == hash(table)
+
+
+def test_measured_once(measure: Measure, tmp_path: Path) -> None:
+    told: list[str] = []
+    fresh = lambda **changes: measure(  # noqa: E731
+        cache=tmp_path, tell=lambda what, share: told.append(what), **changes
+    )
+    torch.manual_seed(3)
+    first = fresh()
+    (path,) = (tmp_path / "latencies").iterdir()
+    assert told
+    drawn = torch.rand(3)
+    written = path.stat().st_mtime_ns, path.read_bytes()
+    told.clear()
+    teacher = BertConfig(**SIZES)
+    teacher._name_or_path = "elsewhere"
+    torch.manual_seed(3)
+    assert fresh(inner_widths=(48, 12, 24, 12), teacher=teacher) == first
+    assert not told
+    assert (path.stat().st_mtime_ns, path.read_bytes()) == written
+    assert torch.equal(torch.rand(3), drawn)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch": 2},
+        {"tokens": 7},
+        {"inner_widths": (12, 24)},
+        {"base": replace(BASE, depth=2)},
+        {"teacher": BertConfig(**{**SIZES, "num_hidden_layers": 1})},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_measured_for_each_setting(measure: Measure, table: LatencyTable, changes: dict[str, Any]) -> None:
+    other = measure(**changes)
+    assert other != table
+    assert (other.batch, other.tokens) == (changes.get("batch", 1), changes.get("tokens", 6))
+
+
+def test_measured_for_each_number_of_threads(
+    measure: Measure, table: LatencyTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Really running more threads than there are free cores would take minutes.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1000)
+    assert measure() != table
+
+
+def test_what_a_table_does_not_know() -> None:
+    with pytest.raises(ValueError, match="the latency table ends at "):
+        priced().ffn(replace(BASE, inner=96), Genes(GELU))
+    with pytest.raises(ValueError, match="26 wide: 'max 12 26' is not in the latency table"):
+        graph = FFNGraph.parse("project(max(expand(x),x))")
+        priced().ffn(replace(BASE, width=26, heads=2), Genes(graph, expansion=EXPANSIONS[0]))
+
+
+def test_widths_between_those_of_the_table_lie_on_a_line() -> None:
+    table = priced()
+    low, high = (Genes(GELU, 2, expansion) for expansion in EXPANSIONS[:2])
+    ends = [table.ffn(BASE, genes) for genes in (low, high)]
+    widths = [genes.inner(BASE) for genes in (low, high)]
+    for inner in range(widths[0], widths[1] + 1):
+        share = (inner - widths[0]) / (widths[1] - widths[0])
+        expected = ends[0] + share * (ends[1] - ends[0])
+        assert table.ffn(BASE, Genes(GELU, 2, Fraction(inner, BASE.inner))) == pytest.approx(expected, abs=1.01)
+    # Below the smallest, that one is the bound.
+    assert table.ffn(BASE, Genes(GELU, 2, Fraction(1, BASE.inner))) == ends[0]
+
+
+def test_more_tokens_than_positions(measure: Measure) -> None:
+    with pytest.raises(ValueError, match="20 positions, not 21"):
+        measure(tokens=21)
+
+
+def test_whole_models_next_to_the_table(table: LatencyTable) -> None:
+    architectures = {"base": Architecture.uniform(BASE), "gated": Architecture.uniform(BASE, GATED, 2, EXPANSIONS[0])}
+    torch.manual_seed(3)
+    found = measure_whole(architectures, table, "cpu", rounds=3)
+    drawn = torch.rand(3)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(3), drawn)
+    assert list(found) == ["base", "gated"]
+    for name, measured in found.items():
+        assert measured.predicted == table.total(architectures[name])
+        assert 0 < measured.whole.lower <= measured.whole.median <= measured.whole.upper < 60
+
+
+@pytest.mark.parametrize(
+    ("text", "microseconds"),
+    [
+        ("12ms", 12_000),
+        ("0.012s", 12_000),
+        ("1.2345ms", 1_234),
+        ("12 ms", 12_000),
+        ("0.25x", 1_000),
+        ("0.33333x", 1_333),
+        ("1x", 4_000),
+    ],
+)
+def test_limits(text: str, microseconds: int) -> None:
+    assert resolve(parse_latency(text), priced()) == microseconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0x", "0.0ms", "-1ms", "nan ms", "12", "1e400ms", "0.25", "ms", "1.ms", "1/4x", "12MS", "٣ms", 99 * "9" + "s"],
+)
+def test_what_is_no_limit(text: str) -> None:
+    with pytest.raises(ValueError, match=r"'12ms' or '0\.012s', or .* '0\.25x', not '"):
+        parse_latency(text)
+
+
+HASH, GATE = Experts(2, Fraction(1, 2)), Experts(4, Fraction(1), "token_gate", top_k=2)
+
+
+def test_experts_are_measured_too(measure: Measure) -> None:
+    table = measure(experts=(DENSE, HASH, GATE, replace(HASH, shared=Fraction(0))))
+    names = [name for name, _ in table.steps if "," in name]
+    kinds = ["2 hash top 1", "4 token_gate top 2"]
+    maps = [f"{op} {width}" for op in ("expand", "gate", "project") for width in WIDTHS]
+    assert sorted(names) == sorted(f"{step}, {kind}" for step in (*maps, "route", "send") for kind in kinds)
+    assert all(time > 0 for name, time in table.steps)
+    for experts in (HASH, GATE):
+        assert table.total(Architecture.uniform(BASE, expansion=Fraction(1, 4), experts=experts)) > table.fixed
+    with pytest.raises(ValueError, match=r"'.*2 balanced_hash top 1' is not in the latency table"):
+        table.total(Architecture.uniform(BASE, expansion=Fraction(1, 4), experts=Experts(2, routing="balanced_hash")))
+
+
+def test_a_hash_is_asked_once_a_layer_and_a_gate_in_every_block() -> None:
+    own = ("expand 12", "project 12", "route", "send")
+    kinds = [f"{step}, {kind}" for kind in ("2 hash top 1", "4 token_gate top 2") for step in own]
+    steps = tuple((name, 1000 * 7**place) for place, name in enumerate(["norm", "expand 12", "gelu 12", *kinds]))
+    table = LatencyTable(1, 6, 500, 4000, steps)
+    cost = dict(table.steps)
+
+    def blocks(experts: Experts, stack: int) -> int:
+        return 1000 * table.ffn(BASE, Genes(GELU, stack, Fraction(1, 4), experts))
+
+    for experts, kind, rows in ((HASH, "2 hash top 1", 1), (GATE, "4 token_gate top 2", 2)):
+        block = cost["norm"] + rows * cost["gelu 12"]
+        block += sum(cost[f"{step}, {kind}"] for step in ("expand 12", "project 12", "send"))
+        route = cost[f"route, {kind}"]
+        for stack in (1, 3):
+            assert blocks(experts, stack) == stack * block + (stack if experts.gated else 1) * route

@@ -1,0 +1,242 @@
+"""Searches on rows of every kind: what is read, when it is read again, what is refused, and what scores mean."""
+
+import tomllib
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
+
+from distill.tasks.types import CLASSIFICATION, MODELS, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.training.evaluation import evaluate
+from distill.training.loop import make_accelerator
+from nas.budget import budgeted_space
+from nas.config.schema import ConfigError, StudyConfig, load_config
+from nas.evaluate import Evaluator
+from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot, weights
+from nas.preparation.phases import TrainingPhase
+from nas.preparation.prepare import Preparation, prepare
+from nas.preparation.workspace import Workspace
+from nas.search import overrides, parser
+from nas.study import ledger
+from search_spaces import Architecture
+from search_spaces.spaces import SIZES
+from supernet.build import build, load_weights
+from supernet.inherit import inherit
+from supernet.one_shot import head_name
+from tests.nas import rows
+from tests.nas.house import House, trials_of
+from tests.nas.rows import study
+
+KINDS = {
+    "rows": (CLASSIFICATION, ("accuracy",)),
+    "regression": (REGRESSION, ("spearmanr", "pearson")),
+    "tagging": (TOKEN_CLASSIFICATION, ("f1", "accuracy")),
+    "questions": (QUESTION_ANSWERING, ("f1", "exact_match")),
+}
+
+
+def half(workspace: Workspace) -> Architecture:
+    base, graph = workspace.base()
+    return Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2))
+
+
+def sharing(config: StudyConfig) -> Workspace:
+    """Stage 3's workspace."""
+    workspace = prepare(config, "cpu")
+    base, graph = workspace.base()
+    space = budgeted_space(config, base, graph, workspace.labels, start=half(workspace), vary=frozenset({SIZES}))
+    return prepare_one_shot(workspace, space, "cpu")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_candidate_of_every_kind(house: House, tmp_path: Path, kind: str) -> None:
+    workspace = prepare(load_config(str(study(house, tmp_path, kind))), "cpu")
+    task = workspace.folders.task
+    assert (task.kind, task.metrics) == KINDS[kind]
+    evaluator = Evaluator(workspace, "cpu")
+    student = evaluator.student(half(workspace))
+    assert type(student).__name__.endswith(MODELS[task.kind].__name__.removeprefix("AutoModel"))
+    assert evaluator.score(evaluator.teacher()).value > 0.6
+    score = evaluator.evaluate(half(workspace), 0)
+    assert score == evaluator.evaluate(half(workspace), 0)
+    assert 0.4 < score.value <= 1 and 0 <= score.standard_error < 0.5
+    names = ("train", "search", "dev")
+    splits = {name: len(workspace.folders.rows(name)) for name in names}
+    assert splits == {"train": 108, "search": 12, "dev": 40}
+    assert all(workspace.folders.rows(name).kind == task.kind for name in names)
+    assert workspace.folders.rows("text").labels is None
+
+
+@pytest.mark.parametrize("kind", ["both", "tagging", "questions"])
+def test_stage_3_scores_what_the_slice_computes_alone(house: House, tmp_path: Path, kind: str) -> None:
+    workspace = sharing(load_config(str(study(house, tmp_path, kind))))
+    assert workspace.one_shot is not None
+    architecture = half(workspace)
+    score = OneShotEvaluator(workspace, "cpu").evaluate(architecture)
+    stored = load_file(weights(workspace.one_shot))
+    for name, folders in zip(workspace.config.tasks, workspace.tasks, strict=True):
+        like = AutoConfig.from_pretrained(folders.teacher)
+        alone = build(architecture, folders.task.kind, like=like)
+        head = {f"{head_name(alone)}.{part}": stored[f"heads.{name}.{part}"] for part in ("weight", "bias")}
+        model = {key.removeprefix("model."): value for key, value in stored.items() if key.startswith("model.bert.")}
+        load_weights(alone, inherit(model, architecture) | head)
+        accelerator = make_accelerator("cpu")
+        given = (folders.rows("search"), folders.split("search"), folders.task)
+        found = evaluate(alone, *given, accelerator=accelerator, pad_id=0)
+        assert score.parts[name] == pytest.approx(found[folders.task.metrics[0]].value)
+    assert score.value == pytest.approx(sum(score.parts.values()) / len(score.parts))
+    assert set(score.parts) == set(workspace.config.tasks)
+
+
+def keys(config: StudyConfig) -> tuple[str, str]:
+    made = Preparation(config, "cpu")
+    return made.data_key, made.teacher_key
+
+
+def test_what_is_read_again_when_something_changes(house: House, tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    text = tmp_path / "text" / "a.txt"
+    text.write_text("Bado kule.\n\nParu bado.\n")
+    preset = study(house, tmp_path / "rows", "both", corpus=str(text.parent))
+    config = load_config(str(preset))
+    first = keys(config)
+    assert keys(load_config(str(preset), {"candidate.steps": 3, "space.slack": 0.4, "stage1.trials": 9})) == first
+    # The same rows in another file, and another table that the first task is not read from.
+    elsewhere = rows.table(tmp_path)["train"]
+    changed = {"rows.mine.train": elsewhere, "rows.number.text": "two", "tasks": ["mine"], "data": None}
+    assert keys(load_config(str(preset), changed)) == first
+    workspace = prepare(config, "cpu")
+    assert len(workspace.folders.rows("text")) == 2
+    text.write_text("Bado kule.\n")
+    again = keys(config)
+    # Nobody learns from the text before the final training.
+    assert again[0] != first[0] and again[1] == first[1]
+    other = prepare(config, "cpu")
+    assert len(other.folders.rows("text")) == 1
+    assert other.supernet == workspace.supernet and other.data != workspace.data
+    train = Path(config.rows["mine"].train)
+    train.write_text(train.read_text() + "Kule bado.\tKule.\ttorch\t0.5\n")
+    last = keys(config)
+    assert last[0] != again[0] and last[1] != again[1]
+    swapped: dict[str, object] = {"rows.mine.text": "two", "rows.mine.pair": "one"}
+    for change in (swapped, {"rows.mine.pair": None}, {"tasks": ["number"]}, {"max_length": 20}):
+        assert not set(keys(load_config(str(preset), change))) & set(last)
+    shorter = keys(load_config(str(preset), {"finetune.steps": 3}))
+    assert shorter[0] == last[0] and shorter[1] != last[1]
+
+
+def test_data_of_the_command_line(house: House, tmp_path: Path) -> None:
+    """The folder's files take the place of those that the preset names."""
+    preset = study(house, tmp_path / "a", "tagging")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "train.txt").write_text("bado X\n\nkule Y\n")
+    (tmp_path / "b" / "dev.txt").write_text("paru X\n")
+    given = ["--stage", "1", "--preset", str(preset), "--data", str(tmp_path / "b"), "--tasks", "conll"]
+    config = load_config(str(preset), overrides(parser().parse_args(given)))
+    made = Preparation(config, "cpu")
+    assert made.task.labels == ("X", "Y")
+    assert made.data_key != Preparation(load_config(str(preset)), "cpu").data_key
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": ["conll", "squad"]}, "tasks: conll and squad need different heads"),
+        ({"tasks": ["mine", "squad"]}, "tasks: mine and squad need different heads"),
+        ({"tasks": ["mine", "number"], "objective": {"name": "codir"}, "data": None}, "tasks: codir remembers"),
+        ({"tasks": ["mein"]}, r"unknown task 'mein'.*, or tables \[rows.NAME\] in the configuration"),
+        ({"rename": "library"}, "rows.library: there is another task of this name"),
+        ({"rename": "train"}, "rows.train: this name cannot be used; take one such as my_rows"),
+        ({"rename": "my rows"}, "rows.my rows: this name cannot be used"),
+        ({"tasks": ["mine", "library"], "data": "."}, "data: none of the tasks mine, library is read from a folder"),
+        ({"tasks": ["conll"]}, "has none of the files train.conll, train.txt"),
+        ({"tasks": ["conll"], "data": None}, "the task 'conll' is of your own files"),
+        ({"corpus": "missing.txt"}, "corpus: missing.txt: No such file"),
+        ({"rows.mine.train": "missing.tsv"}, "missing.tsv: .*No such file"),
+        ({"rows.mine.label": "lob"}, "no column 'lob'; did you mean 'lib'"),
+        ({"rows.mine.regression": True}, "row 1 has the label 'python', which is no finite number"),
+    ],
+)
+def test_mistakes(house: House, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = study(house, tmp_path / "rows", "both")
+    preset = tomllib.loads(path.read_text())
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    if name := changes.pop("rename", None):
+        preset["rows"][name] = preset["rows"]["mine"]
+        changes["tasks"] = [name]
+    path.write_text(tomli_w.dumps(preset))
+    data = {"data": str(empty)} if "conll" in changes.get("tasks", ()) or "squad" in changes.get("tasks", ()) else {}
+    with pytest.raises(ConfigError, match=message):
+        prepare(load_config(str(path), data | changes), "cpu")
+
+
+class Live(Evaluator):
+    """One whose candidates learn from the teacher itself."""
+
+    def saved(self, found: TrainingPhase, seed: int) -> None:
+        return None
+
+
+SETTINGS: dict[str, dict[str, float]] = {"theseus": {"start": 0.5}, "codir": {"negatives": 5}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("rows", name) for name in ("tinybert", "theseus", "microbert", "codir", "minilm")),
+        ("regression", "tinybert"),
+        ("regression", "codir"),
+        ("tagging", "microbert"),
+        ("questions", "theseus"),
+        ("questions", "codir"),
+        ("questions", "minilm"),
+    ],
+)
+def test_a_candidate_by_every_objective(house: House, tmp_path: Path, kind: str, name: str) -> None:
+    """Learning from saved outputs is learning from the teacher, but for their half precision."""
+    preset = study(house, tmp_path, kind, objective={"name": name, **SETTINGS.get(name, {})})
+    workspace = prepare(load_config(str(preset), {"candidate.steps": 13}), "cpu")
+    evaluator, live = Evaluator(workspace, "cpu"), Live(workspace, "cpu")
+    steps: list[int] = []
+    start = evaluator.student(half(workspace)).state_dict()
+    model = evaluator.train(half(workspace), evaluator.training_phases, 0, lambda step, model: steps.append(step))
+    assert steps == list(range(14))
+    learned = model.state_dict()
+    expected = live.train(half(workspace), live.training_phases, 0).state_dict()
+    moved = [name for name, tensor in start.items() if not torch.equal(learned[name], tensor)]
+    assert any(".ffn." in name for name in moved)
+    heads = {name: tensor for name, tensor in learned.items() if name.startswith(("classifier", "qa_outputs"))}
+    if name == "theseus":
+        teacher = evaluator.teacher().state_dict()
+        assert all(torch.equal(tensor, teacher[name]) for name, tensor in heads.items())
+    else:
+        assert heads.keys() <= set(moved)
+    far, near = (
+        sum(float((learned[name] - other[name]).square().sum()) for name in moved) ** 0.5 for other in (start, expected)
+    )
+    assert near <= (0 if name == "theseus" else 0.1 * far)
+    score, same = (one.evaluate(half(workspace), 0).value for one in (evaluator, live))
+    assert score == pytest.approx(same, abs=0.1)
+
+
+@pytest.mark.slow
+def test_a_whole_search_on_a_user_s_own_rows(house: House, tmp_path: Path) -> None:
+    """All stages on two tasks, of which one is a regression, as a user runs them."""
+    preset = study(house, tmp_path / "study", "both")
+    command = ("-m", "nas.search", "--stage", "all", "--preset", preset, "--out", tmp_path, "--trials", "4")
+    result = house.run(*command, "--workers", "1")
+    assert (result.returncode, result.stderr) == (0, "")
+    found = tmp_path / "both"
+    for trial in trials_of(found, "stage-3"):
+        if trial.values:
+            parts = [trial.user_attrs[ledger.score_of(task)] for task in ("mine", "number")]
+            assert trial.values == pytest.approx([sum(parts) / 2])
+    final = house.run("train_final.py", found / "architecture.json", "--skip-base")
+    assert (final.returncode, final.stderr) == (0, "")
+    assert "mine: 40 dev rows" in final.stdout

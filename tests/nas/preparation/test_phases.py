@@ -1,0 +1,268 @@
+"""The trainings of a study: on the task or on text, in steps or epochs, by the fine-tuned teacher or the raw one."""
+
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, BertConfig, BertForSequenceClassification
+
+from distill.tasks.encoding import Encoded, take
+from distill.training.teacher import TeacherError
+from nas.budget import budgeted_space
+from nas.config.schema import ConfigError, StudyConfig, load_config
+from nas.evaluate import Evaluator
+from nas.preparation.data import TaskFolders
+from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot, turns_of
+from nas.preparation.phases import portion, training_phase
+from nas.preparation.prepare import Preparation, prepare
+from nas.preparation.workspace import Workspace
+from search_spaces import Architecture, cost
+from search_spaces.published import PUBLISHED
+from search_spaces.spaces import SIZES
+from tests.nas.house import House
+
+# EfficientBERT's protocol in small: a base of its own, text before every training, the raw teacher on it.
+PROTOCOL = """\
+extends = "tiny.toml"
+base = {depth = 2, width = 24, heads = 4, inner = 24, embedding = 8}
+text_teacher = "raw"
+
+[space]
+mismatch = "wide"
+
+[finetune]
+epochs = 0.5
+
+[warmup]
+source = "text"
+epochs = 0.1
+
+[candidate_pretrain]
+epochs = 1
+share = 0.02
+batch_size = 8
+learning_rate = 1e-3
+
+[candidate]
+epochs = 2
+share = 0.1
+
+[sharing_pretrain]
+steps = 3
+batch_size = 8
+learning_rate = 1e-3
+
+[sharing]
+epochs = 0.1
+
+[pretrain]
+steps = 0
+
+[final]
+start = "shared"
+"""
+
+
+@pytest.fixture
+def protocol(house: House) -> Path:
+    path = house.root / "protocol.toml"
+    path.write_text(PROTOCOL)
+    return path
+
+
+def half(workspace: Workspace) -> Architecture:
+    base, graph = workspace.base()
+    return Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2))
+
+
+def head(folder: Path) -> torch.Tensor:
+    return load_file(folder / "model.safetensors")["classifier.weight"]
+
+
+def test_what_a_table_says(protocol: Path) -> None:
+    workspace = prepare(load_config(str(protocol)), "cpu")
+    config, folders = workspace.config, workspace.folders
+    text, train = folders.rows("text"), folders.rows("train")
+    found = training_phase(config, "candidate_pretrain", folders)
+    assert found is not None and found.raw and found.rows.labels is None
+    assert len(found.rows) == -(-len(text) // 50)
+    assert found.recipe.steps == -(-len(found.rows) // 8)
+    assert found.settings["prediction"] == 0
+    task = training_phase(config, "candidate", folders)
+    assert task is not None and not task.raw and task.rows.labels is not None
+    assert len(task.rows) == -(-len(train) // 10) and len(set(task.rows.labels)) > 1
+    assert task.recipe.steps == -(-2 * len(task.rows) // 8)
+    assert "prediction" not in task.settings
+    assert training_phase(config, "pretrain", folders) is None
+    assert workspace.outputs[0][0] == "candidate_pretrain" and workspace.outputs[1][0] == "candidate"
+
+
+def test_a_portion_is_drawn_once(workspace: Workspace) -> None:
+    rows = workspace.folders.rows("train")
+    assert portion(rows, 1.0, 3) is rows
+    part, again, other = portion(rows, 0.3, 3), portion(rows, 0.3, 3), portion(rows, 0.3, 4)
+    assert np.array_equal(part.input_ids, again.input_ids) and not np.array_equal(part.input_ids, other.input_ids)
+    assert rows.labels is not None and part.labels is not None
+    whole = Counter((tuple(row), label) for row, label in zip(split(rows), rows.labels.tolist(), strict=True))
+    own = Counter((tuple(row), label) for row, label in zip(split(part), part.labels.tolist(), strict=True))
+    assert own <= whole and sum(own.values()) == -(-3 * len(rows) // 10)
+    assert len(take(rows, np.array([], np.int64))) == 0
+
+
+def split(rows: Encoded) -> list[list[int]]:
+    return [row.tolist() for row in np.split(rows.input_ids, rows.offsets[1:-1])]
+
+
+def test_a_supernet_warmed_up_on_text(house: House, protocol: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Bado kule moni.\nParu.\n" * 20)
+    places = {"corpus": str(tmp_path / "a.txt"), "warmup.steps": 5}
+    config = load_config(str(protocol), places)
+    warm = Preparation(config, "cpu")
+    cold = Preparation(load_config(str(protocol), places | {"warmup.steps": 0}), "cpu")
+    assert torch.equal(head(warm.supernet), head(cold.supernet)), "text has no labels"
+    encoder = "bert.encoder.layer.0.ffn.0.expand.bias"
+    assert not torch.equal(*(load_file(made.supernet / "model.safetensors")[encoder] for made in (warm, cold)))
+    # In order of importance for the loss that it learned by.
+    for layer in load_file(warm.supernet / "importance.safetensors").values():
+        assert (layer >= 0).all() and layer[0] > 0 and torch.equal(layer, layer.sort(descending=True).values)
+    first = warm.supernet
+    assert Preparation(load_config(str(protocol), places | {"text_teacher": "task"}), "cpu").supernet != first
+    (tmp_path / "a.txt").write_text("Bado kule.\nParu.\n" * 20)
+    assert Preparation(config, "cpu").supernet != first
+
+
+def test_candidates_learn_from_text_before_the_task(protocol: Path) -> None:
+    workspace = prepare(load_config(str(protocol)), "cpu")
+    evaluator = Evaluator(workspace, "cpu")
+    architecture = half(workspace)
+    steps: list[int] = []
+    model = evaluator.train(architecture, evaluator.training_phases, 0, lambda step, model: steps.append(step))
+    assert steps == list(range(evaluator.training_phases[-1].recipe.steps + 1))
+    # Text alone leaves the head as it is.
+    on_text = evaluator.train(architecture, evaluator.training_phases[:1], 0)
+    start = evaluator.student(architecture)
+    assert torch.equal(on_text.classifier.weight, start.classifier.weight)
+    assert not torch.equal(on_text.bert.pooler.dense.weight, model.bert.pooler.dense.weight)
+    lowest = "bert.encoder.layer.0.ffn.0.expand.weight"
+    assert not torch.equal(on_text.state_dict()[lowest], start.state_dict()[lowest])
+    # Kept outputs are the teachers': the raw one's on text, the fine-tuned one's on the task.
+    live = Evaluator(prepare(load_config(str(protocol), {"teacher_cache": 0}), "cpu"), "cpu")
+    assert live.workspace.outputs == () and live.workspace.supernet == workspace.supernet
+    other = live.train(architecture, live.training_phases, 0).state_dict()
+    moved = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    apart = sum(float((tensor - other[name]).square().sum()) for name, tensor in moved.items())
+    far = sum(float((tensor - start.state_dict()[name]).square().sum()) for name, tensor in moved.items())
+    assert far > 0 and apart < 0.01 * far
+
+
+def test_a_disk_without_room(protocol: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
+    message = r"teacher_cache: the teacher's outputs for candidate.* take .* GB and .* has .* GB free"
+    with pytest.raises(ConfigError, match=message):
+        prepare(load_config(str(protocol), {"seed": 3}), "cpu")
+    assert prepare(load_config(str(protocol), {"seed": 3, "teacher_cache": 0}), "cpu").outputs == ()
+
+
+def test_epochs_of_several_tasks(protocol: Path) -> None:
+    config = load_config(str(protocol), {"sharing.epochs": 1})
+    folders = {task: TaskFolders(Preparation(alone(config, task), "cpu").data, Path()) for task in config.tasks}
+    plan = {task: found for task in folders if (found := training_phase(config, "sharing", folders[task]))}
+    counts = Counter(turns_of(config, plan))
+    assert counts == {task: -(-len(one.rows) // 8) for task, one in plan.items()}
+    assert len(set(counts.values())) == 2
+    # Both are still trained on in the last tenth.
+    turns = turns_of(config, plan)
+    assert len(set(turns[-len(turns) // 10 :])) == 2
+    equal = Counter(turns_of(load_config(str(protocol), {"sharing.steps": 7}), plan))
+    assert sorted(equal.values()) == [3, 4]
+
+
+def alone(config: StudyConfig, task: str) -> StudyConfig:
+    return config.model_copy(update={"tasks": (task,)})
+
+
+def test_a_student_cut_out_of_the_shared_supernet(protocol: Path) -> None:
+    workspace = prepare(load_config(str(protocol)), "cpu")
+    base, graph = workspace.base()
+    assert base.mismatch == "wide"
+    start = Architecture.uniform(base, graph=graph)
+    space = budgeted_space(workspace.config, base, graph, 3, start=start, vary=frozenset({SIZES}))
+    shared = prepare_one_shot(workspace, space, "cpu")
+    evaluator = OneShotEvaluator(shared, "cpu")
+    architecture = half(workspace)
+    model = evaluator.student(architecture).eval()
+    rows = workspace.folders.rows("search")
+    batch = {"input_ids": torch.from_numpy(rows.input_ids[: rows.offsets[1]]).long()[None]}
+    evaluator.supernet.eval().activate(architecture, workspace.config.task)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(**batch).logits, evaluator.supernet(**batch).logits)
+    inherited = Evaluator(workspace, "cpu").student(architecture).state_dict()
+    assert any(not torch.equal(tensor, inherited[name]) for name, tensor in model.state_dict().items())
+    # The weights depend on all sizes that were drawn, not on the smallest and the largest alone.
+    fewer = replace(space, expansions=(space.expansions[0], *space.expansions[2:]))
+    assert prepare_one_shot(workspace, fewer, "cpu").one_shot != shared.one_shot
+
+
+def test_another_checkpoint_as_base(house: House, tmp_path: Path) -> None:
+    vocabulary = AutoConfig.from_pretrained(house.teacher).vocab_size
+    small = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=32,
+        max_position_embeddings=28,
+        initializer_range=0.1,
+    )
+    BertForSequenceClassification(small).save_pretrained(tmp_path / "small")
+    places = {"base": str(tmp_path / "small"), "warmup.steps": 0}
+    workspace = prepare(load_config(str(house.preset), places), "cpu")
+    base, _ = workspace.base()
+    assert (base.width, base.depth, base.inner, base.positions) == (16, 1, 32, 28)
+    model = Evaluator(workspace, "cpu").student(Architecture.uniform(base)).eval()
+    own = BertForSequenceClassification.from_pretrained(tmp_path / "small").eval()
+    batch = {"input_ids": torch.randint(5, vocabulary, (2, 7))}
+    with torch.inference_mode():
+        torch.testing.assert_close(model.bert(**batch).last_hidden_state, own.bert(**batch).last_hidden_state)
+    supernet = workspace.supernet
+    with torch.no_grad():
+        own.bert.embeddings.word_embeddings.weight.add_(0.1)
+    own.save_pretrained(tmp_path / "small")
+    assert prepare(load_config(str(house.preset), places), "cpu").supernet != supernet
+    with pytest.raises(ConfigError, match="max_length: the base has 28 positions, not 30"):
+        prepare(load_config(str(house.preset), places | {"max_length": 30}), "cpu")
+    small.vocab_size += 1
+    BertForSequenceClassification(small).save_pretrained(tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"base: .*other has a vocabulary of .*; both read the same tokens"):
+        prepare(load_config(str(house.preset), places | {"base": str(tmp_path / "other")}), "cpu")
+    with pytest.raises(TeacherError, match=r"no model at '.*/none'"):
+        prepare(load_config(str(house.preset), places | {"base": str(tmp_path / "none")}), "cpu")
+
+
+@pytest.mark.parametrize("table", ["candidate_pretrain", "sharing_pretrain"])
+def test_an_objective_that_learns_nothing_from_text(house: House, table: str) -> None:
+    places = {table: {"steps": 2, "learning_rate": 1e-3}, "objective": {"name": "kd"}}
+    with pytest.raises(ConfigError, match=f"{table}: kd learns from labels and predictions"):
+        prepare(load_config(str(house.preset), places), "cpu")
+
+
+def test_the_paper_s_presets_are_of_its_models() -> None:
+    for preset, name in (
+        ("efficientbert", "efficientbert"),
+        ("efficientbert+", "efficientbert"),
+        ("efficientbert-tiny", "efficientbert-tiny"),
+        ("efficientbert++", "efficientbert++"),
+    ):
+        config = load_config(preset)
+        assert not isinstance(config.base, str)
+        published = PUBLISHED[name]
+        assert replace(config.base.build(30522), mismatch=config.space.mismatch) == published.base
+        assert PUBLISHED["efficientbert"].transferred(published.base) == published
+        space = budgeted_space(config, published.base, Architecture.uniform(published.base).layers[0].graph, 3)
+        assert space.min_params <= cost.params(published, 3) <= space.max_params
+        assert all(genes.expansion in space.expansions and genes.stack in space.stacks for genes in published.layers)

@@ -1,0 +1,197 @@
+"""Data, teacher, supernet and saved outputs: made once, and what they should be."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, BertForSequenceClassification
+
+from distill.objectives import Objective
+from distill.tasks.encoding import load_encoded, training_batches
+from distill.training.evaluation import measure
+from distill.training.recipe import Recipe
+from distill.training.teacher import SavedTeacher
+from nas.config.schema import ConfigError, load_config
+from nas.evaluate import Evaluator
+from nas.preparation.phases import settings_of
+from nas.preparation.prepare import prepare, set_dropout
+from nas.preparation.workspace import Workspace, objectives, projections
+from search_spaces import Architecture, Base
+from supernet.build import full_architecture
+from tests.nas.house import House
+from tests.tiny import bert, inputs
+
+
+def changed(house: House, **changes: object) -> Workspace:
+    places = {key.replace("__", "."): value for key, value in changes.items()}
+    return prepare(load_config(str(house.preset), places), "cpu")
+
+
+def test_everything_is_made_once(house: House, workspace: Workspace) -> None:
+    told: list[str] = []
+    before = {path: path.stat().st_mtime_ns for path in house.cache.rglob("*")}
+    again = prepare(house.config, "cpu", lambda what, share: told.append(what))
+    assert again == workspace
+    assert told == ["text"]
+    assert {path: path.stat().st_mtime_ns for path in house.cache.rglob("*")} == before
+
+
+def test_what_changes_what(house: House, workspace: Workspace) -> None:
+    """A key covers what its file depends on, and nothing else."""
+    dropout = changed(house, dropout=0.1, warmup__steps=1)
+    assert (dropout.data, dropout.teacher) == (workspace.data, workspace.teacher)
+    assert dropout.supernet != workspace.supernet
+    shorter = changed(house, candidate__steps=5, stage1__trials=9)
+    assert (shorter.data, shorter.teacher, shorter.supernet) == (
+        workspace.data,
+        workspace.teacher,
+        workspace.supernet,
+    )
+    assert shorter.outputs != workspace.outputs
+
+
+def test_the_base_is_the_teacher_s(workspace: Workspace) -> None:
+    base, graph = workspace.base()
+    assert base == Base(depth=2, width=32, heads=4, inner=64, vocabulary=base.vocabulary, positions=32, gelu="erf")
+    assert str(graph) == "project(gelu(expand(x)))"
+    assert workspace.labels == 3
+
+
+def test_the_teacher_learned_its_task(workspace: Workspace) -> None:
+    evaluator = Evaluator(workspace, "cpu")
+    teacher = BertForSequenceClassification.from_pretrained(workspace.teacher)
+    score = measure(teacher, evaluator.search_rows, accelerator=evaluator.accelerator, pad_id=0)
+    assert score > 0.5  # of three classes
+
+
+def test_a_supernet_without_warm_up_computes_what_the_teacher_computes(house: House) -> None:
+    workspace = changed(house, warmup__steps=0, space__stacks=[1])
+    evaluator = Evaluator(workspace, "cpu")
+    student = evaluator.student(full_architecture(*workspace.base(), 1)).eval()
+    teacher = BertForSequenceClassification.from_pretrained(workspace.teacher).eval()
+    for batch in training_batches(workspace.folders.rows("train"), 8, 2, 0, 0):
+        assert len(batch["labels"]) == 8
+        given = inputs(batch)
+        with torch.inference_mode():
+            torch.testing.assert_close(student(**given).logits, teacher(**given).logits, atol=1e-5, rtol=0)
+
+
+def test_a_warm_up_with_sampled_graphs_leaves_the_base_graph(house: House, workspace: Workspace) -> None:
+    sampled = changed(house, warmup__graphs="sampled", space__edit_rate=1.0)
+    one, other = (load_file(made.supernet / "model.safetensors") for made in (workspace, sampled))
+    assert one.keys() == other.keys()
+    assert not all(torch.equal(one[name], other[name]) for name in one)
+    assert AutoConfig.from_pretrained(sampled.supernet).ffn == AutoConfig.from_pretrained(workspace.supernet).ffn
+
+
+def test_importance_descends(workspace: Workspace) -> None:
+    scores = workspace.importance()
+    assert [len(layer) for layer in scores] == [64, 64]
+    assert all(torch.equal(layer, layer.sort(descending=True).values) for layer in scores)
+    assert all(layer[0] > 0 for layer in scores)
+
+
+def test_saved_outputs_are_the_teacher_s(house: House, workspace: Workspace) -> None:
+    ((table, folder),) = workspace.outputs
+    assert table == "candidate"
+    saved = SavedTeacher(folder)
+    recipe = house.config.candidate
+    assert recipe.steps is not None
+    rows = load_encoded(workspace.data / "train.npz")
+    teacher = BertForSequenceClassification.from_pretrained(workspace.teacher).eval()
+    for step, batch in enumerate(training_batches(rows, recipe.batch_size, recipe.steps, house.config.seed, 0)):
+        outputs = saved(step, batch)
+        with torch.inference_mode():
+            expected = teacher(**inputs(batch), output_hidden_states=True)
+        # Half precision, and bfloat16 where the processor has it.
+        torch.testing.assert_close(outputs.logits.float(), expected.logits, atol=0.1, rtol=0.05)
+        assert len(outputs.hidden_states) == len(expected.hidden_states) == 3
+        assert len(outputs.attention_scores) == 2
+    assert step == recipe.steps - 1
+
+
+def test_a_student_from_scratch(house: House) -> None:
+    base = {"depth": 1, "width": 16, "heads": 4, "inner": 32, "embedding": 8}
+    workspace = changed(house, base=base, warmup__steps=2, finetune__steps=5)
+    made, graph = workspace.base()
+    assert (made.depth, made.width, made.embedding, str(graph)) == (1, 16, 8, "project(gelu(expand(x)))")
+    assert made.vocabulary == AutoConfig.from_pretrained(workspace.teacher).vocab_size
+    evaluator = Evaluator(workspace, "cpu")
+    assert 0 <= evaluator.evaluate(Architecture.uniform(made), seed=0).value <= 1
+    ((goal, recipe),) = goals(workspace)
+    assert set(goal.projections) == {"hidden", "embedding"}
+    assert recipe == workspace.config.candidate.build(1)
+    warm, again = (goals(workspace, workspace.supernet)[0][0].state_dict() for _ in range(2))
+    assert all(torch.equal(warm[name], again[name]) for name in warm)
+    assert not any(torch.equal(warm[name], fresh) for name, fresh in goal.state_dict().items())
+    for wrong in ({"heads": 3}, {"heads": 2}, {"depth": 3}):
+        with pytest.raises(ConfigError, match="base"):
+            changed(house, base=base | wrong, finetune__steps=5)
+
+
+def goals(workspace: Workspace, supernet: Path | None = None) -> list[tuple[Objective, Recipe]]:
+    config = workspace.config
+    student, teacher = (AutoConfig.from_pretrained(folder) for folder in (workspace.supernet, workspace.teacher))
+    learned = projections(supernet) if supernet else None
+    table = config.candidate
+    return objectives(config, settings_of(config, "candidate"), table.build(1), student, teacher, learned=learned)
+
+
+def test_both_of_tinybert_s_phases_warm_a_supernet_up(house: House) -> None:
+    """The first alone would leave a new head as it was."""
+    told: list[float] = []
+    base = {"depth": 1, "width": 16, "heads": 4, "inner": 32}
+    places = {"base": base, "objective": {"name": "tinybert"}, "warmup.steps": 13}
+    config = load_config(str(house.preset), places)
+    made = prepare(config, "cpu", lambda what, share: told.append(share or 0.0) if "warm-up" in what else None)
+    assert told == pytest.approx([step / 13 for step in range(1, 14)])
+    for supernets in (made, changed(house, base=base, objective={"name": "tinybert"}, warmup__steps=0)):
+        weights = load_file(supernets.supernet / "model.safetensors")
+        moved = torch.equal(weights["classifier.bias"], torch.zeros(3))
+        assert moved == (supernets is not made)
+
+
+def test_theseus_needs_a_student_of_the_teacher_s_shape(house: House) -> None:
+    base = {"depth": 1, "width": 16, "heads": 4, "inner": 64}
+    with pytest.raises(ConfigError, match="objective and base: theseus puts the student's layers in the teacher's"):
+        changed(house, base=base, objective={"name": "theseus"})
+
+
+@pytest.mark.parametrize("table", ["finetune", "warmup"])
+def test_training_that_diverges_names_its_table(house: House, table: str) -> None:
+    with pytest.raises(ConfigError, match=f"{table}: the loss is .*{table}.learning_rate"):
+        changed(house, **{f"{table}__learning_rate": 1e30, f"{table}__steps": 6})
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        ({"hidden": float("nan")}, "hidden=nan: a weight must be a finite number of at least 0"),
+        ({"hidden": -1.0}, "hidden=-1.0: a weight"),
+        ({"temperature": 0.0}, "temperature=0.0: must be"),
+        (dict.fromkeys(("attention", "hidden", "embedding", "prediction"), 0.0), "efficientbert has nothing to learn"),
+        ({"name": "minimoe", "relation_heads": 5}, "relation_heads=5 must divide"),
+    ],
+)
+def test_settings_that_an_objective_cannot_use(house: House, objective: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"objective and base: {message}"):
+        changed(house, objective=objective)
+
+
+def test_unknown_tasks(house: House) -> None:
+    with pytest.raises(ConfigError, match="unknown task 'word order'; did you mean 'word_order'"):
+        changed(house, tasks=("word order",))
+
+
+def test_dropout_reaches_every_module() -> None:
+    model = bert(hidden_dropout_prob=0.3)
+    set_dropout(model, 0.05)
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.05}
+    assert model.config.hidden_dropout_prob == model.config.attention_probs_dropout_prob == 0.05
+
+
+def test_weights_of_the_supernet_are_single_precision(workspace: Workspace) -> None:
+    weights = load_file(workspace.supernet / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    assert (Path(workspace.supernet) / "tokenizer.json").exists()

@@ -1,0 +1,376 @@
+"""The parts of LaNAS, evolution and local search."""
+
+import random
+from collections.abc import Iterable
+from fractions import Fraction
+from itertools import islice, pairwise
+from math import log2
+
+import numpy as np
+import pytest
+from optuna.trial import TrialState
+from scipy.integrate import quad
+from scipy.stats import norm
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from nas.samplers import SAMPLERS, ZeroCostProxy, evolution, lanas, local
+from nas.samplers.encoding import BLOCK, DOUBLING, EXPERTS, OPERATION, OPERATIONS, PLACED, SEGMENTS, encode, widths
+from nas.samplers.lanas import (
+    GROWTH,
+    HINTED,
+    PHASE,
+    START,
+    LaNAS,
+    descend,
+    expected_improvement,
+    fit,
+    ranks,
+    scaled,
+    within,
+)
+from nas.study.ledger import Observation
+from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes, Space
+from search_spaces.architecture import ROUTINGS
+from search_spaces.equivalence import function_key
+
+BASE = Base(depth=2, width=24, heads=4, inner=64, vocabulary=50, positions=20)
+EXPANSIONS = tuple(Fraction(1, n) for n in (1, 2, 4, 16))
+SPACE = Space(BASE, (1, 2), EXPANSIONS, 1, 10**9)
+STEPS = widths(SPACE)
+
+
+def tried(value: float | None, state: TrialState = TrialState.COMPLETE, seed: int = 0) -> Observation:
+    architecture = SPACE.sample(random.Random(seed))
+    return Observation(architecture, function_key(architecture), state, None if value is None else (value,))
+
+
+def sized(*sizes: tuple[int, Fraction], graph: FFNGraph = GELU) -> Architecture:
+    return Architecture(BASE, tuple(Genes(graph, stack, expansion) for stack, expansion in sizes))
+
+
+def test_the_widths_of_a_space() -> None:
+    assert widths(SPACE) == (2, 3, 4, 5, 6, 7)  # 4 to 128 channels; 8 are two blocks of 4
+    assert widths(Space(BASE, (1,), (Fraction(1),), 1, 10**9)) == (6,)
+    # 4 experts without shared channels have at most 16.
+    assert widths(Space(BASE, (1, 2), EXPANSIONS, 1, 10**9, experts=(Experts(4),))) == (2, 3, 4, 5)
+    assert widths(Space(BASE, (1, 2), EXPANSIONS, 1, 10**9, experts=(Experts(4), DENSE))) == STEPS
+
+
+def test_sizes_are_encoded_as_far_as_they_differ() -> None:
+    """The squared distance of two widths is DOUBLING² for each doubling between them, as of a Brownian motion."""
+    one, other = sized((1, Fraction(1)), (1, Fraction(1))), sized((1, Fraction(1, 16)), (1, Fraction(1)))
+    # Also between the space's widths, where baselines are: 3/8 of 64 are 24 channels.
+    between = sized((1, Fraction(3, 8)), (1, Fraction(1)))
+    rows = encode([one, between, other], STEPS)
+    sizes = len(STEPS) - 1
+    for a, b, doublings in ((0, 2, 4), (0, 1, log2(64 / 24)), (1, 2, log2(24 / 4))):
+        difference = (rows[a] - rows[b])[:sizes]
+        if b == 1 or a == 1:
+            assert difference @ difference <= DOUBLING**2 * doublings + 1e-6
+        else:
+            assert difference @ difference == pytest.approx(DOUBLING**2 * doublings, rel=1e-6)
+        assert (rows[a] == rows[b])[sizes:].all()
+
+
+def test_blocks_and_operations_are_encoded() -> None:
+    (plain,), (stacked,) = (
+        encode([sized((1, Fraction(1, 2)), (1, Fraction(1)))], STEPS),
+        encode([sized((2, Fraction(1, 4)), (1, Fraction(1)))], STEPS),
+    )
+    changed = np.flatnonzero(plain != stacked)
+    assert (stacked - plain)[changed] == pytest.approx([BLOCK])  # the same channels in one block more
+
+    tanh = FFNGraph.parse("tanh(project(gelu(expand(x))))")
+    one = Architecture(BASE, (Genes(tanh, 1, Fraction(1, 2)), Genes(GELU, 1, Fraction(1))))
+    (edited,) = encode([one], STEPS)
+    changed = np.flatnonzero(plain != edited)
+    assert (edited - plain)[changed] == pytest.approx([OPERATION, PLACED])
+    kinds = len(SEGMENTS) * len(OPERATIONS)
+    dense = BASE.depth * (len(STEPS) - 1) + BASE.depth + (1 + BASE.depth) * kinds
+    assert len(plain) == dense + BASE.depth * NUMBERS
+    assert not plain[dense:].any()
+
+
+# Of a layer's experts: count, shared, top_k and capacity, and which routing they have.
+NUMBERS = 4 + len(ROUTINGS)
+
+
+def test_experts_are_encoded() -> None:
+    def encoded(*experts: Experts) -> np.ndarray:
+        layers = tuple(Genes(GELU, 1, Fraction(1, 16), one) for one in experts)
+        (row,) = encode([Architecture(BASE, layers)], STEPS)
+        return row
+
+    plain = encoded(DENSE, DENSE)
+    gated = Experts(8, Fraction(3, 4), "token_gate", 2, Fraction(5, 4))
+    row = encoded(gated, DENSE)
+    assert (row == plain)[: -BASE.depth * NUMBERS].all()
+    numbers = row[-BASE.depth * NUMBERS :].reshape(BASE.depth, NUMBERS) / EXPERTS
+    assert numbers[0] == pytest.approx([3, 0.75, 1, 0.8, *(float(one == "token_gate") for one in ROUTINGS)])
+    assert not numbers[1].any()
+    # The looser the capacity, the nearer is none at all.
+    bounds = [None, Fraction(4), Fraction(2), Fraction(1)]
+    rows = [encoded(Experts(8, Fraction(3, 4), "token_gate", 2, bound), DENSE) for bound in bounds]
+    distances = [float(np.linalg.norm(other - rows[0])) for other in rows]
+    assert distances == sorted(distances) and len(set(distances)) == 4
+    assert len({row.tobytes() for row in (plain, *(encoded(Experts(2, routing=one), DENSE) for one in ROUTINGS))}) == 5
+
+
+def test_ranks_do_not_depend_on_the_scale() -> None:
+    scores = [0.1, 0.9, 0.5, 0.5, 0.7]
+    values = ranks([tried(score) for score in scores])
+    assert values == pytest.approx(ranks([tried(1000 * score**3) for score in scores]))
+    assert values[2] == values[3] == pytest.approx(norm.ppf((2.5 - 0.5) / 5))
+    assert values[[0, 4, 1]] == pytest.approx(norm.ppf((np.array([1, 4, 5]) - 0.5) / 5))
+
+
+def test_ranks_of_trials_without_a_score() -> None:
+    values = ranks(
+        [
+            *(tried(score) for score in (0.1, 0.2, 0.3, 0.4)),
+            tried(None, TrialState.RUNNING),
+            tried(None, TrialState.PRUNED),
+            tried(None, TrialState.FAIL),
+        ]
+    )
+    assert values[4] == 0
+    assert values[5] == pytest.approx(norm.ppf(0.25))
+    assert values[6] == values[:4].min()
+    assert list(ranks([tried(None, TrialState.FAIL), tried(None, TrialState.RUNNING)])) == [0, 0]
+
+
+def plane(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Points in the unit square, and a score that grows along the first coordinate."""
+    features = np.random.default_rng(seed).uniform(size=(count, 2))
+    return features, features[:, 0]
+
+
+def test_the_tree_parts_good_from_bad() -> None:
+    features, values = plane(200)
+    path = descend(features, values, 5)
+    assert len(path) > 2
+    means = [values[region.rows].mean() for region in path]
+    # Always to the better side, as that is so much better that its visits do not matter.
+    assert all(deeper > region for region, deeper in pairwise(means[:3]))
+    for parent, child in pairwise(path):
+        assert set(child.rows) < set(parent.rows)
+        assert set(child.rows) == set(parent.rows[child.has(features[parent.rows])])
+        assert len(child.rows) >= 5
+
+
+def test_visits_turn_the_search_to_the_other_side() -> None:
+    """Of two sides that differ little the one with few visits is explored: with ever more trials on one of them the
+    bound of the other grows."""
+    rng = np.random.default_rng(0)
+
+    def side(right: int) -> float:
+        # The first PHASE trials teach the tree that right is better; all later ones are right, and no better.
+        features = np.concatenate((np.full((5, 1), -1.0), np.full((5 + right, 1), 1.0)))
+        values = np.concatenate((np.full(5, -0.3), np.full(5, 0.3), rng.normal(0, 0.01, right)))
+        assert len(values) < PHASE * GROWTH
+        return float(features[descend(features, values, 5)[1].rows[0], 0])
+
+    assert side(0) == 1.0
+    assert side(4) == -1.0
+
+
+def test_the_tree_changes_at_phases_only() -> None:
+    rng = np.random.default_rng(0)
+    values = np.tile([-1.0, 1.0], 20) + rng.normal(0, 0.1, 40)
+    features = np.stack((values, rng.normal(size=40)), axis=1)
+
+    def root(count: int) -> np.ndarray:
+        classifier = descend(features[:count], values[:count], 5)[1].classifier
+        assert classifier is not None
+        return classifier.coef_
+
+    following = int(PHASE * GROWTH)
+    for count in range(PHASE, following):
+        assert np.array_equal(root(count), root(PHASE))
+    assert not np.array_equal(root(following), root(PHASE))
+
+
+def test_equal_scores_are_one_region() -> None:
+    features, _ = plane(30)
+    assert len(descend(features, np.zeros(30), 5)) == 1
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_many_equal_scores_are_parted_from_the_others(good: bool) -> None:
+    """Two of three scores are the highest one, which then is the median, or the lowest."""
+    features, _ = plane(30)
+    values = np.tile([0.0, 0.0, 1.0], 10) if good else np.tile([0.0, 1.0, 1.0], 10)
+    features[:, 0] = values
+    path = descend(features, values, 5)
+    assert values[path[1].rows].min() == values[path[1].rows].max()
+
+
+def test_less_than_two_leaves_are_one() -> None:
+    features, values = plane(9)
+    assert len(descend(features, values, 5)) == 1
+
+
+def test_candidates_in_the_deepest_region_that_has_any() -> None:
+    features, values = plane(200)
+    path = descend(features, values, 5)
+    everywhere, _ = plane(500, 1)
+    leaf = within(path, everywhere)
+    assert 0 < len(leaf) < 250
+    assert all(region.has(everywhere[leaf]).all() for region in path)
+    # None of these is on the good side, so that none may be lost.
+    bad = everywhere[~path[1].has(everywhere)]
+    assert list(within(path, bad)) == list(range(len(bad)))
+    assert len(within(path, np.empty((0, 2)))) == 0
+
+
+def test_the_surrogate_is_a_gaussian_process() -> None:
+    """Against the textbook's formulas, and the expectation against the integral."""
+    rng = np.random.default_rng(0)
+    features, values, wanted = rng.normal(size=(12, 3)), rng.normal(size=12), rng.normal(size=(5, 3))
+
+    def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        squares = ((a[:, None] - b[None]) ** 2).sum(axis=-1)
+        return 0.7**2 + a @ b.T + lanas.SMOOTH * np.exp(-squares / (2 * 1.5**2))
+
+    inverse = np.linalg.inv(kernel(features, features) + lanas.NOISE * np.eye(12))
+    means = kernel(wanted, features) @ inverse @ values
+    variances = np.diag(kernel(wanted, wanted) - kernel(wanted, features) @ inverse @ kernel(features, wanted))
+    surrogate = fit(features, values)
+    assert surrogate.predict(wanted) == pytest.approx(means, rel=1e-6)
+
+    goal = (kernel(features, features) @ inverse @ values).max()
+    for mean, variance, gain in zip(means, variances, expected_improvement(surrogate, wanted), strict=True):
+        deviation = variance**0.5
+        expected, _ = quad(
+            lambda z, mean=mean, deviation=deviation: max(mean + deviation * z - goal, 0) * norm.pdf(z),
+            -12,
+            12,
+            points=[(goal - mean) / deviation],
+        )
+        assert gain == pytest.approx(expected, rel=1e-4, abs=1e-8)
+
+
+def test_the_first_proposals_are_random() -> None:
+    evidence = [tried(score, seed=score) for score in range(START)]
+
+    def proposed(count: int, hint: ZeroCostProxy | None = None) -> list[Architecture]:
+        return list(islice(LaNAS(SPACE, 0, hint).propose(evidence[:count], random.Random(7)), 5))
+
+    rng = random.Random(7)
+    drawn = [SPACE.sample(rng) for _ in range(5)]
+    assert proposed(START - 1) == drawn
+    assert proposed(START) != drawn
+    # With a hint fewer trials tell something.
+    assert proposed(HINTED - 1, wanted) == drawn
+    assert proposed(HINTED, wanted) != drawn
+
+
+def wanted(architecture: Architecture) -> float:
+    """A score for much in the first layer and little in the second."""
+    return log2(architecture.layers[0].inner(BASE)) - log2(architecture.layers[1].inner(BASE))
+
+
+def test_proposals_go_towards_better_ones() -> None:
+    """The surrogate's first choice is better than nearly all random members, with 20 trials to learn from."""
+    members = [SPACE.sample(random.Random(seed)) for seed in range(60)]
+    evidence = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in members[:20]]
+    proposed = next(LaNAS(SPACE, 0).propose(evidence, random.Random(0)))
+    assert sum(wanted(one) >= wanted(proposed) for one in members) <= 6
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_a_hint_tells_is_learned(sign: int) -> None:
+    """Of few trials, so that proposals are better with it than without, also where it is the wrong way round."""
+
+    def first(count: int, seed: int, hint: ZeroCostProxy | None) -> float:
+        members = [SPACE.sample(random.Random(100 * seed + number)) for number in range(count)]
+        evidence = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in members]
+        return wanted(next(LaNAS(SPACE, 0, hint).propose(evidence, random.Random(seed))))
+
+    hinted, alone = (
+        [first(6, seed, hint) for seed in range(20)] for hint in (lambda one: sign * 1e-3 * wanted(one) + 7, None)
+    )
+    assert np.mean(hinted) > np.mean(alone) + 0.3
+
+
+def test_a_hint_that_is_the_same_for_all_changes_nothing() -> None:
+    evidence = [tried(score, seed=score) for score in range(30)]
+    # One that rounds differently for some of them.
+    same, alone = (
+        list(islice(LaNAS(SPACE, 0, hint).propose(evidence, random.Random(0)), 5))
+        for hint in (lambda one: 0.1 * (1 + 1e-14 * wanted(one)), None)
+    )
+    assert same == alone
+
+
+def test_a_hint_has_the_scale_of_random_members() -> None:
+    hint = scaled(lambda one: 1e-3 * wanted(one) + 7, SPACE)
+    assert hint is not None
+    rng = random.Random(1)
+    found = [hint(SPACE.sample(rng)) for _ in range(1000)]
+    assert np.mean(found) == pytest.approx(0, abs=0.15)
+    assert np.std(found) == pytest.approx(1, abs=0.1)
+
+
+def test_linear_algebra_has_one_thread_while_a_proposal_is_made() -> None:
+    def threads() -> list[int]:
+        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+    class Watched(LaNAS):
+        def order(self, new: np.ndarray, features: np.ndarray, values: np.ndarray) -> Iterable[int]:
+            assert set(threads()) == {1}
+            return super().order(new, features, values)
+
+    evidence = [tried(score, seed=score) for score in range(30)]
+    with threadpool_limits(2):
+        before = threads()
+        next(Watched(SPACE, 0).propose(evidence, random.Random(0)))
+        assert threads() == before
+
+
+def test_a_proposal_never_starves() -> None:
+    """Where all candidates of the leaf are known, other members follow."""
+    tiny = Space(BASE, (1,), EXPANSIONS[:2], 1, 10**9, edit_rate=0.0)
+    members = [tiny.sample(random.Random(seed)) for seed in range(40)]
+    evidence = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in members]
+    assert len(list(islice(LaNAS(tiny, 0).propose(evidence, random.Random(0)), 50))) == 50
+
+
+def test_evolution_forgets_the_old() -> None:
+    """However good they were: parents are the youngest `POPULATION` only."""
+    old = [tried(100.0, seed=seed) for seed in range(5)]
+    young = [tried(float(seed), seed=100 + seed) for seed in range(evolution.POPULATION)]
+    near: set[Architecture] = set()
+    for seed in range(20):
+        rng = random.Random(seed)
+        child = next(SAMPLERS["evolution"](SPACE, 0).propose(old + young, rng))
+        parents = [one for one in old + young if distance(one.architecture, child) <= 1]
+        assert any(one in young for one in parents)
+        near |= {one.architecture for one in parents}
+    # The worst of the young never wins a tournament of several.
+    assert young[0].architecture not in near
+
+
+def test_local_search_starts_again() -> None:
+    best = tried(1.0, seed=0)
+    worse = [tried(0.0, seed=1 + seed) for seed in range(local.PATIENCE)]
+    sampler = SAMPLERS["local"](SPACE, 0)
+
+    def child(evidence: list[Observation]) -> Architecture:
+        return next(sampler.propose(evidence, random.Random(3)))
+
+    assert distance(best.architecture, child([best, *worse[:-1]])) == 1
+    assert child([best, *worse]) == SPACE.sample(random.Random(3))
+    # From then on the best of what came after.
+    second = tried(-1.0, seed=77)
+    assert distance(second.architecture, child([best, *worse, second])) == 1
+    # A failure is no better either; what still runs may be.
+    failed = [tried(None, TrialState.FAIL, seed=1 + seed) for seed in range(local.PATIENCE)]
+    running = [tried(None, TrialState.RUNNING, seed=1 + seed) for seed in range(local.PATIENCE)]
+    assert child([best, *failed]) == SPACE.sample(random.Random(3))
+    assert distance(best.architecture, child([best, *running])) == 1
+
+
+def distance(one: Architecture, other: Architecture) -> int:
+    """How many layers differ."""
+    return sum(a != b for a, b in zip(one.layers, other.layers, strict=True))

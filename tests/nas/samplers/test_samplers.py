@@ -1,0 +1,276 @@
+"""What every sampler must do, and what each does."""
+
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from math import log
+from pathlib import Path
+from statistics import mean
+
+import optuna
+import pytest
+from optuna.trial import FixedTrial, TrialState
+from sqlalchemy import Engine, event
+
+from nas.samplers import SAMPLERS, SamplerError
+from nas.samplers.encoding import OPERATIONS
+from nas.study import ledger
+from nas.study.storage import sqlite_url
+from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
+from search_spaces.equivalence import function_key
+from search_spaces.spaces import GRAPHS, SIZES, Limit
+from tests.tiny import architectures
+
+BASE = Base(depth=4, width=24, heads=4, inner=48, vocabulary=50, positions=20)
+MIDDLE = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 3)
+EXPANSIONS = (Fraction(1), Fraction(1, 2), Fraction(1, 4))
+START = next(one for one in architectures(9, BASE) if not any(genes.graph.gated for genes in one.layers))
+
+
+def macs(base: Base, genes: Genes) -> int:
+    return cost.ffn_macs(base, genes, 8)
+
+
+def space(least: int = MIDDLE - 2000, most: int = MIDDLE, stacks: tuple[int, ...] = (1, 2), **more: object) -> Space:
+    return Space(BASE, stacks, EXPANSIONS, least, most, **{"edit_rate": 0.5, **more})  # type: ignore[arg-type]
+
+
+SPACE = space()
+SPACES = {
+    "all": SPACE,
+    "gated": space(gated=True),
+    "limits": space(limits=(Limit("macs", 0, macs, 4 * macs(BASE, Genes(GELU, 1, Fraction(1, 2)))),)),
+    "experts": space(experts=(DENSE, Experts(4), Experts(2, Fraction(1, 2), "token_gate"))),
+    "graphs": space(1, 10**9, start=START, vary=frozenset({GRAPHS})),
+    "sizes": space(start=Architecture.uniform(BASE), vary=frozenset({SIZES})),
+}
+TINY = space(MIDDLE - 1000, stacks=(1,), start=Architecture.uniform(BASE), vary=frozenset({SIZES}))
+
+# What happens to a trial of this number: a score, or a state.
+Outcome = Callable[[int], float | TrialState]
+OUTCOMES: dict[str, Outcome] = {
+    "random": lambda number: random.Random(number).random(),
+    "tied": lambda number: float(number % 2),
+    "equal": lambda number: 0.5,
+    "failed": lambda number: TrialState.FAIL,
+    "stopped": lambda number: TrialState.PRUNED,
+    "one score": lambda number: 0.5 if number == 10 else TrialState.FAIL,
+    "infinite": lambda number: (float("inf"), float("-inf"), 0.5)[number % 3],
+    "mixed": lambda number: (
+        TrialState.FAIL if number % 5 == 4 else TrialState.PRUNED if number % 5 == 2 else random.Random(number).random()
+    ),
+}
+
+
+def goals(sampler: str) -> tuple[str, ...]:
+    return ("score", "params") if sampler == "nsga2" else ("score",)
+
+
+def new_study(sampler: str, seed: int, space: Space = SPACE, *, two: bool | None = None) -> optuna.Study:
+    """A study in memory; of two goals if the sampler is for that."""
+    named = goals(sampler) if two is None else ("score", "params")[: 1 + two]
+    directions = ["maximize", "minimize"][: len(named)]
+    study = optuna.create_study(directions=directions, sampler=SAMPLERS[sampler](space, seed))
+    study.set_user_attr(ledger.GOALS, named)
+    return study
+
+
+def tell(study: optuna.Study, number: int, outcome: float | TrialState) -> None:
+    if outcome == TrialState.FAIL:
+        ledger.fail(study, number, "diverged")
+    elif outcome == TrialState.PRUNED:
+        ledger.stop(study, number, 30, {})
+    else:
+        assert isinstance(outcome, float)
+        ledger.complete(study, number, outcome, {})
+
+
+def ask(study: optuna.Study, space: Space = SPACE) -> tuple[int, Architecture]:
+    trial, architecture = ledger.ask(study, space, "sampler", labels=3)
+    return trial.number, architecture
+
+
+def drawn(
+    sampler: str, seed: int, count: int, space: Space = SPACE, outcome: Outcome = OUTCOMES["random"]
+) -> list[Architecture]:
+    """Proposals, each of them told before the next."""
+    study = new_study(sampler, seed, space)
+    found = []
+    for _ in range(count):
+        number, architecture = ask(study, space)
+        found.append(architecture)
+        tell(study, number, outcome(number))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No test here may make Optuna warn."""
+    optuna.logging.enable_propagation()
+    yield
+    optuna.logging.disable_propagation()
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_proposals_are_new_members_and_decided_by_the_seed(sampler: str, kind: str) -> None:
+    space = SPACES[kind]
+    found = drawn(sampler, 3, 18, space, OUTCOMES["mixed"])
+    assert all(one in space for one in found)
+    assert len(set(map(function_key, found))) == 18
+    assert drawn(sampler, 3, 18, space, OUTCOMES["mixed"]) == found
+    other = drawn(sampler, 4, 18, space, OUTCOMES["mixed"])
+    assert sum(a == b for a, b in zip(found, other, strict=True)) < 5
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_any_outcome_leaves_new_proposals(sampler: str, outcome: str) -> None:
+    found = drawn(sampler, 0, 24, outcome=OUTCOMES[outcome])
+    assert all(one in SPACE for one in found)
+    assert len(set(map(function_key, found))) == 24
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_parameters_of_a_trial_spell_the_architecture(sampler: str) -> None:
+    study = new_study(sampler, 0)
+    for _ in range(16):
+        number, architecture = ask(study)
+        tell(study, number, OUTCOMES["random"](number))
+        trial = study.trials[number]
+        assert SPACE.suggest(FixedTrial(trial.params)) == architecture
+        assert ledger.architecture_of(trial) == architecture
+        # The space spells most with fewer names; what a new trial is given, an old one can be compared by.
+        assert set(trial.params) == set(SPACE.choices(architecture))
+
+
+@pytest.fixture
+def unsynced() -> Iterator[None]:
+    """SQLite does not wait for the disk."""
+
+    def on_connect(connection: sqlite3.Connection, record: object) -> None:
+        connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", on_connect)
+    yield
+    event.remove(Engine, "connect", on_connect)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_an_interrupted_search_proposes_what_an_uninterrupted_one_does(
+    sampler: str, tmp_path: Path, unsynced: None
+) -> None:
+    """Twice its process is gone, with a trial that is running, and with one that is drawn only in part."""
+    expected = drawn(sampler, 0, 16, outcome=OUTCOMES["mixed"])
+    found: list[Architecture] = []
+    for end in (6, 13, 16):
+        url = sqlite_url(tmp_path / "study.db")
+        study = ledger.open_study(url, "stage", SAMPLERS[sampler](SPACE, 0), goals(sampler))
+        ledger.requeue_unfinished(study)
+        while len(found) < end:
+            number, architecture = ask(study)
+            tell(study, number, OUTCOMES["mixed"](len(found)))
+            found.append(architecture)
+        if end == 6:
+            ask(study)
+        elif end == 13:
+            study.ask().suggest_categorical("layer1/pre/op", ["none", *OPERATIONS[:-1]])
+        study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+    assert found == expected
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_trials_side_by_side_are_different(sampler: str) -> None:
+    study = new_study(sampler, 0)
+    for _ in range(14):
+        number, _ = ask(study)
+        tell(study, number, OUTCOMES["random"](number))
+    together = [ask(study)[1] for _ in range(8)]
+    assert len(set(map(function_key, together))) == 8
+    assert all(one in SPACE for one in together)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_tiny_space_is_exhausted_before_anything_is_proposed_again(sampler: str) -> None:
+    size = TINY.size_count()
+    assert 10 <= size <= 40
+    found = drawn(sampler, 0, size + 3, TINY)
+    assert len(set(map(function_key, found[:size]))) == size
+    assert set(found[size:]) <= set(found[:size])
+
+
+@pytest.mark.parametrize("outcome", ["random", "failed"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_space_of_one_member(sampler: str, outcome: str) -> None:
+    uniform = Architecture.uniform(BASE, expansion=Fraction(1, 2))
+    alone = Space(BASE, (1,), (Fraction(1, 2),), 1, 10**9, start=uniform, vary=frozenset({SIZES}))
+    assert drawn(sampler, 0, 14, alone, OUTCOMES[outcome]) == [uniform] * 14
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_baselines_that_are_no_members(sampler: str, kind: str) -> None:
+    """The base model is outside the box; other sizes and graphs are not the space's. All of them score best."""
+    space = SPACES[kind]
+    study = new_study(sampler, 0, space)
+    odd = Fraction(23, 48)
+    strange = FFNGraph.parse("project(tanh(tanh(gelu(expand(x)))))")
+    baselines = [
+        Architecture.uniform(BASE),
+        Architecture.uniform(BASE, expansion=odd),
+        Architecture(BASE, (Genes(strange, 1, odd), *START.layers[1:])),
+    ]
+    for baseline in baselines:
+        ledger.enqueue(study, baseline, "baseline")
+    found = []
+    for _ in range(20):
+        number, architecture = ask(study, space)
+        found.append(architecture)
+        tell(study, number, 2.0 - number if number < 3 else OUTCOMES["mixed"](number))
+    assert found[:3] == baselines
+    assert all(one in space for one in found[3:])
+    assert len(set(map(function_key, found))) == 20
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_several_objectives_are_refused_or_served(sampler: str) -> None:
+    study = new_study(sampler, 0, two=True)
+    if SAMPLERS[sampler].several:
+        for _ in range(16):
+            number, architecture = ask(study)
+            assert architecture in SPACE
+            tell(study, number, OUTCOMES["random"](number))
+    else:
+        with pytest.raises(SamplerError, match="maximises one score, and this study has 2 objectives"):
+            ask(study)
+
+
+def lower_first(architecture: Architecture) -> float:
+    """A score for inner channels, the more the lower their layer."""
+    return sum((4 - place) * log(genes.stack * genes.inner(BASE)) for place, genes in enumerate(architecture.layers))
+
+
+@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "random"])
+def test_the_scores_are_followed(sampler: str) -> None:
+    """Also where the study has one goal and the sampler serves several."""
+
+    def late(sampler: str, seed: int) -> float:
+        study = new_study(sampler, seed, two=False)
+        for _ in range(50):
+            number, architecture = ask(study)
+            tell(study, number, lower_first(architecture))
+        return mean(trial.values[0] for trial in study.trials[30:])
+
+    # Of random proposals the mean is 29.2 and the deviation 1.4.
+    assert mean(late(sampler, seed) for seed in range(3)) > mean(late("random", seed) for seed in range(3)) + 0.4
+
+
+def test_random_keeps_to_the_rate_of_edits() -> None:
+    never = drawn("random", 0, 30, space(edit_rate=0.0, stacks=(1, 2)))
+    assert {genes.graph for found in never for genes in found.layers} == {GELU}
+    graphs = Counter(genes.graph == GELU for found in drawn("random", 0, 200) for genes in found.layers)
+    # Three segments that each stay with probability 1/2; a few edits are undone where they would leave the box.
+    assert 0.08 < graphs[True] / graphs.total() < 0.25

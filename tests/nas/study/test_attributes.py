@@ -1,0 +1,75 @@
+"""A user's task may have any name, that of one of a trial's attributes too."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from distill.training.evaluation import Load
+from nas.evaluate import Score
+from nas.preparation.workspace import Workspace
+from nas.runner import attributes_of
+from nas.samplers import SAMPLERS
+from nas.study import ledger
+from search_spaces import Architecture, cost
+from search_spaces.spaces import Limit
+from tests.nas import rows
+from tests.nas.house import House, trials_of
+from tests.nas.study.test_ledger import SPACE
+
+# All that a trial remembers by names that a task may have.
+TAKEN = (
+    *(ledger.ARCHITECTURE, ledger.ORIGIN, ledger.SEED, ledger.FAILURE, ledger.IN_BOX, ledger.FUNCTION, ledger.TWIN),
+    *(ledger.RUNG, ledger.ATTEMPT, "formula", "params", "params_active", "macs", "latency", "seconds"),
+    *("standard_error", ledger.EXPERT_LOAD, "inherited", "score"),
+)
+
+
+def test_scores_of_tasks_hide_nothing() -> None:
+    study = optuna.create_study(direction="maximize", sampler=SAMPLERS["random"](SPACE, 0))
+    space = replace(SPACE, limits=(Limit("latency", 7, lambda base, genes: 1, 10**6),))
+    trials = [ledger.ask(study, space, "random", labels=3)[0] for _ in range(2)]
+    parts = {name: 1 + number / 8 for number, name in enumerate(TAKEN)}
+    load = Load(0, "ffn", (0.5, 0.5))
+    for trial, behind in zip(trials, (parts, {}), strict=True):
+        score = Score(0.5, 0.01, behind, (load,))
+        ledger.complete(study, trial.number, score.value, attributes_of(score) | {"seconds": 1.0})
+    with_parts, without = (trial.user_attrs for trial in study.get_trials())
+    assert with_parts["standard_error"] == 0.01
+    assert with_parts[ledger.EXPERT_LOAD] == [load.to_json()]
+    assert with_parts["latency"] == 10
+    assert with_parts.keys() - without.keys() == {ledger.score_of(name) for name in TAKEN}
+    assert {name: with_parts[ledger.score_of(name)] for name in TAKEN} == parts
+    assert all(with_parts[key] == value for key, value in trials[0].user_attrs.items())
+    missing = [key for key in without if key not in trials[1].user_attrs]
+    assert missing == ["standard_error", ledger.EXPERT_LOAD, "seconds"]
+
+
+@pytest.mark.slow
+def test_a_search_on_tasks_of_such_names(house: House, workspace: Workspace, tmp_path: Path) -> None:
+    files = rows.table(tmp_path)
+    preset = rows.study(
+        house,
+        tmp_path,
+        "both",
+        tasks=["params", "standard_error"],
+        rows={
+            "params": files | {"text": "one", "pair": "two", "label": "lib"},
+            "standard_error": files | {"text": "one", "label": "share", "regression": True},
+        },
+    )
+    base, graph = workspace.base()
+    Architecture.uniform(base, graph=graph).save(tmp_path / "start.json")
+    given = ("--from", tmp_path / "start.json", "--trials", "3", "--workers", "1", "--out", tmp_path)
+    result = house.run("-m", "nas.search", "--stage", "3", "--preset", preset, *given)
+    assert (result.returncode, result.stderr) == (0, "")
+    scored = [trial for trial in trials_of(tmp_path / "both", "stage-3") if trial.state == TrialState.COMPLETE]
+    assert scored
+    for trial in scored:
+        facts = trial.user_attrs
+        assert facts["params"] == cost.params(ledger.architecture_of(trial), 3)
+        parts = [facts[ledger.score_of(name)] for name in ("params", "standard_error")]
+        assert trial.values == pytest.approx([sum(parts) / 2])
+        assert 0 < facts["standard_error"] < 0.2 and facts["standard_error"] != parts[1]

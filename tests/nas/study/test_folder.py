@@ -1,0 +1,76 @@
+"""Folders of studies: which stages may run where."""
+
+from pathlib import Path
+
+import pytest
+
+from nas.config.schema import ConfigError, load_config
+from nas.study.folder import Folder
+from search_spaces import PUBLISHED, Architecture
+
+DEMO = load_config("demo")
+
+
+def test_a_study_is_made_and_gone_on_with(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out" / "s")
+    with pytest.raises(ConfigError, match="nothing to resume"):
+        folder.check(DEMO, ["1"], resume=True)
+    folder.check(DEMO, ["1"], resume=False)
+    assert not folder.path.exists()
+    folder.create(DEMO)
+    assert load_config(str(folder.config)) == DEMO
+    # Killed before its first stage began, it may start or go on.
+    folder.check(DEMO, ["1"], resume=True)
+    folder.check(DEMO, ["1"], resume=False)
+    folder.begin("1", DEMO, None)
+    folder.check(DEMO, ["1"], resume=True)
+    for stages in (["1"], ["1", "2", "3"]):
+        with pytest.raises(ConfigError, match="holds stage 1 already: go on with --resume"):
+            folder.check(DEMO, stages, resume=False)
+    folder.config.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"config\.toml: is not UTF-8"):
+        folder.check(DEMO, ["1"], resume=True)
+
+
+def test_what_a_stage_spends_is_free_until_it_begins(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "s")
+    folder.create(DEMO)
+    folder.begin("1", DEMO, None)
+    later = load_config("demo", {"stage2.trials": 7, "sharing.steps": 9, "single_trials": 3})
+    folder.check(later, ["2"], resume=False)
+    folder.begin("2", later, PUBLISHED["base"])
+    assert load_config(str(folder.config)) == later
+    assert Architecture.load(folder.start("2")) == PUBLISHED["base"]
+    with pytest.raises(ConfigError, match=r"configuration \(stage2.trials is 7 there and 10 here\)"):
+        folder.check(DEMO, ["3"], resume=False)
+    for changes in ({"stage1.trials": 7}, {"space.stacks": [1, 2, 3]}, {"seed": 4}):
+        with pytest.raises(ConfigError, match=f"configuration .{next(iter(changes))} is "):
+            folder.check(load_config("demo", {"stage2.trials": 7} | changes), ["3"], resume=False)
+
+
+@pytest.mark.parametrize("own", [None, 9])
+def test_what_a_single_stage_spends_is_that_of_others(tmp_path: Path, own: int | None) -> None:
+    """Of stage 1 everything, and of stage 2 its trials, unless it has a number of its own."""
+    folder, config = Folder(tmp_path / "s"), load_config("demo", {"single_trials": own} if own else {})
+    folder.create(config)
+    folder.begin("single", config, None)
+    for changes in ({"stage1.sampler": "random"}, {"stage1.trials": 7}):
+        with pytest.raises(ConfigError, match=f"configuration .{next(iter(changes))} is "):
+            folder.check(load_config("demo", {"single_trials": own or 34} | changes), ["single"], resume=True)
+    later = load_config("demo", {"stage2.trials": 7} | ({"single_trials": own} if own else {}))
+    if own:
+        folder.check(later, ["single"], resume=True)
+    else:
+        with pytest.raises(ConfigError, match=r"configuration .stage2.trials is "):
+            folder.check(later, ["single"], resume=True)
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").touch()
+    with pytest.raises(ConfigError, match="is not a study's folder"):
+        Folder(tmp_path / "photos").check(DEMO, ["1"], resume=False)
+    with pytest.raises(ConfigError, match="is not a study's folder"):
+        Folder(tmp_path / "photos" / "cat.jpg").check(DEMO, ["1"], resume=False)
+    with pytest.raises(ConfigError, match=r"cat.jpg/s: .*[Nn]ot a directory"):
+        Folder(tmp_path / "photos" / "cat.jpg" / "s").create(DEMO)

@@ -1,0 +1,185 @@
+"""Studies in a PostgreSQL database."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from nas.samplers import SAMPLERS
+from nas.study import ledger
+from nas.study.lock import StudyInUse, sole_driver
+from nas.study.storage import sqlite_url
+from search_spaces import Architecture
+from tests.nas.house import House, trials_of, wait
+from tests.nas.study import postgres
+from tests.nas.study.postgres import Server
+from tests.nas.study.test_ledger import BASE, SPACE
+from tests.tiny import architectures
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with postgres.running() as server:
+        yield server
+
+
+@contextlib.contextmanager
+def opened(url: str) -> Iterator[RDBStorage]:
+    storage = RDBStorage(url)
+    try:
+        yield storage
+    finally:
+        storage.engine.dispose()
+
+
+def studies_in(url: str) -> set[str]:
+    """The names of all studies."""
+    with opened(url) as storage:
+        return set(optuna.get_all_study_names(storage))
+
+
+def trials_in(url: str, name: str) -> list[FrozenTrial]:
+    """All trials of a study, which may not be there yet, as another process sees them."""
+    with opened(url) as storage:
+        if name not in optuna.get_all_study_names(storage):
+            return []
+        return optuna.load_study(study_name=name, storage=storage).get_trials()
+
+
+def facts(trial: FrozenTrial) -> tuple[Any, ...]:
+    """All of a trial but when it ran."""
+    return (
+        trial.number,
+        trial.state,
+        trial.values,
+        trial.params,
+        trial.distributions,
+        trial.user_attrs,
+        trial.system_attrs,
+        trial.intermediate_values,
+    )
+
+
+def drive(url: str, goals: tuple[str, ...]) -> tuple[Any, ...]:
+    """What the ledger says of a search whose trials end in every way, with a new connection after each cut."""
+    rng = random.Random(0)
+    wanted = [(architecture, f"baseline {i}", i or None) for i, architecture in enumerate(architectures(3, BASE))]
+    told: list[Any] = []
+    for cut in range(3):
+        study = ledger.open_study(url, "s/stage-1", SAMPLERS["random"](SPACE, 0), goals)
+        left = ledger.requeue_unfinished(study)
+        assert left == (2 if cut else 0)
+        told.append(ledger.enqueue_missing(study, wanted))
+        running: list[int] = []
+        for end in ("scored", "failed", "stopped", "lost"):
+            while len(running) < 3:
+                trial, architecture = ledger.ask(study, SPACE, "random", labels=3)
+                told.append((trial.number, architecture))
+                if not ledger.replay(study, trial.number):
+                    running.append(trial.number)
+            number = running.pop(rng.randrange(3))
+            for step in range(2 if len(goals) == 1 else 0):
+                ledger.report(study, number, step, rng.random())
+                told.append(ledger.is_hopeless(study, number, step, 0.5))
+            match end:
+                case "scored":
+                    ledger.complete(study, number, rng.random(), {"standard_error": 1 / 3, "parts": [1.0, "×"]})
+                case "failed":
+                    ledger.fail(study, number, f"diverged: {'×' * 2000}")
+                case "stopped":
+                    ledger.stop(study, number, 1, {"seconds": 0.1})
+                case "lost":
+                    ledger.lose(study, number)
+        views = (ledger.finished, ledger.ranked, ledger.scored, ledger.waiting, ledger.running)
+        told.append(([[trial.number for trial in view(study)] for view in views], ledger.history(study)))
+        study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+    return told, [facts(trial) for trial in trials_in(url, "s/stage-1")]
+
+
+@pytest.mark.parametrize("goals", [("score",), ("score", "params")])
+def test_the_ledger_is_the_same_on_every_storage(goals: tuple[str, ...], server: Server, tmp_path: Path) -> None:
+    server.execute(f"CREATE DATABASE {'_'.join(goals)}")
+    here, there = sqlite_url(tmp_path / "study.db"), server.url.replace("/postgres?", f"/{'_'.join(goals)}?")
+    told, trials = drive(there, goals)
+    assert (told, trials) == drive(here, goals)
+    assert {trial[1] for trial in trials} >= {TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL}
+    assert any(ledger.ATTEMPT in trial[5] for trial in trials)
+
+
+def results(trials: list[FrozenTrial]) -> Counter[tuple[Architecture, int | None, float]]:
+    """What was evaluated, and its score."""
+    return Counter(
+        (ledger.architecture_of(trial), trial.user_attrs.get(ledger.SEED), trial.values[0])
+        for trial in trials
+        if trial.state == TrialState.COMPLETE
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_search_goes_on(server: Server, searched: Path, house: House, tmp_path: Path) -> None:
+    """Nobody else drives it while its driver lives; resumed, it finds what the search in a file found."""
+    command = house.search(tmp_path, "--study", "s", "--storage", server.url)
+
+    def states() -> Counter[TrialState]:
+        return Counter(trial.state for trial in trials_in(server.url, "s/stage-1"))
+
+    with house.running(*command) as process:
+        wait(process, lambda: states()[TrialState.COMPLETE] >= 2 and states()[TrialState.RUNNING] > 0)
+        with pytest.raises(StudyInUse, match=f"process {process.pid} "), sole_driver(server.url, "s"):
+            pass
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=120)
+    before = trials_in(server.url, "s/stage-1")
+    assert any(trial.state == TrialState.RUNNING for trial in before)
+    result = house.run(*command, "--resume")
+    assert (result.returncode, result.stderr) == (0, "")
+
+    assert studies_in(server.url) == {"s/stage-1", "s/confirmation"}
+    for stage in ("stage-1", "confirmation"):
+        assert results(trials_in(server.url, f"s/{stage}")) == results(trials_of(searched, stage))
+    after = trials_in(server.url, "s/stage-1")
+    for trial in before:
+        if trial.state == TrialState.COMPLETE:
+            assert after[trial.number] == trial
+    assert not (tmp_path / "s" / "study.db").exists()
+    best, expected = (
+        json.loads((folder / "stage-1" / "best.json").read_text())["winner"]["architecture"]
+        for folder in (tmp_path / "s", searched)
+    )
+    assert best == expected
+
+
+@pytest.mark.slow
+def test_a_search_whose_server_dies_says_so_and_goes_on(server: Server, house: House, tmp_path: Path) -> None:
+    command = house.search(tmp_path, "--study", "dies", "--storage", server.url)
+
+    def states() -> Counter[TrialState]:
+        return Counter(trial.state for trial in trials_in(server.url, "dies/stage-1"))
+
+    with house.running(*command) as process:
+        wait(process, lambda: states()[TrialState.COMPLETE] >= 1 and states()[TrialState.RUNNING] > 0)
+        server.stop()
+        try:
+            _, errors = process.communicate(timeout=120)
+        finally:
+            server.start()
+    assert process.returncode == 2, errors
+    assert len(errors.splitlines()) == 1
+    assert errors.startswith(f"nas.search: the storage {server.url!r} went away (")
+    assert errors.endswith("); once it is back, the same command with --resume goes on\n")
+    before = [trial for trial in trials_in(server.url, "dies/stage-1") if trial.state == TrialState.COMPLETE]
+    result = house.run(*command, "--resume")
+    assert (result.returncode, result.stderr) == (0, "")
+    after = trials_in(server.url, "dies/stage-1")
+    assert [after[trial.number] for trial in before] == before
+    assert not [trial for trial in after if not trial.state.is_finished()]

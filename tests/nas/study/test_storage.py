@@ -1,0 +1,185 @@
+"""The storage says what the database has, though it does not ask it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import event
+from sqlalchemy.exc import IntegrityError
+
+from nas.study import ledger
+from nas.study.storage import LostError, Storage, StorageError, needed, open_storage, sqlite_url
+
+TEMPLATE = optuna.create_trial(
+    state=TrialState.RUNNING,
+    params={"layer1/mid/op": "tanh", "layer1/size": 0.25},
+    distributions={
+        "layer1/mid/op": CategoricalDistribution(("gelu", "tanh")),
+        "layer1/size": FloatDistribution(0.0, 1.0),
+    },
+    user_attrs={"architecture": "[1, 2]", "params": 7},
+    system_attrs={"key": [1, None]},
+)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return sqlite_url(tmp_path / "study.db")
+
+
+def study_of(storage: Storage | RDBStorage, name: str = "s") -> optuna.Study:
+    return optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
+
+
+def fresh(url: str) -> list[FrozenTrial]:
+    """What Optuna's own storage reads."""
+    storage = RDBStorage(url)
+    try:
+        return study_of(storage).get_trials()
+    finally:
+        storage.engine.dispose()
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, optuna.create_trial(state=TrialState.WAITING, user_attrs={"a": 1})])
+def test_a_new_trial_is_what_optuna_would_have_written(template: FrozenTrial, url: str, tmp_path: Path) -> None:
+    storage = open_storage(url)
+    study_of(storage).add_trial(template)
+    other = sqlite_url(tmp_path / "other.db")
+    plain = RDBStorage(other)
+    study_of(plain).add_trial(template)
+    plain.engine.dispose()
+    (written,), (expected,) = fresh(url), fresh(other)
+    assert written == expected
+    assert written.state == template.state
+    assert study_of(storage).get_trials() == [written]
+    storage.engine.dispose()
+
+
+def test_a_new_trial_is_there_whole_or_not_at_all(url: str) -> None:
+    """The process dies before the one commit."""
+    storage = open_storage(url)
+    study = study_of(storage)
+
+    def die(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    event.listen(storage.engine, "commit", die)
+    with pytest.raises(KeyboardInterrupt):
+        study.add_trial(TEMPLATE)
+    event.remove(storage.engine, "commit", die)
+    storage._backend.scoped_session.remove()
+    storage.engine.dispose()
+    assert fresh(url) == []
+
+
+def test_the_cache_is_what_the_database_has(url: str) -> None:
+    """After every kind of write, in two studies; and what was read before stays as it was."""
+    storage = open_storage(url)
+    study, other = study_of(storage), study_of(storage, "other")
+    for _ in range(5):
+        study.add_trial(TEMPLATE)
+    other.add_trial(TEMPLATE)
+
+    def write(number: int) -> None:
+        own = ledger._trial_id(study, number)
+        ledger._set(study, number, {"attribute": {"a": (1, 2)}, "params": 8})
+        ledger.report(study, number, 0, 0.25)
+        study._storage.set_trial_system_attr(own, "key", "value")
+
+    before = study.get_trials(deepcopy=False)
+    copies = study.get_trials(deepcopy=True)
+    for number, end in enumerate(
+        (
+            lambda: ledger.complete(study, 0, float("inf"), {"seconds": 1.5}),
+            lambda: ledger.fail(study, 1, "diverged"),
+            lambda: ledger.stop(study, 2, 30, {}),
+            lambda: ledger.lose(study, 3),
+        )
+    ):
+        write(number)
+        assert study.get_trials() == fresh(url)
+        end()
+        assert study.get_trials() == fresh(url)
+    assert study.ask().number == 3
+    assert study.ask().suggest_float("x", 0, 1) is not None
+    ledger.complete(other, 0, 0.5, {})
+    assert study.get_trials() == fresh(url)
+    assert [trial.state.name for trial in study.get_trials()] == [
+        "COMPLETE", "FAIL", "PRUNED", "RUNNING", "RUNNING", "RUNNING",
+    ]  # fmt: skip
+    assert [trial.value for trial in other.get_trials()] == [0.5]
+    assert before == copies
+    storage.engine.dispose()
+
+
+def test_a_storage_that_is_opened_again_reads_all(url: str) -> None:
+    first = open_storage(url)
+    study = study_of(first)
+    study.add_trial(TEMPLATE)
+    ledger.complete(study, 0, 0.5, {})
+    study.add_trial(TEMPLATE)
+    first.engine.dispose()
+    second = open_storage(url)
+    assert study_of(second).get_trials() == fresh(url)
+    ledger.complete(study_of(second), 1, 0.25, {})
+    assert [trial.value for trial in fresh(url)] == [0.5, 0.25]
+    second.engine.dispose()
+
+
+def full(url: str) -> None:
+    """A trial that the disk has no room for."""
+    storage = open_storage(url)
+    try:
+        study = study_of(storage)
+        with storage.engine.connect() as connection:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        limit = f"PRAGMA max_page_count = {pages}"
+        event.listen(storage.engine, "begin", lambda connection: connection.exec_driver_sql(limit))
+        study.add_trial(optuna.create_trial(state=TrialState.WAITING, user_attrs={"a": "b" * 100_000}))
+    finally:
+        storage.engine.dispose()
+
+
+def fault(url: str) -> None:
+    raise ZeroDivisionError
+
+
+def wrong_statement(url: str) -> None:
+    storage = open_storage(url)
+    try:
+        with storage.engine.connect() as connection:
+            connection.exec_driver_sql("INSERT INTO trials (trial_id, state) VALUES (1, NULL)")
+    finally:
+        storage.engine.dispose()
+
+
+def wrapped(url: str) -> None:
+    """As Ray Tune does with what its callbacks raise."""
+    try:
+        full(url)
+    except StorageInternalError:
+        raise RuntimeError("a text of many\nlines")  # noqa: B904
+
+
+@pytest.mark.parametrize("work", [full, wrapped])
+def test_a_storage_that_can_keep_no_more(work: Callable[[str], None], url: str) -> None:
+    line = rf"^the storage '{url}' went away \(database or disk is full\); once it is back, .* --resume goes on$"
+    with pytest.raises(StorageError, match=line), needed(url):
+        work(url)
+
+
+@pytest.mark.parametrize(("work", "error"), [(fault, ZeroDivisionError), (wrong_statement, IntegrityError)])
+def test_faults_stay_what_they_are(work: Callable[[str], None], error: type[Exception], url: str) -> None:
+    with pytest.raises(error), needed(url):
+        work(url)
+
+
+def test_no_password_is_shown() -> None:
+    with pytest.raises(StorageError) as caught, needed("postgresql+psycopg://u:secret@h/d"):
+        raise LostError("the connection to the storage was lost")
+    assert "'postgresql+psycopg://u:***@h/d' went away (the connection" in str(caught.value)

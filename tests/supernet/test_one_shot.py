@@ -1,0 +1,301 @@
+"""The weight-sharing supernet: a slice of it is the candidate, and training reaches just that slice."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distill.objectives import efficientbert, kd
+from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, run
+from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.training.recipe import Recipe
+from distill.training.teacher import LiveTeacher, set_head
+from search_spaces import Architecture, Experts, FFNGraph, Genes, Space
+from search_spaces.spaces import SIZES
+from supernet.build import build, config_of, load_weights
+from supernet.inherit import inherit
+from supernet.one_shot import SANDWICH, OneShotSupernet, head_name, interleaved, train_one_shot
+from tests.tiny import BASE, batch, bert, inputs, shaken
+
+GRAPHS = [
+    FFNGraph.parse(text)
+    for text in (
+        "project(gelu(expand(x)))",
+        "tanh(project(mul(expand(x),x)))",
+        "project(mul(relu(expand(x)),gate(x)))",
+    )
+]
+EXPANSIONS = (Fraction(1, 4), Fraction(1, 2), Fraction(1))
+TASKS = {"first": 3, "second": 2}
+
+
+def sized(*sizes: tuple[int, Fraction]) -> Architecture:
+    return Architecture(BASE, tuple(Genes(graph, *size) for graph, size in zip(GRAPHS, sizes, strict=True)))
+
+
+LARGEST = sized(*3 * [(2, Fraction(1))])
+SMALLEST = sized(*3 * [(1, Fraction(1, 4))])
+MIXED = sized((2, Fraction(1, 2)), (1, Fraction(1, 4)), (2, Fraction(1)))
+SPACE = Space(BASE, (1, 2), EXPANSIONS, 1, 10**9, start=LARGEST, vary=frozenset({SIZES}))
+
+
+def supernet() -> OneShotSupernet:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = shaken(build(LARGEST, labels=3, like=bert(num_hidden_layers=3).config))
+        heads = {task: nn.Linear(BASE.width, labels) for task, labels in TASKS.items()}
+    return OneShotSupernet(model, heads).eval()
+
+
+@pytest.mark.parametrize("architecture", [LARGEST, SMALLEST, MIXED])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_slice_is_the_model_that_inherits(architecture: Architecture, task: str) -> None:
+    shared = supernet()
+    alone = build(architecture, labels=TASKS[task], like=shared.config)
+    alone.classifier = nn.Linear(BASE.width, TASKS[task])
+    weights = {name: value for name, value in shared.model.state_dict().items() if "classifier" not in name}
+    head = {f"classifier.{name}": value for name, value in shared.heads[task].state_dict().items()}
+    load_weights(alone, inherit(weights, architecture) | head)
+    given = inputs(batch())
+    shared.activate(architecture, task)
+    with torch.no_grad():
+        found = shared(**given, output_hidden_states=True)
+        expected = alone.eval()(**given, output_hidden_states=True)
+    torch.testing.assert_close(found.logits, expected.logits)
+    for ours, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("architecture", [None, SMALLEST, MIXED])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"one": (QUESTION_ANSWERING, 2), "two": (QUESTION_ANSWERING, 2)},
+        {"one": (TOKEN_CLASSIFICATION, 5), "two": (TOKEN_CLASSIFICATION, 3)},
+        {"one": (CLASSIFICATION, 3), "two": (REGRESSION, 1)},
+        {"one": (REGRESSION, 1), "two": (CLASSIFICATION, 2)},
+    ],
+)
+def test_heads_of_every_kind(kinds: dict[str, tuple[str, int]], architecture: Architecture | None) -> None:
+    """What a slice computes, and of what kind it is said to be, is what the model that inherits does."""
+    first, labels = kinds["one"]
+    like = config_of(LARGEST, labels, like=bert(num_hidden_layers=3).config)
+    set_head(like, [f"{number}" for number in range(labels)], first)
+    model = shaken(build(LARGEST, first, labels, like))
+    heads = {task: shaken(nn.Linear(BASE.width, size), seed=size) for task, (_, size) in kinds.items()}
+    numbers = [task for task, (kind, _) in kinds.items() if kind == REGRESSION]
+    shared = OneShotSupernet(model, heads, regressions=numbers).eval()  # type: ignore[arg-type]
+    place = head_name(model)
+    weights = {name: value for name, value in model.state_dict().items() if not name.startswith(place)}
+    needs = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES, RELATIONS})
+    for task in (*kinds, *kinds):  # to each and back
+        kind, size = kinds[task]
+        own = config_of(LARGEST, size, like=like)
+        set_head(own, [f"{number}" for number in range(size)], kind)
+        alone = build(architecture or LARGEST, kind, like=own).eval()
+        head = {f"{place}.{name}": value for name, value in shared.heads[task].state_dict().items()}
+        load_weights(alone, inherit(weights, architecture or LARGEST) | head)
+        shared.activate(architecture, task)
+        with torch.no_grad():
+            found, expected = run(shared, batch(), needs), run(alone, batch(), needs)
+        assert found.kind == expected.kind == kind
+        for name in ("hidden_states", "attention_scores", "relations"):
+            for ours, theirs in zip(getattr(found, name), getattr(expected, name), strict=True):
+                torch.testing.assert_close(ours, theirs)
+        assert found.logits.shape == {QUESTION_ANSWERING: (4, 2, 9), TOKEN_CLASSIFICATION: (4, 9, size)}.get(
+            kind, (4, size)
+        )
+        torch.testing.assert_close(found.logits, expected.logits)
+
+
+def test_a_regression_and_a_classification_learn_together(accelerator: Accelerator) -> None:
+    """Each from its own teacher and its own labels, by one objective."""
+    model = shaken(build(LARGEST, labels=3, like=bert(num_hidden_layers=3).config))
+    heads = {"classes": nn.Linear(BASE.width, 3), "number": nn.Linear(BASE.width, 1)}
+    shared = OneShotSupernet(model, heads, regressions=["number"])
+    given = {"classes": batch(8, 10), "number": batch(8, 10) | {"labels": torch.linspace(-1, 1, 8)}}
+
+    def loss(task: str) -> float:
+        shared.activate(MIXED, task)
+        shared.eval()
+        with torch.no_grad():
+            outputs = run(shared, given[task], frozenset({LOGITS}))
+        own = F.mse_loss if task == "number" else F.cross_entropy
+        return float(own(outputs.logits[:, 0] if task == "number" else outputs.logits, given[task]["labels"]))
+
+    before = {task: loss(task) for task in heads}
+    teachers = {
+        "classes": LiveTeacher(bert(0, 3, num_hidden_layers=3), frozenset({LOGITS}), accelerator),
+        "number": LiveTeacher(bert(1, 1, num_hidden_layers=3), frozenset({LOGITS}), accelerator),
+    }
+    teachers["number"].model.config.problem_type = REGRESSION
+    train_one_shot(
+        shared,
+        SPACE,
+        interleaved(dict.fromkeys(given, 30), 0),
+        {task: [one] * 30 for task, one in given.items()},
+        kd(shared.config, shared.config, alpha=0.1),
+        Recipe(steps=60, learning_rate=3e-3),
+        teachers=teachers,
+        accelerator=accelerator,
+    )
+    for task, value in before.items():
+        assert loss(task) < 0.8 * value
+
+
+def test_without_an_architecture_it_is_the_largest() -> None:
+    shared = supernet()
+    given = inputs(batch())
+    results = []
+    for architecture in (None, LARGEST):
+        shared.activate(architecture, "first")
+        with torch.no_grad():
+            results.append(shared(**given).logits)
+    torch.testing.assert_close(*results)
+
+
+def test_gradients_reach_the_slice_alone() -> None:
+    shared = supernet()
+    shared.activate(MIXED, "second")
+    shared(**inputs(batch())).logits.square().sum().backward()
+    for name, parameter in shared.named_parameters():
+        if name.startswith(("heads.first", "model.classifier")) or ".layer.1.ffn.1." in name:
+            assert parameter.grad is None
+        else:
+            assert parameter.grad is not None, name
+    block = shared.model.bert.encoder.layer[0].ffn[1]
+    assert block.expand.weight.grad[:24].abs().min() > 0
+    assert block.expand.weight.grad[24:].abs().max() == 0
+    assert block.project.weight.grad[:, 24:].abs().max() == 0
+
+
+def test_a_pass_leaves_the_supernet_whole() -> None:
+    shared = supernet()
+    before = {name: value.clone() for name, value in shared.state_dict().items()}
+    shared.activate(SMALLEST, "first")
+    shared(**inputs(batch()))
+    assert shared.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in shared.state_dict().items())
+    with pytest.raises(IndexError):  # a fault inside the pass
+        shared(input_ids=torch.tensor([[BASE.vocabulary]]))
+    assert shared.state_dict().keys() == before.keys()
+
+
+def trained(
+    accelerator: Accelerator, steps: int, shared: OneShotSupernet | None = None, freeze: bool = False, **options: object
+) -> tuple[OneShotSupernet, list[float]]:
+    shared = shared or supernet()
+    teachers = {
+        task: LiveTeacher(bert(place, labels, num_hidden_layers=3), frozenset({"logits", "hidden_states"}), accelerator)
+        for place, (task, labels) in enumerate(TASKS.items())
+    }
+    objective = efficientbert(shared.config, shared.config, attention=0.0, hidden=0.1)
+
+    def batches(place: int) -> Iterator[dict[str, Tensor]]:
+        return (batch(8, 10, seed=seed % 3) for seed in range(place, steps))
+
+    losses = train_one_shot(
+        shared,
+        options.pop("space", SPACE),  # type: ignore[arg-type]
+        interleaved(dict.fromkeys(TASKS, -(-steps // len(TASKS))), 0)[:steps],
+        {task: batches(0) for task in TASKS},
+        objective,
+        Recipe(steps=steps, learning_rate=6e-3, freeze_embeddings=freeze),
+        teachers=teachers,
+        accelerator=accelerator,
+        **options,  # type: ignore[arg-type]
+    )
+    return shared, losses
+
+
+def test_training_lowers_the_loss_and_repeats_itself(accelerator: Accelerator) -> None:
+    shared, losses = trained(accelerator, 60)
+    assert len(losses) == 60
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    again, _ = trained(accelerator, 60)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in shared.state_dict().items())
+
+
+def test_embeddings_are_frozen_in_a_second_training_too(accelerator: Accelerator) -> None:
+    """Also where a slice was the last to compute."""
+    shared, _ = trained(accelerator, 1)
+    shared.activate(SMALLEST, next(iter(TASKS)))
+    before = shared.model.get_input_embeddings().weight.clone()
+    trained(accelerator, 2, shared, freeze=True)
+    assert torch.equal(shared.model.get_input_embeddings().weight, before)
+    trained(accelerator, 2, shared)
+    assert not torch.equal(shared.model.get_input_embeddings().weight, before)
+
+
+def test_every_step_draws_inside_the_box_and_tasks_take_turns(accelerator: Accelerator) -> None:
+    tight = replace(SPACE, max_params=14_500)
+    seen: list[tuple[Architecture | None, str]] = []
+    original = OneShotSupernet.activate
+
+    def spy(self: OneShotSupernet, architecture: Architecture | None, task: str) -> None:
+        if architecture is not None:
+            seen.append((architecture, task))
+        original(self, architecture, task)
+
+    OneShotSupernet.activate = spy  # type: ignore[method-assign]
+    try:
+        trained(accelerator, 20, space=tight)
+        drawn = list(seen)
+        seen.clear()
+        trained(accelerator, 4, space=tight, extremes=(LARGEST, SMALLEST))
+    finally:
+        OneShotSupernet.activate = original  # type: ignore[method-assign]
+    assert len(drawn) == 20
+    assert all(architecture in tight for architecture, _ in drawn)
+    assert len({architecture for architecture, _ in drawn}) > 5
+    for place in range(0, 20, 2):
+        assert {task for _, task in drawn[place : place + 2]} == set(TASKS)
+    # The sandwich: largest, smallest and two drawn ones on one batch of one task.
+    for place in range(0, len(seen), SANDWICH):
+        step = seen[place : place + SANDWICH]
+        assert [architecture for architecture, _ in step[:2]] == [LARGEST, SMALLEST]
+        assert all(architecture in tight for architecture, _ in step[2:])
+        assert len({task for _, task in step}) == 1
+    assert len(seen) == 4 * SANDWICH
+
+
+GENES = Genes(GRAPHS[0], expansion=Fraction(1, 4))
+EXPERTS = (
+    Experts(2, Fraction(1, 2), "token_gate"),
+    Experts(4, Fraction(1, 2)),
+    Experts(4, Fraction(1), "sentence_gate"),
+)
+
+
+def test_experts_are_slices_with_gates_of_their_own() -> None:
+    # Experts of the second graph are made out of channels that the graph itself would leave out.
+    stored = replace(LARGEST, layers=(LARGEST.layers[0], LARGEST.layers[0], LARGEST.layers[2]))
+    model = shaken(build(stored, labels=3, like=bert(num_hidden_layers=3).config))
+    shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}, EXPERTS).eval()
+    layers = (
+        replace(GENES, graph=graph, stack=stack, experts=experts)
+        for graph, stack, experts in zip(GRAPHS, (2, 1, 2), EXPERTS, strict=True)
+    )
+    architecture = Architecture(BASE, tuple(layers))
+    gates = {place.replace("/", "."): weight.detach() for place, weight in shared.gates.items()}
+    weights = {name: value for name, value in shared.model.state_dict().items() if "classifier" not in name}
+    head = {f"classifier.{name}": value for name, value in shared.heads["first"].state_dict().items()}
+    alone = build(architecture, labels=3, like=shared.config).eval()
+    load_weights(alone, inherit(weights | gates, architecture) | head)
+    given = inputs(batch())
+    shared.activate(architecture, "first")
+    found = shared(**given).logits
+    torch.testing.assert_close(found, alone(**given).logits)
+    shared.zero_grad()
+    found.square().sum().backward()
+    name = "bert/encoder/layer/0/ffn/1/router/weight"
+    assert shared.gates[name].shape == (4, BASE.width)
+    assert shared.gates[name].grad[:2].abs().sum() > 0 and shared.gates[name].grad[2:].abs().sum() == 0
+    assert all(parameter.grad is None for place, parameter in shared.gates.items() if "/layer/1/" in place)
+    routings = run(shared, batch(), frozenset({ROUTINGS})).routings
+    assert [probabilities.shape[1] for probabilities, _ in routings] == [2, 2, 4, 4]
