@@ -19,7 +19,8 @@ from typing import Any
 
 from distill.cli import DONE, INTERRUPTED, Parser, device, guard
 from distill.files import write_text
-from nas.config.schema import ConfigError, StudyConfig, load_config
+from nas.config.load import load_config
+from nas.config.schema import ConfigError, StudyConfig
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base
 from search_spaces.published import PUBLISHED, load

@@ -31,7 +31,7 @@ from distill.files import write_text
 from distill.training.distillation import Saved
 from distill.training.loop import make_accelerator
 from nas.budget import limits_of
-from nas.config.schema import load_config
+from nas.config.load import load_config
 from nas.evaluate import Evaluator
 from nas.preparation.phases import TrainingPhase
 from nas.preparation.prepare import prepare

@@ -36,7 +36,7 @@ from benchmarks.paired import error
 from benchmarks.samplers import LABELS, MakeSampler, Table, load
 from benchmarks.winner import FIRST_SEED, trained
 from nas.budget import limits_of
-from nas.config.schema import load_config
+from nas.config.load import load_config
 from nas.evaluate import Evaluator
 from nas.preparation.prepare import Preparation, prepare
 from nas.samplers import SAMPLERS

@@ -49,7 +49,7 @@ from distill.training.evaluation import evaluate, split_batches
 from distill.training.loop import Diverged, batch_logits
 from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
 from nas.budget import kept_importance, limits_of
-from nas.config.schema import load_config
+from nas.config.load import load_config
 from nas.evaluate import Evaluator
 from nas.preparation.phases import TrainingPhase
 from nas.preparation.prepare import prepare

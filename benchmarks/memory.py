@@ -35,7 +35,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks.orchestration import demo_sampler, demo_space, empty_workspace, fill, sleep
-from nas.config.schema import load_config
+from nas.config.load import load_config
 from nas.evaluate import Evaluator, evaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace

@@ -26,7 +26,7 @@ from transformers import BertConfig
 
 from benchmarks.paired import error
 from nas.budget import kept_importance
-from nas.config.schema import load_config
+from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
 from nas.runner import Cluster, connected, run
 from nas.samplers import SAMPLERS, Proposer

@@ -31,7 +31,8 @@ from distill.training.distillation import make
 from distill.training.loop import make_accelerator, train
 from distill.training.recipe import Recipe
 from distill.training.teacher import LiveTeacher, saved_bytes
-from nas.config.schema import RecipeTable, StudyConfig, load_config
+from nas.config.load import load_config
+from nas.config.schema import RecipeTable, StudyConfig
 from search_spaces import Architecture, cost
 from search_spaces.graph import GELU
 from supernet.build import build, config_of, full_architecture

@@ -25,7 +25,8 @@ from distill.objectives.outputs import INPUTS
 from distill.tasks.encoding import collate, eval_batches
 from distill.training.evaluation import EVALUATION_BATCH
 from nas.budget import budgeted_space
-from nas.config.schema import StudyConfig, load_config
+from nas.config.load import load_config
+from nas.config.schema import StudyConfig
 from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace

@@ -17,7 +17,8 @@ from distill.tasks.metrics import accuracy, standard_error
 from distill.tasks.task import Split, TaskData
 from distill.training.evaluation import measure
 from distill.training.teacher import load_model
-from nas.config.schema import ConfigError, load_config
+from nas.config.load import load_config
+from nas.config.schema import ConfigError
 from nas.preparation.prepare import Preparation, check
 
 WORD = re.compile(r"\w+")

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from benchmarks.paired import compare
 from distill.training.evaluation import evaluate
 from nas.budget import limits_of
-from nas.config.schema import load_config
+from nas.config.load import load_config
 from nas.evaluate import Evaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace, projections

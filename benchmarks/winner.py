@@ -22,7 +22,7 @@ from benchmarks.paired import error
 from distill.tasks.metrics import standard_error
 from distill.training.evaluation import evaluate
 from nas.budget import limits_of
-from nas.config.schema import load_config
+from nas.config.load import load_config
 from nas.evaluate import Evaluator
 from nas.preparation.prepare import prepare
 from nas.stages import GLOBAL, UNIFORM, plan

@@ -9,7 +9,8 @@ from typing import Any
 
 from distill.cli import DONE, INTERRUPTED, Parser, device, guard
 from nas import interrupt
-from nas.config.schema import ConfigError, StudyConfig, count, load_config, presets
+from nas.config.load import load_config, presets
+from nas.config.schema import ConfigError, StudyConfig, count
 
 STAGES = {"1": ("1",), "2": ("2",), "3": ("3",), "all": ("1", "2", "3")}
 

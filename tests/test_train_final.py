@@ -23,7 +23,7 @@ from transformers import (
 
 from distill.tasks.encoding import load_encoded
 from distill.tasks.metrics import standard_error
-from nas.config.schema import load_config
+from nas.config.load import load_config
 from nas.evaluate import Evaluator
 from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot
 from nas.preparation.prepare import prepare

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from distill.files import write_text
-from nas.config.schema import ConfigError, StudyConfig, load_config
+from nas.config.load import load_config
+from nas.config.schema import ConfigError, StudyConfig
 from nas.study.storage import sqlite_url
 from search_spaces.architecture import Architecture
 

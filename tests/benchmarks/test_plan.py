@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import plan, scaling
 from benchmarks.plan import DAY, ORCHESTRATION, Part, implied_rate, parts, protocols, rate_of, training_phases, wall
-from nas.config.schema import load_config
+from nas.config.load import load_config
 
 CONFIG = load_config(plan.PRESET)
 TEXT = 1_000_000

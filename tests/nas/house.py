@@ -21,7 +21,8 @@ from optuna.trial import FrozenTrial
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
 from distill.tasks.corpora import Corpus, installation_key, save_corpus
-from nas.config.schema import StudyConfig, load_config
+from nas.config.load import load_config
+from nas.config.schema import StudyConfig
 from nas.study.storage import sqlite_url
 
 PROJECT = Path(__file__).resolve().parents[2]

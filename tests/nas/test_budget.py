@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nas.budget import NO_LIMIT, budgeted_space, globally_important, kept_importance, largest_uniform, limits_of
-from nas.config.schema import load_config
+from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
 from search_spaces import Architecture, Base, Space, SpaceError, cost
 from search_spaces.graph import GELU

@@ -14,7 +14,7 @@ from distill.tasks.encoding import load_encoded
 from distill.tasks.metrics import standard_error
 from nas import interrupt
 from nas.budget import budgeted_space
-from nas.config.schema import load_config
+from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
 from nas.search import main
 from nas.study import ledger

@@ -10,7 +10,8 @@ from transformers import AutoModelForSequenceClassification
 
 import train_final
 from distill.training.teacher import SavedTeacher
-from nas.config.schema import ConfigError, load_config
+from nas.config.load import load_config
+from nas.config.schema import ConfigError
 from nas.evaluate import Evaluator
 from nas.preparation.prepare import prepare
 from nas.study import ledger

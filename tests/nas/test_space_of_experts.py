@@ -5,7 +5,8 @@ from fractions import Fraction
 import pytest
 
 from nas.budget import budgeted_space
-from nas.config.schema import ConfigError, load_config, parse_config
+from nas.config.load import load_config, parse_config
+from nas.config.schema import ConfigError
 from search_spaces import DENSE, GELU, Architecture, Base, Experts, Space, SpaceError, cost
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)

@@ -9,7 +9,8 @@ from pathlib import Path
 import optuna
 import pytest
 
-from nas.config.schema import ConfigError, load_config
+from nas.config.load import load_config
+from nas.config.schema import ConfigError
 from nas.preparation.workspace import Workspace
 from nas.stages import (
     TWIN_OF_WINNER,

@@ -8,7 +8,7 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from nas.budget import budgeted_space
-from nas.config.schema import load_config
+from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
 from search_spaces import Architecture, cost

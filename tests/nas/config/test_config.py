@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nas.config.schema import ConfigError, StudyConfig, count, load_config, parse_config, presets
+from nas.config.load import load_config, parse_config, presets
+from nas.config.schema import ConfigError, StudyConfig, count
 
 DEMO = load_config("demo")
 
@@ -206,7 +207,7 @@ def test_settings_that_an_objective_has_not(objective: dict[str, object], messag
 
 
 def test_loading_a_configuration_needs_no_torch() -> None:
-    loads = "import sys; from nas.config.schema import load_config; load_config('demo')"
+    loads = "import sys; from nas.config.load import load_config; load_config('demo')"
     code = f"{loads}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

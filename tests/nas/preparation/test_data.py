@@ -15,7 +15,8 @@ from distill.tasks.types import CLASSIFICATION, MODELS, QUESTION_ANSWERING, REGR
 from distill.training.evaluation import evaluate
 from distill.training.loop import make_accelerator
 from nas.budget import budgeted_space
-from nas.config.schema import ConfigError, StudyConfig, load_config
+from nas.config.load import load_config
+from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluate import Evaluator
 from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot, weights
 from nas.preparation.phases import TrainingPhase

@@ -14,7 +14,8 @@ from transformers import AutoConfig, BertConfig, BertForSequenceClassification
 from distill.tasks.encoding import Encoded, take
 from distill.training.teacher import TeacherError
 from nas.budget import budgeted_space
-from nas.config.schema import ConfigError, StudyConfig, load_config
+from nas.config.load import load_config
+from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluate import Evaluator
 from nas.preparation.data import TaskFolders
 from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot, turns_of

@@ -12,7 +12,8 @@ from distill.tasks.encoding import load_encoded, training_batches
 from distill.training.evaluation import measure
 from distill.training.recipe import Recipe
 from distill.training.teacher import SavedTeacher
-from nas.config.schema import ConfigError, load_config
+from nas.config.load import load_config
+from nas.config.schema import ConfigError
 from nas.evaluate import Evaluator
 from nas.preparation.phases import settings_of
 from nas.preparation.prepare import prepare, set_dropout

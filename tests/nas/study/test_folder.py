@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nas.config.schema import ConfigError, load_config
+from nas.config.load import load_config
+from nas.config.schema import ConfigError
 from nas.study.folder import Folder
 from search_spaces import PUBLISHED, Architecture
 
