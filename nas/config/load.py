@@ -1,5 +1,6 @@
 """Reading a configuration: presets, a user's own TOML file that may extend another, and overrides."""
 
+import os
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -53,8 +54,8 @@ def _source(name: str) -> str:
 
 
 def parse_config(text: str, name: str, overrides: dict[str, Any] | None = None) -> StudyConfig:
-    """A configuration from TOML text; `name` is what errors call it. `extends` names the preset, or the file beside
-    this one, whose tables these are put over.
+    """A configuration from TOML text; errors call it `name`. `extends` names the preset, or the file beside this one,
+    whose tables these are put over. The files of `[rows.NAME]` are found as `_absolute_rows` says.
     """
     tables = _extended(_parsed(text, name), name, (name,))
     for place, value in (overrides or {}).items():
@@ -87,6 +88,8 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
 
 def _extended(tables: dict[str, Any], name: str, line: tuple[str, ...]) -> dict[str, Any]:
     """These tables over those that they extend; `line` has the names on the way here."""
+    if name.endswith(".toml"):
+        tables = _absolute_rows(tables, Path(name))
     if "extends" not in tables:
         return tables
     own = {key: value for key, value in tables.items() if key != "extends"}
@@ -103,6 +106,39 @@ def _extended(tables: dict[str, Any], name: str, line: tuple[str, ...]) -> dict[
         if len(line) > 1:
             raise
         raise ConfigError(f"{name}: extends: {error}") from None
+
+
+def _absolute_rows(tables: dict[str, Any], preset: Path) -> dict[str, Any]:
+    """These tables with absolute paths in `[rows.NAME]`. Relative ones are relative to the folder of `preset`.
+
+    A study's own config.toml has absolute paths, except where an earlier version wrote it: relative paths in a file of
+    that name may also be relative to the working directory, as they were then.
+
+    Raises:
+        ConfigError: such a path names one file beside config.toml and another one in the working directory.
+    """
+    rows = tables.get("rows")
+    if not isinstance(rows, dict):
+        return tables
+
+    def absolute(place: str, path: str) -> str:
+        beside, from_here = Path(os.path.abspath(preset.parent / path)), Path(os.path.abspath(path))
+        if preset.name != "config.toml" or not from_here.exists():
+            return str(beside)
+        if beside.exists() and not beside.samefile(from_here):
+            raise ConfigError(f"{preset}: {place}: both {beside} and {from_here} exist; give the absolute path")
+        return str(from_here)
+
+    resolved = {
+        name: {
+            key: absolute(f"rows.{name}.{key}", value) if key in ("train", "dev") and isinstance(value, str) else value
+            for key, value in table.items()
+        }
+        if isinstance(table, dict)
+        else table
+        for name, table in rows.items()
+    }
+    return tables | {"rows": resolved}
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class Table(BaseModel):
 
 class RowsTable(Table):
     """A task of a user's own files (.tsv, .csv, .jsonl or .parquet): columns of the (first) sentence, the second one,
-    and the class; with `regression`, a number.
+    and the class; with `regression`, a number. A preset's paths are relative to the preset.
     """
 
     train: str

@@ -35,6 +35,54 @@ def test_every_kind_of_value_comes_back_from_toml(tmp_path: Path) -> None:
     assert config.base.build(30522).embedding == 128  # type: ignore[union-attr]
 
 
+ROWS = '[rows.mine]\ntrain = "{train}"\ndev = "{dev}"\n'
+
+
+def test_rows_are_found_beside_the_preset_that_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner, elsewhere = tmp_path / "inner", tmp_path / "elsewhere"
+    inner.mkdir(), elsewhere.mkdir()
+    given = ROWS.format(train="train.tsv", dev=tmp_path / "dev.tsv")
+    (inner / "a.toml").write_text(f'extends = "demo"\n{given}')
+    (tmp_path / "b.toml").write_text('extends = "inner/a.toml"\n[rows.yours]\ntrain = "t.tsv"\ndev = "../d.tsv"\n')
+    (elsewhere / "train.tsv").touch()  # what the working directory has is no matter
+    monkeypatch.chdir(elsewhere)
+    for name in ("../b.toml", str(tmp_path / "b.toml")):
+        config = load_config(name)
+        assert (config.rows["mine"].train, config.rows["mine"].dev) == (f"{inner}/train.tsv", f"{tmp_path}/dev.tsv")
+        assert (config.rows["yours"].train, config.rows["yours"].dev) == (
+            f"{tmp_path}/t.tsv",
+            f"{tmp_path.parent}/d.tsv",
+        )
+    # A study's own copy finds them from everywhere.
+    (elsewhere / "config.toml").write_text(config.to_toml())
+    monkeypatch.chdir("/")
+    assert load_config(str(elsewhere / "config.toml")) == config
+
+
+def test_rows_of_a_study_that_an_earlier_version_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its config.toml has the paths as they were given: relative to the working directory."""
+    study = tmp_path / "results" / "s"
+    study.mkdir(parents=True)
+    (study / "config.toml").write_text(DEMO.to_toml() + ROWS.format(train="train.tsv", dev="dev.tsv"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.tsv").touch()
+    found = load_config("results/s/config.toml").rows["mine"]
+    assert (found.train, found.dev) == (f"{tmp_path}/train.tsv", f"{study}/dev.tsv")
+    (study / "train.tsv").touch()
+    with pytest.raises(ConfigError, match=r"rows.mine.train: both .*s/train.tsv and .*/train.tsv exist; give the abs"):
+        load_config("results/s/config.toml")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [("rows = 3", "rows: "), ("rows.mine = 3", "rows.mine: "), ("rows.mine.train = 3", "rows.mine.train: ")],
+)
+def test_rows_that_are_no_tables(tmp_path: Path, rows: str, message: str) -> None:
+    (tmp_path / "a.toml").write_text(f'extends = "demo"\n{rows}\n')
+    with pytest.raises(ConfigError, match=message):
+        load_config(str(tmp_path / "a.toml"))
+
+
 def test_a_file_extends_a_preset_or_the_file_beside_it(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(
         'extends = "demo"\nmax_length = 48\n[candidate]\nepochs = 1.5\nshare = 0.5\n[objective]\nhidden = 0.5\n'
