@@ -4,8 +4,9 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from search_spaces import __version__
 from search_spaces.errors import UserError
 
 # Before torch is imported. A thread waits for others of its operation in a spin, of a millisecond by itself: where the
@@ -18,7 +19,11 @@ DONE, FAULT, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser with `--version`, whose errors are one line."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.add_argument("--version", action="version", version=f"ffn-nas {__version__}")
 
     def error(self, message: str) -> NoReturn:
         self.exit(USER_ERROR, f"{self.prog}: {message} (see --help)\n")

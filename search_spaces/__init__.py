@@ -3,6 +3,8 @@
 Values only: nothing here needs a deep-learning library.
 """
 
+__version__ = "0.1.0"
+
 from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
 from search_spaces.graph import GELU, FFNGraph, GraphError, Node, breaks_rules
 from search_spaces.operations import BINARY, OPERATIONS, UNARY, Operation
