@@ -10,9 +10,9 @@ from transformers import AutoConfig
 
 from distill.tasks.corpora import cache_folder
 from distill.training.loop import make_accelerator
+from distill.training.progress import ProgressCallback, ignore_progress
 from nas.config.schema import ConfigError, StudyConfig
 from nas.latency.table import LatencyTable, TooBusy, latency_table, parse_latency, resolve
-from nas.preparation.prepare import ProgressCallback
 from nas.preparation.workspace import Workspace
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base, Genes
@@ -39,7 +39,7 @@ class LatencyOf:
 
 
 def limits_of(
-    config: StudyConfig, workspace: Workspace, device: str = "auto", tell: ProgressCallback = lambda what, share: None
+    config: StudyConfig, workspace: Workspace, device: str = "auto", on_progress: ProgressCallback = ignore_progress
 ) -> tuple[Limit, ...]:
     """What a study bounds or minimises beside parameters: MACs, and the latency on this device of a sentence of
     `max_length` tokens.
@@ -55,7 +55,7 @@ def limits_of(
         fixed = whole - base.depth * cost.ffn_macs(base, Genes(graph))
         found.append(Limit("macs", fixed, cost.ffn_macs, table.max_macs or NO_LIMIT))
     if table.max_latency is not None or "latency" in config.goals:
-        measured = latencies_of(config, workspace, device, tell)
+        measured = latencies_of(config, workspace, device, on_progress)
         most = NO_LIMIT
         if table.max_latency is not None:
             try:
@@ -71,7 +71,7 @@ def device_type(device: str) -> str:
     return device if device != "auto" else make_accelerator(device).device.type
 
 
-def latencies_of(config: StudyConfig, workspace: Workspace, device: str, tell: ProgressCallback) -> LatencyTable:
+def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_progress: ProgressCallback) -> LatencyTable:
     """The latency table of this device for all inner widths of the space and of the baselines.
 
     Raises:
@@ -87,7 +87,7 @@ def latencies_of(config: StudyConfig, workspace: Workspace, device: str, tell: P
             tokens=config.max_length,
             device=device_type(device),
             cache=cache_folder(),
-            tell=tell,
+            on_progress=on_progress,
             experts=config.space.experts,
         )
     except TooBusy as error:

@@ -158,7 +158,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
             storage=storage,
             prefix=f"{path.name}/" if options.storage else "",
             say=progress.say,
-            tell=progress.prepare,
+            on_progress=progress.prepare,
             watch=progress.trial,
         )
         first = study.first(stages[0], given)

@@ -11,6 +11,7 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from distill.files import write_text
+from distill.training.progress import ProgressCallback, ignore_progress
 from nas.budget import (
     budgeted_space,
     device_type,
@@ -23,7 +24,6 @@ from nas.budget import (
 from nas.config.schema import ConfigError, StageTable, StudyConfig
 from nas.latency.table import measure_whole
 from nas.preparation.one_shot import prepare_one_shot
-from nas.preparation.prepare import ProgressCallback
 from nas.preparation.workspace import Workspace
 from nas.runner import Cluster, connected, run
 from nas.samplers import SAMPLERS, Proposer
@@ -161,7 +161,7 @@ class Search:
     storage: str
     prefix: str = ""
     say: Callable[[str], None] = print
-    tell: ProgressCallback = lambda what, share: None
+    on_progress: ProgressCallback = ignore_progress
     watch: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
 
     def first(self, stage: str, given: Architecture | None = None) -> Plan:
@@ -172,7 +172,7 @@ class Search:
         """
         incumbent = incumbent_of(self.folder, stage, given)
         check_incumbent(incumbent, self.config, self.workspace)
-        limits = limits_of(self.config, self.workspace, self.cluster.device, self.tell)
+        limits = limits_of(self.config, self.workspace, self.cluster.device, self.on_progress)
         return plan(self.config, self.workspace, stage, incumbent, limits)
 
     def run(self, first: Plan, rest: Sequence[str] = ()) -> Architecture:
@@ -190,7 +190,7 @@ class Search:
         workspace = self.workspace
         self.folder.begin(plan.stage, self.config, plan.incumbent)
         if plan.one_shot:
-            workspace = prepare_one_shot(workspace, plan.space, self.cluster.device, self.tell)
+            workspace = prepare_one_shot(workspace, plan.space, self.cluster.device, self.on_progress)
         sampler = sampler_of(plan, workspace)
         study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, self.config.goals)
         ledger.requeue_unfinished(study)
@@ -257,7 +257,7 @@ class Search:
 
     def _measure(self, best: dict[str, Any]) -> None:
         """Add to every finalist the latency of its whole model beside the table's."""
-        table = latencies_of(self.config, self.workspace, self.cluster.device, self.tell)
+        table = latencies_of(self.config, self.workspace, self.cluster.device, self.on_progress)
         found = {f"{place}": Architecture.from_json(row["architecture"]) for place, row in enumerate(best["finalists"])}
         for place, measured in measure_whole(found, table, device_type(self.cluster.device)).items():
             row = best["finalists"][int(place)]

@@ -9,6 +9,13 @@ from typing import Any, Self
 
 from rich.console import Console
 
+# Called with what is being made, and with the share of it that is done, or None where that is not known.
+ProgressCallback = Callable[[str, float | None], None]
+
+
+def ignore_progress(what: str, share: float | None) -> None:
+    """The progress callback of a caller that shows nothing."""
+
 
 def clock(seconds: float) -> str:
     """Minutes and seconds: 1:05."""

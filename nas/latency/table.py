@@ -19,7 +19,7 @@ import random
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -35,6 +35,7 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig
 
 from distill.files import fingerprint, keep
 from distill.objectives.outputs import INPUTS, Batch
+from distill.training.progress import ProgressCallback, ignore_progress
 from nas.latency.steps import GATED, bounded, finish, kind, lower_quartile, routes, sends, step_names, step_times
 from search_spaces.architecture import DENSE, Architecture, Base, Experts, Genes
 from search_spaces.errors import shown
@@ -58,9 +59,6 @@ SHAPES = (
 )
 _UNITS = {"ms": 1_000, "s": 1_000_000, "x": 1}  # microseconds, or the teacher's latency
 _LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|x)", re.ASCII)
-
-# Called with what is being done, and with the share of it that is done where that is known.
-ProgressCallback = Callable[[str, float | None], None]
 
 
 class TooBusy(RuntimeError):
@@ -226,7 +224,7 @@ def latency_table(
     device: str,
     cache: Path,
     experts: Sequence[Experts] = (),
-    tell: ProgressCallback = lambda what, share: None,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> LatencyTable:
     """The table of this device, kept in the folder `cache`; measured where it is not there yet.
 
@@ -238,7 +236,7 @@ def latency_table(
         device: as torch calls it.
         cache: see `distill.tasks.corpora.cache_folder`.
         experts: all that occur.
-        tell: called while the table is measured.
+        on_progress: called while the table is measured.
 
     Raises:
         ValueError: the base or the teacher has fewer positions than `tokens`.
@@ -259,7 +257,7 @@ def latency_table(
         # What is drawn later must not depend on whether the table was there.
         with torch.random.fork_rng(devices=[]):
             shown = example(base.vocabulary, batch, tokens, device)
-            table = _measure(base, teacher, widths, list(kinds.values()), shown, tell)
+            table = _measure(base, teacher, widths, list(kinds.values()), shown, on_progress)
         path.write_text(json.dumps(table.to_json(), indent=1), encoding="utf-8")
 
     path = keep(cache / "latencies" / f"{key}.json", make)
@@ -291,7 +289,7 @@ def _measure(
     widths: Sequence[int],
     experts: Sequence[Experts],
     batch: Batch,
-    tell: ProgressCallback,
+    on_progress: ProgressCallback,
 ) -> LatencyTable:
     device = batch["input_ids"].device
     rows, tokens = batch["input_ids"].shape
@@ -299,7 +297,7 @@ def _measure(
     probed = sorted({*widths, base.width})
     base = replace(base, inner=max(probed))
     host = build(Architecture.uniform(base, GATED, expansion=Fraction(widths[0], base.inner))).to(device)
-    tell("latency: steps", None)
+    on_progress("latency: steps", None)
     nanoseconds = {name: round(1e9 * value) for name, value in step_times(host, base, probed, experts, batch).items()}
     steps = LatencyTable(rows, tokens, 0, 0, tuple(nanoseconds.items()))
 
@@ -314,7 +312,7 @@ def _measure(
             if name == "no FFN":
                 layer.ffn = nn.ModuleList()
         models[f"{name}"] = model
-    tell("latency: whole models", None)
+    on_progress("latency: whole models", None)
     teacher_time, *whole = (1e6 * latency.quiet for latency in latencies(models, batch).values())
     scale, fixed = line([0, *map(steps.total, architectures)], whole)
     scaled = tuple((name, round(scale * value)) for name, value in nanoseconds.items())

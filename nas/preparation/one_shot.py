@@ -17,12 +17,13 @@ from distill.tasks.encoding import training_batches
 from distill.tasks.types import REGRESSION
 from distill.training.evaluation import evaluate, expert_load, split_batches
 from distill.training.loop import make_accelerator
+from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.teacher import LiveTeacher, load_model
 from nas.config.schema import StudyConfig
 from nas.evaluate import INTERMEDIATE_ROWS, Score
 from nas.preparation.data import TaskFolders
 from nas.preparation.phases import TrainingPhase, raw, table_of, training_phase
-from nas.preparation.prepare import FORMAT, Preparation, ProgressCallback, set_dropout, training
+from nas.preparation.prepare import FORMAT, Preparation, set_dropout, training
 from nas.preparation.workspace import Workspace, objectives, projections, raw_teacher
 from search_spaces.architecture import DENSE, Architecture, Genes
 from search_spaces.graph import FFNGraph
@@ -58,7 +59,7 @@ def storing(largest: Architecture, space: Space) -> Architecture:
 
 
 def prepare_one_shot(
-    workspace: Workspace, space: Space, device: str = "auto", tell: ProgressCallback = lambda what, share: None
+    workspace: Workspace, space: Space, device: str = "auto", on_progress: ProgressCallback = ignore_progress
 ) -> Workspace:
     """The workspace with the data and teachers of all tasks and the trained weight-sharing supernet.
 
@@ -68,7 +69,7 @@ def prepare_one_shot(
     config = workspace.config
     tasks = []
     for task in config.tasks:
-        made = Preparation(config.model_copy(update={"tasks": (task,)}), device, tell)
+        made = Preparation(config.model_copy(update={"tasks": (task,)}), device, on_progress)
         tasks.append(TaskFolders(made.data, made.teacher))
     smallest, largest = extremes(space)
     stored = storing(largest, space)
@@ -102,7 +103,7 @@ def prepare_one_shot(
         learned = projections(workspace.supernet)
 
         def told(begun: int, total: int, step: int, loss: float) -> None:
-            tell("supernet of stage 3: training", (begun + step) / total)
+            on_progress("supernet of stage 3: training", (begun + step) / total)
 
         def taught(plan: Mapping[str, TrainingPhase], turns: Sequence[str], by: Mapping[str, PreTrainedModel]) -> None:
             """Train on these rows of the tasks, by these teachers."""
@@ -148,7 +149,7 @@ def prepare_one_shot(
         save_file({name: tensor.contiguous().cpu() for name, tensor in supernet.state_dict().items()}, weights(folder))
         stored.save(folder / "architecture.json")
 
-    made = Preparation(config, device, tell)
+    made = Preparation(config, device, on_progress)
     folder = made.kept(made.cache / "shared" / key, make)
     return replace(workspace, tasks=tuple(tasks), one_shot=folder)
 

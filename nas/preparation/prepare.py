@@ -26,6 +26,7 @@ from distill.tasks.corpora import Corpus, cache_folder, embedded_corpus
 from distill.tasks.encoding import Encoded, batches, load_encoded, training_batches
 from distill.tasks.task import Task
 from distill.training.loop import Diverged, make_accelerator
+from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.teacher import (
     LiveTeacher,
     finetune,
@@ -70,9 +71,6 @@ FORMAT = 2
 # Batches over which the inputs of further blocks are averaged.
 STATISTICS_BATCHES = 8
 
-# Called with what is being made, and with the share of it that is done where that is known.
-ProgressCallback = Callable[[str, float | None], None]
-
 
 def check(config: StudyConfig) -> None:
     """Refuse what cannot work before anything is trained.
@@ -113,7 +111,7 @@ def training(table: str) -> Iterator[None]:
 def prepare(
     config: StudyConfig,
     device: str = "auto",
-    tell: ProgressCallback = lambda what, share: None,
+    on_progress: ProgressCallback = ignore_progress,
     *,
     outputs: bool = True,
 ) -> Workspace:
@@ -124,7 +122,7 @@ def prepare(
         ConfigError, distill.training.teacher.TeacherError: the configuration names what does not exist or cannot work.
     """
     check(config)
-    made = Preparation(config, device, tell)
+    made = Preparation(config, device, on_progress)
     return Workspace(config, made.data, made.teacher, made.supernet, made.outputs if outputs else ())
 
 
@@ -132,15 +130,15 @@ class Preparation:
     """Each property is a folder or file in the cache, made on its first use where it is not there yet."""
 
     def __init__(
-        self, config: StudyConfig, device: str = "auto", tell: ProgressCallback = lambda what, share: None
+        self, config: StudyConfig, device: str = "auto", on_progress: ProgressCallback = ignore_progress
     ) -> None:
         self.config = config
-        self.tell = tell
+        self.on_progress = on_progress
         self.accelerator = make_accelerator(device)
         self.cache = cache_folder()
         self.tokenizer = load_tokenizer(config.teacher)
         self._corpus: Corpus | None = None
-        tell("text", None)
+        on_progress("text", None)
         rows = fingerprint(
             FORMAT,
             data.rows_key(config, self.corpus),
@@ -172,7 +170,7 @@ class Preparation:
         """The encoded splits of the task and the text without labels."""
 
         def make(folder: Path) -> None:
-            self.tell(f"data of the task {self.config.task}", None)
+            self.on_progress(f"data of the task {self.config.task}", None)
             data.write(self.config, self.tokenizer, self.corpus, folder)
 
         return self.kept(self.cache / "data" / self.data_key, make)
@@ -206,7 +204,7 @@ class Preparation:
                     accelerator=self.accelerator,
                     kind=self.task.kind,
                     seed=config.seed,
-                    after_step=lambda step, loss: self.tell("teacher: fine-tuning", step / recipe.steps),
+                    after_step=lambda step, loss: self.on_progress("teacher: fine-tuning", step / recipe.steps),
                 )
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
@@ -246,7 +244,7 @@ class Preparation:
             set_dropout(supernet, config.dropout)
             found = training_phase(config, "warmup", self.folders)
             learned = self.warm_up(supernet, base, graph, found) if found else {}
-            self.tell("supernet: importance of its neurons", None)
+            self.on_progress("supernet: importance of its neurons", None)
             scores = self.importance(supernet, found, learned)
             load_weights(supernet, sort_channels(supernet.state_dict(), scores, supernet.config))
             supernet.save_pretrained(folder)
@@ -299,7 +297,9 @@ class Preparation:
                     accelerator=self.accelerator,
                     draw_graphs=draw_graphs,
                     seed=config.seed,
-                    after_step=lambda step, loss: self.tell("supernet: warm-up", next(done) / found.recipe.steps),
+                    after_step=lambda step, loss: self.on_progress(
+                        "supernet: warm-up", next(done) / found.recipe.steps
+                    ),
                 )
                 learned |= goal.state_dict()
         return learned
@@ -372,7 +372,7 @@ class Preparation:
                 )
 
         def write(path: Path) -> None:
-            self.tell("teacher: outputs for the candidates", None)
+            self.on_progress("teacher: outputs for the candidates", None)
             rows = self.batches(found.rows, recipe.batch_size, recipe.steps, config.seed)
             save_outputs(self.live_teacher(needs, found.raw), rows, path)
 

@@ -46,7 +46,7 @@ class Ended:
 
 
 def fail_with(error: Exception, study: optuna.Study, number: int, folder: Path) -> list[int]:
-    """ProgressCallback a recorder of this error; returns what it says ended."""
+    """Give a recorder this error; returns the trials that it says ended."""
     (folder / "error.txt").write_text(f"Failure # 1 (occurred at noon)\n{error}\n", encoding="utf-8")
     trial: Any = Ended({"number": number}, str(folder / "error.txt"))
     seen: list[int] = []

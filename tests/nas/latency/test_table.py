@@ -176,7 +176,7 @@ def test_json_and_pickle_give_the_same_table(table: LatencyTable) -> None:
 def test_measured_once(measure: Measure, tmp_path: Path) -> None:
     told: list[str] = []
     fresh = lambda **changes: measure(  # noqa: E731
-        cache=tmp_path, tell=lambda what, share: told.append(what), **changes
+        cache=tmp_path, on_progress=lambda what, share: told.append(what), **changes
     )
     torch.manual_seed(3)
     first = fresh()
