@@ -1,64 +1,106 @@
-"""Files and folders that appear whole or not at all, and keys of what they depend on."""
+"""Files and folders that appear whole or not at all, keys of their contents, and the folder where they are kept."""
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# How the folders of drafts begin, and a file in each that its writer locks.
-DRAFTS, LOCK = ".unfinished-", ".lock"
+import platformdirs
+
+# The folders of drafts begin with this, and each has a file that its writer locks.
+DRAFT_PREFIX, LOCK_FILE = ".unfinished-", ".lock"
 
 
-def replace(path: Path, write: Callable[[Path], object], unless_there: bool = False) -> None:
-    """Make the file or folder `path`, or replace the file: `write` makes a draft, which takes its place at once.
-
-    A writer that is killed leaves what was there, and readers see the old file or the whole new one; its draft goes
-    when the next file of the folder is made. With `unless_there` the draft is dropped where another process made `path`
-    in the meantime.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(path.parent)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=DRAFTS) as scratch, Path(scratch, LOCK).open("w") as own:
-        fcntl.flock(own, fcntl.LOCK_EX)
-        draft = Path(scratch) / path.name
-        write(draft)
-        try:
-            if not (unless_there and path.exists()):
-                os.replace(draft, path)
-        except OSError:
-            if not (unless_there and path.exists()):
-                raise
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove drafts whose lock nobody holds: it went with the process that wrote them."""
-    for left in folder.glob(f"{DRAFTS}*"):
-        try:
-            with (left / LOCK).open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left, ignore_errors=True)
-        except OSError:  # it is held, or not there yet or any more
-            continue
+def cache_folder() -> Path:
+    """Where derived files are kept: `$FFN_NAS_CACHE`, or this platform's cache folder. It is not created."""
+    chosen = os.environ.get("FFN_NAS_CACHE")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return Path(platformdirs.user_cache_dir("ffn-nas", appauthor=False))
 
 
 def keep(path: Path, write: Callable[[Path], object]) -> Path:
-    """The file or folder `path`, made by `write` as by `replace` if it is not there yet."""
+    """Make the file or folder `path` by `write`, as `replace` does, unless it exists; returns `path`."""
     if not path.exists():
-        replace(path, write, unless_there=True)
+        replace(path, write, keep_existing=True)
     return path
 
 
 def write_text(path: Path, text: str) -> None:
-    """`text` as the whole of a UTF-8 file, as by `replace`."""
+    """Make `text` the whole content of a UTF-8 file, as `replace` does."""
     replace(path, lambda draft: draft.write_text(text, encoding="utf-8"))
 
 
+def replace(path: Path, write: Callable[[Path], object], keep_existing: bool = False) -> None:
+    """Make the file or folder `path`, or replace the file: `write` makes a draft, which is then moved to `path`.
+
+    Readers see the old file or the whole new one, also where the writer is killed; its draft is removed when the next
+    file of the same folder is made.
+
+    Args:
+        keep_existing: drop the draft if another process has made `path` in the meantime.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned_drafts(path.parent)
+    with _draft_folder(path.parent) as folder:
+        draft = folder / path.name
+        write(draft)
+        try:
+            if not (keep_existing and path.exists()):
+                os.replace(draft, path)
+        except OSError:
+            if not (keep_existing and path.exists()):
+                raise
+
+
+@contextlib.contextmanager
+def _draft_folder(parent: Path) -> Iterator[Path]:
+    """A new folder for a draft, locked so that no other process takes it for abandoned; removed at the end."""
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=DRAFT_PREFIX))
+        try:
+            lock = (folder / LOCK_FILE).open("a")
+        except FileNotFoundError:
+            continue  # another process has removed the folder already
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Another process may have held the lock before, in order to remove the folder.
+            if not _is_file_at(lock.fileno(), folder / LOCK_FILE):
+                continue
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            return
+
+
+def _is_file_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is still the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove_abandoned_drafts(parent: Path) -> None:
+    """Remove the drafts that no process has locked: a lock ends with the process that holds it."""
+    for folder in parent.glob(f"{DRAFT_PREFIX}*"):
+        try:
+            # Its writer may have been killed before it made the file.
+            with (folder / LOCK_FILE).open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # another process holds the lock, or has removed the folder
+            continue
+
+
 def fingerprint(*parts: object) -> str:
-    """A short content key of JSON-able values; a `Path` stands for the bytes of its file."""
+    """A short key of the contents of JSON-able values; a `Path` stands for the bytes of its file."""
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, Path):

@@ -8,7 +8,7 @@ from functools import lru_cache
 from torch import Tensor
 from transformers import AutoConfig
 
-from distill.tasks.corpora import cache_folder
+from distill.files import cache_folder
 from distill.training.loop import make_accelerator
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas.config.schema import ConfigError, StudyConfig

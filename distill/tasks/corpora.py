@@ -26,9 +26,7 @@ from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 
-import platformdirs
-
-from distill.files import replace
+from distill.files import cache_folder, replace
 
 log = logging.getLogger(__name__)
 
@@ -93,16 +91,8 @@ class Corpus:
         return digest.hexdigest()
 
 
-def cache_folder() -> Path:
-    """Where derived files are kept: ``$FFN_NAS_CACHE``, or this platform's cache folder. Not created."""
-    chosen = os.environ.get("FFN_NAS_CACHE")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    return Path(platformdirs.user_cache_dir("ffn-nas", appauthor=False))
-
-
 def embedded_corpus(folder: Path | None = None) -> Corpus:
-    """The corpus of this installation, read from ``folder`` (:func:`cache_folder`) or built and kept there.
+    """The corpus of this installation, read from ``folder`` (`distill.files.cache_folder`) or built and kept there.
 
     A cached file that is damaged is built again. The key covers the versions of all scanned libraries.
     """

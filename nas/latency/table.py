@@ -234,7 +234,7 @@ def latency_table(
         inner_widths: of all blocks that occur, in channels.
         batch, tokens: sentences, none of them padded, and tokens of each.
         device: as torch calls it.
-        cache: see `distill.tasks.corpora.cache_folder`.
+        cache: see `distill.files.cache_folder`.
         experts: all that occur.
         on_progress: called while the table is measured.
 

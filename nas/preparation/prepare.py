@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from distill.files import fingerprint, keep
+from distill.files import cache_folder, fingerprint, keep
 from distill.objectives.outputs import Batch, run
 from distill.objectives.replacement import Replacement, replacing
-from distill.tasks.corpora import Corpus, cache_folder, embedded_corpus
+from distill.tasks.corpora import Corpus, embedded_corpus
 from distill.tasks.encoding import Encoded, batches, load_encoded, training_batches
 from distill.tasks.task import Task
 from distill.training.loop import Diverged, make_accelerator

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.files import fingerprint, keep, replace, write_text
+from distill.files import DRAFT_PREFIX, cache_folder, fingerprint, keep, replace, write_text
 
 
 def test_keep_writes_once(tmp_path: Path) -> None:
@@ -112,6 +112,39 @@ def test_the_next_file_of_a_folder_removes_the_drafts_of_killed_writers(tmp_path
         alive.kill()
 
 
+HAMMER = """
+import sys
+from pathlib import Path
+from distill.files import keep, write_text
+
+folder, own = Path(sys.argv[1]), sys.argv[2]
+for number in range(120):
+    write_text(folder / own, f"{own} {number}")
+    kept = keep(folder / f"{number}", lambda draft: draft.write_text(own))
+    assert kept.read_text() in "abcd"
+"""
+
+
+def test_many_processes_fill_one_folder(tmp_path: Path) -> None:
+    """Each of them removes drafts that are left over, and none those that another one has just begun."""
+    command = [sys.executable, "-c", HAMMER, str(tmp_path)]
+    started = [
+        subprocess.Popen([*command, own], stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+        for own in "abcd"
+    ]
+    errors = [process.communicate()[1] for process in started]
+    assert errors == ["", "", "", ""]
+    assert {file.name for file in tmp_path.iterdir()} == {*"abcd", *map(str, range(120))}
+    assert all((tmp_path / own).read_text() == f"{own} 119" for own in "abcd")
+
+
+def test_a_draft_whose_writer_was_killed_before_it_locked_it(tmp_path: Path) -> None:
+    left = tmp_path / f"{DRAFT_PREFIX}left"
+    left.mkdir()
+    write_text(tmp_path / "next", "whole")
+    assert list(tmp_path.iterdir()) == [tmp_path / "next"]
+
+
 def test_fingerprints_tell_parts_apart(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"weights")
     assert fingerprint(tmp_path / "a", 1, {"b": 2, "a": 1}) == fingerprint(tmp_path / "a", 1, {"a": 1, "b": 2})
@@ -133,3 +166,10 @@ def test_replacing_a_file(tmp_path: Path) -> None:
         replace(path, fail)
     assert path.read_text(encoding="utf-8") == "zwei ß"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FFN_NAS_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("FFN_NAS_CACHE")
+    assert cache_folder().name in ("ffn-nas", "Cache")

@@ -11,7 +11,6 @@ from distill.tasks import corpora
 from distill.tasks.corpora import (
     Corpus,
     build_corpus,
-    cache_folder,
     embedded_corpus,
     installation_key,
     installed_sources,
@@ -257,13 +256,6 @@ def test_a_cached_corpus_is_read_not_built(house: Path, tmp_path: Path, monkeypa
     corpus = embedded_corpus(tmp_path)
     monkeypatch.setattr(corpora, "installed_sources", lambda: {})
     assert embedded_corpus(tmp_path) == corpus
-
-
-def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("FFN_NAS_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
-    monkeypatch.delenv("FFN_NAS_CACHE")
-    assert cache_folder().name in ("ffn-nas", "Cache")
 
 
 def test_standard_library_is_always_a_source() -> None:
