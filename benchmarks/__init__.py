@@ -1,0 +1,1 @@
+"""Measurements behind the figures in results/. `python -m benchmarks --list` names them."""

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 HASHES = ("hash", "balanced_hash")
 # Where an expert's linear map has at most so many weights, a CPU is faster with one batched product of padded rows
-# than with a product for each expert (benchmarks/experts.py).
+# than with a product for each expert (benchmarks/speed/experts.py).
 BATCHED = 24_576
 
 

@@ -16,7 +16,19 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.duplicates import DOUBLE, INNER, LAWS, UNKNOWN, Judge, agree, check, draws, filled, rewritten, text
+from benchmarks.search.duplicates import (
+    DOUBLE,
+    INNER,
+    LAWS,
+    UNKNOWN,
+    Judge,
+    agree,
+    check,
+    draws,
+    filled,
+    rewritten,
+    text,
+)
 from search_spaces import GELU, OPERATIONS, PUBLISHED, Architecture, Base, Experts, FFNGraph, Genes, GraphError
 from search_spaces.equivalence import (
     _BINARY,

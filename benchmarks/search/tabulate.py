@@ -1,0 +1,200 @@
+"""Score every architecture of a small space on the demo, for comparing samplers: `python -m benchmarks tabulate`.
+
+The space is the demo's stage 3 from the base model: one block a layer, six expansions, parameters at most 5 % (of what
+the FFNs have above the smallest) below the uniform slice at 1/8. A score is stage 3's: accuracy of the slice of the
+trained weight-sharing supernet, without training, the mean of both tasks on the first rows of their search splits.
+With the scores it keeps the importance of the supernet's neurons, for the hint of the samplers. Architectures that
+agree in their lower layers share the computation of those, so the table costs a hundredth of as many
+single evaluations.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from distill.objectives.outputs import INPUTS
+from distill.tasks.encoding import collate, eval_batches
+from distill.training.evaluation import EVALUATION_BATCH
+from nas.budget import budgeted_space
+from nas.config.load import load_config
+from nas.config.schema import StudyConfig
+from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot
+from nas.preparation.prepare import prepare
+from nas.preparation.workspace import Workspace
+from search_spaces.architecture import Architecture, Genes
+from search_spaces.spaces import SIZES, Space
+from supernet.inherit import inherit
+
+EXPANSIONS = ["1/64", "1/32", "1/16", "1/8", "3/16", "3/8"]
+TABLE = Path(__file__).with_name("tabulated.npz")
+CHECKED = 8
+
+
+def demo() -> tuple[StudyConfig, Workspace, Space]:
+    """The demo's configuration with one block a layer, what it prepares, and the space of the table."""
+    config = load_config("demo", {"space.stacks": [1], "space.expansions": EXPANSIONS})
+    workspace = prepare(config, "cpu", lambda what, share: None)
+    base, graph = workspace.base()
+    start = Architecture.uniform(base, graph=graph)
+    space = budgeted_space(config, base, graph, workspace.labels, start=start, vary=frozenset({SIZES}))
+    return config, workspace, space
+
+
+def members(space: Space) -> list[tuple[int, ...]]:
+    """The places of the expansions of every architecture in the space's box."""
+    options = [Genes(space.graph, 1, expansion) for expansion in space.expansions]
+    rows = itertools.product(range(len(options)), repeat=space.base.depth)
+    return [row for row in rows if space.keeps_budget(architecture(space, row))]
+
+
+def architecture(space: Space, row: tuple[int, ...]) -> Architecture:
+    """The architecture of one row of the table."""
+    return Architecture(space.base, tuple(Genes(space.graph, 1, space.expansions[place]) for place in row))
+
+
+class Tree:
+    """Scores of all members by a walk over their common lower layers."""
+
+    def __init__(self, evaluator: OneShotEvaluator, space: Space, rows: list[tuple[int, ...]]) -> None:
+        self.evaluator, self.space = evaluator, space
+        self.supernet = evaluator.supernet.eval()
+        self.layers: list[Any] = list(self.supernet.base_model.encoder.layer)
+        named = {name: value for name, value in self.supernet.model.named_parameters() if ".ffn." in name}
+        uniform = [(place,) * space.base.depth for place in range(len(space.expansions))]
+        self.ffn = [inherit(named, architecture(space, row)) for row in uniform]
+        self.prefixes = {row[:depth] for row in rows for depth in range(len(row) + 1)}
+
+    @torch.inference_mode()
+    def scores(self) -> Iterator[tuple[tuple[int, ...], list[float]]]:
+        """Each member's row and its accuracy on every task."""
+        states, masks, expected, tasks = [], [], [], []
+        for task, (_, data, _) in self.evaluator.tasks.items():
+            first = self.evaluator.first or len(data)
+            order = [chosen[chosen < first] for chosen in eval_batches(data, EVALUATION_BATCH)]
+            for chosen in (chosen for chosen in order if len(chosen)):
+                batch = collate(data, chosen, self.evaluator.pad_id)
+                states.append(self.embedded(batch))
+                masks.append(self.mask)
+                expected.append(batch["labels"])
+                tasks.append(task)
+        self.masks, self.expected, self.tasks = masks, expected, tasks
+        yield from self.walk((), states)
+
+    def embedded(self, batch: dict[str, Tensor]) -> Tensor:
+        """What the lowest layer is given; its mask is kept in `mask`."""
+        seen: dict[str, Any] = {}
+
+        def hook(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            seen["arguments"], seen["named"] = arguments, named
+
+        handle = self.layers[0].register_forward_pre_hook(hook, with_kwargs=True)
+        self.supernet.activate(None, next(iter(self.evaluator.tasks)))
+        with self.evaluator.accelerator.autocast():
+            self.supernet(**{name: batch[name] for name in INPUTS})
+        handle.remove()
+        arguments = seen["arguments"]
+        self.mask = arguments[1] if len(arguments) > 1 else seen["named"].get("attention_mask")
+        return arguments[0]
+
+    def walk(self, prefix: tuple[int, ...], states: list[Tensor]) -> Iterator[tuple[tuple[int, ...], list[float]]]:
+        depth = len(prefix)
+        layer = self.layers[depth]
+        last = depth == len(self.layers) - 1
+        with self.evaluator.accelerator.autocast():
+            attend = first_token if last else lambda attention, state, mask: attention(state, mask)[0]
+            attended = [attend(layer.attention, state, mask) for state, mask in zip(states, self.masks, strict=True)]
+        for option in range(len(self.ffn)):
+            row = (*prefix, option)
+            if row not in self.prefixes:
+                continue
+            name = f"bert.encoder.layer.{depth}.ffn.0."
+            own = {key.removeprefix(name): value for key, value in self.ffn[option].items() if key.startswith(name)}
+            with self.evaluator.accelerator.autocast():
+                above = [torch.func.functional_call(layer.ffn[0], own, (state,)) for state in attended]
+                if not last:
+                    yield from self.walk(row, above)
+                    continue
+                pooled = [self.supernet.base_model.pooler(state) for state in above]
+                right: dict[str, list[Tensor]] = {task: [] for task in self.evaluator.tasks}
+                for task, state, labels in zip(self.tasks, pooled, self.expected, strict=True):
+                    right[task].append(self.supernet.heads[task](state).argmax(dim=-1) == labels)
+            yield row, [float(torch.cat(hits).double().mean()) for hits in right.values()]
+
+
+def first_token(attention: Any, state_BTD: Tensor, mask: Tensor | None) -> Tensor:
+    """The attention's output (B, 1, D) for the first token, all that the classifiers see of the last layer."""
+    own, batch = attention.self, len(state_BTD)
+    query, key, value = (
+        linear(state).view(batch, -1, own.num_attention_heads, own.attention_head_size).transpose(1, 2)
+        for linear, state in ((own.query, state_BTD[:, :1]), (own.key, state_BTD), (own.value, state_BTD))
+    )
+    mask = None if mask is None else mask[..., :1, :]
+    context = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    return attention.output(context.transpose(1, 2).reshape(batch, 1, -1), state_BTD[:, :1])
+
+
+def write(table: Mapping[str, np.ndarray], workspace: Workspace) -> None:
+    """Write the table with the importance of the supernet's inner neurons, (layers, inner neurons)."""
+    importance = torch.stack(workspace.importance()).numpy()
+    np.savez_compressed(TABLE, allow_pickle=False, **dict(table) | {"importance": importance})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--importance", action="store_true", help="renew what the table has of the importance, only")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    config, workspace, space = demo()
+    if options.importance:
+        with np.load(TABLE) as table:
+            write(table, workspace)
+        return
+    shared = prepare_one_shot(workspace, space, "cpu", lambda what, share: None)
+    evaluator = OneShotEvaluator(shared, "cpu")
+    rows = members(space)
+    print(f"{len(rows)} architectures of {space.min_params:,} to {space.max_params:,} parameters", flush=True)
+    begun = time.monotonic()
+    found: dict[tuple[int, ...], list[float]] = {}
+    for row, accuracies in Tree(evaluator, space, rows).scores():
+        found[row] = accuracies
+        if len(found) % 250 == 0:
+            print(f"{len(found)} after {time.monotonic() - begun:.0f} s", flush=True)
+    facts = {
+        "tasks": list(config.tasks),
+        "rows": config.sharing.rows,
+        "steps": config.sharing.steps,
+        "seed": config.seed,
+        "expansions": [str(expansion) for expansion in space.expansions],
+        "depth": space.base.depth,
+        "width": space.base.width,
+        "heads": space.base.heads,
+        "inner": space.base.inner,
+        "min_params": space.min_params,
+        "max_params": space.max_params,
+        "torch": torch.__version__,
+    }
+    table = {
+        "rows": np.array(rows, dtype=np.uint8),
+        "accuracies": np.array([found[row] for row in rows], dtype=np.float32),
+        "facts": np.array(json.dumps(facts)),
+    }
+    write(table, workspace)
+    means = np.array([found[row] for row in rows]).mean(axis=1)
+    print(f"scores from {means.min():.4f} to {means.max():.4f}, deviation {means.std():.4f}")
+    for row in random.Random(0).sample(rows, CHECKED):
+        alone = evaluator.evaluate(architecture(space, row)).value
+        print(f"{row}: {np.mean(found[row]):.4f} in the table, {alone:.4f} evaluated alone")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Which cheap measurements predict the score of a fully trained candidate."""

@@ -1,0 +1,1 @@
+"""How fast candidates train and run."""

@@ -1,0 +1,1 @@
+"""What the choices of a training bring: objectives, experts, teachers, warm-up."""
