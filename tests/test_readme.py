@@ -14,11 +14,11 @@ from distill.objectives import OBJECTIVES, losses
 from distill.objectives.outputs import run
 from distill.tasks import conll, glue, squad
 from distill.tasks import embedded as demo
+from nas.final.command import parser as final_parser
 from nas.search import parser
 from search_spaces import PUBLISHED, cost
 from supernet.experts import command as experts
 from tests.tiny import batch, bert
-from train_final import parser as final_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -25,6 +25,7 @@ from distill.tasks.encoding import load_encoded
 from distill.tasks.metrics import standard_error
 from nas.config.load import load_config
 from nas.evaluate import Evaluator
+from nas.final.command import main
 from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot
 from nas.preparation.prepare import prepare
 from nas.stages import plan
@@ -33,7 +34,6 @@ from supernet.model.modeling_nas_bert import NasBertForSequenceClassification
 from tests.nas import house as houses
 from tests.nas.house import House
 from tests.nas.rows import study
-from train_final import main
 
 ELSEWHERE = """
 import sys
@@ -140,7 +140,7 @@ def test_it_overwrites_nothing(final: Path, searched: Path, tmp_path: Path, caps
     assert {path: path.stat().st_mtime_ns for path in final.rglob("*")} == before
     (tmp_path / "file").touch()
     arguments = [searched / "architecture.json", "--out"]
-    assert "is no folder" in refused([*arguments, tmp_path / "file"], capsys)
+    assert "is not a folder" in refused([*arguments, tmp_path / "file"], capsys)
     assert "ot a directory" in refused([*arguments, tmp_path / "file" / "final"], capsys)
 
 
@@ -241,7 +241,9 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
         "fine-tuning": 231,
     }
     assert process.returncode == -signal.SIGKILL
-    assert "is not empty: choose another folder; --resume goes on with it" in refused(given.arguments(out), capsys)
+    assert "is not empty: choose another folder; --resume continues the training in it" in refused(
+        given.arguments(out), capsys
+    )
     assert "of another configuration, architecture or seed" in refused([*again, "--seed", "1"], capsys)
     other = replace(given, architecture=tmp_path / "other.json")
     Architecture.uniform(Architecture.load(given.architecture).base, expansion=Fraction(1, 4)).save(other.architecture)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-import train_final
 from distill.training.teacher import SavedTeacher
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.evaluate import Evaluator
+from nas.final.command import main as train_final
 from nas.preparation.prepare import prepare
 from nas.study import ledger
 from search_spaces import DENSE, Architecture, Experts, cost
@@ -82,7 +82,7 @@ def test_a_mixture_is_trained_and_exported(studied: Path, house: House, capsys: 
     ]
     chosen = mixtures[0]
     chosen.save(studied / "mixture.json")
-    assert train_final.main([str(studied / "mixture.json"), "--device", "cpu", "--skip-base"]) == 0
+    assert train_final([str(studied / "mixture.json"), "--device", "cpu", "--skip-base"]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
     assert "experts of layer" in shown.out

@@ -1,0 +1,1 @@
+"""The final training of an architecture: what `train_final.py` runs."""

@@ -1,0 +1,33 @@
+"""The output folder of a final training, and which of several processes writes into it."""
+
+import os
+from pathlib import Path
+
+from nas.config.schema import ConfigError
+
+# A subfolder that holds the state of unfinished trainings until the checkpoint is written.
+STATE = "state"
+
+
+def is_first_process() -> bool:
+    """Whether this is the process, of all that were launched together, that writes files and prints."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def make_folder(out: Path, resume: bool) -> None:
+    """Make the output folder.
+
+    Raises:
+        ConfigError: it cannot be made, or holds files that must not be overwritten.
+    """
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is not a folder")
+    if out.exists() and any(out.iterdir()):
+        unfinished = (out / STATE).exists()
+        if not (resume and unfinished):
+            resumable = "; --resume continues the training in it" if unfinished else ""
+            raise ConfigError(f"--out {out} exists and is not empty: choose another folder{resumable}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}") from None

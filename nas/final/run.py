@@ -1,0 +1,180 @@
+"""One final training from beginning to end: prepare, train, measure, save, print."""
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from distill.cli import DONE
+from distill.files import write_text
+from distill.tasks.types import CLASSIFICATION, MODELS, REGRESSION
+from distill.training.evaluation import Load
+from distill.training.progress import Progress
+from nas.config.schema import ConfigError, StudyConfig
+from nas.evaluate import Evaluator
+from nas.final.folder import STATE, is_first_process
+from nas.final.measurements import Measurements, measure, table
+from nas.final.training import final_phases, starting_point, train
+from nas.preparation.prepare import prepare
+from search_spaces.architecture import Architecture, Base
+
+TEACHER, STUDENT, BASE_MODEL = "teacher", "student", "base model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalRun:
+    """What to train and where to put it.
+
+    Attributes:
+        out: the folder of the checkpoint.
+        seed: of the order of batches and of dropout.
+        transfer: use the genes of `architecture` on the configuration's base.
+        skip_base: do not train and measure the base model.
+        tensorboard: folder for logged losses.
+    """
+
+    config: StudyConfig
+    architecture: Architecture
+    out: Path
+    seed: int
+    device: str = "auto"
+    transfer: bool = False
+    skip_base: bool = False
+    tensorboard: Path | None = None
+
+    @property
+    def state(self) -> Path:
+        """The folder in which unfinished trainings keep their state."""
+        return self.out / STATE
+
+    def identity(self) -> str:
+        """What a resumed training must have in common with the interrupted one, as JSON."""
+        return json.dumps(
+            {"config": self.config.to_toml(), "architecture": self.architecture.to_json(), "seed": self.seed}
+        )
+
+
+def run(final: FinalRun) -> int:
+    """Train the student and, unless skipped, the base model; measure both and the teacher; write the checkpoint.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UserError: the configuration, the architecture and the output folder do not fit together, or a training
+            diverged.
+    """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    check_resumed(final)
+    console = Console(highlight=False, soft_wrap=True, quiet=not is_first_process())
+    with Progress(console) as progress:
+        workspace = prepare(final.config, final.device, progress.prepare, outputs=False)
+        base, graph = workspace.base()
+        architecture = final.architecture.transferred(base) if final.transfer else final.architecture
+        check_architecture(architecture, base, final.config, workspace.folders.task.kind)
+        evaluator = Evaluator(workspace, final.device)
+        if is_first_process():
+            write_text(final.state / "training.json", final.identity())
+        architectures = {STUDENT: architecture}
+        if not final.skip_base:
+            architectures[BASE_MODEL] = Architecture.uniform(base, graph=graph)
+        phases = final_phases(evaluator, progress.say)
+        # The one-shot supernet has not learned the base model's sizes, so only the student may start from it.
+        build = {STUDENT: starting_point(evaluator, architecture, final.device, progress.prepare)}
+        models: dict[str, PreTrainedModel] = {TEACHER: evaluator.teacher().eval()}
+        for name, genes in architectures.items():
+            model = build.get(name, evaluator.student)(genes)
+            state = final.state / name.replace(" ", "-")
+            train(evaluator, model, phases, final.seed, name, state, final.tensorboard, progress.prepare)
+            models[name] = model.eval()
+        if not evaluator.accelerator.is_main_process:
+            return DONE
+        progress.prepare("measuring", None)
+        of_teacher = {TEACHER: Architecture.uniform(base, graph=graph)} if final.config.base == "teacher" else {}
+        measurements = measure(evaluator, models, of_teacher | architectures, loads_of=STUDENT)
+    save(final, architecture, models[STUDENT], evaluator, measurements)
+    print_results(final, evaluator, measurements, console)
+    return DONE
+
+
+def check_resumed(final: FinalRun) -> None:
+    """Raises ConfigError where the output folder holds the state of a training of something else."""
+    note = final.state / "training.json"
+    if note.exists() and note.read_text(encoding="utf-8") != final.identity():
+        raise ConfigError(f"--resume: {final.out} is of another configuration, architecture or seed")
+
+
+def check_architecture(architecture: Architecture, base: Base, config: StudyConfig, kind: str) -> None:
+    """Refuse an architecture that cannot inherit from the supernet of this configuration, or cannot do its task.
+
+    Raises:
+        ConfigError: it is on another base, its stacks are too large, or its head is of another kind of task.
+    """
+    if without_experts(architecture.base) != without_experts(base):
+        raise ConfigError(
+            f"the architecture's base is {architecture.base}; this configuration's is {base}; --transfer uses "
+            "its genes there"
+        )
+    stack, largest = max(genes.stack for genes in architecture.layers), max(config.space.stacks)
+    if stack > largest:
+        raise ConfigError(f"the architecture has a stack of {stack}; the supernet has {largest}")
+    if architecture.base.head_experts > 1 and kind not in (CLASSIFICATION, REGRESSION):
+        raise ConfigError(f"the architecture has experts in its head, which a {kind} has not")
+
+
+def without_experts(base: Base) -> Base:
+    """The base without the experts of attention and head, which an architecture chooses but a study does not."""
+    return replace(base, attention_experts=1, head_experts=1)
+
+
+def save(
+    final: FinalRun,
+    architecture: Architecture,
+    student: PreTrainedModel,
+    evaluator: Evaluator,
+    measurements: Measurements,
+) -> None:
+    """Write the checkpoint with its tokenizer, architecture, configuration and metrics, and remove the state."""
+    student.save_pretrained(final.out)
+    evaluator.tokenizer.save_pretrained(final.out)
+    architecture.save(final.out / "architecture.json")
+    (final.out / "config.toml").write_text(final.config.to_toml(), encoding="utf-8")
+    metrics: dict[str, Any] = {
+        "task": final.config.task,
+        "metrics": evaluator.task.metrics,
+        "dev_rows": measurements.dev_rows,
+        "seed": final.seed,
+        "tokens": measurements.tokens,
+        "batch": 1,
+        "device": str(evaluator.accelerator.device),
+        "processes": evaluator.accelerator.num_processes,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "models": measurements.models,
+        "expert_load": [load.to_json() for load in measurements.loads],
+    }
+    (final.out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    shutil.rmtree(final.state, ignore_errors=True)
+
+
+def print_results(final: FinalRun, evaluator: Evaluator, measurements: Measurements, console: Console) -> None:
+    """Print what was measured, and how to load the checkpoint."""
+    task = evaluator.task
+    console.print(
+        f"{final.config.task}: {measurements.dev_rows} dev rows; MACs and latency of one sentence of "
+        f"{measurements.tokens} tokens",
+        soft_wrap=True,
+    )
+    console.width = max(console.width, 200)  # otherwise a narrow terminal cuts figures off
+    console.print(table(measurements.models, task.metrics, slowest=TEACHER))
+    loads: tuple[Load, ...] = measurements.loads
+    for load in loads:
+        console.print(f"experts of {load}", soft_wrap=True)
+    console.print(f"wrote {final.out}: {MODELS[task.kind].__name__}.from_pretrained(..., trust_remote_code=True)")

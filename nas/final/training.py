@@ -1,0 +1,90 @@
+"""The training phases of the final training, what the student starts from, and how a model goes through them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from distill.training.distillation import make
+from distill.training.progress import losses
+from nas.budget import limits_of
+from nas.config.schema import ConfigError
+from nas.evaluate import Evaluator
+from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot
+from nas.preparation.phases import FINAL, ON_TEXT, TrainingPhase, training_phase
+from nas.preparation.prepare import ProgressCallback, training
+from nas.preparation.workspace import projections
+from nas.stages import plan
+from search_spaces.architecture import Architecture
+
+# What progress lines and logs call the phases, by their tables in the configuration.
+PHASE_NAMES = {"pretrain": "pre-training", "final": "fine-tuning"}
+
+
+def final_phases(evaluator: Evaluator, say: Callable[[str], None]) -> list[TrainingPhase]:
+    """Pre-training on text where the objective can learn from text, then training on the task.
+
+    Args:
+        say: called with a line that says why there is no pre-training.
+
+    Raises:
+        ConfigError, ValueError: the objective cannot be used on the task.
+    """
+    config, folders = evaluator.config, evaluator.workspace.folders
+    phases = []
+    for table in FINAL:
+        try:
+            phase = training_phase(config, table, folders)
+            if phase is not None:
+                make(config.objective.name, phase.settings, evaluator.like, evaluator.teacher_config, phase.rows)
+                phases.append(phase)
+        except (ConfigError, ValueError) as error:
+            if table not in ON_TEXT:
+                raise
+            say(f"no pre-training: {str(error).removeprefix(f'{table}: ')}")
+    return phases
+
+
+def starting_point(
+    evaluator: Evaluator, architecture: Architecture, device: str, on_progress: ProgressCallback
+) -> Callable[[Architecture], PreTrainedModel]:
+    """Builds the student: with weights of the warmed-up supernet or, with `final.start = "shared"`, of stage 3's
+    one-shot supernet, which is trained if it is not in the cache.
+    """
+    config, workspace = evaluator.config, evaluator.workspace
+    if config.final.start != "shared":
+        return evaluator.student
+    limits = limits_of(config, workspace, device, on_progress)
+    space = plan(config, workspace, "3", architecture, limits).space
+    return OneShotEvaluator(prepare_one_shot(workspace, space, device, on_progress), device).student
+
+
+def train(
+    evaluator: Evaluator,
+    model: PreTrainedModel,
+    phases: Sequence[TrainingPhase],
+    seed: int,
+    name: str,
+    state: Path,
+    tensorboard: Path | None,
+    on_progress: ProgressCallback,
+) -> None:
+    """Train a model in place, one phase after the other.
+
+    Args:
+        name: what progress lines and logs call the model.
+        state: folder from which an interrupted training continues.
+        tensorboard: folder for logged losses.
+    """
+
+    def after_step(log_loss: Callable[[int, float], None], label: str, steps: int, step: int, loss: float) -> None:
+        on_progress(label, step / steps)
+        log_loss(step, loss)
+
+    learned = projections(evaluator.workspace.supernet)
+    for phase in phases:
+        label = PHASE_NAMES[phase.table]
+        with training(phase.table), losses(tensorboard, f"{name}/{label}", evaluator.accelerator) as log_loss:
+            report = partial(after_step, log_loss, f"{name}: {label}", phase.recipe.steps)
+            learned = evaluator.distil(model, phase, seed, learned, report, state / phase.table)
