@@ -12,30 +12,25 @@ from nas.config.schema import ConfigError, StudyConfig
 from search_spaces.errors import did_you_mean
 
 
-def _keys(place: tuple[int | str, ...]) -> list[str]:
-    """The keys of the table at this place."""
-    table: Any = StudyConfig
-    for key in place:
-        field = getattr(table, "model_fields", {}).get(key)
-        table = field and field.annotation
-    return list(getattr(table, "model_fields", ()))
-
-
 def presets() -> list[str]:
     """The names that `load_config` knows."""
     folder = resources.files("nas.config") / "presets"
     return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
 
 
-# Of two keys a preset gives one; what extends it may give the other.
+# Of these keys a table has one. A file that extends a preset may replace it by the other.
 ALTERNATIVES = {"steps": "epochs", "epochs": "steps"}
 
 
 def load_config(name: str, overrides: dict[str, Any] | None = None) -> StudyConfig:
-    """The preset `name`, or the TOML file at that path, with `overrides` ("space.max_params": ...) put over it.
+    """The configuration of the preset `name`, or of the TOML file at that path.
+
+    Args:
+        overrides: values by their place in the tables, such as `{"space.max_params": 15_000_000}`.
 
     Raises:
-        ConfigError: no such preset or file, no TOML, or a value that cannot be; the message names the place.
+        ConfigError: the preset or file does not exist, is not TOML, or has an invalid value; the message names the
+            place.
     """
     return parse_config(_source(name), name, overrides)
 
@@ -54,29 +49,47 @@ def _source(name: str) -> str:
 
 
 def parse_config(text: str, name: str, overrides: dict[str, Any] | None = None) -> StudyConfig:
-    """A configuration from TOML text; errors call it `name`. `extends` names the preset, or the file beside this one,
-    whose tables these are put over. The files of `[rows.NAME]` are found as `_absolute_rows` says.
+    """A configuration from TOML text; errors call it `name`. Its key `extends` names a preset, or a file beside this
+    one, and this text's tables override that one's. `_absolute_rows` says how the files of `[rows.NAME]` are found.
+
+    Raises:
+        ConfigError: as `load_config`.
     """
     tables = _extended(_parsed(text, name), name, (name,))
     for place, value in (overrides or {}).items():
         outer, *inner = place.split(".")
         if inner and not isinstance(tables.get(outer, {}), dict):
-            continue  # a fault that the check below names
+            continue  # the validation below names this mistake
         for key in reversed(inner):
             value = {key: value}
         tables = merged(tables, {outer: value})
     try:
         return StudyConfig.model_validate(tables)
     except ValidationError as error:
-        # A misspelt key first: it explains why another one is missing.
-        faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
-        first = faults[0]
-        place = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            message = f"unknown key{did_you_mean(str(first['loc'][-1]), _keys(first['loc'][:-1]))}"
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise ConfigError(f"{name}: {place}: {message}{more}") from None
+        raise ConfigError(f"{name}: {_first_mistake(error)}") from None
+
+
+def _first_mistake(error: ValidationError) -> str:
+    """The place of one mistake, what is wrong there, and how many more there are. A misspelt key comes first, as it
+    explains why another key is missing.
+    """
+    first = min(error.errors(), key=lambda mistake: mistake["type"] != "extra_forbidden")
+    path = first["loc"]
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = f"unknown key{did_you_mean(str(path[-1]), _keys(path[:-1]))}"
+    place = f"{'.'.join(map(str, path))}: " if path else ""
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{place}{message}{more}"
+
+
+def _keys(path: tuple[int | str, ...]) -> list[str]:
+    """The keys that the table at this path of the configuration may have."""
+    table: Any = StudyConfig
+    for key in path:
+        field = getattr(table, "model_fields", {}).get(key)
+        table = field and field.annotation
+    return list(getattr(table, "model_fields", ()))
 
 
 def _parsed(text: str, name: str) -> dict[str, Any]:
@@ -86,24 +99,31 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name}: not TOML: {error}") from None
 
 
-def _extended(tables: dict[str, Any], name: str, line: tuple[str, ...]) -> dict[str, Any]:
-    """These tables over those that they extend; `line` has the names on the way here."""
+def _extended(tables: dict[str, Any], name: str, chain: tuple[str, ...]) -> dict[str, Any]:
+    """The tables of the file `name`, merged into those of the file that it extends, and so on.
+
+    Args:
+        chain: the names of the files that led here, this one last.
+
+    Raises:
+        ConfigError: a file in the chain cannot be read, or the chain is a circle.
+    """
     if name.endswith(".toml"):
         tables = _absolute_rows(tables, Path(name))
     if "extends" not in tables:
         return tables
-    own = {key: value for key, value in tables.items() if key != "extends"}
-    below = tables["extends"]
-    if not isinstance(below, str):
-        raise ConfigError(f"{name}: extends: is the name of a preset or a .toml file, not {below!r}")
-    if below not in presets() and name.endswith(".toml"):
-        below = str(Path(name).parent / below)
-    if below in line:
-        raise ConfigError(f"{name}: extends: {' -> '.join((*line, below))} goes in a circle")
+    base = tables["extends"]
+    overriding = {key: value for key, value in tables.items() if key != "extends"}
+    if not isinstance(base, str):
+        raise ConfigError(f"{name}: extends: must be the name of a preset or a .toml file, not {base!r}")
+    if base not in presets() and name.endswith(".toml"):
+        base = str(Path(name).parent / base)
+    if base in chain:
+        raise ConfigError(f"{name}: extends: {' -> '.join((*chain, base))} is a circle")
     try:
-        return merged(_extended(_parsed(_source(below), below), below, (*line, below)), own)
+        return merged(_extended(_parsed(_source(base), base), base, (*chain, base)), overriding)
     except ConfigError as error:
-        if len(line) > 1:
+        if len(chain) > 1:
             raise
         raise ConfigError(f"{name}: extends: {error}") from None
 
@@ -141,14 +161,16 @@ def _absolute_rows(tables: dict[str, Any], preset: Path) -> dict[str, Any]:
     return tables | {"rows": resolved}
 
 
-def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Tables with what `above` says put over `below`. An objective of another name keeps nothing of the one below."""
-    replaced = {ALTERNATIVES[key] for key in above if key in ALTERNATIVES} - above.keys()
-    result: dict[str, Any] = {key: value for key, value in below.items() if key not in replaced}
-    for key, value in above.items():
+def merged(base: dict[str, Any], overriding: dict[str, Any]) -> dict[str, Any]:
+    """The tables of `base` with those of `overriding` merged into them, key by key. An objective of another name
+    replaces the whole table of the objective, since its settings are others.
+    """
+    replaced = {ALTERNATIVES[key] for key in overriding if key in ALTERNATIVES} - overriding.keys()
+    result: dict[str, Any] = {key: value for key, value in base.items() if key not in replaced}
+    for key, value in overriding.items():
         old: Any = result.get(key)
-        together = isinstance(value, dict) and isinstance(old, dict)
-        if together and key == "objective":
-            together = value.get("name", old.get("name")) == old.get("name")
-        result[key] = merged(old, value) if together else value
+        mergeable = isinstance(value, dict) and isinstance(old, dict)
+        if mergeable and key == "objective":
+            mergeable = value.get("name", old.get("name")) == old.get("name")
+        result[key] = merged(old, value) if mergeable else value
     return result

@@ -107,10 +107,10 @@ def test_a_file_extends_a_preset_or_the_file_beside_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a": "extends = 3"}, "a.toml: extends: is the name of a preset or a .toml file, not 3"),
+        ({"a": "extends = 3"}, "a.toml: extends: must be the name of a preset or a .toml file, not 3"),
         ({"a": 'extends = "demon"'}, "a.toml: extends: unknown preset '.*demon'"),
         ({"a": 'extends = "b.toml"'}, "a.toml: extends: .*b.toml: No such file"),
-        ({"a": 'extends = "b.toml"', "b": 'extends = "a.toml"'}, "a.toml -> .*b.toml -> .*a.toml goes in a circle"),
+        ({"a": 'extends = "b.toml"', "b": 'extends = "a.toml"'}, "a.toml -> .*b.toml -> .*a.toml is a circle"),
         ({"a": 'extends = "b.toml"', "b": "x = "}, "a.toml: extends: .*b.toml: not TOML"),
         ({"a": 'extends = "demo"\n[stage1]\ntrails = 3'}, "stage1.trails: unknown key; did you mean 'trials'"),
     ],
@@ -289,3 +289,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             load_config(str(tmp_path / name))
     with pytest.raises(ConfigError, match="unknown preset 'dmeo'; did you mean 'demo'\\?"):
         load_config("dmeo")
+
+
+def test_a_mistake_of_the_whole_configuration_has_no_empty_place() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^demo: stage1\.sampler is nsga2 and goals are score: nsga2 is for two goals"
+    ):
+        load_config("demo", {"stage1.sampler": "nsga2"})
