@@ -10,6 +10,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 
+pytest_plugins = ["tests.slow_thirds", "pytester"]
+
 if TYPE_CHECKING:
     from pathlib import Path
 

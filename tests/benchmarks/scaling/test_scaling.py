@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.scaling import scaling
 from benchmarks.scaling.scaling import fit, flops, laws, levelled, noise_of, simplest, terms_of, worker_counts
+from tests import requirements
 
 VALUES = np.array([1, 2, 4, 6, 8, 12])
 POSITIVE = st.floats(0.01, 10)
@@ -112,7 +113,7 @@ def test_operations_of_a_step() -> None:
 def test_measured_and_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    pytest.importorskip("matplotlib")
+    requirements.module("matplotlib", "plots")
     monkeypatch.setattr(scaling, "STEPPED", {"layers": (1, 2)})
     monkeypatch.setattr(scaling, "BATCH", 2)
     monkeypatch.setattr(scaling, "STEPS", 3)

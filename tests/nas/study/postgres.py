@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pwd
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests import requirements
 
 # The server refuses to run as root.
 NOBODY = pwd.getpwnam("nobody")
@@ -37,7 +36,7 @@ class Server:
         """Start it and wait until it answers."""
         import psycopg
 
-        command = ["postgres", "-D", self.folder / "data", "-k", self.folder, "-h", "", "-F"]
+        command = [requirements.program("postgres"), "-D", self.folder / "data", "-k", self.folder, "-h", "", "-F"]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, **USER)
         while True:
@@ -63,16 +62,14 @@ class Server:
 
 @contextlib.contextmanager
 def running() -> Iterator[Server]:
-    """A new server that ends with the block; skips the test where PostgreSQL or its driver is not installed."""
-    pytest.importorskip("psycopg", reason="needs psycopg[binary]")
-    for program in ("initdb", "postgres"):
-        if shutil.which(program) is None:
-            pytest.skip(f"needs PostgreSQL's {program} on the PATH")
+    """A new server that ends with the block. Without PostgreSQL or its driver the test is skipped, or fails in CI."""
+    requirements.module("psycopg", "postgresql")
+    initdb = requirements.program("initdb")
     with tempfile.TemporaryDirectory(prefix="nas-postgres-") as folder:  # pytest's are closed to other users
         server = Server(Path(folder))
         if USER:
             os.chown(folder, NOBODY.pw_uid, NOBODY.pw_gid)
-        command = ["initdb", "-D", server.folder / "data", "-U", "tester", "-A", "trust", "-E", "UTF8", "--no-locale"]
+        command = [initdb, "-D", server.folder / "data", "-U", "tester", "-A", "trust", "-E", "UTF8", "--no-locale"]
         subprocess.run([*command, "--no-sync"], check=True, stdout=subprocess.DEVNULL, **USER)
         try:
             server.start()

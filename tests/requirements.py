@@ -1,0 +1,35 @@
+"""What some tests need beside the package: a test without it is skipped, or fails where everything must be tested."""
+
+import os
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+# Set in CI, where a test that is skipped for want of a program would never run at all.
+REQUIRE_ALL = "FFN_NAS_REQUIRE_ALL"
+# Debian installs the PostgreSQL server's programs outside the search path.
+DEBIAN_POSTGRESQL = Path("/usr/lib/postgresql")
+
+
+def module(name: str, extra: str) -> None:
+    """Skip the test, or fail it, if the module is not installed; `extra` is the extra of this package that has it."""
+    if find_spec(name) is None:
+        _missing(f"needs the module {name}: install the extra {extra}")
+
+
+def program(*names: str) -> str:
+    """The path of the first of these programs that is installed; skips the test, or fails it, if none is."""
+    for name in names:
+        path = shutil.which(name) or next(map(str, sorted(DEBIAN_POSTGRESQL.glob(f"*/bin/{name}"), reverse=True)), None)
+        if path is not None:
+            return path
+    _missing(f"needs the program {' or '.join(names)}: install it")
+
+
+def _missing(reason: str) -> NoReturn:
+    if os.environ.get(REQUIRE_ALL, "0") not in ("", "0"):
+        pytest.fail(f"{reason} (a failure because {REQUIRE_ALL} is set)", pytrace=False)
+    pytest.skip(reason)
