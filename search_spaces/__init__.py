@@ -1,15 +1,21 @@
 """What an architecture is: operations, graphs, genes, their cost, and the spaces they are searched in.
 
-Values only: nothing here needs a deep-learning library.
+Values only: nothing here needs a deep-learning library. The names below are imported when they are first used, so that
+a command that needs only the errors does not wait for networkx and numpy.
 """
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
-from search_spaces.graph import GELU, FFNGraph, GraphError, Node, breaks_rules
-from search_spaces.operations import BINARY, OPERATIONS, UNARY, Operation
-from search_spaces.published import PUBLISHED
-from search_spaces.spaces import Space, SpaceError
+if TYPE_CHECKING:
+    from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
+    from search_spaces.errors import UserError
+    from search_spaces.graph import GELU, FFNGraph, GraphError
+    from search_spaces.operations import BINARY, OPERATIONS, UNARY, Operation
+    from search_spaces.published import PUBLISHED
+    from search_spaces.spaces import Space, SpaceError
+
+__version__ = "0.1.0"
 
 __all__ = [
     "BINARY",
@@ -25,9 +31,23 @@ __all__ = [
     "FFNGraph",
     "Genes",
     "GraphError",
-    "Node",
     "Operation",
     "Space",
     "SpaceError",
-    "breaks_rules",
+    "UserError",
 ]
+_MODULES = {
+    "architecture": ("DENSE", "Architecture", "ArchitectureError", "Base", "Experts", "Genes"),
+    "errors": ("UserError",),
+    "graph": ("GELU", "FFNGraph", "GraphError"),
+    "operations": ("BINARY", "OPERATIONS", "UNARY", "Operation"),
+    "published": ("PUBLISHED",),
+    "spaces": ("Space", "SpaceError"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

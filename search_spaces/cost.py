@@ -16,7 +16,6 @@ differently; functions that follow a paper name it.
 
 from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.errors import did_you_mean
-from search_spaces.operations import OPERATIONS
 
 CLASSIFICATION = "classification"
 # What follows the encoder, by the kind of task that it is for, and its outputs where they are always as many.
@@ -156,21 +155,6 @@ def head_macs(base: Base, tokens: int = 128, labels: int = 3, head: str = CLASSI
         return tokens * base.width * outputs
     experts = base.width**2 + _gate(base.width, base.head_experts) if base.head_experts > 1 else 0
     return base.width**2 + experts + base.width * outputs
-
-
-def elementwise(architecture: Architecture, tokens: int = 128) -> int:
-    """Scalar operations of the graphs' unary and binary operations for one sequence; see
-    `Operation.flops`.
-    """
-    base = architecture.base
-    total = 0
-    for genes in architecture.layers:
-        widths = genes.graph.widths(base.width, genes.inner(base), base.mismatch)
-        for node in genes.graph.nodes[1:]:
-            # With mismatch "wide" the channels beyond the narrower input pass through and cost nothing.
-            channels = min(widths[number] for number in node.inputs)
-            total += genes.stack * genes.experts.top_k * channels * OPERATIONS[node.op].flops
-    return tokens * total
 
 
 def _linear(inputs: int, outputs: int) -> int:

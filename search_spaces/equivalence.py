@@ -19,7 +19,7 @@ import numpy as np
 from search_spaces.architecture import Architecture, Base
 from search_spaces.errors import shown
 from search_spaces.graph import MAX_NODES, FFNGraph, GraphError, TermBuilder, read_terms
-from search_spaces.operations import BINARY, OPERATIONS
+from search_spaces.operations import BINARY, LINEAR, OPERATIONS, UNARY, gelu_erf
 
 # A value and how it is made: (op, *terms). What `canonical` works on has two or more arguments, sorted, in one
 # binary operation.
@@ -200,7 +200,7 @@ def _is_never_negative(term: Term) -> bool:
     if op in ("relu", "sigmoid"):
         return True
     # Every other operation but the linear maps takes values that are not negative to such values.
-    return bool(arguments) and OPERATIONS[op].kind != "linear" and all(map(_is_never_negative, arguments))
+    return bool(arguments) and op not in LINEAR and all(map(_is_never_negative, arguments))
 
 
 def _build(pattern: Term, bound: dict[str, Term]) -> Term:
@@ -221,12 +221,11 @@ def _probe(order: int) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarr
     inner = _INNER[order]
     x_PTD = _uniform("x", (_PROBES, _TOKENS, _OUTER), (_PROBES, _TOKENS, 1), 0.1, 1e5)
     weights = {}
-    for op, operation in OPERATIONS.items():
-        if operation.kind == "linear":
-            inputs, outputs = (max(inner, _OUTER), _OUTER) if op == "project" else (_OUTER, inner)
-            gains = (_PROBES, 1, outputs if op == "project" else 1)
-            parameters = _uniform(op, (_PROBES, inputs + 1, outputs), gains, 0.3, 1e4)
-            weights[op] = parameters[:, 1:] * math.sqrt(3 / inputs), parameters[:, :1]
+    for op in LINEAR:
+        inputs, outputs = (max(inner, _OUTER), _OUTER) if op == "project" else (_OUTER, inner)
+        gains = (_PROBES, 1, outputs if op == "project" else 1)
+        parameters = _uniform(op, (_PROBES, inputs + 1, outputs), gains, 0.3, 1e4)
+        weights[op] = parameters[:, 1:] * math.sqrt(3 / inputs), parameters[:, :1]
     return x_PTD, weights
 
 
@@ -250,9 +249,11 @@ def _fingerprint(graph: FFNGraph, order: int, mismatch: str, gelu: str) -> str:
         if op in weights:
             weight, bias = weights[op]
             return inputs[0] @ weight[:, : inputs[0].shape[-1]] + bias
-        if op == "gelu":
-            return _GELU[gelu](inputs[0])
-        return _UNARY[op](inputs[0]) if op in _UNARY else _combine(op, inputs[0], inputs[1], mismatch)
+        if op == "gelu" and gelu == "erf":
+            return gelu_erf(inputs[0])
+        function = OPERATIONS[op].function
+        assert function is not None  # it is no linear map
+        return function(inputs[0]) if op in UNARY else _combine(function, inputs[0], inputs[1], mismatch)
 
     # Saturation overflows on its way, exp(1000) in sigmoid(-1000) = 0; what matters is the output.
     with np.errstate(all="ignore"):
@@ -262,10 +263,10 @@ def _fingerprint(graph: FFNGraph, order: int, mismatch: str, gelu: str) -> str:
     return _digest(_rounded(output_PTD).astype("<f8").tobytes())
 
 
-def _combine(op: str, a: np.ndarray, b: np.ndarray, mismatch: str) -> np.ndarray:
-    """See `FFNGraph.widths`."""
+def _combine(function: Callable[..., np.ndarray], a: np.ndarray, b: np.ndarray, mismatch: str) -> np.ndarray:
+    """A binary operation on arrays of different widths, see `FFNGraph.widths`."""
     shared = min(a.shape[-1], b.shape[-1])
-    result = _BINARY[op](a[..., :shared], b[..., :shared])
+    result = function(a[..., :shared], b[..., :shared])
     if mismatch == "narrow" or a.shape[-1] == b.shape[-1]:
         return result
     wider = a if a.shape[-1] > shared else b
@@ -280,37 +281,3 @@ def _rounded(values: np.ndarray) -> np.ndarray:
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
-
-
-def _gelu_tanh(x: np.ndarray) -> np.ndarray:
-    # (1 + tanh(z)) / 2 is sigmoid(2 z), which keeps its precision where tanh(z) is near -1.
-    return x * _sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x))
-
-
-def _gelu_erf(x: np.ndarray) -> np.ndarray:
-    z = -x / math.sqrt(2)
-    erfc = np.where(z < 0, 2.0, 0.0)
-    # Outside, these are the values of erfc in float64.
-    inside = (z > -6) & (z < 28)
-    erfc[inside] = [math.erfc(value) for value in z[inside].tolist()]
-    return x / 2 * erfc
-
-
-_GELU: dict[str, Callable[[np.ndarray], np.ndarray]] = {"tanh": _gelu_tanh, "erf": _gelu_erf}
-_UNARY: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "sigmoid": _sigmoid,
-    "tanh": np.tanh,
-    "relu": lambda x: np.maximum(x, 0),
-    "leaky_relu": lambda x: np.maximum(x, 0.01 * x),
-    "elu": lambda x: np.maximum(x, np.expm1(np.minimum(x, 0))),
-    "swish": lambda x: x * _sigmoid(x),
-}
-_BINARY: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "add": np.add,
-    "mul": np.multiply,
-    "max": np.maximum,
-}

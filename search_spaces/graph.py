@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import networkx as nx
 
 from search_spaces.errors import UserError, did_you_mean, shown
-from search_spaces.operations import OPERATIONS
+from search_spaces.operations import OPERATIONS, arity
 
 MAX_NODES = 64
 MAX_TERMS = 256
@@ -241,26 +241,6 @@ def read_terms(text: str, make: Callable[[str, tuple[T, ...]], T]) -> T:
             return value
 
 
-def breaks_rules(graph: FFNGraph) -> list[str]:
-    """Which rules of EfficientBERT's search space (section 3.2) the graph breaks, one sentence each.
-
-    No activation on an activation, no linear map on a linear map, no binary operation on two equal inputs.
-    """
-    broken = []
-    for node, text in zip(graph.nodes, graph.texts, strict=True):
-        kinds = [OPERATIONS[graph.nodes[n].op].kind for n in node.inputs if graph.nodes[n].op != "x"]
-        if node.op == "x":
-            continue
-        kind = OPERATIONS[node.op].kind
-        if kind == "binary" and node.inputs[0] == node.inputs[1]:
-            broken.append(f"{text}: both inputs are equal")
-        if kind == "unary" and "unary" in kinds:
-            broken.append(f"{text}: an activation on an activation")
-        if kind == "linear" and "linear" in kinds:
-            broken.append(f"{text}: a linear map on a linear map")
-    return broken
-
-
 def _is_name(token: str) -> bool:
     return token[:1].isalpha() or token[:1] == "_"
 
@@ -273,9 +253,8 @@ def _check_operation(op: object, inputs: int) -> None:
     if not isinstance(op, str) or op not in OPERATIONS:
         hint = did_you_mean(op, OPERATIONS) if isinstance(op, str) else ""
         raise GraphError(f"unknown operation {shown(op)}{hint or '; known are x, ' + ', '.join(OPERATIONS)}")
-    arity = OPERATIONS[op].arity
-    if inputs != arity:
-        raise GraphError(f"{op!r} takes {arity} input{'s' * (arity > 1)}, found {inputs}")
+    if inputs != arity(op):
+        raise GraphError(f"{op!r} takes {arity(op)} input{'s' * (arity(op) > 1)}, found {inputs}")
 
 
 def _given_from_list(items: Sequence[object]) -> dict[Hashable, tuple[str, tuple[Hashable, ...]]]:

@@ -1,57 +1,74 @@
 """The primitive operations of a feed-forward network (EfficientBERT, table 1), and its linear maps.
 
-`meaning` is the definition every implementation is tested against. `flops` counts scalar operations per
-element of the result: an addition, product, quotient, comparison, `exp` or `tanh` is one each; the
-multiply-accumulates of the linear maps are counted elsewhere (`search_spaces.cost`).
+An operation is one entry of `UNARY` or `BINARY`: the search space draws it from there, formulas may name it, and
+fingerprints and LaTeX follow from the entry. To run, it also needs an entry in `supernet.model.ffn`, which has the
+same two tables for PyTorch because that file ships in every checkpoint.
 """
 
-from collections.abc import Callable
+import math
+from collections import ChainMap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import sympy
+import numpy as np
 
 
 @dataclass(frozen=True)
 class Operation:
-    """`kind` is "linear", "unary" or "binary"; `meaning` builds a sympy expression from sympy arguments."""
+    """What an operation computes, defined twice.
 
-    name: str
-    arity: int
-    kind: str
-    meaning: Callable[..., sympy.Expr]
-    flops: int
+    meaning: its mathematical definition in sympy's notation, of one argument `a` or of two, `a` and `b`.
+    function: the same on numpy arrays of one shape, element by element; None for a linear map, whose weights belong
+        to a layer.
+    """
 
-
-def _gelu(x: sympy.Expr) -> sympy.Expr:
-    cubic = x + sympy.Rational(44715, 1_000_000) * x**3
-    return x / 2 * (1 + sympy.tanh(sympy.sqrt(2 / sympy.pi) * cubic))
+    meaning: str
+    function: Callable[..., np.ndarray] | None = None
 
 
-def _sigmoid(x: sympy.Expr) -> sympy.Expr:
-    return 1 / (1 + sympy.exp(-x))
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
 
 
-def _elu(x: sympy.Expr) -> sympy.Expr:
-    return sympy.Piecewise((x, x > 0), (sympy.exp(x) - 1, True))
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    """GELU in the form of EfficientBERT's operation `gelu`, x / 2 * (1 + tanh(z))."""
+    # (1 + tanh(z)) / 2 is sigmoid(2 z), which keeps its precision where tanh(z) is near -1.
+    return x * _sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x))
 
 
-OPERATIONS: dict[str, Operation] = {
-    operation.name: operation
-    for operation in (
-        Operation("add", 2, "binary", lambda a, b: a + b, 1),
-        Operation("mul", 2, "binary", lambda a, b: a * b, 1),
-        Operation("max", 2, "binary", lambda a, b: sympy.Max(a, b), 1),
-        Operation("gelu", 1, "unary", _gelu, 9),
-        Operation("sigmoid", 1, "unary", _sigmoid, 4),
-        Operation("tanh", 1, "unary", lambda x: sympy.tanh(x), 1),
-        Operation("relu", 1, "unary", lambda x: sympy.Max(x, 0), 1),
-        Operation("leaky_relu", 1, "unary", lambda x: sympy.Max(x, x / 100), 2),
-        Operation("elu", 1, "unary", _elu, 3),
-        Operation("swish", 1, "unary", lambda x: x * _sigmoid(x), 5),
-        Operation("expand", 1, "linear", sympy.Function("W_1", real=True), 0),
-        Operation("project", 1, "linear", sympy.Function("W_2", real=True), 0),
-        Operation("gate", 1, "linear", sympy.Function("W_3", real=True), 0),
-    )
+def gelu_erf(x: np.ndarray) -> np.ndarray:
+    """The exact GELU, which `gelu` stands for on a base with `gelu="erf"`: x / 2 * erfc(-x / sqrt(2))."""
+    z = -x / math.sqrt(2)
+    erfc = np.where(z < 0, 2.0, 0.0)
+    # Outside this range float64 rounds erfc to 2 or to 0.
+    inside = (z > -6) & (z < 28)
+    erfc[inside] = [math.erfc(value) for value in z[inside].tolist()]
+    return x / 2 * erfc
+
+
+UNARY: dict[str, Operation] = {
+    "gelu": Operation("a/2 * (1 + tanh(sqrt(2/pi) * (a + 44715/1000000 * a**3)))", gelu_tanh),
+    "sigmoid": Operation("1 / (1 + exp(-a))", _sigmoid),
+    "tanh": Operation("tanh(a)", np.tanh),
+    "relu": Operation("Max(a, 0)", lambda x: np.maximum(x, 0)),
+    "leaky_relu": Operation("Max(a, a/100)", lambda x: np.maximum(x, 0.01 * x)),
+    "elu": Operation("Piecewise((a, a > 0), (exp(a) - 1, True))", lambda x: np.maximum(x, np.expm1(np.minimum(x, 0)))),
+    "swish": Operation("a / (1 + exp(-a))", lambda x: x * _sigmoid(x)),
 }
-UNARY: tuple[str, ...] = tuple(name for name, operation in OPERATIONS.items() if operation.kind == "unary")
-BINARY: tuple[str, ...] = tuple(name for name, operation in OPERATIONS.items() if operation.kind == "binary")
+BINARY: dict[str, Operation] = {
+    "add": Operation("a + b", np.add),
+    "mul": Operation("a * b", np.multiply),
+    "max": Operation("Max(a, b)", np.maximum),
+}
+LINEAR: dict[str, Operation] = {
+    "expand": Operation("W_1(a)"),
+    "project": Operation("W_2(a)"),
+    "gate": Operation("W_3(a)"),
+}
+# A view of the three tables, which also shows what is added to them later.
+OPERATIONS: Mapping[str, Operation] = ChainMap(LINEAR, UNARY, BINARY)
+
+
+def arity(op: str) -> int:
+    """The number of arguments of an operation."""
+    return 2 if op in BINARY else 1

@@ -50,24 +50,6 @@ def parse_released(text: str) -> tuple[FFNGraph, int, Fraction]:
     return FFNGraph(tuple(builder.numbers)), int(match[1]), Fraction(1, int(match[2]))
 
 
-def print_released(graph: FFNGraph, stack: int, expansion: Fraction) -> str:
-    """The inverse of `parse_released`. Raises ValueError for an expansion that is not 1/n."""
-    if Fraction(expansion).numerator != 1:
-        raise ValueError(f"released strings only have expansions 1/n, not {expansion}")
-    linear = f"linear{stack}_{Fraction(expansion).denominator}"
-
-    if graph.gated:
-        raise GraphError(f"{graph}: released strings have no gate")
-
-    def spell(op: str, inputs: tuple[str, ...]) -> str:
-        weights = {role: name for name, role in _ROLES.items()}
-        if op in weights:
-            return f"{linear}({inputs[0]},{weights[op]})"
-        return f"{op}({','.join(inputs)})" if inputs else op
-
-    return graph.fold(spell)[-1]
-
-
 RELEASED: dict[str, tuple[str, ...]] = {
     "base": ("linear1_1(gelu(linear1_1(x,wb1)),wb2)",) * 6,
     "stage1": (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["tests.slow_thirds", "pytester"]
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from tests.nas.house import House
+
+# A busy machine makes a test slow, not wrong.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # A shell lets its background jobs ignore it, and they the processes that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

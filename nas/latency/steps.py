@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from distill.objectives.outputs import Batch
 from search_spaces.architecture import DENSE, Base, Experts
 from search_spaces.graph import FFNGraph
-from search_spaces.operations import BINARY, OPERATIONS, UNARY
+from search_spaces.operations import BINARY, LINEAR, UNARY
 from supernet.build import settings
 from supernet.model.ffn import FFNBlock, combine, is_batched
 from supernet.model.routing import Router, Tokens, put, take, weighted
@@ -38,7 +38,6 @@ PROBED = (
     *(f"project({op}(x,expand(x)))" for op in BINARY),
 )
 GATED = FFNGraph.parse("project(mul(expand(x),gate(x)))")
-LINEAR = ("expand", "gate", "project")
 
 
 def step_names(graph: FFNGraph, base: Base, inner: int, experts: Experts = DENSE) -> list[str]:
@@ -109,12 +108,11 @@ def _steps(host: PreTrainedModel, base: Base, widths: Sequence[int]) -> dict[str
         program = [(node.op, node.inputs) for node in GATED.nodes[1:]]
         block = FFNBlock(program, GATED.widths(base.width, inner), inner, host.config).to(host.device).eval()
         steps["norm"] = _only(block)
-        for op, operation in OPERATIONS.items():
-            if operation.arity == 1:
-                steps[_name(op, inner)] = _only(block, (op, (0,))).f
-            else:
-                for other in (inner, base.width):
-                    steps[_name(op, inner, other)] = partial(combine, op, mismatch=base.mismatch)
+        for op in (*UNARY, *LINEAR):
+            steps[_name(op, inner)] = _only(block, (op, (0,))).f
+        for op in BINARY:
+            for other in (inner, base.width):
+                steps[_name(op, inner, other)] = partial(combine, op, mismatch=base.mismatch)
     return steps
 
 

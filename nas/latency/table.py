@@ -336,7 +336,8 @@ def _references(base: Base, widths: Sequence[int]) -> Iterator[Architecture]:
     for inner in cycle(widths):
         layers = []
         for _ in range(base.depth):
-            operations = (rng.choice(("gelu", rng.choice(UNARY))), rng.choice(UNARY), rng.choice(BINARY))
+            unary, binary = tuple(UNARY), tuple(BINARY)
+            operations = (rng.choice(("gelu", rng.choice(unary))), rng.choice(unary), rng.choice(binary))
             graph = FFNGraph.parse(rng.choice(SHAPES).format(*operations))
             layers.append(Genes(graph, rng.randint(1, 2), Fraction(inner, base.inner)))
         yield Architecture(base, tuple(layers))

@@ -22,6 +22,7 @@ from nas.study.storage import open_storage
 from search_spaces import cost
 from search_spaces.architecture import DENSE, Architecture
 from search_spaces.equivalence import function_key
+from search_spaces.formula import layers_latex
 from search_spaces.spaces import Space
 
 ARCHITECTURE, ORIGIN, SEED, FAILURE, IN_BOX = "architecture", "origin", "seed", "failure", "in_box"
@@ -132,6 +133,7 @@ def _described(architecture: Architecture, space: Space, labels: int) -> dict[st
         IN_BOX: space.keeps_budget(architecture),
         FUNCTION: function_key(architecture),
         "formula": formula(architecture),
+        "latex": layers_latex(architecture),
         "params": cost.params(architecture, labels, space.head),
         "params_active": cost.params_active(architecture, labels, space.head),
         "macs": cost.macs(architecture, labels=labels, head=space.head),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from search_spaces import BINARY, DENSE, UNARY, Architecture, Base, Experts, FFNGraph, Genes, Space
 from search_spaces.architecture import ROUTINGS
 from search_spaces.graph import MAX_TERMS
+from search_spaces.operations import LINEAR
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 
@@ -37,7 +38,7 @@ def graphs(draw: st.DrawFn) -> FFNGraph:
     if draw(st.booleans()):
         gate = f"gate({draw(st.sampled_from(['x', pre]))})"
         pair = [grow([*values, gate], value) for value in (own, gate)]
-        own = f"{draw(st.sampled_from(BINARY))}({','.join(draw(st.permutations(pair)))})"
+        own = f"{draw(st.sampled_from([*BINARY]))}({','.join(draw(st.permutations(pair)))})"
         values += [gate, own]
     mid = grow(values, own)
     return FFNGraph.parse(grow(["x", pre, f"project({mid})"], f"project({mid})"))
@@ -70,6 +71,20 @@ def architectures(draw: st.DrawFn) -> Architecture:
     """Any valid architecture of three small layers."""
     base = replace(BASE, attention_experts=draw(st.sampled_from([1, 1, 2, 3])))
     return Architecture(base, tuple(draw(st.lists(genes_of_layers(), min_size=3, max_size=3))))
+
+
+def broken_rules(graph: FFNGraph) -> list[str]:
+    """The values of the graph that break a rule of EfficientBERT's search space (section 3.2), with the rule."""
+    broken = []
+    for node, text in zip(graph.nodes, graph.texts, strict=True):
+        ops = {graph.nodes[number].op for number in node.inputs}
+        if len(set(node.inputs)) < len(node.inputs):
+            broken.append(f"{text}: both inputs are equal")
+        if node.op in UNARY and ops & UNARY.keys():
+            broken.append(f"{text}: an activation on an activation")
+        if node.op in LINEAR and ops & LINEAR.keys():
+            broken.append(f"{text}: a linear map on a linear map")
+    return broken
 
 
 def small_space(

@@ -3,11 +3,10 @@
 from dataclasses import replace
 from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces import DENSE, Architecture, Base, FFNGraph, Genes, cost
+from search_spaces import DENSE, Architecture, Base, FFNGraph, cost
 from tests.search_spaces.strategies import architectures
 
 
@@ -89,7 +88,6 @@ def test_macs(drawn: Architecture, tokens: int, labels: int) -> None:
         gates += genes.stack * decisions * d * genes.experts.count
     assert cost.macs_linear(drawn, tokens) == cost.macs_linear(architecture, tokens)
     assert cost.macs(drawn, tokens, labels) == cost.macs(architecture, tokens, labels) + gates
-    assert cost.elementwise(drawn, tokens) == cost.elementwise(architecture, tokens)
 
 
 def test_a_gate_costs_what_expand_costs() -> None:
@@ -108,23 +106,3 @@ def test_macs_of_the_factorised_embedding() -> None:
     plain = Architecture.uniform(Base(depth=2, width=12, heads=3, inner=12))
     factorised = Architecture.uniform(replace(plain.base, embedding=5))
     assert cost.macs(factorised, 7) - cost.macs(plain, 7) == 7 * 15 * 12
-
-
-@pytest.mark.parametrize(
-    ("text", "per_token"),
-    [
-        ("project(relu(expand(x)))", 6),
-        ("project(mul(swish(expand(x)),gate(x)))", 5 * 6 + 6),
-        ("project(gelu(expand(x)))", 9 * 6),
-        ("tanh(project(relu(expand(x))))", 6 + 10),
-        # The product has 6 channels, what follows too; with "wide" 6 are multiplied and 4 pass, 10 follow.
-        ("project(relu(mul(expand(x),x)))", 6 + 6),
-    ],
-)
-def test_elementwise(text: str, per_token: int) -> None:
-    base = Base(depth=1, width=10, heads=2, inner=12)
-    genes = Genes(FFNGraph.parse(text), 3, Fraction(1, 2))
-    assert cost.elementwise(Architecture(base, (genes,)), 4) == 4 * 3 * per_token
-    wide = replace(base, mismatch="wide")
-    extra = 4 if ",x)" in text else 0
-    assert cost.elementwise(Architecture(wide, (genes,)), 4) == 4 * 3 * (per_token + extra)

@@ -3,8 +3,8 @@
 import sympy
 from hypothesis import given, settings
 
-from search_spaces import GELU, FFNGraph
-from search_spaces.formula import expression, latex
+from search_spaces import GELU, PUBLISHED, FFNGraph
+from search_spaces.formula import expression, latex, layers_latex
 from tests.search_spaces.strategies import graphs
 
 X = sympy.Symbol("x", real=True)
@@ -37,6 +37,13 @@ def test_meanings_prove_identities() -> None:
 def test_latex() -> None:
     gelu = r"\operatorname{gelu}{\left(W_{1}{\left(x \right)} \right)}"
     assert latex(GELU) == rf"W_{{2}}{{\left({gelu} \right)}}"
+    assert r"\operatorname{leaky\_relu}{\left(x \right)}" in latex(FFNGraph.parse("project(expand(leaky_relu(x)))"))
+
+
+def test_latex_of_layers() -> None:
+    formulas = layers_latex(PUBLISHED["efficientbert"])
+    assert formulas == [latex(genes.graph) for genes in PUBLISHED["efficientbert"].layers]
+    assert len(set(formulas)) == 6
 
 
 @settings(max_examples=20)

@@ -21,8 +21,10 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.modernbert.modeling_modernbert import ModernBertMLP
 
-from search_spaces import GELU, OPERATIONS, FFNGraph
+from search_spaces import BINARY, GELU, FFNGraph
 from search_spaces.architecture import GATES, ROUTINGS
+from search_spaces.formula import meaning
+from search_spaces.operations import LINEAR
 from supernet.model.ffn import FFNBlock, combine, is_batched
 from supernet.model.routing import BATCHED, HASHES, Router, Routing, Tokens
 from tests.supernet.reference import by_token, dense_blocks
@@ -56,8 +58,8 @@ def make_block(
 
 @cache
 def numerical(op: str) -> Callable[..., np.ndarray]:
-    arguments = sympy.symbols("a b", real=True)[: OPERATIONS[op].arity]
-    return sympy.lambdify(arguments, OPERATIONS[op].meaning(*arguments), "numpy")
+    arguments = sympy.symbols("a b", real=True)[: 1 + (op in BINARY)]
+    return sympy.lambdify(arguments, meaning(op, *arguments), "numpy")
 
 
 def evaluate(graph: FFNGraph, block: FFNBlock, x: np.ndarray, mismatch: str, gelu: str) -> np.ndarray:
@@ -66,7 +68,7 @@ def evaluate(graph: FFNGraph, block: FFNBlock, x: np.ndarray, mismatch: str, gel
     def apply(op: str, inputs: tuple[np.ndarray, ...]) -> np.ndarray:
         if op == "x":
             return x
-        if OPERATIONS[op].kind == "linear":
+        if op in LINEAR:
             linear = getattr(block, op)
             return inputs[0] @ linear.weight.detach().numpy().T + linear.bias.detach().numpy()
         if op == "gelu" and gelu == "erf":
