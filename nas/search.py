@@ -12,6 +12,8 @@ from nas import interrupt
 from nas.config.load import load_config, presets
 from nas.config.schema import ConfigError, StudyConfig, count
 
+# The preset of a new study where no other is named.
+DEFAULT = "demo"
 STAGES = {"1": ("1",), "2": ("2",), "3": ("3",), "all": ("1", "2", "3")}
 
 
@@ -42,13 +44,17 @@ def parser() -> Parser:
     result.add_argument("--teacher", help="a BERT-shaped encoder: hub name or folder")
     result.add_argument("--data", help="folder of the tasks' official files (default: from the hub)")
     result.add_argument("--tasks", help="tasks to search on, such as a,b: stages 1 and 2 use the first, stage 3 all")
-    result.add_argument("--from", dest="given", type=Path, metavar="ARCH.json", help="what stage 2 or 3 refines")
-    result.add_argument("--sandwich", action="store_true", help="stage 3 trains largest, smallest and two more a step")
+    result.add_argument("--from", dest="start", type=Path, metavar="ARCH.json", help="what stage 2 or 3 refines")
+    result.add_argument(
+        "--sandwich",
+        action="store_true",
+        help="stage 3 trains the extremes and two more each step",
+    )
     result.add_argument("--storage", help="Optuna storage URL (default: study.db in the study's folder)")
-    result.add_argument("--workers", type=int, help="candidates at a time (default: one a processor, at most 2)")
-    result.add_argument("--address", help="of a running Ray cluster")
-    result.add_argument("--resume", action="store_true", help="go on with a study that was cut short")
-    result.add_argument("--seed", type=int, help="of everything random")
+    result.add_argument("--workers", type=int, help="candidates at a time (default: one per processor, at most 2)")
+    result.add_argument("--address", help="address of a running Ray cluster, HOST:PORT")
+    result.add_argument("--resume", action="store_true", help="continue an interrupted study")
+    result.add_argument("--seed", type=int, help="seed of everything random")
     result.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     return result
 
@@ -56,33 +62,44 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
-    preset = options.preset or "demo"
-    path = options.out / (options.study if options.study is not None else Path(preset).stem)
-
-    def command() -> int:
-        name = path.name if options.study is None else options.study
-        if not re.fullmatch(r"\w[\w.+-]*", name):
-            raise ConfigError(f"--study {name!r}: use letters, digits, '.', '_', '+' and '-'")
-        if options.workers is not None and options.workers < 1:
-            raise ConfigError(f"--workers {options.workers}: at least 1")
-        if options.address is None:
-            try:
-                device(options.device)
-            except argparse.ArgumentTypeError as error:
-                raise ConfigError(f"--device {options.device}: {error}") from None
-        if options.given and options.stage not in ("2", "3"):
-            raise ConfigError("--from is what stage 2 or 3 refines; give --stage 2 or --stage 3")
-        own = path / "config.toml"
-        source = str(own) if options.preset is None and own.exists() else preset
-        return search(load_config(source, overrides(options)), options, path)
-
+    folder = options.out / (options.study if options.study is not None else Path(options.preset or DEFAULT).stem)
     try:
         with interrupt.remembered():
-            return guard("nas.search", command)
+            return guard("nas.search", lambda: command(options, folder))
     except KeyboardInterrupt:
-        again = "with --resume goes on" if (path / "config.toml").exists() else "starts again"
-        print(f"nas.search: interrupted; the same command {again}", file=sys.stderr)
+        outcome = "with --resume continues it" if (folder / "config.toml").exists() else "starts again"
+        print(f"nas.search: interrupted; the same command {outcome}", file=sys.stderr)
         return INTERRUPTED
+
+
+def command(options: argparse.Namespace, folder: Path) -> int:
+    """Check the options, load the configuration and search.
+
+    Args:
+        folder: of the study.
+
+    Raises:
+        UserError: a mistake in the options or the files that they name.
+    """
+    check(options, folder.name if options.study is None else options.study)
+    stored = folder / "config.toml"
+    source = str(stored) if options.preset is None and stored.exists() else options.preset or DEFAULT
+    return search(load_config(source, overrides(options)), options, folder)
+
+
+def check(options: argparse.Namespace, study: str) -> None:
+    """Raises ConfigError for a mistake that the options alone show."""
+    if not re.fullmatch(r"\w[\w.+-]*", study):
+        raise ConfigError(f"--study {study!r}: use letters, digits, '.', '_', '+' and '-'")
+    if options.workers is not None and options.workers < 1:
+        raise ConfigError(f"--workers {options.workers}: at least 1")
+    if options.address is None:
+        try:
+            device(options.device)
+        except argparse.ArgumentTypeError as error:
+            raise ConfigError(f"--device {options.device}: {error}") from None
+    if options.start and options.stage not in ("2", "3"):
+        raise ConfigError("--from is what stage 2 or 3 refines; give --stage 2 or --stage 3")
 
 
 def stages_of(options: argparse.Namespace) -> tuple[str, ...]:
@@ -91,10 +108,10 @@ def stages_of(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:
-    """What the command line puts over the configuration.
+    """The values of the configuration that the options override, by their places.
 
     Raises:
-        ConfigError: a number that is none.
+        ConfigError: an option that must be a number is not one.
     """
     result: dict[str, Any] = {
         "teacher": options.teacher,
@@ -114,7 +131,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
     sampler = options.sampler
     if sampler is None and options.objective not in (None, "score"):
         sampler = "nsga2"
-    # With two goals all stages need the sampler for it, those that do not run too.
+    # The configuration of a study with two goals is valid only if all stages, also those that do not run, use nsga2.
     named = ("1", "2", "3") if sampler == "nsga2" else stages_of(options)
     for stage in named:
         result[f"stage{stage.replace('single', '1')}.sampler"] = sampler
@@ -124,7 +141,8 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
-    """Prepare, search and report; torch, transformers and ray are only imported here, as that takes seconds."""
+    """Prepare and run the stages in the study's folder `path`; returns the exit status."""
+    # These import torch, transformers and ray, which takes seconds.
     from transformers.utils import logging as transformers_logging
 
     from nas.preparation.prepare import prepare
@@ -141,19 +159,16 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
     transformers_logging.disable_progress_bar()
     workers = options.workers or min(2, os.cpu_count() or 1)
     cluster = Cluster(workers=workers, address=options.address, device=options.device)
-    stages = stages_of(options)
-
-    folder = Folder(path)
+    folder, stages = Folder(path), stages_of(options)
+    storage = options.storage or folder.storage
     folder.check(config, stages, options.resume)
-    given = Architecture.load(options.given) if options.given else None
-    incumbent_of(folder, stages[0], given)
+    start = Architecture.load(options.start) if options.start else None
+    incumbent_of(folder, stages[0], start)
     with Progress() as progress:
-        workspace = prepare(config, options.device, progress.prepare)
-        storage = options.storage or folder.storage
-        study = Search(
+        search = Search(
             config,
             folder,
-            workspace,
+            prepare(config, options.device, progress.prepare),
             cluster,
             storage=storage,
             prefix=f"{path.name}/" if options.storage else "",
@@ -161,16 +176,16 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
             on_progress=progress.prepare,
             watch=progress.trial,
         )
-        first = study.first(stages[0], given)
+        first = search.first(stages[0], start)
         progress.prepared()
         folder.create(config)
         with needed(storage), sole_driver(storage, path.name):
-            # Another process may have begun it while this one prepared.
+            # Another process may have begun the study while this one prepared it.
             folder.check(config, stages, options.resume)
             progress.say(f"study {path} (optuna-dashboard {storage})")
-            winner = study.run(first, stages[1:])
+            winner = search.run(first, stages[1:])
     progress.say(f"winner: {formula(winner)}")
-    progress.say(f"wrote {folder.architecture}; next: python train_final.py {folder.architecture}")
+    progress.say(f"wrote {folder.architecture}; next: ffn-train-final {folder.architecture}")
     return DONE
 
 

@@ -218,7 +218,7 @@ def finished(base: Path) -> Path:
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert "6/6" in result.stdout
-    assert f"next: python train_final.py {out / 's' / 'architecture.json'}" in result.stdout
+    assert f"next: ffn-train-final {out / 's' / 'architecture.json'}" in result.stdout
     return out / "s"
 
 

@@ -132,7 +132,7 @@ def test_a_search_survives_everything(searched: Path, house: House, workspace: W
         os.killpg(process.pid, signal.SIGINT)
         _, error = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert error == "nas.search: interrupted; the same command with --resume goes on\n"
+    assert error == "nas.search: interrupted; the same command with --resume continues it\n"
     first = trials_of(folder)
     assert len(ended(first)) < TRIALS
 
