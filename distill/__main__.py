@@ -154,21 +154,19 @@ def check_chain(options: Any, given: dict[str, Any]) -> None:
     """Refuse students that the objective cannot be used with before a teacher or an assistant is trained."""
     if options.teacher is None:
         return
-    from distill.training.distillation import labelled, make, phases
-    from distill.training.recipe import Recipe
+    from distill.objectives import OBJECTIVES
     from distill.training.students import planned
     from distill.training.teacher import NAS_BERT, load_config, load_tokenizer
 
-    name = options.objective
+    name, objective_spec = options.objective, OBJECTIVES[options.objective]
     if not options.corpus or options.masked_lm:
-        given = labelled(name, given)
+        given = objective_spec.settings_with_labels(given)
     teacher, tokenizer = load_config(options.teacher, ("bert", NAS_BERT)), load_tokenizer(options.teacher)
-    recipe = Recipe(steps=options.steps)
     for spec in [*options.assistant, options.student]:
         student = planned(spec, teacher, tokenizer)
         try:
-            for phase in phases(name, given, recipe):
-                make(name, phase.settings, student, teacher)
+            for phase in objective_spec.phases(given):
+                objective_spec.make(phase.settings, student, teacher)
         except ValueError as error:
             raise DistillError(f"--objective {name}: {error}") from None
         teacher = student
@@ -187,18 +185,21 @@ def recorded(options: Any) -> dict[str, Any]:
 def settings(options: Any) -> dict[str, Any]:
     """The objective's settings from --set, each of the type of its default."""
     from distill.objectives import OBJECTIVES
-    from distill.training.distillation import defaults, without_labels
     from search_spaces.errors import did_you_mean
 
     name = options.objective
     if name not in OBJECTIVES:
         known = ", ".join(OBJECTIVES)
         raise DistillError(f"unknown objective {name!r}{did_you_mean(name, OBJECTIVES)} (objectives: {known})")
-    if options.teacher is None and name != "none":
-        raise DistillError(f"--objective {name} needs a --teacher; only none does without")
-    own = defaults(name)
+    objective_spec = OBJECTIVES[name]
+    if options.teacher is None and objective_spec.needs_teacher:
+        without = ", ".join(other for other, spec in OBJECTIVES.items() if not spec.needs_teacher)
+        raise DistillError(f"--objective {name} needs a --teacher; only {without} does without")
+    own = objective_spec.defaults
     try:
-        result: dict[str, Any] = without_labels(name) if options.corpus and not options.masked_lm else {}
+        result: dict[str, Any] = (
+            objective_spec.settings_without_labels() if options.corpus and not options.masked_lm else {}
+        )
     except ValueError as error:
         raise DistillError(f"--objective {error}; choose another, or add --masked-lm") from None
     for text in options.set:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from distill.files import write_text
+from distill.objectives import Settings
 from distill.tasks.encoding import Encoded, encode, training_batches
 from distill.tasks.metrics import Score
 from distill.tasks.readers import load_task
@@ -24,9 +25,10 @@ from distill.tasks.tables import table_task
 from distill.tasks.task import AnySplit, Task, joined
 from distill.tasks.texts import read_text
 from distill.tasks.types import CLASSIFICATION, MASKED_LM, REGRESSION
-from distill.training.distillation import Settings, distil, masked
+from distill.training.checkpoint import Checkpoint
+from distill.training.distillation import distil, masked
 from distill.training.evaluation import evaluate, expert_load, split_batches
-from distill.training.loop import Checkpoint, Diverged, make_accelerator
+from distill.training.loop import Diverged, make_accelerator
 from distill.training.progress import Progress, losses
 from distill.training.recipe import Recipe
 from distill.training.students import load_student

@@ -25,9 +25,9 @@ from transformers.utils import logging
 from benchmarks.memory.memory import kept_for_backward
 from benchmarks.scaling.scaling import BASE, CANDIDATE, OBJECTIVE, SEED, Seconds, flops, load
 from benchmarks.speed.throughput import LENGTHS, TEACHER, sequences
+from distill.objectives import OBJECTIVES
 from distill.tasks.encoding import batches, training_batches
 from distill.tasks.task import HELD_OUT
-from distill.training.distillation import make
 from distill.training.loop import make_accelerator, train
 from distill.training.recipe import Recipe
 from distill.training.teacher import LiveTeacher, saved_bytes
@@ -170,7 +170,7 @@ class TrainingPhase:
 
 def training_phases(config: StudyConfig, text: int) -> list[TrainingPhase]:
     """Of text, whose sequences are full, and of the task, whose lengths are like MNLI's."""
-    needs = make(OBJECTIVE, {}, config_of(CANDIDATE), BertConfig()).teacher_needs
+    needs = OBJECTIVES[OBJECTIVE].make({}, config_of(CANDIDATE), BertConfig()).teacher_needs
 
     def training_phase(
         name: str, table: RecipeTable, rows: int, quantiles: tuple[float, float] | None
@@ -209,7 +209,7 @@ def kept(count: int, tokens: int) -> int:
     """Bytes that a candidate's training step on so many full sequences keeps for its backward pass: counted."""
     model, teacher = build(CANDIDATE), BertForSequenceClassification(BertConfig(num_labels=2))
     rows, accelerator = sequences(count, (tokens, tokens)), make_accelerator()
-    goal = make(OBJECTIVE, {}, model.config, teacher.config, rows)
+    goal = OBJECTIVES[OBJECTIVE].make({}, model.config, teacher.config, rows)
     own = {parameter.untyped_storage().data_ptr() for part in (model, goal) for parameter in part.parameters()}
     with kept_for_backward(own) as found:
         train(
@@ -226,7 +226,7 @@ def kept(count: int, tokens: int) -> int:
 def memory(config: StudyConfig, taught: Sequence[TrainingPhase]) -> dict[str, int]:
     """Bytes of a worker, by what holds them."""
     labels, full = 3, full_architecture(BASE, GELU, max(config.space.stacks))
-    goal = make(OBJECTIVE, {}, config_of(CANDIDATE), BertConfig())
+    goal = OBJECTIVES[OBJECTIVE].make({}, config_of(CANDIDATE), BertConfig())
     learned = cost.params(CANDIDATE, labels) + sum(parameter.numel() for parameter in goal.parameters())
     rows, (few, more) = config.candidate.batch_size, (kept(count, config.max_length) for count in COUNTED)
     each = (more - few) // (COUNTED[1] - COUNTED[0])

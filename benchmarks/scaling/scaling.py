@@ -42,8 +42,8 @@ from transformers.utils import logging
 
 from benchmarks.measuring import error_of_mean
 from benchmarks.speed.throughput import machine, sequences, start
+from distill.objectives import OBJECTIVES
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded, training_batches
-from distill.training.distillation import make
 from distill.training.loop import make_accelerator, train
 from distill.training.recipe import Recipe
 from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
@@ -203,7 +203,7 @@ def prepare(folder: Path, student: Architecture, tokens: int) -> Path:
         place.mkdir()
         torch.manual_seed(SEED)
         teacher = BertForSequenceClassification(teacher_config(depth))
-        needs = make(OBJECTIVE, {}, config_of(student), teacher.config).teacher_needs
+        needs = OBJECTIVES[OBJECTIVE].make({}, config_of(student), teacher.config).teacher_needs
         rows = sequences(BATCH * STEPS, (tokens, tokens))
         save_encoded(rows, place / "rows.npz")
         batches = training_batches(rows, BATCH, STEPS, SEED, 0)
@@ -217,7 +217,7 @@ def train_on(model: PreTrainedModel, rows: Encoded, teacher: SavedTeacher) -> li
     train(
         model,
         training_batches(rows, BATCH, STEPS, SEED, 0),
-        make(OBJECTIVE, {}, model.config, teacher_config(model.config.num_hidden_layers), rows),
+        OBJECTIVES[OBJECTIVE].make({}, model.config, teacher_config(model.config.num_hidden_layers), rows),
         Recipe(steps=STEPS, batch_size=BATCH),
         accelerator=make_accelerator(),
         teacher=teacher,

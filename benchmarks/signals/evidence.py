@@ -45,8 +45,8 @@ from benchmarks.signals.zero_cost import block_errors, losses, observe
 from distill.files import write_text
 from distill.tasks.encoding import training_batches
 from distill.training.distillation import Saved
-from distill.training.evaluation import evaluate, split_batches
-from distill.training.loop import Diverged, batch_logits
+from distill.training.evaluation import batch_logits, evaluate, split_batches
+from distill.training.loop import Diverged
 from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
 from nas.budget import kept_importance, limits_of
 from nas.config.load import load_config

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from distill.objectives import terms
 from distill.objectives.losses import soft_cross_entropy
 from distill.objectives.outputs import Batch, Outputs
-from distill.training.loop import batch_logits
+from distill.training.evaluation import batch_logits
 from supernet.importance import summed_loss
 from supernet.model.routing import Tokens
 

@@ -48,10 +48,9 @@ from transformers.utils import logging
 
 from benchmarks.measuring import error_of_mean
 from benchmarks.speed import products, reference
-from distill.objectives import Objective
+from distill.objectives import OBJECTIVES, Objective
 from distill.objectives.outputs import Batch
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded, training_batches
-from distill.training.distillation import make
 from distill.training.loop import make_accelerator, train
 from distill.training.recipe import Recipe
 from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
@@ -104,7 +103,7 @@ def prepare(folder: Path, names: list[str], batch: int, steps: int, device: str 
     teacher.save_pretrained(folder / "teacher")
     torch.save(reference.Encoder(CANDIDATE.base, reference.BLOCKS).state_dict(), folder / "reference.pt")
     accelerator = make_accelerator(device)
-    needs = make(OBJECTIVE, {}, student.config, teacher.config).teacher_needs
+    needs = OBJECTIVES[OBJECTIVE].make({}, student.config, teacher.config).teacher_needs
     seconds = {}
     for name in names:
         rows = sequences(batch * steps, LENGTHS[name])
@@ -153,7 +152,7 @@ class Side:
             return
         model = build(CANDIDATE, labels=LABELS)
         load_weights(model, inherit(self.weights, CANDIDATE))
-        objective = make(OBJECTIVE, {}, model.config, self.teacher_config, rows)
+        objective = OBJECTIVES[OBJECTIVE].make({}, model.config, self.teacher_config, rows)
         teacher: Any = SavedTeacher(self.folder / name) if self.cached else self.live(objective)
         recipe = Recipe(steps=self.steps, batch_size=self.batch)
         batches = list(stream if self.grouped else map(padded, stream))

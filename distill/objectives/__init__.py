@@ -1,20 +1,23 @@
-"""Objectives: weighted terms, each naming the outputs it needs."""
-
-from collections.abc import Callable
+"""Objectives: weighted terms, each naming the outputs it needs, and by name all that a training asks of them."""
 
 from distill.objectives.base import Objective, Term, sum_of
-from distill.objectives.codir import codir
+from distill.objectives.codir import CODIR, codir
 from distill.objectives.critic import Critic
-from distill.objectives.kd import distilbert, hard_labels, kd, none, pkd, theseus
-from distill.objectives.layerwise import efficientbert, tinybert
-from distill.objectives.microbert import microbert
-from distill.objectives.moebert import moebert
-from distill.objectives.relations import minilm, minilmv2, minimoe
+from distill.objectives.kd import DISTILBERT, KD, NONE, PKD, distilbert, hard_labels, kd, none, pkd
+from distill.objectives.layerwise import EFFICIENTBERT, TINYBERT, efficientbert, tinybert
+from distill.objectives.microbert import MICROBERT, microbert
+from distill.objectives.moebert import MOEBERT, moebert
+from distill.objectives.relations import MINILM, MINILMV2, MINIMOE, minilm, minilmv2, minimoe
+from distill.objectives.spec import ObjectivePhase, ObjectiveSpec, Settings
+from distill.objectives.theseus import THESEUS, theseus
 
 __all__ = [
     "OBJECTIVES",
     "Critic",
     "Objective",
+    "ObjectivePhase",
+    "ObjectiveSpec",
+    "Settings",
     "Term",
     "codir",
     "distilbert",
@@ -33,19 +36,19 @@ __all__ = [
     "tinybert",
 ]
 
-OBJECTIVES: dict[str, Callable[..., Objective]] = {
-    "efficientbert": efficientbert,
-    "tinybert": tinybert,
-    "moebert": moebert,
-    "minimoe": minimoe,
-    "microbert": microbert,
-    "kd": kd,
-    "pkd": pkd,
-    "distilbert": distilbert,
-    "minilm": minilm,
-    "minilmv2": minilmv2,
-    "codir": codir,
-    "theseus": theseus,
-    "none": none,
+OBJECTIVES: dict[str, ObjectiveSpec] = {
+    "efficientbert": EFFICIENTBERT,
+    "tinybert": TINYBERT,
+    "moebert": MOEBERT,
+    "minimoe": MINIMOE,
+    "microbert": MICROBERT,
+    "kd": KD,
+    "pkd": PKD,
+    "distilbert": DISTILBERT,
+    "minilm": MINILM,
+    "minilmv2": MINILMV2,
+    "codir": CODIR,
+    "theseus": THESEUS,
+    "none": NONE,
 }
-"""Recipes by name: `factory(student's configuration, teacher's configuration, settings)`."""
+"""All objectives by name. To add one: `OBJECTIVES[name] = ObjectiveSpec(factory)`."""

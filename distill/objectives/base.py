@@ -15,7 +15,8 @@ from distill.objectives.outputs import Batch, Outputs
 class Term:
     """One summand: `loss(student, teacher, batch)` times `weight`.
 
-    `needs` names the student's outputs it takes, `teacher_needs` the teacher's.
+    `needs` names the student's outputs that the loss reads, `teacher_needs` the teacher's. `teaches` is False for a
+    term that only regularises: from such terms alone a student would learn nothing.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Term:
     needs: frozenset[str]
     loss: Callable[[Outputs, Outputs | None, Batch], Tensor]
     teacher_needs: frozenset[str] = frozenset()
+    teaches: bool = True
 
 
 class Objective(nn.Module):

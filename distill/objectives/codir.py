@@ -11,6 +11,9 @@ from torch.nn import functional as F
 from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_positive, check_shares, check_weights
 from distill.objectives.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
+from distill.objectives.spec import ObjectiveSpec
+from distill.tasks.encoding import Encoded
+from distill.tasks.types import CLASSIFICATION
 
 WIDTH = 128
 # Negatives of one sentence; each takes WIDTH numbers on either side.
@@ -120,6 +123,15 @@ def codir(
         ],
         maps if contrastive else {},
     )
+
+
+def _bank_arguments(rows: Encoded | None) -> dict[str, Any]:
+    """The size of the memory banks and the classes of their rows."""
+    classes = None if rows is None or rows.kind != CLASSIFICATION or rows.labels is None else rows.labels.tolist()
+    return {"rows": 2 if rows is None else len(rows), "labels": classes}
+
+
+CODIR = ObjectiveSpec(codir, row_arguments=_bank_arguments)
 
 
 class Bank(nn.Module):

@@ -7,6 +7,7 @@ from torch import Tensor
 from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_positive, check_shares, check_weights, sum_of
 from distill.objectives.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
+from distill.objectives.spec import ObjectiveSpec
 
 
 def hard_labels() -> Objective:
@@ -28,11 +29,7 @@ def none(student: Any, teacher: Any = None, *, balance: float = 0.0) -> Objectiv
     return Objective([terms.labels(1.0), terms.balance(balance)])
 
 
-def theseus(student: Any, teacher: Any = None, *, balance: float = 0.0) -> Objective:
-    """BERT-of-Theseus (Xu et al., 2020): the labels alone, as in `none`. What distils is the replacing of the teacher's
-    layers by the student's, which is no loss.
-    """
-    return none(student, teacher, balance=balance)
+NONE = ObjectiveSpec(none, needs_teacher=False)
 
 
 def kd(student: Any, teacher: Any, *, alpha: float = 0.5, temperature: float = 2.0, balance: float = 0.0) -> Objective:
@@ -55,6 +52,9 @@ def kd(student: Any, teacher: Any, *, alpha: float = 0.5, temperature: float = 2
     """
     check_weights(balance=balance)
     return Objective([*_kd(alpha, temperature), terms.balance(balance)])
+
+
+KD = ObjectiveSpec(kd)
 
 
 def pkd(
@@ -104,6 +104,9 @@ def pkd(
     return Objective([*objective, terms.balance(balance)], maps)
 
 
+PKD = ObjectiveSpec(pkd)
+
+
 def distilbert(
     student: Any,
     teacher: Any,
@@ -151,6 +154,9 @@ def distilbert(
         ],
         maps,
     )
+
+
+DISTILBERT = ObjectiveSpec(distilbert, without_labels={"labels": 0.0, "soft": 0.0})
 
 
 def _kd(alpha: float, temperature: float, mean_over_classes: bool = False) -> list[Term]:

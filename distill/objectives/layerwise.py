@@ -8,7 +8,12 @@ from torch import Tensor, nn
 from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_positive, check_weights, sum_of
 from distill.objectives.outputs import ATTENTION_SCORES, Batch, Outputs, of_layers
+from distill.objectives.spec import ObjectivePhase, ObjectiveSpec, Settings
 from distill.tasks.types import REGRESSION
+
+# TinyBERT's two phases on a task: 10 epochs at 5e-5, then 3 at 3e-5.
+INTERMEDIATE, PREDICTION = 10 / 13, 3 / 13
+PREDICTION_RATE = 3 / 5
 
 
 def efficientbert(
@@ -47,6 +52,9 @@ def efficientbert(
     layers, maps = _layers(student, teacher, attention, hidden, embedding, paper_compatible)
     learned = _prediction(student, prediction, temperature, paper_compatible, gold=paper_compatible)
     return Objective([*layers, learned, terms.balance(balance)], maps)
+
+
+EFFICIENTBERT = ObjectiveSpec(efficientbert, without_labels={"prediction": 0.0})
 
 
 def tinybert(
@@ -89,6 +97,19 @@ def tinybert(
         learned = _prediction(student, prediction, temperature, paper_compatible, gold=True)
         return Objective([learned, terms.balance(balance)])
     raise ValueError(f"unknown phase {phase!r}: choose intermediate or prediction")
+
+
+def _tinybert_phases(settings: Settings) -> tuple[ObjectivePhase, ...]:
+    """Both phases, unless the setting `phase` chooses one."""
+    if "phase" in settings:
+        return (ObjectivePhase(settings),)
+    return (
+        ObjectivePhase({**settings, "phase": "intermediate"}, INTERMEDIATE),
+        ObjectivePhase({**settings, "phase": "prediction"}, PREDICTION, PREDICTION_RATE),
+    )
+
+
+TINYBERT = ObjectiveSpec(tinybert, without_labels={"prediction": 0.0, "phase": "intermediate"}, phases=_tinybert_phases)
 
 
 def _layers(

@@ -9,6 +9,7 @@ from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_positive, check_weights, sum_of
 from distill.objectives.critic import Critic
 from distill.objectives.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
+from distill.objectives.spec import ObjectiveSpec
 
 
 def microbert(
@@ -100,3 +101,6 @@ def microbert(
         maps,
         critic if adversarial else None,
     )
+
+
+MICROBERT = ObjectiveSpec(microbert, without_labels={"labels": 0.0, "soft": 0.0})

@@ -4,6 +4,7 @@ from typing import Any
 
 from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, check_weights
+from distill.objectives.spec import ObjectiveSpec
 
 
 def moebert(
@@ -53,3 +54,6 @@ def moebert(
         ],
         maps,
     )
+
+
+MOEBERT = ObjectiveSpec(moebert, without_labels={"labels": 0.0, "prediction": 0.0})

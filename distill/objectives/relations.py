@@ -8,8 +8,11 @@ from torch import Tensor, nn
 from distill.objectives import losses, terms
 from distill.objectives.base import Objective, Term, check_weights, sum_of
 from distill.objectives.outputs import HIDDEN_STATES, RELATIONS, Batch, Outputs, of_layers
+from distill.objectives.spec import ObjectiveSpec
 
 NAMES = ("query", "key", "value")
+# The papers distil without labels, but nothing else teaches a new head.
+WITH_LABELS, WITHOUT_LABELS = {"labels": 1.0}, {"labels": 0.0}
 
 
 def minilm(
@@ -70,6 +73,9 @@ def minilm(
     )
 
 
+MINILM = ObjectiveSpec(minilm, WITH_LABELS, WITHOUT_LABELS)
+
+
 def minilmv2(
     student: Any,
     teacher: Any,
@@ -109,6 +115,9 @@ def minilmv2(
 
     relations = Term("relation", relation, frozenset({RELATIONS}), relation_loss, _taught(teacher_layer, teacher))
     return Objective([relations, terms.labels(labels), terms.balance(balance)])
+
+
+MINILMV2 = ObjectiveSpec(minilmv2, WITH_LABELS, WITHOUT_LABELS)
 
 
 def minimoe(
@@ -153,6 +162,9 @@ def minimoe(
 
     relations = Term("relation", relation, frozenset({HIDDEN_STATES}), relation_loss, _taught(teacher_layer, teacher))
     return Objective([relations, terms.labels(labels), terms.balance(balance)], auxiliary)
+
+
+MINIMOE = ObjectiveSpec(minimoe, WITH_LABELS, WITHOUT_LABELS)
 
 
 def _relations(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...], batch: Batch, heads: int) -> Tensor:

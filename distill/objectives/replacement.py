@@ -1,4 +1,4 @@
-"""BERT-of-Theseus (Xu et al., 2020): a student's layers learn while they stand in for the teacher's."""
+"""Layers of a teacher that are replaced by a student's while the student learns (Xu et al., 2020, BERT-of-Theseus)."""
 
 import contextlib
 import random
@@ -13,10 +13,11 @@ from distill.objectives.outputs import Batch
 
 
 class Replacement:
-    """Which of the student's layers stand in for the teacher's groups, drawn once for each batch.
+    """Which of the student's layers stand in for the teacher's groups of layers, drawn once for each batch.
 
-    A layer stands in with a probability that rises linearly from `start` to 1 at the share `until` of the steps, from
-    where on the student trains alone. Where none is drawn, one is: such a batch would teach nothing.
+    A layer stands in with a probability that rises linearly from `start` to 1 at the share `until` of the steps; from
+    there on the student trains alone. Where no layer is drawn, one is chosen: the student would learn nothing from
+    such a batch.
     """
 
     def __init__(self, layers: int, steps: int, seed: int, start: float = 0.3, until: float = 0.75) -> None:
@@ -25,46 +26,48 @@ class Replacement:
         self.standing_in = (True,) * layers
 
     def rate(self, step: int) -> float:
-        """The probability in step number `step`, from 0."""
-        reached = step / (self.until * self.steps) if self.until * self.steps else 1.0
-        return min(1.0, self.start + (1.0 - self.start) * reached)
+        """The probability in step number `step`, counted from 0."""
+        progress = step / (self.until * self.steps) if self.until * self.steps else 1.0
+        return min(1.0, self.start + (1.0 - self.start) * progress)
 
     def drawn(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches, a draw for each."""
+        """The batches, with a new draw before each."""
         for step, batch in enumerate(batches):
             rng = random.Random(f"{self.seed}/{step}")
-            chosen = [rng.random() < self.rate(step) for _ in range(self.layers)]
-            chosen[rng.randrange(self.layers)] |= not any(chosen)
-            self.standing_in = tuple(chosen)
+            standing_in = [rng.random() < self.rate(step) for _ in range(self.layers)]
+            standing_in[rng.randrange(self.layers)] |= not any(standing_in)
+            self.standing_in = tuple(standing_in)
             yield batch
 
 
 @contextlib.contextmanager
 def replacing(student: PreTrainedModel, teacher: PreTrainedModel, replacement: Replacement) -> Iterator[None]:
-    """While this lasts, the student in training computes with the teacher's layers where its own do not stand in; in
-    evaluation with its own alone. Only its own layers learn: embeddings and head become the teacher's and stay so.
+    """In this context the student, in training mode, computes with the teacher's layers where its own do not stand in;
+    in evaluation mode it computes with its own layers alone. Only these learn: embeddings and head are the teacher's
+    from the start and stay so.
 
-    The teacher is in eval mode; the released code keeps its dropout.
+    The teacher is in evaluation mode; the released code keeps its dropout.
 
     Raises:
-        ValueError: the student's shape is not the teacher's but for the number of layers, which must divide it.
+        ValueError: the shapes of student and teacher differ in more than the number of layers, or the student's number
+            does not divide the teacher's.
     """
-    groups = _groups(student, teacher)
-    rest = {name: weight for name, weight in teacher.state_dict().items() if ".encoder.layer." not in name}
-    own = student.state_dict()
-    different = [name for name, weight in rest.items() if name not in own or own[name].shape != weight.shape]
+    groups = _teacher_groups(student, teacher)
+    shared = {name: weight for name, weight in teacher.state_dict().items() if ".encoder.layer." not in name}
+    weights = student.state_dict()
+    different = [name for name, weight in shared.items() if name not in weights or weights[name].shape != weight.shape]
     if different:
         raise ValueError(
-            f"theseus puts the student's layers in the teacher's place: {different[0]} must have the teacher's shape"
+            f"the student's layers take the place of the teacher's: {different[0]} must have the teacher's shape"
         )
-    student.load_state_dict(rest, strict=False)
+    student.load_state_dict(shared, strict=False)
     teacher.eval().requires_grad_(False)
     frozen = [p for name, p in student.named_parameters() if ".encoder.layer." not in name and p.requires_grad]
     layers = list(student.base_model.encoder.layer)
     for parameter in frozen:
         parameter.requires_grad_(False)
-    for number, (layer, group) in enumerate(zip(layers, groups, strict=True)):
-        layer.forward = _standing_in(student, teacher, layer, group, number, replacement)
+    for index, (layer, group) in enumerate(zip(layers, groups, strict=True)):
+        layer.forward = _replaceable_forward(student, teacher, layer, group, index, replacement)
     try:
         yield
     finally:
@@ -74,44 +77,45 @@ def replacing(student: PreTrainedModel, teacher: PreTrainedModel, replacement: R
             parameter.requires_grad_(True)
 
 
-def check_places(student: Any, teacher: Any) -> None:
+def check_replaceable(student: Any, teacher: Any) -> None:
     """Raises ValueError where layers of the one configuration cannot stand in for those of the other."""
     if teacher.model_type != "bert":
-        raise ValueError(f"theseus takes layers of a plain BERT, not of type {teacher.model_type!r}")
+        raise ValueError(f"only layers of a plain BERT can be replaced, not those of the type {teacher.model_type!r}")
     layer_maps.uniform(student.num_hidden_layers, teacher.num_hidden_layers)
     if student.hidden_size != teacher.hidden_size:
         raise ValueError(
-            f"theseus puts the student's layers in the teacher's place, but they are {student.hidden_size} wide, not "
+            f"the student's layers take the place of the teacher's, but they are {student.hidden_size} wide, not "
             f"{teacher.hidden_size}: take a student of the teacher's width"
         )
 
 
-def _groups(student: PreTrainedModel, teacher: PreTrainedModel) -> list[list[Any]]:
-    check_places(student.config, teacher.config)
-    ends = layer_maps.uniform(student.config.num_hidden_layers, teacher.config.num_hidden_layers)
+def _teacher_groups(student: PreTrainedModel, teacher: PreTrainedModel) -> list[list[Any]]:
+    """The teacher's layers that each layer of the student stands in for."""
+    check_replaceable(student.config, teacher.config)
+    groups = layer_maps.groups(student.config.num_hidden_layers, teacher.config.num_hidden_layers)
     layers = list(teacher.base_model.encoder.layer)
-    return [layers[end - len(layers) // len(ends) : end] for end in ends]
+    return [[layers[number - 1] for number in group] for group in groups]
 
 
-def _standing_in(
+def _replaceable_forward(
     student: PreTrainedModel,
     teacher: PreTrainedModel,
     layer: Any,
     group: list[Any],
-    number: int,
+    index: int,
     replacement: Replacement,
 ) -> Callable[..., Tensor]:
-    own = layer.forward
+    student_forward = layer.forward
 
-    def forward(hidden_BTD: Tensor, *arguments: Any, **named: Any) -> Tensor:
-        if not layer.training or replacement.standing_in[number]:
-            return own(hidden_BTD, *arguments, **named)
-        named.pop("tokens", None)  # of experts, which a plain BERT has not
+    def forward(hidden_BTD: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not layer.training or replacement.standing_in[index]:
+            return student_forward(hidden_BTD, *args, **kwargs)
+        kwargs.pop("tokens", None)  # read by a student's experts, which a plain BERT does not have
         implementation = student.config._attn_implementation
-        if teacher.config._attn_implementation != implementation:  # masks are made for the student's
+        if teacher.config._attn_implementation != implementation:  # attention masks have the form of the student's
             teacher.set_attn_implementation(implementation)
-        for predecessor in group:
-            hidden_BTD = predecessor(hidden_BTD, *arguments, **named)
+        for teacher_layer in group:
+            hidden_BTD = teacher_layer(hidden_BTD, *args, **kwargs)
         return hidden_BTD
 
     return forward

@@ -52,7 +52,7 @@ def balance(weight: float) -> Term:
             return student.logits.new_zeros(())
         return sum_of(losses.balance(*routing) for routing in student.routings) / len(student.routings)
 
-    return Term("balance", weight, frozenset({ROUTINGS}), loss)
+    return Term("balance", weight, frozenset({ROUTINGS}), loss, teaches=False)
 
 
 def transforms(student: Any, teacher: Any, states: Iterable[int], shared: bool = False) -> dict[str, nn.Module]:

@@ -10,14 +10,14 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from distill.objectives.outputs import Batch, routers
+from distill.objectives.outputs import LOGITS, Batch, routers, run
 from distill.tasks.conll import predicted_tags
 from distill.tasks.encoding import Encoded, collate, eval_batches
 from distill.tasks.metrics import Score, accuracy, score
 from distill.tasks.squad import predicted_answers
 from distill.tasks.task import AnySplit, QuestionSplit, TaggedSplit, Task
 from distill.tasks.types import REGRESSION
-from distill.training.loop import batch_logits, predict
+from distill.training.loop import Diverged
 
 EVALUATION_BATCH = 100
 _ROUTER = re.compile(r"(?:.*\.)?encoder\.layer\.(\d+)\.(?:ffn\.(\d+)\.|(attention)\.)?router|classifier\.router")
@@ -32,6 +32,32 @@ def split_batches(rows: Encoded, pad_id: int, first: int | None = None) -> list[
         chosen if first is None else chosen[source[chosen] < first] for chosen in eval_batches(rows, EVALUATION_BATCH)
     ]
     return [(torch.from_numpy(chosen), collate(rows, chosen, pad_id)) for chosen in order if len(chosen)]
+
+
+def predict(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelerator) -> Tensor:
+    """Logits (N, C) in float32 on the CPU, of all rows of `batches` in their order; the model in eval mode.
+
+    Raises:
+        Diverged: a logit is NaN or infinite.
+    """
+    return torch.cat(batch_logits(model, batches, accelerator=accelerator))
+
+
+def batch_logits(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelerator) -> list[Tensor]:
+    """As `predict`, the logits of each batch for itself, in the shape of the task's kind (`distill.tasks.types`)."""
+    model.to(accelerator.device)  # not in inference mode: weights that move there cannot learn any more
+    training = model.training
+    model.eval()
+    rows = []
+    with torch.inference_mode():
+        for batch in batches:
+            batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+            with accelerator.autocast():
+                rows.append(run(model, batch, frozenset({LOGITS})).logits.float().cpu())
+    model.train(training)
+    if not all(torch.isfinite(logits).all() for logits in rows):
+        raise Diverged("the model's logits are not finite")
+    return rows
 
 
 def measure(

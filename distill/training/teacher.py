@@ -3,6 +3,7 @@
 import bisect
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from distill.objectives.outputs import (
     spread,
 )
 from distill.tasks.types import CLASSIFICATION, MODELS, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
-from distill.training.loop import Checkpoint, train
+from distill.training.checkpoint import Checkpoint
+from distill.training.loop import train
 from distill.training.recipe import Recipe
 from search_spaces.errors import UserError
 
@@ -170,8 +172,12 @@ def finetune(
     seed: int = 0,
     after_step: Callable[[int, float], None] | None = None,
     checkpoint: Checkpoint | None = None,
+    score: Callable[[PreTrainedModel], float] | None = None,
 ) -> PreTrainedModel:
-    """Fine-tune a pre-trained encoder on labelled batches; returned in eval mode. As `distill.training.loop.train`."""
+    """Fine-tune a pre-trained encoder on labelled batches; returns it in evaluation mode, its weights frozen.
+
+    Arguments and errors are those of `distill.training.loop.train`; `score` measures the encoder.
+    """
     torch.manual_seed(seed)
     model = load_model(source, labels, kind)
     train(
@@ -183,6 +189,7 @@ def finetune(
         seed=seed,
         after_step=after_step,
         checkpoint=checkpoint,
+        score=score and partial(score, model),
     )
     return model.eval().requires_grad_(False)
 

@@ -152,12 +152,11 @@ class ObjectiveTable(BaseModel):
             ConfigError: there is no such objective, or it has no such setting, or one of another type.
         """
         from distill.objectives import OBJECTIVES
-        from distill.training.distillation import defaults
 
         if self.name not in OBJECTIVES:
             meant = did_you_mean(self.name, OBJECTIVES)
             raise ConfigError(f"objective.name: there is no {self.name!r}{meant} (objectives: {', '.join(OBJECTIVES)})")
-        own = defaults(self.name)
+        own = OBJECTIVES[self.name].defaults
         for key, value in self.settings().items():
             if key not in own:
                 meant = did_you_mean(key, own)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from distill.training.distillation import make
+from distill.objectives import OBJECTIVES
 from distill.training.progress import losses
 from nas.budget import limits_of
 from nas.config.schema import ConfigError
@@ -37,7 +37,8 @@ def final_phases(evaluator: Evaluator, say: Callable[[str], None]) -> list[Train
         try:
             phase = training_phase(config, table, folders)
             if phase is not None:
-                make(config.objective.name, phase.settings, evaluator.like, evaluator.teacher_config, phase.rows)
+                objective_spec = OBJECTIVES[config.objective.name]
+                objective_spec.make(phase.settings, evaluator.like, evaluator.teacher_config, phase.rows)
                 phases.append(phase)
         except (ConfigError, ValueError) as error:
             if table not in ON_TEXT:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from distill.objectives import OBJECTIVES
 from distill.tasks import conll, embedded, squad, texts
 from distill.tasks.corpora import Corpus
 from distill.tasks.encoding import Encoded, encode, load_encoded, save_encoded
@@ -67,8 +68,10 @@ def check_tasks(config: StudyConfig) -> None:
         raise ConfigError(
             f"tasks: {' and '.join(config.tasks)} need different heads, but stage 3 shares one model; search them apart"
         )
-    if config.objective.name == "codir" and len(config.tasks) > 1:
-        raise ConfigError("tasks: codir remembers the rows of one task; give one, or another objective")
+    if len(config.tasks) > 1 and OBJECTIVES[config.objective.name].row_arguments is not None:
+        raise ConfigError(
+            f"tasks: {config.objective.name} remembers the rows of one task; give one, or another objective"
+        )
 
 
 def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:

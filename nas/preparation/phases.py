@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from distill.objectives import OBJECTIVES, Settings
 from distill.tasks.encoding import Encoded, take
-from distill.training.distillation import Settings, without_labels
 from distill.training.recipe import Recipe
 from nas.config.schema import ConfigError, RecipeTable, StudyConfig
 from nas.preparation.data import TaskFolders
@@ -51,14 +51,17 @@ def raw(config: StudyConfig, name: str) -> bool:
 
 
 def settings_of(config: StudyConfig, name: str) -> Settings:
-    """Of the objective: on text it has neither labels nor predictions (EfficientBERT, section 4.3: gamma = 0).
+    """The objective's settings in the training of this name: on text, those for rows without labels, whose predictions
+    are not trained either (EfficientBERT, section 4.3: gamma = 0).
 
     Raises:
-        ConfigError: then there is nothing left to learn from.
+        ConfigError: the objective cannot learn from text.
     """
-    own = config.objective.settings()
+    settings = config.objective.settings()
+    if not on_text(config, name):
+        return settings
     try:
-        return own | without_labels(config.objective.name) if on_text(config, name) else own
+        return settings | OBJECTIVES[config.objective.name].settings_without_labels()
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from None
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from distill.files import cache_folder, fingerprint, keep
+from distill.objectives import OBJECTIVES
 from distill.objectives.outputs import Batch, run
-from distill.objectives.replacement import Replacement, replacing
 from distill.tasks.corpora import Corpus, embedded_corpus
 from distill.tasks.encoding import Encoded, batches, load_encoded, training_batches
 from distill.tasks.task import Task
@@ -90,10 +90,12 @@ def check(config: StudyConfig) -> None:
         for name in ("warmup", *CANDIDATE, "sharing_pretrain", "sharing"):
             if table := table_of(config, name):
                 objectives(config, settings_of(config, name), table.build(1), config_of(student), teacher)
-        if config.objective.name == "theseus":
+        objective_spec = OBJECTIVES[config.objective.name]
+        if objective_spec.training_context is not None:
             with torch.device("meta"):
                 models = build(student, like=teacher), AutoModelForSequenceClassification.from_config(teacher)
-            with replacing(*models, Replacement(base.depth, 1, config.seed)):
+            settings = objective_spec.defaults | config.objective.settings()
+            with objective_spec.training_context(*models, settings=settings, steps=1, seed=config.seed):
                 pass
     except ValueError as error:
         raise ConfigError(f"objective and base: {error}") from None
@@ -359,7 +361,8 @@ class Preparation:
         chosen = batches(found.rows, recipe.batch_size, recipe.steps, config.seed)
         shapes = ((len(rows), int(found.rows.lengths[rows].max())) for rows in chosen)
         room = saved_bytes(self.teacher_config, needs, shapes)
-        if config.objective.name == "theseus" or room > config.teacher_cache:
+        teacher_takes_part = OBJECTIVES[config.objective.name].training_context is not None
+        if teacher_takes_part or room > config.teacher_cache:
             return None
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

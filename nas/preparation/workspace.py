@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from distill.objectives import Objective
+from distill.objectives import OBJECTIVES, Objective, Settings
 from distill.tasks.encoding import Encoded, load_encoded, token_frequencies
 from distill.tasks.task import Task
-from distill.training.distillation import Settings, make, phases
+from distill.training.distillation import phase_recipes
 from distill.training.recipe import Recipe
 from distill.training.teacher import load_config, load_model
 from nas.config.schema import ConfigError, StudyConfig
@@ -96,18 +96,18 @@ def objectives(
     rows: Encoded | None = None,
     learned: Mapping[str, Tensor] | None = None,
 ) -> list[tuple[Objective, Recipe]]:
-    """The study's objective between models of these Hugging Face configurations, and how long it is trained with: one
-    for each of its phases.
+    """The study's objective between models of these Hugging Face configurations, and the recipe of its training: one
+    pair for each of the objective's phases.
 
-    Where it has learned projections, they start as in `learned`.
+    Learned projections of the objective start as in `learned`.
     """
-    name = config.objective.name
+    objective_spec = OBJECTIVES[config.objective.name]
     result = []
-    for phase in phases(name, settings, recipe):
-        goal = make(name, phase.settings, student, teacher, rows, config.seed)
+    for phase, phase_recipe in phase_recipes(objective_spec.phases(settings), recipe):
+        objective = objective_spec.make(phase.settings, student, teacher, rows, config.seed)
         if learned:
-            goal.load_state_dict({key: learned.get(key, value) for key, value in goal.state_dict().items()})
-        result.append((goal, phase.recipe))
+            objective.load_state_dict({key: learned.get(key, value) for key, value in objective.state_dict().items()})
+        result.append((objective, phase_recipe))
     return result
 
 

@@ -37,7 +37,7 @@ from transformers import (
 from distill.__main__ import main, parser
 from distill.objectives import OBJECTIVES
 from distill.tasks.types import REGRESSION
-from distill.training.loop import Checkpoint
+from distill.training.checkpoint import Checkpoint
 from distill.training.progress import Progress
 from tests.tiny import SIZES, bert, shaken
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.signals.zero_cost import block_errors, losses, observe
 from distill.tasks.types import CLASSIFICATION
-from distill.training.loop import batch_logits
+from distill.training.evaluation import batch_logits
 from search_spaces import GELU, Architecture, Experts
 from supernet.build import build, full_architecture, load_weights
 from supernet.inherit import inherit

@@ -31,7 +31,7 @@ WITHOUT_LOGITS = ("tinybert", "minimoe", "minilm", "minilmv2")
 def made(name: str, student: Any, teacher: Any, **settings: Any) -> Objective:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return OBJECTIVES[name](student.config, teacher.config, **{**OWN.get(name, {}), **settings})
+        return OBJECTIVES[name].factory(student.config, teacher.config, **{**OWN.get(name, {}), **settings})
 
 
 def numbered(given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -60,6 +60,8 @@ def test_names() -> None:
 @pytest.mark.parametrize("width", [24, 16])
 def test_what_is_asked_for_is_enough_and_all_of_it_is_used(name: str, width: int) -> None:
     student, teacher = bert(1, hidden_size=width), bert(2, num_hidden_layers=4)
+    if OBJECTIVES[name].training_context is not None and width != teacher.config.hidden_size:
+        pytest.skip("layers that stand in for the teacher's have its width")
     objective, given = made(name, student, teacher).eval(), numbered(batch())
     torch.manual_seed(3)
     full = objective(run(student, given, EVERYTHING), run(teacher, given, EVERYTHING), given)

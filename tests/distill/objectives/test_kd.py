@@ -7,7 +7,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from distill.objectives import distilbert, hard_labels, kd, none, pkd, theseus
+from distill.objectives import distilbert, hard_labels, kd, none, pkd
 from distill.objectives.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, of_layers
 from distill.tasks.types import CLASSIFICATION, MASKED_LM, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from tests.distill.objectives import references
@@ -19,7 +19,7 @@ LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_alone(kind: str) -> None:
     given = case(kind)
-    for objective in (hard_labels(), none(*given.configs), none(given.student_config), theseus(*given.configs)):
+    for objective in (hard_labels(), none(*given.configs), none(given.student_config)):
         assert (objective.needs, objective.needs_teacher) == ({LOGITS}, False)
         assert objective(given.student, None, given.batch).item() == exactly(hard(given))
         assert not list(objective.parameters())

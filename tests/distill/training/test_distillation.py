@@ -17,8 +17,8 @@ from distill.objectives import OBJECTIVES
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS
 from distill.tasks.encoding import Encoded
 from distill.tasks.types import IGNORED, TOKEN_CLASSIFICATION
-from distill.training.distillation import Saved, defaults, distil, labelled, make, masked, phases, without_labels
-from distill.training.loop import Checkpoint
+from distill.training.checkpoint import Checkpoint
+from distill.training.distillation import Saved, distil, masked, phase_recipes
 from distill.training.recipe import Recipe
 from distill.training.students import some_layers
 from distill.training.teacher import LiveTeacher
@@ -102,7 +102,7 @@ def test_every_objective_lowers_its_own_loss(name: str, accelerator: Accelerator
 def test_text_teaches_all_but_the_head(name: str, accelerator: Accelerator, tokens: Any) -> None:
     model = student(hidden_size=16) if name not in ("minilm",) else student()
     before = weights(model)
-    settings = {**without_labels(name), **({"relation_heads": 8} if name in FITTING else {})}
+    settings = {**OBJECTIVES[name].settings_without_labels(), **({"relation_heads": 8} if name in FITTING else {})}
     recipe = Recipe(steps=3, batch_size=8, learning_rate=1e-3, weight_decay=0.0)
     source = teacher()
     distil(model, source, rows(labels=False), name, settings, recipe, accelerator=accelerator, tokenizer=tokens)
@@ -114,27 +114,27 @@ def test_text_teaches_all_but_the_head(name: str, accelerator: Accelerator, toke
 @pytest.mark.parametrize("name", WITHOUT_TEXT)
 def test_what_text_cannot_teach(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} learns from labels and predictions"):
-        without_labels(name)
+        OBJECTIVES[name].settings_without_labels()
 
 
 def test_what_the_settings_are() -> None:
-    assert defaults("kd") == {"alpha": 0.5, "temperature": 2.0, "balance": 0.0}
-    assert defaults("theseus") == {"balance": 0.0, "start": 0.3, "until": 0.75}
-    assert "rows" not in defaults("codir")
+    assert OBJECTIVES["kd"].defaults == {"alpha": 0.5, "temperature": 2.0, "balance": 0.0}
+    assert OBJECTIVES["theseus"].defaults == {"balance": 0.0, "start": 0.3, "until": 0.75}
+    assert "rows" not in OBJECTIVES["codir"].defaults
     for name in OBJECTIVES:
-        given = {} if name == "codir" else {**defaults(name), **FITTING.get(name, {})}
-        assert make(name, given, student().config, teacher().config, rows()).terms
+        given = {} if name == "codir" else {**OBJECTIVES[name].defaults, **FITTING.get(name, {})}
+        assert OBJECTIVES[name].make(given, student().config, teacher().config, rows()).terms
 
 
 def test_labels_where_papers_have_none() -> None:
-    assert labelled("minilm", {"values": 2.0}) == {"labels": 1.0, "values": 2.0}
-    assert labelled("minilm", {"labels": 0.0}) == {"labels": 0.0}
-    assert labelled("kd", {}) == labelled("tinybert", {}) == {}
+    assert OBJECTIVES["minilm"].settings_with_labels({"values": 2.0}) == {"labels": 1.0, "values": 2.0}
+    assert OBJECTIVES["minilm"].settings_with_labels({"labels": 0.0}) == {"labels": 0.0}
+    assert OBJECTIVES["kd"].settings_with_labels({}) == {}
     configs = student().config, teacher().config
     named = lambda found: {term.name for term in found.terms}  # noqa: E731
-    assert "labels" in named(make("minilm", {}, *configs, rows()))
-    assert "labels" not in named(make("minilm", {}, *configs, rows(labels=False)))
-    assert "labels" not in named(make("minilm", {"labels": 0.0}, *configs, rows()))
+    assert "labels" in named(OBJECTIVES["minilm"].make({}, *configs, rows()))
+    assert "labels" not in named(OBJECTIVES["minilm"].make({}, *configs, rows(labels=False)))
+    assert "labels" not in named(OBJECTIVES["minilm"].make({"labels": 0.0}, *configs, rows()))
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_labels_where_papers_have_none() -> None:
 )
 def test_settings_that_cannot_be(name: str, settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        make(name, settings, student().config, teacher().config, rows())
+        OBJECTIVES[name].make(settings, student().config, teacher().config, rows())
 
 
 def test_a_teacher_is_missing(accelerator: Accelerator, tokens: Any) -> None:
-    with pytest.raises(ValueError, match="kd compares with a teacher: give one, or choose the objective none"):
-        make("kd", {}, student().config, None)
+    with pytest.raises(ValueError, match="kd needs a teacher: give one, or choose an objective that learns without"):
+        OBJECTIVES["kd"].make({}, student().config, None)
     rest: Any = {"accelerator": accelerator, "tokenizer": tokens}
-    with pytest.raises(ValueError, match="theseus replaces the layers of a teacher: give one"):
+    with pytest.raises(ValueError, match="theseus needs a teacher: give one"):
         distil(student(), None, rows(), "theseus", {}, Recipe(steps=1), **rest)
     with pytest.raises(ValueError, match="3 student layers"):
         distil(student(num_hidden_layers=3), teacher(), rows(), "moebert", {}, Recipe(steps=1), **rest)
@@ -165,25 +165,29 @@ def test_making_leaves_the_random_state() -> None:
     """And learned projections hang on the seed alone."""
     configs = student(hidden_size=16).config, teacher().config
     state = torch.get_rng_state()
-    found = [make("tinybert", {}, *configs, seed=seed).state_dict() for seed in (1, 1, 2)]
+    found = [OBJECTIVES["tinybert"].make({}, *configs, seed=seed).state_dict() for seed in (1, 1, 2)]
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
     assert not torch.equal(found[0]["projections.hidden.weight"], found[2]["projections.hidden.weight"])
 
 
+def phases(name: str, settings: dict[str, Any], recipe: Recipe) -> list[tuple[Any, Recipe]]:
+    return [(phase.settings, part) for phase, part in phase_recipes(OBJECTIVES[name].phases(settings), recipe)]
+
+
 def test_phases() -> None:
     recipe = Recipe(steps=130, learning_rate=5e-5)
-    assert [(p.settings, p.recipe) for p in phases("kd", {"alpha": 1.0}, recipe)] == [({"alpha": 1.0}, recipe)]
-    first, second = phases("tinybert", {"hidden": 2.0}, recipe)
-    assert (first.settings, second.settings) == (
+    assert phases("kd", {"alpha": 1.0}, recipe) == [({"alpha": 1.0}, recipe)]
+    (first, first_recipe), (second, second_recipe) = phases("tinybert", {"hidden": 2.0}, recipe)
+    assert (first, second) == (
         {"hidden": 2.0, "phase": "intermediate"},
         {"hidden": 2.0, "phase": "prediction"},
     )
-    assert (first.recipe.steps, first.recipe.learning_rate) == (100, 5e-5)
-    assert (second.recipe.steps, second.recipe.learning_rate) == (30, pytest.approx(3e-5))
-    assert [p.recipe.steps for p in phases("tinybert", {"phase": "prediction"}, recipe)] == [130]
+    assert (first_recipe.steps, first_recipe.learning_rate) == (100, 5e-5)
+    assert (second_recipe.steps, second_recipe.learning_rate) == (30, pytest.approx(3e-5))
+    assert [part.steps for _, part in phases("tinybert", {"phase": "prediction"}, recipe)] == [130]
     for steps in (0, 1, 7):
-        assert sum(p.recipe.steps for p in phases("tinybert", {}, Recipe(steps=steps))) == steps
+        assert sum(part.steps for _, part in phases("tinybert", {}, Recipe(steps=steps))) == steps
 
 
 def test_tinyberts_head_waits_for_the_second_phase(accelerator: Accelerator, tokens: Any) -> None:
@@ -224,7 +228,7 @@ def test_projections_carry_over(accelerator: Accelerator, tokens: Any) -> None:
         )
 
     name = "projections.hidden.weight"
-    start = make("tinybert", {}, student(hidden_size=16).config, teacher().config).state_dict()[name]
+    start = OBJECTIVES["tinybert"].make({}, student(hidden_size=16).config, teacher().config).state_dict()[name]
     both = trained({}, 13)
     assert not torch.equal(both[name], start)
     untouched = trained({"phase": "intermediate"}, 0, both)

@@ -19,8 +19,8 @@ from distill.tasks.metrics import score
 from distill.tasks.squad import predicted_answers
 from distill.tasks.task import AnySplit, QuestionSplit, Split, TaggedSplit, Task
 from distill.tasks.types import QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
-from distill.training.evaluation import evaluate, measure, split_batches
-from distill.training.loop import Diverged, batch_logits, predict
+from distill.training.evaluation import batch_logits, evaluate, measure, predict, split_batches
+from distill.training.loop import Diverged
 from tests.tiny import SIZES, inputs, shaken, tokenizer
 
 WORDS = [f"w{number}" for number in range(40)]

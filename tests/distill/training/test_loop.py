@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from distill.objectives import Objective, Term, efficientbert, hard_labels, minimoe, moebert
 from distill.objectives.outputs import LOGITS, Outputs
-from distill.training.loop import Checkpoint, Diverged, make_accelerator, predict, train
+from distill.training.checkpoint import Checkpoint
+from distill.training.evaluation import predict
+from distill.training.loop import Diverged, make_accelerator, train
 from distill.training.recipe import Recipe
 from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
 from tests.distill.objectives.test_outputs import routed
@@ -119,16 +121,16 @@ def test_weight_decay_spares_biases_and_norms(accelerator: Accelerator) -> None:
 
 
 def test_one_step_is_that_of_adamw(accelerator: Accelerator) -> None:
-    recipe = Recipe(steps=1, learning_rate=1e-3, warmup=0.0, weight_decay=0.0, clip=0.01)
+    recipe = Recipe(steps=1, learning_rate=1e-3, warmup=0.0, weight_decay=0.0, max_grad_norm=0.01)
     model, other = (tiny(**NO_DROPOUT) for _ in range(2))
     train(model, [task(0)], hard_labels(), recipe, accelerator=accelerator)
 
     other.train()
     other(**task(0)).loss.backward()
     norm = math.sqrt(sum(float(parameter.grad.square().sum()) for parameter in other.parameters()))
-    assert norm > recipe.clip
+    assert norm > recipe.max_grad_norm
     for mine, reference in zip(model.parameters(), other.parameters(), strict=True):
-        gradient = reference.grad * recipe.clip / norm
+        gradient = reference.grad * recipe.max_grad_norm / norm
         # The first step of Adam: both moments, bias-corrected, are those of this gradient.
         expected = reference.detach() - recipe.learning_rate * gradient / (gradient.abs() + 1e-8)
         torch.testing.assert_close(mine.detach(), expected, rtol=1e-4, atol=2e-6)

@@ -10,7 +10,7 @@ from transformers import BertConfig, DistilBertConfig, GPT2Config
 
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS
 from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
-from distill.training.loop import predict
+from distill.training.evaluation import predict
 from distill.training.recipe import Recipe
 from distill.training.teacher import (
     LiveTeacher,

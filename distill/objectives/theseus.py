@@ -1,0 +1,44 @@
+"""BERT-of-Theseus (Xu et al., 2020): the student's layers learn while they stand in for the teacher's."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from distill.objectives.base import Objective, check_shares
+from distill.objectives.kd import none
+from distill.objectives.outputs import Batch
+from distill.objectives.replacement import Replacement, check_replaceable, replacing
+from distill.objectives.spec import ObjectiveSpec, Settings
+
+
+def theseus(student: Any, teacher: Any, *, balance: float = 0.0, start: float = 0.3, until: float = 0.75) -> Objective:
+    """The labels alone, as in `none`. What distils is the replacing of the teacher's layers by the student's, which is
+    no loss but happens around the training: see `distill.objectives.replacement`.
+
+    Args:
+        student, teacher: Hugging Face configurations.
+        balance: weight of the load balance of the student's routers.
+        start: probability of the first step that a layer of the student stands in for its group of teacher layers.
+        until: share of the steps after which the probability, which rises linearly, is 1.
+
+    Raises:
+        ValueError: the student's layers cannot stand in for the teacher's, or a number is out of its range.
+    """
+    check_shares(start=start, until=until)
+    check_replaceable(student, teacher)
+    return none(student, teacher, balance=balance)
+
+
+@contextlib.contextmanager
+def _replaced_layers(
+    student: PreTrainedModel, teacher: PreTrainedModel, *, settings: Settings, steps: int, seed: int
+) -> Iterator[Callable[[Iterable[Batch]], Iterable[Batch]]]:
+    start, until = float(settings["start"]), float(settings["until"])
+    replacement = Replacement(student.config.num_hidden_layers, steps, seed, start, until)
+    with replacing(student, teacher, replacement):
+        yield replacement.drawn
+
+
+THESEUS = ObjectiveSpec(theseus, training_context=_replaced_layers)

@@ -1,0 +1,59 @@
+"""The state of a training run in a file, from which an interrupted run goes on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distill.files import replace
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file in which a training run keeps its state every so many steps, and from which it goes on, if it is there, as
+    if it had not been interrupted. The caller removes it.
+    """
+
+    path: Path
+    every: int = 100
+
+    def save(self, parts: Mapping[str, Any], losses: Sequence[float]) -> None:
+        """Write the state of all parts (anything with a `state_dict`), the losses so far, and the random state.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        state = {name: part.state_dict() for name, part in parts.items()}
+        # What an objective remembers of the batches so far is in no state dict.
+        state["buffers"] = dict(parts["objective"].named_buffers())
+        state["history"] = list(losses)
+        state["random"] = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
+        try:
+            replace(self.path, lambda draft: torch.save(state, draft))
+        except RuntimeError as error:  # PyTorch's error for a full disk
+            raise OSError(f"{self.path} cannot be written ({str(error).splitlines()[0]})") from error
+
+    def restore(self, parts: Mapping[str, Any]) -> list[float]:
+        """Put the saved state into all parts; returns the losses so far, none where there is no file.
+
+        Raises:
+            ValueError: the file is from another run.
+        """
+        if not self.path.exists():
+            return []
+        state = torch.load(self.path, map_location="cpu", weights_only=True)
+        try:
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+            for name, buffer in parts["objective"].named_buffers():
+                buffer.copy_(state["buffers"][name])
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"{self.path}: the state of another training run ({reason}); remove it") from None
+        cpu_state, *gpu_state = state["random"]
+        torch.set_rng_state(cpu_state)
+        if gpu_state and torch.cuda.is_available():
+            torch.cuda.set_rng_state(*gpu_state)
+        return list(state["history"])

@@ -1,0 +1,61 @@
+"""Early stopping: a training ends when its score has stopped improving, with the weights of its best score."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast
+from torch import Tensor, nn
+
+from distill.training.recipe import Recipe
+
+
+class EarlyStopping:
+    """The best score of a training so far, the weights it was measured with, and how many evaluations ago that was."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe, score: Callable[[], float], accelerator: Accelerator) -> None:
+        assert recipe.early_stopping_patience is not None
+        if not recipe.eval_steps:
+            raise ValueError("early stopping needs eval_steps, the number of steps between two evaluations")
+        self.patience, self.eval_steps = recipe.early_stopping_patience, recipe.eval_steps
+        self.model, self.score, self.accelerator = model, score, accelerator
+        self.best_score, self.without_improvement = -math.inf, 0
+        self.best_weights: dict[str, Tensor] = {}
+
+    @property
+    def should_stop(self) -> bool:
+        return self.without_improvement >= self.patience
+
+    def evaluate(self, step: int) -> None:
+        """Measure the score if this step, counted from 1, is one after which it is measured."""
+        if step % self.eval_steps:
+            return
+        score = self._score_of_first_process()
+        if score > self.best_score:
+            self.best_score, self.without_improvement = score, 0
+            self.best_weights = {name: tensor.cpu().clone() for name, tensor in self.model.state_dict().items()}
+        else:
+            self.without_improvement += 1
+
+    def restore_best(self) -> None:
+        """Give the model the weights of the best score, if one was measured."""
+        if self.best_weights:
+            self.model.load_state_dict(self.best_weights)
+
+    def _score_of_first_process(self) -> float:
+        """Rounding may differ between processes, but they must decide alike."""
+        score = torch.tensor(self.score(), dtype=torch.float64, device=self.accelerator.device)
+        return float(broadcast(score))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "best_score": self.best_score,
+            "without_improvement": self.without_improvement,
+            "best_weights": self.best_weights,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best_score, self.without_improvement = state["best_score"], state["without_improvement"]
+        self.best_weights = state["best_weights"]

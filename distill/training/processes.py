@@ -1,0 +1,46 @@
+"""Training in several processes: rows, weights and gradients."""
+
+from collections.abc import Iterable
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from distill.objectives.outputs import Batch
+
+
+def process_rows(batch: Batch, accelerator: Accelerator) -> Batch:
+    """The rows of a batch that this process trains on, on its device.
+
+    Raises:
+        ValueError: there are fewer rows than processes.
+    """
+    processes, rows = accelerator.num_processes, len(batch["input_ids"])
+    if rows < processes:
+        raise ValueError(f"a batch of {rows} rows cannot be shared out to {processes} processes: raise batch_size")
+    share = slice(accelerator.process_index, None, processes)
+    return {name: tensor[share].to(accelerator.device) for name, tensor in batch.items()}
+
+
+def broadcast_weights(modules: Iterable[nn.Module], accelerator: Accelerator) -> None:
+    """Give all processes the weights of the first one."""
+    if accelerator.num_processes > 1:
+        for module in modules:
+            for tensor in module.state_dict().values():
+                torch.distributed.broadcast(tensor, 0)
+
+
+def average_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
+    """Replace gradients by their means over all processes.
+
+    A gradient that is missing in some processes counts as 0 there, and one that is missing in all stays missing.
+    Objectives differ in the parameters that they reach, which rules out torch's DistributedDataParallel.
+    """
+    if accelerator.num_processes == 1:
+        return
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    present = torch.tensor([float(parameter.grad is not None) for parameter in trained], device=accelerator.device)
+    for parameter, processes in zip(trained, accelerator.reduce(present, reduction="sum").tolist(), strict=True):
+        if processes:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = accelerator.reduce(gradient, reduction="mean")
