@@ -1,0 +1,45 @@
+"""Labelled rows for the examples: short messages to a shop, each with the team that answers it."""
+
+import random
+from pathlib import Path
+
+TEXT, LABEL = "message", "team"
+_OPENINGS = ("Hello,", "Good morning,", "Please help:", "Hi there,", "Dear team,", "Quick question:")
+_CLOSINGS = ("Thank you.", "Please reply soon.", "This is urgent.", "I look forward to your answer.", "Best regards.")
+_BODIES = {
+    "billing": (
+        "I was charged twice for order {number}.",
+        "the invoice for order {number} shows the wrong amount.",
+        "when will the refund of order {number} arrive?",
+        "my card was declined although I paid for order {number}.",
+    ),
+    "delivery": (
+        "the parcel with order {number} has not arrived.",
+        "the courier left order {number} at the wrong door.",
+        "can you ship order {number} to another address?",
+        "order {number} arrived with a broken box.",
+    ),
+    "account": (
+        "I cannot log in since order {number}.",
+        "please change the email of my profile, last order {number}.",
+        "the password reset link does not work, my order was {number}.",
+        "how do I close my account after order {number}?",
+    ),
+}
+
+
+def write_rows(folder: Path, train: int = 600, dev: int = 120, seed: int = 0) -> None:
+    """Write `train.tsv` and `dev.tsv` with the columns `message` and `team`, and `messages.txt` without labels."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(train + dev):
+        # Many messages have two concerns; the team of the first one answers.
+        team, other = rng.sample(sorted(_BODIES), 2)
+        message = f"{rng.choice(_OPENINGS)} {rng.choice(_BODIES[team])}"
+        message += f" Also, {rng.choice(_BODIES[other])}" if rng.random() < 0.6 else f" {rng.choice(_CLOSINGS)}"
+        rows.append((message.format(number=rng.randrange(1000, 10_000)), team))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in (("train", rows[:train]), ("dev", rows[train:])):
+        lines = [f"{TEXT}\t{LABEL}", *("\t".join(row) for row in part)]
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "messages.txt").write_text("\n".join(message for message, _ in rows[:train]) + "\n", encoding="utf-8")

@@ -1,0 +1,102 @@
+"""An installed wheel does what a checkout does: the commands run from a virtual environment without the sources."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Callable
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from tests.nas.house import House
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("search_spaces", "distill", "supernet", "nas")
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", *PACKAGES)
+
+pytestmark = pytest.mark.slow
+
+Command = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built from a copy, as setuptools leaves its own files beside the sources."""
+    copy, folder = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, copy)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, copy]
+    subprocess.run(build, check=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def command(wheel: Path, built: House, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """Runs a program of a virtual environment with the wheel, in a folder without the sources; returns its output.
+
+    The project's dependencies are those of the environment that runs the tests.
+    """
+    environment, folder = tmp_path_factory.mktemp("environment"), tmp_path_factory.mktemp("elsewhere")
+    venv.create(environment, with_pip=False, symlinks=True)
+    site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(environment)}))
+    install = ("-m", "pip", "--python", environment / "bin" / "python", "install", "--quiet", "--no-deps", wheel)
+    subprocess.run([sys.executable, *install], check=True)
+    # A path in a .pth file adds the modules there, without those that are installed in editable mode.
+    (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    variables |= {"FFN_NAS_CACHE": str(built.cache), "OMP_NUM_THREADS": "1"}
+
+    def run(program: str, *arguments: object) -> str:
+        line = [environment / "bin" / program, *map(str, arguments)]
+        result = subprocess.run(line, cwd=folder, env=variables, capture_output=True, text=True)
+        assert (result.returncode, result.stderr) == (0, "")
+        return result.stdout
+
+    return run
+
+
+def test_the_wheel_has_licence_types_and_presets(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        text = archive.read(metadata).decode()
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    presets = {f"nas/config/presets/{path.name}" for path in (ROOT / "nas/config/presets").iterdir()}
+    assert presets <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert "License-Expression: Apache-2.0" in text
+    assert not any(name.startswith(("tests", "benchmarks", "examples", "docs")) for name in names)
+
+
+def test_the_commands_of_the_wheel(command: Command, built: House, tmp_path: Path) -> None:
+    for package in PACKAGES:
+        place = command("python", "-c", f"import {package}; print({package}.__file__)")
+        assert "site-packages" in place and not place.startswith(str(ROOT))
+    version = command("python", "-c", "from search_spaces import __version__; print(__version__)").strip()
+    for program in ("ffn-nas", "ffn-distill", "ffn-train-final"):
+        assert command(program, "--version") == f"ffn-nas {version}\n"
+    search = ("--stage", "1", "--preset", built.preset, "--workers", "1", "--trials", "3", "--out", tmp_path)
+    output = command("ffn-nas", *search)
+    # The next step that the search names is there.
+    step = re.search(r"next: (.*)", output)
+    assert step is not None
+    program, architecture = step[1].split()
+    output = command(program, architecture, "--skip-base")
+    assert "trust_remote_code=True" in output
+    layers = json.loads(command("python", "-m", "nas.inspect", architecture, "--json"))["layers"]
+    assert len(layers) == 2
+    output = command(
+        *("ffn-distill", "--teacher", built.teacher, "--student", "first:1", "--task", "library", "--steps", "2"),
+        *("--max-length", "24", "--objective", "kd", "--out", tmp_path / "student"),
+    )
+    assert f"wrote {tmp_path / 'student'}" in output
