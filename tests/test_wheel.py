@@ -93,7 +93,7 @@ def test_the_commands_of_the_wheel(command: Command, built: House, tmp_path: Pat
     program, architecture = step[1].split()
     output = command(program, architecture, "--skip-base")
     assert "trust_remote_code=True" in output
-    layers = json.loads(command("python", "-m", "nas.inspect", architecture, "--json"))["layers"]
+    layers = json.loads(command("python", "-m", "nas.inspect", architecture, "--tokens", 24, "--json"))["layers"]
     assert len(layers) == 2
     output = command(
         *("ffn-distill", "--teacher", built.teacher, "--student", "first:1", "--task", "library", "--steps", "2"),
