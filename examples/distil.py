@@ -21,18 +21,31 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("results/example-distil"), help="an empty or new folder")
     out = parser.parse_args().out
     write_rows(out)
-    # The same as: ffn-distill --teacher ... on the command line.
-    status = distill(
-        ["--teacher", "sentence-transformers/all-MiniLM-L6-v2", "--finetune-teacher", "60"]
-        + ["--student", "uniform:3", "--objective", "kd", "--set", "temperature=2", "--steps", "60"]
-        + ["--train", str(out / "train.tsv"), "--dev", str(out / "dev.tsv"), "--text", TEXT, "--label", LABEL]
-        + ["--max-length", "32", "--batch-size", "16", "--learning-rate", "1e-4", "--out", str(out / "student")]
-    )
+    options = {
+        "--teacher": "sentence-transformers/all-MiniLM-L6-v2",
+        "--finetune-teacher": 60,
+        "--student": "uniform:3",
+        "--objective": "kd",
+        "--set": "temperature=2",
+        "--steps": 60,
+        "--train": out / "train.tsv",
+        "--dev": out / "dev.tsv",
+        "--text": TEXT,
+        "--label": LABEL,
+        "--max-length": 32,
+        "--batch-size": 16,
+        "--learning-rate": 1e-4,
+        "--out": out / "student",
+    }
+    # The same as `ffn-distill --teacher ...` in a shell.
+    status = distill([str(word) for option in options.items() for word in option])
     if status:
         return status
     models = json.loads((out / "student" / "metrics.json").read_text(encoding="utf-8"))["models"]
     lost = models["teacher"]["accuracy"]["value"] - models["student"]["accuracy"]["value"]
-    print(f"the student has {models['student']['params'] / models['teacher']['params']:.0%} of the teacher's parameters")
+    print(
+        f"the student has {models['student']['params'] / models['teacher']['params']:.0%} of the teacher's parameters"
+    )
     print(f"and loses {lost:.3f} of its accuracy")
     return 0
 

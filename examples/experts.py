@@ -2,9 +2,9 @@
 
     python examples/experts.py [--out FOLDER]
 
-First a classifier is fine-tuned on the rows. Then every feed-forward network is split into four experts by the importance
-of its neurons, a hash of the token chooses the expert, and the mixture learns from the dense model for some steps. Takes
-about a minute on two cores.
+First a classifier is fine-tuned on the rows. Then every feed-forward network is split into four experts by the
+importance of its neurons, a hash of the token chooses the expert, and the mixture learns from the dense model for some
+steps. Takes about a minute on two cores.
 """
 
 import argparse

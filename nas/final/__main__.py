@@ -1,4 +1,4 @@
-"""`python -m nas.final`: the same as `train_final.py`, also from an installed wheel (`accelerate launch -m nas.final`)."""
+"""`python -m nas.final`, which an installed wheel has too, is `train_final.py`; so is `accelerate launch -m nas.final`."""
 
 import sys
 
