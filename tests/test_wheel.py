@@ -59,7 +59,8 @@ def command(wheel: Path, built: House, tmp_path_factory: pytest.TempPathFactory)
     def run(program: str, *arguments: object) -> str:
         line = [environment / "bin" / program, *map(str, arguments)]
         result = subprocess.run(line, cwd=folder, env=variables, capture_output=True, text=True)
-        assert (result.returncode, result.stderr) == (0, "")
+        assert result.returncode == 0, result.stderr
+        assert result.stderr == ""
         return result.stdout
 
     return run
@@ -96,7 +97,17 @@ def test_the_commands_of_the_wheel(command: Command, built: House, tmp_path: Pat
     layers = json.loads(command("python", "-m", "nas.inspect", architecture, "--tokens", 24, "--json"))["layers"]
     assert len(layers) == 2
     output = command(
-        *("ffn-distill", "--teacher", built.teacher, "--student", "first:1", "--task", "library", "--steps", "2"),
-        *("--max-length", "24", "--objective", "kd", "--out", tmp_path / "student"),
+        *(
+            "ffn-distill",
+            "--teacher",
+            built.teacher,
+            "--finetune-teacher",
+            "2",
+            "--student",
+            "first:1",
+            "--objective",
+            "kd",
+        ),
+        *("--task", "library", "--max-length", "24", "--steps", "2", "--out", tmp_path / "student"),
     )
     assert f"wrote {tmp_path / 'student'}" in output

@@ -1,4 +1,4 @@
-"""`python -m nas.final`, which an installed wheel has too, is `train_final.py`; so is `accelerate launch -m nas.final`."""
+"""`python -m nas.final` is `train_final.py`, for installed wheels and `accelerate launch -m nas.final`."""
 
 import sys
 
