@@ -1,4 +1,4 @@
-"""The feed-forward network of a layer as a value: a directed acyclic graph of operations.
+"""The feed-forward network of a layer as a value: a directed acyclic graph of operations, held by networkx.
 
 The text form is the formula read as a tree, `tanh(project(gelu(expand(x))))`; subterms that are spelled twice
 are one node, so a formula describes a graph whose intermediate results are reused.
@@ -7,81 +7,67 @@ Every value has a static kind: "outer" (the width of the model, like the input `
 and `gate` make) or "mixed" (a binary operation of the two). `expand` and `gate` lead from outer to inner,
 `project` from inner or mixed to outer; `expand` and `project` occur exactly once, `gate` at most once. So a
 path to the output that passes `expand` or `gate` passes one of them, and then `project`. With a gate, GeGLU is
-`project(mul(gelu(expand(x)),gate(x)))`, and SwiGLU the same with `swish` (Shazeer, 2020). The space's rules of
-style are not part of the type: see `breaks_rules`.
+`project(mul(gelu(expand(x)),gate(x)))`, and SwiGLU the same with `swish` (Shazeer, 2020). EfficientBERT's rules of
+style (no activation on an activation, and so on) belong to the search space, not to this type.
 """
 
-import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
-from itertools import islice
-from typing import Any, TypeVar
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import networkx as nx
 
-from search_spaces.errors import UserError, did_you_mean, shown
+from search_spaces.errors import did_you_mean, shown
 from search_spaces.operations import OPERATIONS, arity
+from search_spaces.terms import MAX_TERMS, GraphError, read_terms
 
 MAX_NODES = 64
-MAX_TERMS = 256
 MISMATCH = ("narrow", "wide")
 
 T = TypeVar("T")
-_TOKEN = re.compile(r"\s*([A-Za-z_]\w*|\S)")
 
 
-class GraphError(UserError, ValueError):
-    """A text or structure is no feed-forward graph."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """An operation and the numbers of the nodes it is applied to."""
+class Node(NamedTuple):
+    """An operation and the numbers of the nodes that are its arguments, in their order."""
 
     op: str
     inputs: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class FFNGraph:
     """An immutable, hashable graph with one input `x` and one output of the model's width.
 
-    Nodes may be given in any order, as long as `inputs` are positions in that order; they are stored merged
-    (equal subterms are one node) and numbered in post-order from the output, so equal formulas are equal
-    values: node 0 is the input, every node comes after its inputs, the last node is the output.
+    `FFNGraph(digraph)` takes any `networkx.DiGraph` or `MultiDiGraph`: its nodes may have any names and need the
+    attribute `op`; an edge has the attribute `position`, the place or places of its source among the arguments of
+    its target (by default 0).
 
-    Raises GraphError if the nodes are not such a graph.
+    Equal formulas are equal values, whatever they were made from: equal subterms are one node, and nodes are numbered
+    in post-order from the output, so node 0 is the input, every node comes after its arguments, and the last node is
+    the output.
+
+    Attributes:
+        digraph: the graph with these numbers as nodes, their `op`, and on every edge `position`, a tuple of places:
+            `(0, 1)` where both arguments are the same node. Neither its structure nor its attributes can be changed;
+            `digraph.copy()` is an ordinary DiGraph.
+        nodes: the same as a tuple, for what walks the graph often.
+
+    Raises GraphError if the digraph is no such graph; the message names its nodes.
     """
 
+    digraph: "nx.DiGraph[int]"
     nodes: tuple[Node, ...]
 
-    def __post_init__(self) -> None:
-        given: dict[Hashable, tuple[str, tuple[Hashable, ...]]] = {
-            place: (node.op, node.inputs) for place, node in enumerate(self.nodes)
-        }
-        object.__setattr__(self, "nodes", _normalise(given))
-        _check_linear(self.nodes)
-        _check_kinds(self)
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self.nodes)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Without the hash, which another process computes differently.
-        return type(self), (self.nodes,)
+    def __new__(cls, digraph: "nx.DiGraph[Any]") -> "FFNGraph":
+        return _parsed(_formula_of(digraph))
 
     @classmethod
     def parse(cls, text: str) -> "FFNGraph":
         """The graph of a formula such as `tanh(project(gelu(expand(x))))`. Raises GraphError."""
-        builder = TermBuilder()
-        read_terms(text, builder.term)
-        return cls(tuple(builder.numbers))
+        if not isinstance(text, str):
+            raise GraphError(f"must be a formula, not {shown(text)}")
+        return _parsed(text)
 
     @classmethod
     def from_json(cls, value: object, place: str = "graph") -> "FFNGraph":
@@ -94,7 +80,7 @@ class FFNGraph:
             if isinstance(value, str):
                 return cls.parse(value)
             if isinstance(value, list):
-                return cls(_normalise(_given_from_list(value)))
+                return cls(_digraph_from_list(value))
             raise GraphError(f"must be a formula or a list of nodes, not {shown(value)}")
         except GraphError as error:
             raise GraphError(f"{place}: {error}") from None
@@ -103,42 +89,30 @@ class FFNGraph:
         """The formula."""
         return str(self)
 
-    @classmethod
-    def from_networkx(cls, graph: "nx.DiGraph[Any]") -> "FFNGraph":
-        """The inverse of `to_networkx`; takes plain integers as `position` too, and a MultiDiGraph."""
-        if not graph.is_directed():
-            raise GraphError("must be a directed graph")
-        arguments: dict[Hashable, dict[int, Hashable]] = {name: {} for name in graph.nodes}
-        for source, target, data in graph.edges(data=True):
-            position = data.get("position", 0)
-            for place in position if isinstance(position, tuple | list) else (position,):
-                if place in arguments[target]:
-                    raise GraphError(f"node {shown(target)}: two inputs at position {shown(place)}")
-                arguments[target][place] = source
-        given: dict[Hashable, tuple[str, tuple[Hashable, ...]]] = {}
-        for name, places in arguments.items():
-            if set(places) != set(range(len(places))):
-                raise GraphError(f"node {shown(name)}: the positions of its inputs are {shown(list(places))}")
-            given[name] = (graph.nodes[name].get("op"), tuple(places[place] for place in range(len(places))))
-        return cls(_normalise(given))
-
-    def to_networkx(self) -> "nx.DiGraph[Any]":
-        """Nodes carry `op`, edges `position`, a tuple of argument places: `(0, 1)` if both are the same."""
-        graph: nx.DiGraph[Any] = nx.DiGraph()
-        for number, node in enumerate(self.nodes):
-            graph.add_node(number, op=node.op)
-            for source in dict.fromkeys(node.inputs):
-                position = tuple(place for place, given in enumerate(node.inputs) if given == source)
-                graph.add_edge(source, number, position=position)
-        return graph
-
     def __str__(self) -> str:
         return self.texts[-1]
+
+    def __repr__(self) -> str:
+        return f"FFNGraph.parse({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, FFNGraph) and self.nodes == other.nodes)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.nodes)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the hash, which another process computes differently.
+        return FFNGraph.parse, (str(self),)
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
         """The formula of every node."""
-        return tuple(self.fold(lambda op, inputs: f"{op}({','.join(inputs)})" if inputs else op))
+        return tuple(self.fold(_spelled))
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -169,80 +143,30 @@ class FFNGraph:
         fixed = {"x": outer, "expand": inner, "gate": inner, "project": outer}
         return tuple(self.fold(lambda op, inputs: fixed[op] if op in fixed else choose(inputs)))
 
+    def positions(self) -> dict[int, tuple[float, float]]:
+        """Where to draw every node, as (x, y) between -1 and 1, by networkx's layout in columns.
+
+        A node stands one column to the right of the last of its arguments, so the input is leftmost and the output
+        rightmost. `networkx.draw(graph.digraph, graph.positions())` draws the graph.
+        """
+        columns = dict(enumerate(nx.topological_generations(self.digraph)))
+        layout = nx.multipartite_layout(self.digraph, subset_key=columns)
+        return {number: (float(x), float(y)) for number, (x, y) in sorted(layout.items())}
+
     def find(self, op: str) -> int:
         """The number of the first node with this operation; `expand` and `project` occur exactly once."""
         return next(number for number, node in enumerate(self.nodes) if node.op == op)
 
     def fold(self, combine: Callable[[str, tuple[T, ...]], T]) -> list[T]:
-        """One result per node, from the operation and the results of its inputs, inputs first."""
+        """One result per node, from the operation and the results of its arguments, arguments first."""
         results: list[T] = []
-        for node in self.nodes:
-            results.append(combine(node.op, tuple(results[number] for number in node.inputs)))
+        for op, inputs in self.nodes:
+            results.append(combine(op, tuple([results[number] for number in inputs])))
         return results
 
 
-class TermBuilder:
-    """Numbers terms as they are completed; equal terms get the same number."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[Node, int] = {}
-
-    def term(self, name: str, inputs: tuple[int, ...]) -> int:
-        _check_operation(name, len(inputs))
-        return self.numbers.setdefault(Node(name, inputs), len(self.numbers))
-
-
-def read_terms(text: str, make: Callable[[str, tuple[T, ...]], T]) -> T:
-    """Read `name` and `name(term, ...)`; calls `make(name, arguments)` as each term closes, returns the last
-    result.
-
-    Works without recursion and stops reading at MAX_TERMS, so hostile text is refused quickly. Raises
-    GraphError.
-    """
-    if not isinstance(text, str):
-        raise GraphError(f"must be a formula, not {shown(text)}")
-    # A term has at most four tokens of its own: its name, two brackets and a comma.
-    matches = islice(_TOKEN.finditer(text.rstrip()), 4 * MAX_TERMS + 1)
-    tokens = [(match[1], match.start(1)) for match in matches]
-    if len(tokens) > 4 * MAX_TERMS or sum(_is_name(token) for token, _ in tokens) > MAX_TERMS:
-        raise GraphError(f"the formula has more than {MAX_TERMS} terms")
-    tokens.append(("", len(text)))
-
-    def unexpected(wanted: str) -> GraphError:
-        token, place = tokens[position]
-        found = f"found {shown(token)} at character {place + 1}" if token else "the formula ends"
-        return GraphError(f"expected {wanted}, but {found}")
-
-    position = 0
-    opened: list[tuple[str, list[T]]] = []
-    while True:
-        name = tokens[position][0]
-        if not _is_name(name):
-            raise unexpected("an operation or 'x'")
-        position += 1
-        if tokens[position][0] == "(":
-            opened.append((name, []))
-            position += 1
-            continue
-        value = make(name, ())
-        while opened:
-            opened[-1][1].append(value)
-            token = tokens[position][0]
-            if token not in (",", ")"):
-                raise unexpected("',' or ')'")
-            position += 1
-            if token == ",":
-                break
-            name, arguments = opened.pop()
-            value = make(name, tuple(arguments))
-        else:
-            if tokens[position][0]:
-                raise unexpected("the end")
-            return value
-
-
-def _is_name(token: str) -> bool:
-    return token[:1].isalpha() or token[:1] == "_"
+def _spelled(op: str, arguments: tuple[str, ...]) -> str:
+    return f"{op}({','.join(arguments)})" if arguments else op
 
 
 def _check_operation(op: object, inputs: int) -> None:
@@ -251,17 +175,18 @@ def _check_operation(op: object, inputs: int) -> None:
             raise GraphError("'x' is the input and takes no arguments")
         return
     if not isinstance(op, str) or op not in OPERATIONS:
-        hint = did_you_mean(op, OPERATIONS) if isinstance(op, str) else ""
-        raise GraphError(f"unknown operation {shown(op)}{hint or '; known are x, ' + ', '.join(OPERATIONS)}")
+        suggestion = did_you_mean(op, OPERATIONS) if isinstance(op, str) else ""
+        raise GraphError(f"unknown operation {shown(op)}{suggestion or '; known are x, ' + ', '.join(OPERATIONS)}")
     if inputs != arity(op):
         raise GraphError(f"{op!r} takes {arity(op)} input{'s' * (arity(op) > 1)}, found {inputs}")
 
 
-def _given_from_list(items: Sequence[object]) -> dict[Hashable, tuple[str, tuple[Hashable, ...]]]:
-    """Nodes by their names, from the JSON list."""
+def _digraph_from_list(items: Sequence[object]) -> "nx.DiGraph[Any]":
+    """The digraph of a JSON list of nodes, which is checked only as far as a digraph could not show the fault."""
     if len(items) > MAX_TERMS:
         raise GraphError(f"{len(items)} nodes; at most {MAX_NODES} are allowed")
-    given: dict[Hashable, tuple[str, tuple[Hashable, ...]]] = {"x": ("x", ())}
+    operations: dict[Hashable, object] = {"x": "x"}
+    arguments: dict[Hashable, list[Hashable]] = {}
     for place, item in enumerate(items):
         if not isinstance(item, dict) or set(item) != {"id", "op", "inputs"}:
             raise GraphError(f"[{place}]: must have exactly the keys id, op and inputs")
@@ -271,58 +196,123 @@ def _given_from_list(items: Sequence[object]) -> dict[Hashable, tuple[str, tuple
         for value in (name, *inputs):
             if not isinstance(value, str | int) or isinstance(value, bool):
                 raise GraphError(f"[{place}]: an id is a text or a whole number, not {shown(value)}")
-        if name in given:
+        if name in operations:
             taken = "is the input's" if name == "x" else "is already taken"
             raise GraphError(f"[{place}].id: {shown(name)} {taken}")
         if op == "x":
             raise GraphError(f"[{place}].op: the input 'x' is there already; refer to it by the id 'x'")
-        given[name] = (op, tuple(inputs))
-    return given
-
-
-def _normalise(given: Mapping[Hashable, tuple[str, tuple[Hashable, ...]]]) -> tuple[Node, ...]:
-    """Check arity, references, cycles, the one output and the size; merge equal nodes, number them in
-    post-order.
-    """
-    if not given:
-        raise GraphError("the graph is empty")
-    if len(given) > MAX_TERMS:
-        raise GraphError(f"{len(given)} nodes; at most {MAX_NODES} are allowed")
-    for name, (op, inputs) in given.items():
-        _check_operation(op, len(inputs))
+        operations[name], arguments[name] = op, inputs
+    digraph: nx.DiGraph[Any] = nx.DiGraph()
+    digraph.add_nodes_from((name, {"op": op}) for name, op in operations.items())
+    for name, inputs in arguments.items():
         for source in inputs:
-            if source not in given:
-                raise GraphError(f"node {shown(name)} ({op}): there is no node {shown(source)}")
-    try:
-        TopologicalSorter({name: inputs for name, (_, inputs) in given.items()}).prepare()
-    except CycleError as error:
-        raise GraphError(f"a cycle: {' -> '.join(shown(name, 20) for name in error.args[1][:8])}") from None
-    used = {source for _, inputs in given.values() for source in inputs}
-    outputs = [name for name in given if name not in used]
-    if len(outputs) > 1:
-        names = " and ".join(f"{shown(name, 20)} ({given[name][0]})" for name in outputs[:3])
-        raise GraphError(f"{len(outputs)} outputs, nothing uses {names}; a graph has one output")
+            if source not in operations:
+                raise GraphError(f"node {shown(name)} ({shown(operations[name])}): there is no node {shown(source)}")
+            _add_edge(digraph, source, name, inputs)
+    return digraph
 
+
+def _add_edge(digraph: "nx.DiGraph[Any]", source: Hashable, target: Hashable, inputs: Sequence[Hashable]) -> None:
+    places = tuple([place for place, argument in enumerate(inputs) if argument == source])
+    digraph.add_edge(source, target, position=places)
+
+
+def _formula_of(digraph: "nx.DiGraph[Any]") -> str:
+    """The formula of any digraph, whose shape it checks. Raises GraphError, which names the digraph's nodes."""
+    if not isinstance(digraph, nx.Graph) or not digraph.is_directed():
+        raise GraphError(f"must be a directed graph of networkx, not {shown(digraph)}")
+    if not digraph:
+        raise GraphError("the graph is empty")
+    if len(digraph) > MAX_TERMS:
+        raise GraphError(f"{len(digraph)} nodes; at most {MAX_NODES} are allowed")
+    arguments = {name: _arguments_of(digraph, name) for name in digraph}
+    for name, sources in arguments.items():
+        try:
+            _check_operation(digraph.nodes[name].get("op"), len(sources))
+        except GraphError as error:
+            raise GraphError(f"node {shown(name)}: {error}") from None
+    if not nx.is_directed_acyclic_graph(digraph):
+        cycle = [edge[0] for edge in nx.find_cycle(digraph)]
+        names = [shown(name, 20) for name in [*cycle, cycle[0]][:8]]
+        raise GraphError(f"a cycle: {' -> '.join(names)}")
+    outputs = [name for name, uses in digraph.out_degree() if not uses]
+    if len(outputs) > 1:
+        names = [f"{shown(name, 20)} ({digraph.nodes[name]['op']})" for name in outputs[:3]]
+        raise GraphError(f"{len(outputs)} outputs, nothing uses {' and '.join(names)}; a graph has one output")
+    # Every node leads to the only output, so the last node of any topological order is the output.
+    terms: dict[Hashable, int] = {}
+    formulas: dict[Hashable, str] = {}
+    for name in nx.topological_sort(digraph):
+        terms[name] = 1 + sum(terms[source] for source in arguments[name])
+        if terms[name] > MAX_TERMS:
+            raise GraphError(f"node {shown(name)}: written out, its formula has more than {MAX_TERMS} terms")
+        formulas[name] = _spelled(digraph.nodes[name]["op"], tuple(formulas[source] for source in arguments[name]))
+    return formulas[outputs[0]]
+
+
+def _arguments_of(digraph: "nx.DiGraph[Any]", name: Hashable) -> tuple[Hashable, ...]:
+    """The sources of a node's edges, in the order of their positions."""
+    pairs: list[tuple[Any, Hashable]] = []
+    for source, _, position in digraph.in_edges(name, data="position", default=0):
+        places = position if isinstance(position, tuple | list) else (position,)
+        pairs += [(place, source) for place in places]
+    places = [place for place, _ in pairs]
+    for place in places:
+        if places.count(place) > 1:
+            raise GraphError(f"node {shown(name)}: two inputs at position {shown(place)}")
+    if not all(isinstance(place, int) and 0 <= place < len(places) for place in places):
+        raise GraphError(f"node {shown(name)}: the positions of its inputs are {shown(places)}")
+    return tuple(source for _, source in sorted(pairs, key=lambda pair: pair[0]))
+
+
+@lru_cache(maxsize=16_384)
+def _parsed(text: str) -> FFNGraph:
+    """The graph of a formula. A search meets the same formulas again and again."""
     numbers: dict[Node, int] = {}
-    number_of: dict[Hashable, int] = {}
-    waiting = [outputs[0]]
-    while waiting:
-        op, inputs = given[waiting[-1]]
-        missing = [source for source in inputs if source not in number_of]
-        if missing:
-            waiting.extend(reversed(missing))
-            continue
-        node = Node(op, tuple(number_of[source] for source in inputs))
-        number_of[waiting.pop()] = numbers.setdefault(node, len(numbers))
+
+    def number(op: str, inputs: tuple[int, ...]) -> int:
+        _check_operation(op, len(inputs))
+        return numbers.setdefault(Node(op, inputs), len(numbers))
+
+    # Terms are read in post-order.
+    read_terms(text, number)
     nodes = tuple(numbers)
     if len(nodes) > MAX_NODES:
         raise GraphError(f"{len(nodes)} nodes; at most {MAX_NODES} are allowed")
-    terms: list[int] = []
-    for node in nodes:
-        terms.append(1 + sum(terms[number] for number in node.inputs))
-    if terms[-1] > MAX_TERMS:
-        raise GraphError(f"written out, the formula has {terms[-1]} terms; at most {MAX_TERMS} are allowed")
-    return nodes
+    graph = object.__new__(FFNGraph)
+    object.__setattr__(graph, "nodes", nodes)
+    object.__setattr__(graph, "digraph", _frozen_digraph(nodes))
+    _check_linear(nodes)
+    _check_kinds(graph)
+    return graph
+
+
+class _Attributes(dict[str, Any]):
+    """The attributes of a node or an edge: written once, when networkx adds it. Copies are ordinary dictionaries."""
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        if self:
+            self._refuse()
+        super().update(*args, **kwargs)
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise nx.NetworkXError("Frozen graph can't be modified")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def _frozen_digraph(nodes: Sequence[Node]) -> "nx.DiGraph[int]":
+    digraph: nx.DiGraph[int] = nx.DiGraph()
+    # Of this digraph only: `copy` makes one with networkx's own dictionaries.
+    digraph.node_attr_dict_factory = digraph.edge_attr_dict_factory = _Attributes
+    for number, node in enumerate(nodes):
+        digraph.add_node(number, op=node.op)
+        for source in dict.fromkeys(node.inputs):
+            _add_edge(digraph, source, number, node.inputs)
+    return nx.freeze(digraph)
 
 
 def _check_linear(nodes: Sequence[Node]) -> None:

@@ -16,7 +16,8 @@ from fractions import Fraction
 
 from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
 from search_spaces.errors import did_you_mean, shown
-from search_spaces.graph import FFNGraph, GraphError, TermBuilder, read_terms
+from search_spaces.graph import FFNGraph
+from search_spaces.terms import GraphError, read_terms
 
 _LINEAR = re.compile(r"linear([1-9]\d?)_([1-9]\d{0,3})", re.ASCII)
 _ROLES = {"wb1": "expand", "wb2": "project"}
@@ -24,30 +25,29 @@ _ROLES = {"wb1": "expand", "wb2": "project"}
 
 def parse_released(text: str) -> tuple[FFNGraph, int, Fraction]:
     """Graph, stack and expansion of a released string. Raises GraphError."""
-    builder = TermBuilder()
     names: set[str] = set()
 
-    def term(name: str, inputs: tuple[int | str, ...]) -> int | str:
-        if name in _ROLES and not inputs:
+    def formula(name: str, arguments: tuple[str, ...]) -> str:
+        """The term as a formula of ours; the name of a weight stays as it is."""
+        if name in _ROLES and not arguments:
             return name
-        weights = [value for value in inputs if isinstance(value, str)]
-        values = tuple(value for value in inputs if isinstance(value, int))
+        weights = [argument for argument in arguments if argument in _ROLES]
         if _LINEAR.fullmatch(name):
-            if len(values) != 1 or len(weights) != 1 or inputs[0] != values[0]:
+            if len(arguments) != 2 or len(weights) != 1 or arguments[1] != weights[0]:
                 raise GraphError(f"{name!r} takes a value and wb1 or wb2")
             names.add(name)
-            return builder.term(_ROLES[weights[0]], values)
+            return f"{_ROLES[weights[0]]}({arguments[0]})"
         if weights or name in (*_ROLES.values(), "gate"):
             raise GraphError(f"{name!r} is no linear map; released strings name them like 'linear2_3'")
-        return builder.term(name, values)
+        return f"{name}({','.join(arguments)})" if arguments else name
 
-    read_terms(text, term)
+    graph = read_terms(text, formula)
     if len(names) != 1:
         found = ", ".join(sorted(names)) or "none"
         raise GraphError(f"the linear maps of one layer have one name, found {found}")
     match = _LINEAR.fullmatch(names.pop())
     assert match is not None
-    return FFNGraph(tuple(builder.numbers)), int(match[1]), Fraction(1, int(match[2]))
+    return FFNGraph.parse(graph), int(match[1]), Fraction(1, int(match[2]))
 
 
 RELEASED: dict[str, tuple[str, ...]] = {

@@ -19,7 +19,7 @@ import argparse
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations_with_replacement, pairwise
@@ -29,34 +29,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from search_spaces import BINARY, UNARY, Architecture, Base, FFNGraph, Genes, GraphError, Space
-from search_spaces.equivalence import RULES, Term, canonical, fingerprint, function_key, match, parse
+from benchmarks.search.identities import filled, parse, rewritten, text
+from search_spaces import BINARY, UNARY, Architecture, Base, FFNGraph, Genes, Space
+from search_spaces.equivalence import fingerprint, function_key
+from search_spaces.formula import expression
 from supernet.model.ffn import FFNBlock
-
-# Exact identities besides those of `canonical`: the laws of its binary operations, and some that it does not know.
-LAWS = (
-    *((f"{op}(a,b)", f"{op}(b,a)") for op in BINARY),
-    *((f"{op}(a,{op}(b,c))", f"{op}({op}(a,b),c)") for op in BINARY),
-)
-UNKNOWN = (
-    ("relu(mul(p,a))", "mul(p,relu(a))"),
-    ("leaky_relu(mul(p,a))", "mul(p,leaky_relu(a))"),
-    ("relu(mul(a,a))", "mul(a,a)"),
-    ("relu(add(a,a))", "add(relu(a),relu(a))"),
-    ("leaky_relu(add(a,a))", "add(leaky_relu(a),leaky_relu(a))"),
-    ("max(add(a,a),add(b,b))", "add(max(a,b),max(a,b))"),
-    ("relu(max(a,relu(b)))", "relu(max(a,b))"),
-    ("max(mul(a,a),mul(a,relu(a)))", "mul(a,a)"),
-    ("mul(add(a,a),a)", "add(mul(a,a),mul(a,a))"),
-    ("mul(sigmoid(a),add(a,a))", "add(swish(a),swish(a))"),
-    ("mul(gelu(a),relu(a))", "mul(gelu(relu(a)),a)"),
-    ("mul(tanh(a),relu(a))", "mul(tanh(relu(a)),a)"),
-)
-_SIDES = [
-    (parse(before), parse(after))
-    for identity in (*RULES, *LAWS, *UNKNOWN)
-    for before, after in (identity, identity[::-1])
-]
 
 BASE = Base(depth=6, width=12, heads=3, inner=12)
 # Of the judge: smaller, equal and larger than the width.
@@ -106,46 +83,6 @@ def similar(rng: random.Random) -> dict[str, list[FFNGraph]]:
         terms = (filled(parse(around), {"a": filled(parse(formula), {"a": parse(inside)})}) for formula in formulas)
         result[place] = [FFNGraph.parse(text(term)) for term in terms]
     return result
-
-
-def rewritten(graph: FFNGraph, rng: random.Random, steps: int) -> FFNGraph:
-    """A twin of `graph`, after `steps` identities, each read in either direction, at random places."""
-    term = parse(str(graph))
-    while steps:
-        place = rng.choice(sorted(set(_subterms(term))))
-        before, after = rng.choice(_SIDES)
-        bound = match(before, place, {})
-        if bound is None:
-            continue
-        # At every occurrence, or there would be two different `expand`.
-        twin = _replaced(term, place, filled(after, bound))
-        try:
-            graph = FFNGraph.parse(text(twin))
-        except GraphError:  # too large
-            continue
-        term = twin
-        steps -= 1
-    return graph
-
-
-def _subterms(term: Term) -> Iterator[Term]:
-    yield term
-    for argument in term[1:]:
-        yield from _subterms(argument)
-
-
-def _replaced(term: Term, old: Term, new: Term) -> Term:
-    return new if term == old else (term[0], *(_replaced(argument, old, new) for argument in term[1:]))
-
-
-def filled(pattern: Term, bound: dict[str, Term]) -> Term:
-    """`pattern` with its variables replaced."""
-    return bound.get(pattern[0]) or (pattern[0], *(filled(part, bound) for part in pattern[1:]))
-
-
-def text(term: Term) -> str:
-    """The formula, the inverse of `canonical.parse`."""
-    return f"{term[0]}({','.join(map(text, term[1:]))})" if term[1:] else term[0]
 
 
 class Judge:
@@ -242,8 +179,8 @@ def main() -> None:
     rng = random.Random(arguments.seed)
     graphs = draws(arguments.graphs, rng)
     twins = [rewritten(graph, rng, rng.randint(1, 8)) for graph in graphs]
-    forms = {canonical(graph) for graph in graphs}
-    print(f"{len(graphs):,} graphs, {len(set(graphs)):,} different, {len(forms):,} canonical forms")
+    expressions = {expression(graph, named=True) for graph in set(graphs)}
+    print(f"{len(graphs):,} graphs, {len(set(graphs)):,} formulas, {len(expressions):,} expressions of sympy")
     print("mismatch  gelu  inner of 12  classes  repeats  wrong  missed    twins")
     times: dict[str, list[float]] = {"tanh": [], "erf": []}
     for mismatch, gelu, inner in (

@@ -1,160 +1,26 @@
-"""Rules are proved; the same functions have the same fingerprint and key, and different ones different ones."""
+"""The same functions have the same fingerprint and key, and different functions have different ones."""
 
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
-from itertools import permutations, product
+from itertools import product
 from typing import Any
 
 import pytest
-import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.search.duplicates import (
-    DOUBLE,
-    INNER,
-    LAWS,
-    UNKNOWN,
-    Judge,
-    agree,
-    check,
-    draws,
-    filled,
-    rewritten,
-    text,
-)
+from benchmarks.search.duplicates import INNER, check, draws
+from benchmarks.search.identities import IDENTITIES, filled, parse, rewritten, text
 from search_spaces import GELU, PUBLISHED, Architecture, Base, Experts, FFNGraph, Genes, GraphError
-from search_spaces.equivalence import RULES, VARIABLES, Term, canonical, fingerprint, function_key, parse
-from search_spaces.formula import meaning
+from search_spaces.equivalence import fingerprint, function_key
 from search_spaces.graph import MISMATCH
-from search_spaces.operations import BINARY, UNARY, arity
-from tests.search_spaces.strategies import architectures, graphs
+from tests.search_spaces.strategies import architectures
 
 BASES = [Base(2, 12, 3, 12, mismatch=mismatch, gelu=gelu) for mismatch, gelu in product(MISMATCH, ("tanh", "erf"))]
-IDENTITIES = (*RULES, *LAWS, *UNKNOWN)
-GELU_FORMS = (partial(meaning, "gelu"), lambda x: x / 2 * (1 + sympy.erf(x / sympy.sqrt(2))))
-
-each_identity = pytest.mark.parametrize("identity", IDENTITIES, ids=" = ".join)
-
-
-# Proofs. Both sides of an identity are continuous, so they agree everywhere if they do where no two of the variables
-# and zero are equal. There are finitely many orders of those; in each, every variable is a sum of positive gaps.
-
-
-def regions(variables: list[str]) -> Iterator[dict[str, sympy.Expr]]:
-    gaps = sympy.symbols(f"g:{len(variables)}", positive=True)
-    for order in permutations([*variables, "0"]):
-        zero = order.index("0")
-        if "p" in order[:zero]:
-            continue
-        yield {
-            name: sympy.Add(*gaps[zero:place]) - sympy.Add(*gaps[place:zero])
-            for place, name in enumerate(order)
-            if name != "0"
-        }
-
-
-def is_nonnegative(value: sympy.Expr, depth: int = 2) -> bool:
-    """Whether that is proved for positive symbols: as a rational function of them and of anything that exp, tanh and
-    erf of positive arguments can be, or because it is zero at zero and does not fall from there.
-    """
-    names: dict[sympy.Expr, sympy.Symbol] = {}
-
-    def name(argument: sympy.Expr) -> sympy.Symbol:
-        assert argument.is_positive
-        return names.setdefault(argument, sympy.Symbol(f"k{len(names)}", positive=True))
-
-    def bounded(argument: sympy.Expr) -> sympy.Expr:
-        return -bounded(-argument) if argument.is_negative else 1 / (1 + name(argument))
-
-    def power(argument: sympy.Expr) -> sympy.Expr:
-        result = sympy.Integer(1)
-        for term in sympy.Add.make_args(sympy.expand(argument)):
-            factor, rest = term.as_coeff_Mul()
-            if not factor.is_Integer:
-                factor, rest = sympy.sign(factor), abs(factor) * rest
-            result *= (1 + name(rest)) ** factor
-        return result
-
-    # Of tanh either that it is between 0 and 1, or what it has to do with exp.
-    for start in (value.replace(sympy.tanh, bounded), value.rewrite(sympy.exp)):
-        general = start.replace(sympy.erf, bounded).replace(sympy.exp, power)
-        if sympy.factor(sympy.together(general)).is_nonnegative:
-            return True
-    return depth > 0 and any(
-        is_nonnegative(value.subs(symbol, 0), 0) and is_nonnegative(sympy.diff(value, symbol), depth - 1)
-        for symbol in sorted(value.free_symbols, key=str)
-    )
-
-
-def decided(value: sympy.Expr) -> sympy.Expr:
-    """The larger of two, which must be provable."""
-    if not isinstance(value, sympy.Max):
-        return value
-    first, second = value.args
-    return first if is_nonnegative(first - second) else second if is_nonnegative(second - first) else value
-
-
-def value_of(term: Term, values: dict[str, sympy.Expr], gelu: Callable[..., sympy.Expr]) -> sympy.Expr | None:
-    """Of a channel that some variables do not have (None), with the mismatch "wide"."""
-    op, *arguments = term
-    if op in VARIABLES:
-        return values.get(op)
-    inputs = [value for argument in arguments if (value := value_of(argument, values, gelu)) is not None]
-    if len(inputs) < arity(op):
-        return inputs[0] if inputs and op in BINARY else None
-    return decided(gelu(*inputs) if op == "gelu" else meaning(op, *inputs))
-
-
-def variables(term: Term) -> set[str]:
-    return {term[0]} if term[0] in VARIABLES else set().union(*map(variables, term[1:]))
-
-
-def size(term: Term) -> int:
-    return 1 + sum(map(size, term[1:]))
-
-
-@each_identity
-def test_identities_are_true(identity: tuple[str, str]) -> None:
-    left, right = map(parse, identity)
-    # With "narrow", a channel exists if all variables have it.
-    assert variables(left) == variables(right)
-    names = sorted(variables(left))
-    for missing in product((False, True), repeat=len(names)):
-        present = [name for name, gone in zip(names, missing, strict=True) if not gone]
-        for gelu in GELU_FORMS if "gelu" in identity[0] else GELU_FORMS[:1]:
-            for values in regions(present):
-                one, other = (value_of(side, values, gelu) for side in (left, right))
-                assert one == other or sympy.simplify(one - other) == 0, values
-
-
-@pytest.mark.parametrize("identity", [("relu(a)", "a"), ("max(tanh(a),leaky_relu(a))", "leaky_relu(a)")])
-def test_a_proof_can_fail(identity: tuple[str, str]) -> None:
-    with pytest.raises(AssertionError):
-        test_identities_are_true(identity)
-
-
-@pytest.mark.parametrize("op", [*UNARY, *BINARY])
-def test_what_is_never_negative(op: str) -> None:
-    values = sympy.symbols("p q", positive=True)[: arity(op)]
-    for gelu in GELU_FORMS:
-        assert is_nonnegative(gelu(*values) if op == "gelu" else meaning(op, *values))
-    never, ever = ("sigmoid(expand(x))", "relu(gate(x))"), ("expand(x)", "relu(gate(x))")
-    for arguments, dropped in ((never, True), (ever, op in ("relu", "sigmoid"))):
-        value = f"{op}({','.join(arguments[: arity(op)])})"
-        # `elu` distinguishes them from all that a rule on `relu` may do.
-        graphs = [canonical(FFNGraph.parse(f"project({text})")) for text in (value, f"elu({value})")]
-        assert (graphs[0] == graphs[1]) == dropped
-
-
-# The canonical form.
-
 # Each variable of an identity at both widths.
 VALUES = (
     {"a": "expand(x)", "b": "x", "c": "gate(x)", "p": "sigmoid(x)"},
@@ -165,64 +31,6 @@ VALUES = (
 def sides(identity: tuple[str, str], values: dict[str, str]) -> list[FFNGraph]:
     bound = {name: parse(value) for name, value in values.items()}
     return [FFNGraph.parse(f"project(add(expand(x),sigmoid({text(filled(parse(side), bound))})))") for side in identity]
-
-
-@pytest.mark.parametrize("rule", [*RULES, *LAWS], ids=" = ".join)
-def test_every_rule_is_applied(rule: tuple[str, str]) -> None:
-    for values in VALUES:
-        left, right = sides(rule, values)
-        assert left != right
-        assert canonical(left) == canonical(right)
-
-
-@pytest.mark.parametrize(
-    ("graph", "form"),
-    [
-        ("project(gelu(expand(x)))", "project(gelu(expand(x)))"),
-        ("project(max(expand(x),x))", "project(max(expand(x),x))"),
-        ("project(mul(x,mul(gate(x),expand(x))))", "project(mul(mul(expand(x),gate(x)),x))"),
-        ("project(max(relu(max(expand(x),x)),max(x,expand(x))))", "project(relu(max(expand(x),x)))"),
-        ("project(mul(mul(x,expand(x)),sigmoid(mul(expand(x),x))))", "project(swish(mul(expand(x),x)))"),
-        ("elu(relu(tanh(project(leaky_relu(elu(relu(expand(x))))))))", "tanh(relu(project(relu(expand(x)))))"),
-        ("project(mul(relu(expand(x)),relu(expand(x))))", "project(mul(expand(x),relu(expand(x))))"),
-        # Not where the value that is never negative ends before the other one.
-        ("project(max(relu(expand(x)),sigmoid(x)))", "project(max(relu(expand(x)),sigmoid(x)))"),
-    ],
-)
-def test_canonical_forms(graph: str, form: str) -> None:
-    assert str(canonical(FFNGraph.parse(graph))) == form
-
-
-@settings(max_examples=300)
-@given(graphs())
-def test_a_canonical_form_is_its_own(graph: FFNGraph) -> None:
-    form = canonical(graph)
-    assert canonical(form) == form
-    assert len(str(form)) <= len(str(graph))
-
-
-def test_a_graph_that_would_grow_too_large_is_kept() -> None:
-    # The shared sum of `elu(x)` and `x` is no partial sum once the value between them in the order joins.
-    inner = ("gelu", "swish", "tanh", "elu")
-    between = [f"{outer}({op}(x))" for outer in ("gelu", "leaky_relu", "sigmoid", "swish", "tanh") for op in inner]
-    formula = "expand(x)"
-    for value in between[:17]:
-        formula = f"mul({formula},add(add(elu(x),x),{value}))"
-    graph = FFNGraph.parse(f"project({formula})")
-    assert canonical(graph) == graph
-
-
-@settings(max_examples=100, deadline=None)
-@given(graphs(), st.sampled_from(BASES), st.sampled_from(INNER))
-def test_a_canonical_form_is_the_same_function(graph: FFNGraph, base: Base, inner: int) -> None:
-    judge = Judge(base, inner)
-    output, form = judge.output(graph), judge.output(canonical(graph))
-    # Where the powers of a large value overflow, they do so in another order.
-    finite = (output.isfinite() & form.isfinite()).all(-1)
-    assert agree(output[finite], form[finite], DOUBLE)
-
-
-# The fingerprint.
 
 
 @pytest.mark.parametrize("base", BASES, ids=lambda base: f"{base.mismatch}-{base.gelu}")
@@ -320,9 +128,6 @@ def test_growth_without_bounds_is_refused() -> None:
     with pytest.raises(GraphError, match="the output is not finite"):
         function_key(Architecture.uniform(BASES[0], tower(2)))
     fingerprint(tower(1), BASES[0], 12)
-
-
-# The key of an architecture.
 
 
 @settings(max_examples=50)

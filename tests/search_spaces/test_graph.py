@@ -1,8 +1,14 @@
 """The graph type: round trips, identity, checks, static widths, hostile input."""
 
+import copy
+import dataclasses
+import os
+import pickle
 import re
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import product
 from typing import Any
@@ -33,8 +39,10 @@ def test_round_trips(graph: FFNGraph) -> None:
         FFNGraph.parse(str(graph).replace(",", " ,\n").replace("(", "\t( ")),
         FFNGraph.from_json(graph.to_json()),
         FFNGraph.from_json(listed(graph)),
-        FFNGraph.from_networkx(graph.to_networkx()),
-        FFNGraph(graph.nodes),
+        FFNGraph(graph.digraph),
+        FFNGraph(nx.DiGraph(graph.digraph)),
+        copy.deepcopy(graph),
+        pickle.loads(pickle.dumps(graph)),
     ):
         assert same == graph
         assert hash(same) == hash(graph)
@@ -49,8 +57,10 @@ def test_numbering_does_not_depend_on_the_order_given(graph: FFNGraph, rng: Any)
     assert FFNGraph.from_json(items).nodes == graph.nodes
     labels = list(range(len(graph.nodes)))
     rng.shuffle(labels)
-    renamed = nx.relabel_nodes(graph.to_networkx(), dict(enumerate(labels)))
-    assert FFNGraph.from_networkx(renamed).nodes == graph.nodes
+    renamed = nx.relabel_nodes(graph.digraph, dict(enumerate(labels)))
+    assert FFNGraph(renamed).nodes == graph.nodes
+    names = {number: ("node", frozenset({label})) for number, label in enumerate(labels)}
+    assert FFNGraph(nx.relabel_nodes(graph.digraph, names)) == graph
 
 
 @given(graphs())
@@ -59,9 +69,17 @@ def test_structure(graph: FFNGraph) -> None:
     assert len(set(graph.nodes)) == len(graph.nodes)
     for number, node in enumerate(graph.nodes):
         assert all(source < number for source in node.inputs)
-    as_networkx = graph.to_networkx()
-    assert nx.is_directed_acyclic_graph(as_networkx)
-    assert [node for node, degree in as_networkx.out_degree() if not degree] == [len(graph.nodes) - 1]
+    digraph, output = graph.digraph, len(graph.nodes) - 1
+    assert type(digraph) is nx.DiGraph
+    assert nx.is_directed_acyclic_graph(digraph)
+    assert nx.ancestors(digraph, output) == set(range(output))
+    assert nx.descendants(digraph, 0) == set(range(1, output + 1))
+    # Post-order: predecessors are listed by their positions.
+    assert list(nx.dfs_postorder_nodes(digraph.reverse(copy=False), output)) == list(range(output + 1))
+    for number, node in enumerate(graph.nodes):
+        assert digraph.nodes[number] == {"op": node.op}
+        edges = digraph.in_edges(number, data="position")
+        assert {place: source for source, _, places in edges for place in places} == dict(enumerate(node.inputs))
 
 
 @given(graphs(), graphs())
@@ -85,7 +103,7 @@ def test_shared_subterms_are_one_node() -> None:
     assert graph.nodes[3].inputs == (2, 1)
     squared = FFNGraph.parse("project(mul(relu(expand(x)),relu(expand(x))))")
     assert squared.nodes[3] == Node("mul", (2, 2))
-    assert squared.to_networkx().edges[2, 3]["position"] == (0, 1)
+    assert squared.digraph.edges[2, 3]["position"] == (0, 1)
 
 
 def test_a_multigraph_with_integer_positions() -> None:
@@ -93,7 +111,7 @@ def test_a_multigraph_with_integer_positions() -> None:
     graph.add_nodes_from([("in", {"op": "x"}), ("e", {"op": "expand"}), ("m", {"op": "mul"}), ("p", {"op": "project"})])
     graph.add_edges_from([("in", "e"), ("m", "p")])
     graph.add_edges_from([("e", "m", {"position": 1}), ("e", "m", {"position": 0})])
-    assert str(FFNGraph.from_networkx(graph)) == "project(mul(expand(x),expand(x)))"
+    assert str(FFNGraph(graph)) == "project(mul(expand(x),expand(x)))"
 
 
 def test_mixed_widths_are_typed() -> None:
@@ -252,16 +270,126 @@ def test_faulty_networkx(edges: list[tuple[Any, ...]], message: str) -> None:
     graph.add_nodes_from([("x", {"op": "x"}), ("e", {"op": "expand"}), ("p", {"op": "project"})])
     graph.add_edges_from(edges)
     with pytest.raises(GraphError) as error:
-        FFNGraph.from_networkx(graph)
+        FFNGraph(graph)
     assert message in str(error.value)
+
+
+def test_a_cyclic_digraph() -> None:
+    for kind in (nx.DiGraph, nx.MultiDiGraph):
+        digraph = kind()
+        digraph.add_nodes_from([("in", {"op": "x"}), (("a", 1), {"op": "max"}), ("b", {"op": "tanh"})])
+        digraph.add_edges_from([("in", ("a", 1), {"position": 0}), ("b", ("a", 1), {"position": 1}), (("a", 1), "b")])
+        with pytest.raises(GraphError) as error:
+            FFNGraph(digraph)
+        assert str(error.value) in ("a cycle: ('a', 1) -> 'b' -> ('a', 1)", "a cycle: 'b' -> ('a', 1) -> 'b'")
+    digraph.remove_edge("b", ("a", 1))
+    digraph.add_edge("in", ("a", 1), position=1)
+    digraph.add_node("c", op="x")
+    with pytest.raises(GraphError, match=r"2 outputs, nothing uses 'b' \(tanh\) and 'c' \(x\); a graph has one output"):
+        FFNGraph(digraph)
+
+
+def test_hostile_digraphs() -> None:
+    with pytest.raises(GraphError, match="10000 nodes; at most 64"):
+        FFNGraph(nx.path_graph(10_000, nx.DiGraph))
+    digraph = nx.relabel_nodes(GELU.digraph, {2: "n" * 10_000_000})
+    digraph.nodes["n" * 10_000_000]["op"] = "gleu"
+    with pytest.raises(GraphError, match=r"^node 'nnn.*: unknown operation 'gleu'; did you mean 'gelu'") as error:
+        FFNGraph(digraph)
+    assert len(str(error.value)) < 200
+    for position in (True, -1, 0.5, None, [[0]], {}, ()):
+        digraph = GELU.digraph.copy()
+        digraph.edges[0, 1]["position"] = position
+        with pytest.raises(GraphError, match=r"node 1: (the positions of its inputs are|'expand' takes 1 input)"):
+            FFNGraph(digraph)
+
+
+def test_a_graph_cannot_be_changed() -> None:
+    graph = FFNGraph.parse("project(mul(relu(expand(x)),relu(expand(x))))")
+    before = str(graph), hash(graph)
+    digraph = graph.digraph
+    assert nx.is_frozen(digraph)
+    changes: list[Callable[[], object]] = [
+        lambda: digraph.add_node(9, op="tanh"),
+        lambda: digraph.remove_edge(0, 1),
+        lambda: digraph.nodes[2].__setitem__("op", "tanh"),
+        lambda: digraph.nodes[2].update(op="tanh"),
+        lambda: digraph.nodes[2].setdefault("kind", "inner"),
+        lambda: digraph.nodes[2].pop("op"),
+        lambda: digraph.nodes[2].clear(),
+        lambda: digraph.edges[2, 3].__setitem__("position", (1, 0)),
+        lambda: digraph[2][3].__delitem__("position"),
+        lambda: nx.set_node_attributes(digraph, "tanh", "op"),
+        lambda: nx.set_edge_attributes(digraph, {(2, 3): {"position": 0}}),
+    ]
+    for change in changes:
+        with pytest.raises(nx.NetworkXError, match="Frozen graph"):
+            change()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        graph.digraph = GELU.digraph  # type: ignore[misc]
+    assert (str(graph), hash(graph)) == before
+    assert graph.digraph.nodes[2] == {"op": "relu"}
+
+
+@pytest.mark.parametrize(
+    "copied", [nx.DiGraph, nx.DiGraph.copy, copy.deepcopy, lambda digraph: pickle.loads(pickle.dumps(digraph))]
+)
+def test_a_copy_of_the_digraph_can_be_changed(copied: Callable[[Any], Any]) -> None:
+    other = copied(GELU.digraph)
+    other.nodes[2]["op"] = "relu"
+    assert str(FFNGraph(other)) == "project(relu(expand(x)))"
+    if not nx.is_frozen(other):
+        other.add_node("new", op="tanh")
+        other.add_edge(3, "new")
+        assert str(FFNGraph(other)) == "tanh(project(relu(expand(x))))"
+    assert str(GELU) == "project(gelu(expand(x)))"
+
+
+def test_what_is_made_from_a_digraph_does_not_follow_its_changes() -> None:
+    digraph = GELU.digraph.copy()
+    graph = FFNGraph(digraph)
+    digraph.nodes[2]["op"] = "relu"
+    digraph.remove_node(3)
+    assert graph == GELU and nx.utils.graphs_equal(graph.digraph, GELU.digraph)
+
+
+def test_a_pickled_graph_is_found_in_sets_of_another_process() -> None:
+    graph = FFNGraph.parse("tanh(project(relu(mul(expand(x),x))))")
+    assert hash(graph) == hash(graph.nodes)
+    code = (
+        "import pickle, sys\n"
+        "from search_spaces import FFNGraph\n"
+        "graph = pickle.loads(sys.stdin.buffer.read())\n"
+        "assert {graph} == {FFNGraph.parse(str(graph))} and graph.digraph.nodes[1]['op'] == 'expand'"
+    )
+    for seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        subprocess.run([sys.executable, "-c", code], input=pickle.dumps(graph), env=environment, check=True)
+
+
+@given(graphs())
+def test_positions_for_drawing(graph: FFNGraph) -> None:
+    positions = graph.positions()
+    assert list(positions) == list(range(len(graph.nodes)))
+    assert len(set(positions.values())) == len(positions)
+    assert all(-1 <= value <= 1 for position in positions.values() for value in position)
+    for source, target in graph.digraph.edges:
+        assert positions[source][0] < positions[target][0]
+
+
+def test_positions_stand_in_columns() -> None:
+    graph = FFNGraph.parse("project(add(gelu(expand(x)),tanh(expand(x))))")
+    columns = [x for x, _ in graph.positions().values()]
+    assert columns[2] == columns[3]
+    assert len(set(columns)) == 5
 
 
 def test_networkx_without_operation_or_direction() -> None:
     graph = nx.DiGraph([("x", "e")])
     with pytest.raises(GraphError, match="unknown operation None"):
-        FFNGraph.from_networkx(graph)
+        FFNGraph(graph)
     with pytest.raises(GraphError, match="directed"):
-        FFNGraph.from_networkx(GELU.to_networkx().to_undirected())
+        FFNGraph(GELU.digraph.to_undirected())
 
 
 @pytest.mark.parametrize(
@@ -292,7 +420,7 @@ def test_ten_thousand_nodes_are_refused() -> None:
 def test_sharing_must_not_blow_up_the_formula() -> None:
     # Forty doublings would be a formula of 2**40 terms.
     doubling = [(n, "add", [n - 1, n - 1]) for n in range(1, 41)]
-    with pytest.raises(GraphError, match=f"terms; at most {MAX_TERMS}"):
+    with pytest.raises(GraphError, match=f"node 7: .* more than {MAX_TERMS} terms"):
         FFNGraph.from_json(chain((0, "expand", ["x"]), *doubling, ("p", "project", [40])))
 
 
@@ -321,5 +449,8 @@ def test_rules_belong_to_the_space(text: str, broken: list[str]) -> None:
 def test_other_types_are_refused() -> None:
     with pytest.raises(GraphError, match="must be a formula, not Fraction"):
         FFNGraph.parse(Fraction(1))  # type: ignore[arg-type]
-    with pytest.raises(GraphError, match="empty"):
-        FFNGraph(())
+    with pytest.raises(GraphError, match="the graph is empty"):
+        FFNGraph(nx.DiGraph())
+    for value in ("project(expand(x))", None, ()):
+        with pytest.raises(GraphError, match="must be a directed graph of networkx, not "):
+            FFNGraph(value)
