@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distill.tasks.hub import columns
+from distill.tasks import hub
 from distill.tasks.metrics import OUTSIDE
 from distill.tasks.task import TaggedSplit, Task, TaskData, TaskError, column_fault, hold_out
 from distill.tasks.texts import read_lines
@@ -30,7 +30,10 @@ HUB = {
 CONVERTED = "refs/convert/parquet"
 """The hub's own conversion of data sets that were published as scripts."""
 
+HUB_SPLITS = ("train", "validation")
+
 TASKS = (*HUB, "conll")
+WITHOUT_FOLDER = "the task {name!r} is of your own files: give their folder"
 DEV_NAMES = ("dev", "valid", "validation")
 SUFFIXES = (".conll", ".txt")
 
@@ -44,24 +47,43 @@ def load(name: str, data: Path | None = None) -> TaskData[TaggedSplit]:
         TaskError: the data is not there, or has a line that is none.
     """
     if data is not None:
-        train_file, dev_file = _file(data, ("train",)), _file(data, DEV_NAMES)
+        train_file, dev_file = _files(data)
         sentences = list(read(train_file))
         tags = tags_of(word[1] for sentence in sentences for word in sentence)
         train, dev = _split(train_file, sentences, tags), _split(dev_file, read(dev_file), tags)
     elif name in HUB:
-        hub, tags = HUB[name]
+        data_set, tags = HUB[name]
         train, dev = (
-            from_columns(hub, columns(hub, split, revision=CONVERTED), tags) for split in ("train", "validation")
+            from_columns(data_set, hub.columns(data_set, split, revision=CONVERTED), tags) for split in HUB_SPLITS
         )
     else:
-        raise TaskError(f"the task {name!r} is of your own files: give their folder")
+        raise TaskError(WITHOUT_FOLDER.format(name=name))
     entities = all(tag == OUTSIDE or tag[:2] in ("B-", "I-", "E-", "S-") for tag in tags)
     try:
         task = Task(name, tags, TOKEN_CLASSIFICATION, ("f1", "accuracy") if entities else ("accuracy",))
     except ValueError as error:
-        raise TaskError(f"{train_file if data is not None else hub}: {error}") from None
+        raise TaskError(f"{train_file if data is not None else data_set}: {error}") from None
     train, search = hold_out(train)
     return TaskData(task, train, search, dev)
+
+
+def sources(name: str, data: Path | None = None) -> list[Path | str]:
+    """The files from which `load` reads, or the names of those that keep the data set from the hub.
+
+    Raises:
+        TaskError: as `load`, where no file needs to be read for that.
+    """
+    if data is not None:
+        return list(_files(data))
+    if name not in HUB:
+        raise TaskError(WITHOUT_FOLDER.format(name=name))
+    tables = (hub.table(HUB[name][0], split, revision=CONVERTED) for split in HUB_SPLITS)
+    return [file for table in tables for file in hub.files(table)]
+
+
+def _files(folder: Path) -> tuple[Path, Path]:
+    """The files of the training and of the dev rows."""
+    return _file(folder, ("train",)), _file(folder, DEV_NAMES)
 
 
 def _file(folder: Path, names: Sequence[str]) -> Path:

@@ -51,6 +51,11 @@ def load(name: str, data: Path | None = None) -> TaskData[Split]:
     return demo_task(name, embedded_corpus())
 
 
+def sources(name: str, data: Path | None = None) -> list[Path | str]:
+    """The fingerprint of the text of this installation."""
+    return [embedded_corpus().fingerprint]
+
+
 def demo_task(name: str, corpus: Corpus, sizes: Sizes | None = None, seed: int = 0) -> TaskData[Split]:
     """One task on this corpus. Raises TaskError for an unknown name, and where the corpus is too small."""
     if name not in TASKS:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distill.tasks.hub import columns
+from distill.tasks import hub
 from distill.tasks.task import Split, Task, TaskData, TaskError, column_fault, finite, hold_out
 from distill.tasks.texts import read_lines
 from distill.tasks.types import REGRESSION
@@ -114,11 +114,24 @@ def load(name: str, data: Path | None = None) -> TaskData[Split]:
     """
     source = TASKS[name]
     if data is None:
-        splits = [from_columns(source, columns(source.hub[0], s, source.hub[1])) for s in ("train", source.hub_dev)]
+        splits = [from_columns(source, hub.columns(source.hub[0], s, source.hub[1])) for s in ("train", source.hub_dev)]
     else:
         splits = [read(source, file) for file in _files(source, data)]
     train, search = hold_out(splits[0])
     return TaskData(source.task, train, search, splits[1])
+
+
+def sources(name: str, data: Path | None = None) -> list[Path | str]:
+    """The files from which `load` reads, or the names of those that keep the data set from the hub.
+
+    Raises:
+        TaskError: as `load`, where no file needs to be read for that.
+    """
+    source = TASKS[name]
+    if data is not None:
+        return list(_files(source, data))
+    tables = (hub.table(source.hub[0], split, source.hub[1]) for split in ("train", source.hub_dev))
+    return [file for table in tables for file in hub.files(table)]
 
 
 def _files(source: Source, data: Path) -> list[Path]:

@@ -21,6 +21,11 @@ def table(name: str, split: str, configuration: str | None = None, revision: str
         raise TaskError(fault) from None
 
 
+def files(rows: Any) -> list[str]:
+    """The files in which `datasets` keeps a split, as of `table`; their names contain the data set's revision."""
+    return [file["filename"] for file in rows.cache_files]
+
+
 def columns(
     name: str, split: str, configuration: str | None = None, revision: str | None = None
 ) -> dict[str, list[Any]]:

@@ -1,4 +1,6 @@
-"""The readers of tasks by name: modules with `TASKS`, the names that each knows, and `load(name, data)`."""
+"""The readers of tasks: modules with `TASKS`, the names that each knows, `load(name, data)`, which reads their rows,
+and `sources(name, data)`, which tells without reading them what they are read from.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill.tasks.hub import columns
+from distill.tasks import hub
 from distill.tasks.task import QuestionSplit, Task, TaskData, TaskError, column_fault, hold_out
 from distill.tasks.types import QUESTION_ANSWERING
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 TASKS = {"squad": "v1.1", "squad_v2": "v2.0"}
 """The version of the official files."""
+
+HUB = {name: f"rajpurkar/{name}" for name in TASKS}
+HUB_SPLITS = ("train", "validation")
 
 MAX_ANSWER = 30
 """Tokens that an answer has at most, as in the official baselines."""
@@ -29,9 +32,8 @@ def load(name: str, data: Path | None = None) -> TaskData[QuestionSplit]:
         TaskError: the data is not there or of another form, or SQuAD 1.1 has a question without an answer.
     """
     if data is None:
-        hub = f"rajpurkar/{name}"
-        places = [f"{hub} ({split})" for split in ("train", "validation")]
-        splits = [from_columns(hub, columns(hub, split)) for split in ("train", "validation")]
+        places = [f"{HUB[name]} ({split})" for split in HUB_SPLITS]
+        splits = [from_columns(HUB[name], hub.columns(HUB[name], split)) for split in HUB_SPLITS]
     else:
         files = [_file(name, data, split) for split in ("train", "dev")]
         places, splits = [str(file) for file in files], [read(file) for file in files]
@@ -41,6 +43,17 @@ def load(name: str, data: Path | None = None) -> TaskData[QuestionSplit]:
             raise TaskError(f"{place}: the question {first!r} has no answer: take the task squad_v2")
     train, search = hold_out(splits[0])
     return TaskData(Task(name, (), QUESTION_ANSWERING, ("f1", "exact_match")), train, search, splits[1])
+
+
+def sources(name: str, data: Path | None = None) -> list[Path | str]:
+    """The files from which `load` reads, or the names of those that keep the data set from the hub.
+
+    Raises:
+        TaskError: as `load`, where no file needs to be read for that.
+    """
+    if data is not None:
+        return [_file(name, data, split) for split in ("train", "dev")]
+    return [file for split in HUB_SPLITS for file in hub.files(hub.table(HUB[name], split))]
 
 
 def _file(name: str, data: Path, split: str) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.files import fingerprint
-from distill.tasks.hub import table
+from distill.tasks import hub
 from distill.tasks.task import TaskError, column_fault
 
 _HEADING = re.compile(r"=( =)* .* =( =)*")
@@ -41,8 +41,7 @@ def text_key(source: str | Path) -> str:
     """
     files, name = _places(source)
     if name:
-        # Their names hold the data set's revision.
-        return fingerprint([file["filename"] for file in _table(name).cache_files])
+        return fingerprint(hub.files(_table(name)))
     try:
         return fingerprint(*files)
     except OSError as error:
@@ -64,11 +63,11 @@ def _places(source: str | Path) -> tuple[list[Path], str]:
 
 def _table(source: str) -> Any:
     name, _, configuration = source.partition(":")
-    found = table(name, "train", configuration or None)
-    fault = column_fault(["text"], found.column_names)
+    rows = hub.table(name, "train", configuration or None)
+    fault = column_fault(["text"], rows.column_names)
     if fault:
         raise TaskError(f"{name}: {fault}")
-    return found
+    return rows
 
 
 def _without_headings(lines: Iterable[str]) -> list[str]:

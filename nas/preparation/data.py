@@ -1,6 +1,5 @@
 """The rows of a study's tasks and its text without labels: read once, encoded, and kept in the user's cache."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from distill.objectives import OBJECTIVES
+from distill.files import fingerprint
 from distill.tasks import conll, embedded, squad, texts
 from distill.tasks.corpora import Corpus
 from distill.tasks.encoding import Encoded, encode, load_encoded, save_encoded
@@ -18,6 +18,9 @@ from distill.tasks.tables import table_task
 from distill.tasks.task import AnySplit, Task, TaskData, TaskError, load_split, save_split
 from distill.tasks.types import CLASSIFICATION, REGRESSION
 from nas.config.schema import ConfigError, StudyConfig
+
+# Part of the keys of rows that are read from files: raise it when a reader gives other rows for the same files.
+READERS_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -94,14 +97,34 @@ def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
 
 
 def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
-    """Changes when the rows do."""
-    if config.task in embedded.TASKS:
-        return corpus().fingerprint
-    return hashlib.sha256(repr(read(config, corpus)).encode()).hexdigest()
+    """A key that changes when the rows or their columns do. Files are hashed, but no row is read.
+
+    Raises:
+        ConfigError: a file or data set does not exist.
+    """
+    name = config.task
+    try:
+        if name in config.rows:
+            rows = config.rows[name]
+            files = [Path(rows.train), Path(rows.dev)]
+            columns = [rows.text, rows.pair, rows.label, rows.regression]
+            return fingerprint(READERS_VERSION, columns, [file.suffix for file in files], *files)
+        if name in embedded.TASKS:
+            return corpus().fingerprint
+        folder = None if config.data is None else Path(config.data)
+        return fingerprint(READERS_VERSION, *reader_of(name).sources(name, folder))
+    except TaskError as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from None
 
 
 def text_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
-    """Changes when the text does."""
+    """A key that changes when the text does.
+
+    Raises:
+        ConfigError: a file or data set does not exist.
+    """
     if config.corpus is None:
         return corpus().fingerprint
     try:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from distill.tasks import conll, squad
 from distill.tasks.types import CLASSIFICATION, MODELS, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.training.evaluation import evaluate
 from distill.training.loop import make_accelerator
@@ -18,6 +19,7 @@ from nas.budget import budgeted_space
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluate import Evaluator
+from nas.preparation import data
 from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot, weights
 from nas.preparation.phases import TrainingPhase
 from nas.preparation.prepare import Preparation, prepare
@@ -30,7 +32,7 @@ from supernet.build import build, load_weights
 from supernet.inherit import inherit
 from supernet.one_shot import head_name
 from tests.nas import rows
-from tests.nas.house import House, trials_of
+from tests.nas.house import House, corpus, trials_of
 from tests.nas.rows import study
 
 KINDS = {
@@ -129,6 +131,49 @@ def test_what_is_read_again_when_something_changes(house: House, tmp_path: Path)
         assert not set(keys(load_config(str(preset), change))) & set(last)
     shorter = keys(load_config(str(preset), {"finetune.steps": 3}))
     assert shorter[0] == last[0] and shorter[1] != last[1]
+
+
+def test_rows_are_not_read_for_their_key(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When all that a search needs is in the cache, its start reads no row."""
+    presets = [study(house, tmp_path / kind, kind) for kind in ("rows", "tagging", "questions")]
+    before = [prepare(load_config(str(preset)), "cpu", outputs=False) for preset in presets]
+
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("rows are read")
+
+    for module, name in ((data, "table_task"), (conll, "read"), (squad, "read")):
+        monkeypatch.setattr(module, name, read)
+    assert [prepare(load_config(str(preset)), "cpu", outputs=False) for preset in presets] == before
+
+
+@pytest.mark.parametrize("task", ["sst2", "mnli", "squad", "conll2003"])
+def test_keys_of_official_files(tmp_path: Path, task: str, house: House) -> None:
+    """They change with every file that is read, and with no other."""
+    names = {
+        "sst2": ("SST-2/train.tsv", "SST-2/dev.tsv"),
+        "mnli": ("MNLI/train.tsv", "MNLI/dev_matched.tsv"),
+        "squad": ("train-v1.1.json", "dev-v1.1.json"),
+        "conll2003": ("train.txt", "valid.txt"),
+    }
+    for name in (*names[task], "other.txt", "MNLI/dev_mismatched.tsv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    config = load_config(str(house.preset), {"tasks": [task], "data": str(tmp_path)})
+
+    def key() -> str:
+        return data.rows_key(config, corpus)
+
+    first = key()
+    (tmp_path / "other.txt").write_text("changed")
+    (tmp_path / "MNLI/dev_mismatched.tsv").write_text("changed")
+    assert key() == first
+    for name in names[task]:
+        (tmp_path / name).write_text("changed")
+        assert key() != first
+        (tmp_path / name).write_text(name)
+    (tmp_path / names[task][1]).unlink()
+    with pytest.raises(ConfigError, match=r"(dev|valid)[-_.a-z0-9]*: "):
+        key()
 
 
 def test_data_of_the_command_line(house: House, tmp_path: Path) -> None:
