@@ -299,6 +299,14 @@ def collate(encoded: Encoded, rows: np.ndarray, pad_id: int) -> dict[str, torch.
     return {name: torch.from_numpy(array) for name, array in batch.items()}
 
 
+def single_rows(batch: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    """Every row of a batch without labels, as a batch of its own without padding."""
+    for row, length in enumerate(batch["attention_mask"].sum(dim=1).tolist()):
+        single = {name: tensor[row : row + 1] for name, tensor in batch.items()}
+        by_token = ("input_ids", "attention_mask", "token_type_ids")
+        yield single | {name: single[name][:, :length] for name in by_token}
+
+
 def token_frequencies(encoded: Encoded, vocabulary: int) -> torch.Tensor:
     """How often each token id occurs: int64 of shape (vocabulary,)."""
     return torch.bincount(torch.from_numpy(encoded.input_ids).long(), minlength=vocabulary)

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from distill.objectives import OBJECTIVES
 from distill.files import fingerprint
+from distill.objectives import OBJECTIVES
 from distill.tasks import conll, embedded, squad, texts
 from distill.tasks.corpora import Corpus
 from distill.tasks.encoding import Encoded, encode, load_encoded, save_encoded

@@ -6,7 +6,6 @@ Each is made once and kept in the user's cache under a key of everything it depe
 import contextlib
 import random
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cached_property
@@ -19,11 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from distill.files import cache_folder, fingerprint, keep
+from distill.files import cache_folder, fingerprint
 from distill.objectives import OBJECTIVES
 from distill.objectives.outputs import Batch, run
 from distill.tasks.corpora import Corpus, embedded_corpus
-from distill.tasks.encoding import Encoded, batches, load_encoded, training_batches
+from distill.tasks.encoding import Encoded, batches, load_encoded, single_rows, training_batches
 from distill.tasks.task import Task
 from distill.training.loop import Diverged, make_accelerator
 from distill.training.progress import ProgressCallback, ignore_progress
@@ -40,6 +39,7 @@ from distill.training.teacher import (
 from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation import data
 from nas.preparation.data import TaskFolders
+from nas.preparation.nodes import keep_on_every_node
 from nas.preparation.phases import (
     CANDIDATE,
     TrainingPhase,
@@ -68,6 +68,8 @@ from supernet.warmup import warm_up
 
 # Part of every key: raise it when what is kept here changes its meaning.
 FORMAT = 2
+# Part of the keys of supernets that learned from text: every sentence counts alike in the importance of their neurons.
+TEXT_IMPORTANCE = "of sentences"
 # Batches over which the inputs of further blocks are averaged.
 STATISTICS_BATCHES = 8
 
@@ -158,14 +160,8 @@ class Preparation:
         return self._corpus
 
     def kept(self, path: Path, make: Callable[[Path], None]) -> Path:
-        """As `distill.files.keep`; of several processes, which all train together, the first one keeps what is made."""
-        if self.accelerator.is_main_process:
-            keep(path, make)
-        elif not path.exists():
-            with tempfile.TemporaryDirectory() as scratch:
-                make(Path(scratch) / path.name)
-        self.accelerator.wait_for_everyone()
-        return path
+        """As `keep_on_every_node`."""
+        return keep_on_every_node(path, make, self.accelerator)
 
     @cached_property
     def data(self) -> Path:
@@ -237,7 +233,7 @@ class Preparation:
             config.model_dump(mode="json", include={"dropout", "warmup", "objective", "seed"}),
             [config.space.mismatch, max(config.space.stacks)],
             config.space.edit_rate if config.warmup.graphs == "sampled" else None,
-            [self.data_key, config.text_teacher] if of_text else None,
+            [self.data_key, config.text_teacher, TEXT_IMPORTANCE] if of_text else None,
         )
 
         def make(folder: Path) -> None:
@@ -309,8 +305,9 @@ class Preparation:
     def importance(
         self, supernet: PreTrainedModel, found: TrainingPhase | None, learned: dict[str, Tensor]
     ) -> list[list[Tensor]]:
-        """Of the inner neurons for the loss of the warm-up: on labels or, where it learned from text and so has a head
-        that knows nothing, on the teacher's outputs.
+        """The importance of the inner neurons for the loss with the labels; or, where the supernet learned from text
+        and its head knows nothing, for the objective of the warm-up. There every sentence counts alike, whatever its
+        length and the other sentences of its batch.
         """
         config = self.config
         size, number = config.warmup.batch_size, config.warmup.importance_batches
@@ -324,9 +321,11 @@ class Preparation:
         teacher = self.live_teacher(goal.teacher_needs, found.raw)
 
         def loss(model: nn.Module, batch: Batch) -> Tensor:
-            return len(batch["input_ids"]) * goal(run(model, batch, goal.needs), teacher(0, batch), batch)
+            return goal(run(model, batch, goal.needs), teacher(0, batch), batch)
 
-        return neuron_importance(supernet, self.batches(found.rows, size, number, config.seed + 2), loss)
+        # The objective's losses are means over the tokens of a batch, in which a long sentence has the greater part.
+        text = self.batches(found.rows, size, number, config.seed + 2)
+        return neuron_importance(supernet, (sentence for batch in text for sentence in single_rows(batch)), loss)
 
     @property
     def folders(self) -> TaskFolders:

@@ -21,7 +21,7 @@ from nas.preparation.data import TaskFolders
 from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot, turns_of
 from nas.preparation.phases import portion, training_phase
 from nas.preparation.prepare import Preparation, prepare
-from nas.preparation.workspace import Workspace
+from nas.preparation.workspace import Workspace, objectives, student_base
 from search_spaces import Architecture, cost
 from search_spaces.published import PUBLISHED
 from search_spaces.spaces import SIZES
@@ -135,6 +135,26 @@ def test_a_supernet_warmed_up_on_text(house: House, protocol: Path, tmp_path: Pa
     assert Preparation(load_config(str(protocol), places | {"text_teacher": "task"}), "cpu").supernet != first
     (tmp_path / "a.txt").write_text("Bado kule.\nParu.\n" * 20)
     assert Preparation(config, "cpu").supernet != first
+
+
+def test_sentences_of_a_text_count_alike_in_importance(house: House, protocol: Path, tmp_path: Path) -> None:
+    """However they are batched: by the loss of each sentence for itself."""
+    (tmp_path / "a.txt").write_text("Bado kule moni nipa rufi sebo dole.\nParu.\nBado.\nKule moni.\n")
+    places = {"corpus": str(tmp_path / "a.txt"), "warmup.share": 1.0, "warmup.epochs": 1}
+
+    def importance(batch_size: int) -> list[torch.Tensor]:
+        changes = places | {"warmup.batch_size": batch_size, "warmup.importance_batches": 4 // batch_size}
+        made = Preparation(load_config(str(protocol), changes), "cpu")
+        phase = training_phase(made.config, "warmup", made.folders)
+        assert phase is not None and sorted(phase.rows.lengths)[0] < sorted(phase.rows.lengths)[-1]
+        model = made.new_supernet(student_base(made.config, made.teacher_config)[0])
+        goal, _ = objectives(made.config, phase.settings, phase.recipe, model.config, made.teacher_config)[-1]
+        return [layer[0] for layer in made.importance(model, phase, goal.state_dict())]
+
+    single, *others = (importance(size) for size in (1, 2, 4))
+    for other in others:
+        for expected, found in zip(single, other, strict=True):
+            torch.testing.assert_close(found, expected, rtol=0.05, atol=0.01 * float(expected.max()))
 
 
 def test_candidates_learn_from_text_before_the_task(protocol: Path) -> None:
