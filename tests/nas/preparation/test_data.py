@@ -172,7 +172,7 @@ def test_keys_of_official_files(tmp_path: Path, task: str, house: House) -> None
         assert key() != first
         (tmp_path / name).write_text(name)
     (tmp_path / names[task][1]).unlink()
-    with pytest.raises(ConfigError, match=r"(dev|valid)[-_.a-z0-9]*: "):
+    with pytest.raises(ConfigError, match=r"dev|valid"):
         key()
 
 
