@@ -1,6 +1,8 @@
 """Show what an architecture is and what it costs.
 
-python -m nas.inspect ARCH [--tokens 128] [--labels 3] [--head classification] [--json]
+    python -m nas.inspect ARCH [--tokens 128] [--labels 3] [--head classification] [--json]
+
+ARCH is a file, or the name of a published architecture.
 """
 
 import json

@@ -1,0 +1,139 @@
+"""Makes the pages of the documentation (a hook of MkDocs), so that no text is written twice.
+
+The sections of README.md become a page each; the files of results/, CONTRIBUTING.md and CHANGELOG.md are pages as they
+are; and every package has a page of its reference, made from the docstrings of its modules.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+from markdown.extensions.toc import slugify
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("search_spaces", "distill", "supernet", "nas")
+FILES = {"Contributing": "CONTRIBUTING.md", "Changelog": "CHANGELOG.md"}
+INDEX = "index.md"
+# The README's section about results is the first page of the folder that has them all.
+RESULTS = "results/index.md"
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.M)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Set the navigation: the guide, the results, the reference."""
+    config.nav = [
+        *({title: uri} for title, uri in _guide().items()),
+        {"Results": [RESULTS, *(f"results/{path.name}" for path in _results())]},
+        {"Reference": [{package: _reference_uri(package)} for package in _rooms()]},
+        *({title: name.lower()} for title, name in FILES.items()),
+    ]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages, and the figures and tables that the results link to."""
+    pages = _pages()
+    anchors = {anchor: uri for uri, (_, text) in reversed(pages.items()) for anchor in _anchors(text)}
+    places = {source: uri for uri, (source, _) in pages.items()}
+    places |= {package.replace(".", "/"): _reference_uri(package) for package in _rooms()}
+    attached = {
+        f"results/{path.name}": path for path in (ROOT / "results").iterdir() if path.suffix in (".png", ".json")
+    }
+    places |= {name: name for name in attached}
+    for uri, (source, text) in pages.items():
+        files.append(File.generated(config, uri, content=_relinked(text, uri, source, places, anchors)))
+    for uri, path in attached.items():
+        files.append(File.generated(config, uri, abs_src_path=str(path)))
+    return files
+
+
+def _pages() -> dict[str, tuple[str, str]]:
+    """By their places in the site: the file that each page comes from, and its text."""
+    sections = _sections()
+    pages = {uri: ("README.md", sections[title]) for title, uri in _guide().items()}
+    pages[RESULTS] = ("README.md", sections["Results"])
+    named = [*FILES.values(), *(f"results/{path.name}" for path in _results())]
+    pages |= {name if "/" in name else name.lower(): (name, (ROOT / name).read_text("utf-8")) for name in named}
+    return pages | {_reference_uri(package): (package, _reference(package)) for package in _rooms()}
+
+
+def _sections() -> dict[str, str]:
+    """The README's sections by their titles, each with its headings one level up; the first is what precedes them."""
+    parts = re.split(r"^## +(.+)\n", (ROOT / "README.md").read_text("utf-8"), flags=re.M)
+    titles = zip(parts[1::2], parts[2::2], strict=True)
+    return {"Home": parts[0]} | {title: f"# {title}\n" + re.sub("^##", "#", text, flags=re.M) for title, text in titles}
+
+
+def _guide() -> dict[str, str]:
+    """The titles of the README's sections but the results, and the places of their pages."""
+    titles = [title for title in _sections() if title != "Results"]
+    return {title: INDEX if title == "Home" else f"{slugify(title, '-')}.md" for title in titles}
+
+
+def _results() -> list[Path]:
+    return sorted(path for path in (ROOT / "results").glob("*.md") if path.name != "README.md")
+
+
+def _rooms() -> list[str]:
+    """The packages and their subpackages by their dotted names."""
+    folders = [path.parent for package in PACKAGES for path in sorted((ROOT / package).rglob("__init__.py"))]
+    return [".".join(folder.relative_to(ROOT).parts) for folder in sorted(folders, key=lambda path: _order(path))]
+
+
+def _order(folder: Path) -> tuple[int, tuple[str, ...]]:
+    parts = folder.relative_to(ROOT).parts
+    return PACKAGES.index(parts[0]), parts
+
+
+def _reference_uri(package: str) -> str:
+    return f"reference/{package}.md"
+
+
+def _reference(package: str) -> str:
+    """The page of a package: its own docstring, then those of its modules, but not of its subpackages."""
+    modules = sorted(path.stem for path in (ROOT / package.replace(".", "/")).glob("*.py"))
+    named = [f"{package}.{module}" for module in modules if not module.startswith("__")]
+    return "\n\n".join([f"# {package}", _directive(package, members=False), *(_directive(name) for name in named)])
+
+
+def _directive(name: str, members: bool = True) -> str:
+    options = "" if members else "\n    options:\n      members: false\n      show_root_heading: false"
+    return f"::: {name}{options}\n"
+
+
+def _anchors(text: str) -> list[str]:
+    return [slugify(title, "-") for title in _HEADING.findall(text)]
+
+
+def _relinked(text: str, uri: str, source: str, places: dict[str, str], anchors: dict[str, str]) -> str:
+    """The text with its links to files of the repository and to headings leading to their pages.
+
+    Args:
+        uri: the place of the page in the site.
+        source: the file of the repository that the text comes from.
+        places: the place in the site of each file and package folder of the repository that has one.
+        anchors: the page on which each heading is.
+
+    Raises:
+        ValueError: a link leads to a file that has no page.
+    """
+
+    def relink(match: re.Match[str]) -> str:
+        target, _, anchor = match[1].partition("#")
+        if "://" in target or target.startswith("mailto:"):
+            return match[0]
+        if target:
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+            if path not in places:
+                raise ValueError(f"{source} links to {path}, which has no page")
+            page = places[path]
+        else:
+            page = uri if anchor in _anchors(text) else anchors[anchor]
+        relative = "" if page == uri else posixpath.relpath(page, posixpath.dirname(uri))
+        return f"]({relative}{'#' + anchor if anchor else ''})"
+
+    return _LINK.sub(relink, text)
