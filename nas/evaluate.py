@@ -119,6 +119,7 @@ class Evaluator:
             saved=saved,
             after_step=after_step,
             keep=keep,
+            score=lambda: self.score(model).value,
         )
 
     def saved(self, found: TrainingPhase, seed: int) -> Saved | None:

@@ -4,6 +4,7 @@ section 3.3, stage 3).
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -160,7 +161,7 @@ def train_one_shot(
 
     Args:
         turns: the task of every step.
-        batches: task -> its training batches, one for each of its turns.
+        batches: task -> its training batches, `recipe.gradient_accumulation_steps` for each of its turns.
         teachers: task -> outputs of its teacher.
     """
     streams = {task: iter(stream) for task, stream in batches.items()}
@@ -169,11 +170,11 @@ def train_one_shot(
     def scheduled() -> Iterator[Batch]:
         for step, task in enumerate(turns):
             rng = random.Random(f"{seed}/{step}")
-            batch = next(streams[task])
             drawn = [space.sample(rng) for _ in range(SANDWICH - 2 if extremes else 1)]
-            for architecture in (*extremes, *drawn):
-                supernet.activate(architecture, task)
-                yield batch
+            for batch in islice(streams[task], recipe.gradient_accumulation_steps):
+                for architecture in (*extremes, *drawn):
+                    supernet.activate(architecture, task)
+                    yield batch
 
     return train(
         supernet,
@@ -182,7 +183,7 @@ def train_one_shot(
         recipe,
         accelerator=accelerator,
         teacher=lambda step, batch: teachers[supernet.task](step, batch),
-        accumulate=SANDWICH if extremes else 1,
+        accumulate=(SANDWICH if extremes else 1) * recipe.gradient_accumulation_steps,
         seed=seed,
         after_step=after_step,
     )

@@ -2,8 +2,9 @@
 
 import math
 import re
+from dataclasses import replace
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tomli_w
 from pydantic import (
@@ -14,7 +15,9 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    SerializerFunctionWrapHandler,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -181,18 +184,41 @@ def _check_setting(place: str, value: Any, default: Any) -> None:
 
 
 class RecipeTable(Table):
-    """Fields as in `distill.training.loop.Recipe`; how long is given in steps or in epochs.
+    """The recipe of a training, with the fields of `distill.training.recipe.Recipe`; its length is given in steps or in
+    epochs.
 
     `share`: of the rows, drawn once, that are trained on.
     """
+
+    # Fields that are left out where they have their defaults, so that what was kept or saved before there were such
+    # fields has the same key and the same text.
+    OMITTED_DEFAULTS: ClassVar[tuple[str, ...]] = (
+        "gradient_accumulation_steps",
+        "weight_decay",
+        "max_grad_norm",
+        "early_stopping_patience",
+    )
 
     steps: Steps | None = None
     epochs: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
     share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] = 1
     warmup: Share = 0.1
+    weight_decay: Weight = 0.01
+    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     freeze_embeddings: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        tables: dict[str, Any] = serialize(self)
+        return {
+            name: value
+            for name, value in tables.items()
+            if name not in self.OMITTED_DEFAULTS or getattr(self, name) != fields[name].default
+        }
 
     @model_validator(mode="after")
     def _so_long(self) -> "RecipeTable":
@@ -205,9 +231,34 @@ class RecipeTable(Table):
         steps = self.steps
         if steps is None:
             assert self.epochs is not None
-            steps = math.ceil(self.epochs * rows / self.batch_size)
-        others = ("batch_size", "learning_rate", "warmup", "freeze_embeddings")
+            steps = math.ceil(self.epochs * rows / (self.batch_size * self.gradient_accumulation_steps))
+        others = (
+            "batch_size",
+            "gradient_accumulation_steps",
+            "learning_rate",
+            "warmup",
+            "weight_decay",
+            "max_grad_norm",
+            "freeze_embeddings",
+        )
         return Recipe(steps=steps, **{name: getattr(self, name) for name in others})
+
+
+class EarlyStoppingTable(RecipeTable):
+    """A recipe of a training whose score on the search split is measured after every epoch.
+
+    `early_stopping_patience`: epochs without a better score after which the training stops; the model then has the
+    weights of its best epoch. None: all steps are trained.
+    """
+
+    early_stopping_patience: Annotated[int, Field(ge=1)] | None = None
+
+    def build(self, rows: int) -> Recipe:
+        recipe = super().build(rows)
+        if self.early_stopping_patience is None:
+            return recipe
+        epoch = math.ceil(rows / (self.batch_size * self.gradient_accumulation_steps))
+        return replace(recipe, early_stopping_patience=self.early_stopping_patience, eval_steps=epoch)
 
 
 class WarmupTable(RecipeTable):
@@ -231,7 +282,7 @@ class SharingTable(RecipeTable):
     rows: Annotated[int, Field(ge=1)] | None = None
 
 
-class FinalTable(RecipeTable):
+class FinalTable(EarlyStoppingTable):
     """`start`: the student inherits from the warmed-up supernet, or from the weight-sharing supernet of stage 3."""
 
     start: Literal["supernet", "shared"] = "supernet"
@@ -291,7 +342,7 @@ class StudyConfig(Table):
     objective: ObjectiveTable = ObjectiveTable()
     text_teacher: Literal["task", "raw"] = "task"
     teacher_cache: Annotated[int, BeforeValidator(size)] = 20 * 10**9
-    finetune: RecipeTable
+    finetune: EarlyStoppingTable
     warmup: WarmupTable
     candidate_pretrain: RecipeTable | None = None
     candidate: RecipeTable

@@ -120,7 +120,11 @@ def prepare_one_shot(
                     now,
                     {
                         task: training_batches(
-                            one.rows, phase.batch_size, now.count(task), config.seed, like.pad_token_id
+                            one.rows,
+                            phase.batch_size,
+                            now.count(task) * phase.gradient_accumulation_steps,
+                            config.seed,
+                            like.pad_token_id,
                         )
                         for task, one in plan.items()
                     },

@@ -23,7 +23,8 @@ from distill.objectives import OBJECTIVES
 from distill.objectives.outputs import Batch, run
 from distill.tasks.corpora import Corpus, embedded_corpus
 from distill.tasks.encoding import Encoded, batches, load_encoded, single_rows, training_batches
-from distill.tasks.task import Task
+from distill.tasks.task import Task, load_split
+from distill.training.evaluation import evaluate
 from distill.training.loop import Diverged, make_accelerator
 from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.teacher import (
@@ -190,6 +191,12 @@ class Preparation:
         """The teacher, fine-tuned on the task."""
         config = self.config
 
+        def score(model: PreTrainedModel) -> float:
+            rows, split = load_encoded(self.data / "search.npz"), load_split(self.task.kind, self.data / "search.json")
+            pad_id = self.tokenizer.pad_token_id
+            scores = evaluate(model, rows, split, self.task, accelerator=self.accelerator, pad_id=pad_id)
+            return scores[self.task.metrics[0]].value
+
         def make(folder: Path) -> None:
             rows = portion(self.train_rows, config.finetune.share, config.seed)
             recipe = config.finetune.build(len(rows))
@@ -197,9 +204,10 @@ class Preparation:
                 model = finetune(
                     config.teacher,
                     self.task.labels,
-                    self.batches(rows, recipe.batch_size, recipe.steps, config.seed),
+                    self.batches(rows, recipe.batch_size, recipe.batches, config.seed),
                     recipe,
                     accelerator=self.accelerator,
+                    score=score,
                     kind=self.task.kind,
                     seed=config.seed,
                     after_step=lambda step, loss: self.on_progress("teacher: fine-tuning", step / recipe.steps),
@@ -288,7 +296,7 @@ class Preparation:
                 warm_up(
                     supernet,
                     base,
-                    self.batches(found.rows, recipe.batch_size, recipe.steps, config.seed + 1),
+                    self.batches(found.rows, recipe.batch_size, recipe.batches, config.seed + 1),
                     goal,
                     recipe,
                     teacher=self.live_teacher(goal.teacher_needs, found.raw),
@@ -352,12 +360,12 @@ class Preparation:
             FORMAT,
             self.data_key if on_text(config, found.table) else None,
             self.teacher_key,
-            [recipe.batch_size, recipe.steps, getattr(config, found.table).share, found.raw],
+            [recipe.batch_size, recipe.batches, getattr(config, found.table).share, found.raw],
             sorted(needs),
             config.seed,
         )
         path = self.cache / "outputs" / key
-        chosen = batches(found.rows, recipe.batch_size, recipe.steps, config.seed)
+        chosen = batches(found.rows, recipe.batch_size, recipe.batches, config.seed)
         shapes = ((len(rows), int(found.rows.lengths[rows].max())) for rows in chosen)
         room = saved_bytes(self.teacher_config, needs, shapes)
         teacher_takes_part = OBJECTIVES[config.objective.name].training_context is not None
@@ -375,7 +383,7 @@ class Preparation:
 
         def write(path: Path) -> None:
             self.on_progress("teacher: outputs for the candidates", None)
-            rows = self.batches(found.rows, recipe.batch_size, recipe.steps, config.seed)
+            rows = self.batches(found.rows, recipe.batch_size, recipe.batches, config.seed)
             save_outputs(self.live_teacher(needs, found.raw), rows, path)
 
         return self.kept(path, write)

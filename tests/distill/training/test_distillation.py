@@ -190,6 +190,11 @@ def test_phases() -> None:
         assert sum(part.steps for _, part in phases("tinybert", {}, Recipe(steps=steps))) == steps
 
 
+def test_only_the_last_phase_stops_early() -> None:
+    recipe = Recipe(steps=130, early_stopping_patience=3, eval_steps=10)
+    assert [part.early_stopping_patience for _, part in phases("tinybert", {}, recipe)] == [None, 3]
+
+
 def test_tinyberts_head_waits_for_the_second_phase(accelerator: Accelerator, tokens: Any) -> None:
     model = student()
     before = weights(model)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -232,6 +233,15 @@ def test_accumulated_batches_are_one_larger_batch(accelerator: Accelerator) -> N
         torch.testing.assert_close(halves[name], tensor, rtol=1e-3, atol=2e-4)
 
 
+def test_gradient_accumulation_of_a_recipe(accelerator: Accelerator) -> None:
+    def losses(recipe: Recipe, accumulate: int | None) -> list[float]:
+        return train(tiny(), map(task, range(6)), hard_labels(), recipe, accelerator=accelerator, accumulate=accumulate)
+
+    recipe = Recipe(steps=3, gradient_accumulation_steps=2)
+    assert recipe.batches == 6
+    assert losses(recipe, None) == losses(Recipe(steps=3), 2)
+
+
 def test_too_few_batches_to_accumulate(accelerator: Accelerator) -> None:
     with pytest.raises(ValueError, match="6 batches are needed; there were 5"):
         train(tiny(), map(task, range(5)), hard_labels(), Recipe(steps=3), accelerator=accelerator, accumulate=2)
@@ -274,6 +284,65 @@ def test_interrupted_and_resumed_is_the_same_run(accelerator: Accelerator, tmp_p
     assert found == expected
     for name, weight in weights.items():
         torch.testing.assert_close(resumed[name], weight, rtol=0, atol=0)
+
+
+STOPPING = Recipe(steps=12, learning_rate=1e-3, early_stopping_patience=2, eval_steps=2)
+
+
+@pytest.mark.parametrize("interrupted_at", [None, 3, 5, 7, 8])
+def test_early_stopping(accelerator: Accelerator, tmp_path: Path, interrupted_at: int | None) -> None:
+    """Scores 1, 3, 2, 3 after 2, 4, 6 and 8 steps: two evaluations without a better one, and the weights of step 4."""
+    given: list[int] = []
+    steps_done: list[int] = []
+
+    def trained(model: nn.Module, stop_at: int | None = None) -> list[float]:
+        def score() -> float:
+            given.append(steps_done[-1] + 1)
+            return {2: 1.0, 4: 3.0, 6: 2.0, 8: 3.0}[given[-1]]
+
+        def after_step(step: int, _loss: float) -> None:
+            steps_done.append(step)
+            if step == stop_at:
+                raise Interrupted
+
+        checkpoint = Checkpoint(tmp_path / "state.pt", every=1)
+        others: Any = {"accelerator": accelerator, "after_step": after_step, "checkpoint": checkpoint, "score": score}
+        return train(model, map(task, range(12)), hard_labels(), STOPPING, **others)
+
+    if interrupted_at:
+        with pytest.raises(Interrupted):
+            trained(tiny(), interrupted_at)
+    model = tiny()
+    losses = trained(model)
+    assert (len(losses), given) == (8, [2, 4, 6, 8])
+    if interrupted_at:  # also a run that had stopped by itself
+        again = tiny()
+        assert trained(again) == losses
+        assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in again.state_dict().items())
+    whole, reference = Recipe(steps=12, learning_rate=1e-3), tiny()
+
+    def until_the_fourth(step: int, _loss: float) -> None:
+        if step == 4:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        train(
+            reference,
+            map(task, range(12)),
+            hard_labels(),
+            whole,
+            accelerator=accelerator,
+            after_step=until_the_fourth,
+        )
+    assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in reference.state_dict().items())
+
+
+def test_early_stopping_needs_a_score(accelerator: Accelerator) -> None:
+    with pytest.raises(ValueError, match="early stopping needs a score"):
+        train(tiny(), map(task, range(12)), hard_labels(), STOPPING, accelerator=accelerator)
+    without_interval = Recipe(steps=1, early_stopping_patience=1)
+    with pytest.raises(ValueError, match="early stopping needs eval_steps"):
+        train(tiny(), [task(0)], hard_labels(), without_interval, accelerator=accelerator, score=lambda: 0.0)
 
 
 def test_checkpoint_of_another_run(accelerator: Accelerator, tmp_path: Path) -> None:

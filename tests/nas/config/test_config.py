@@ -35,6 +35,24 @@ def test_every_kind_of_value_comes_back_from_toml(tmp_path: Path) -> None:
     assert config.base.build(30522).embedding == 128  # type: ignore[union-attr]
 
 
+def test_recipes_of_trainings() -> None:
+    """Fields that came later are in no dump, and so in no key, of a configuration that does not set them."""
+    assert load_config("moe").final.build(6400).weight_decay == 0.0
+    for key, value in (("weight_decay", 0.1), ("max_grad_norm", 5.0), ("gradient_accumulation_steps", 3)):
+        config = load_config("demo", {f"final.{key}": value})
+        assert getattr(config.final.build(100), key) == value
+        assert key not in DEMO.to_toml() and key not in DEMO.final.model_dump()
+        assert config.final.model_dump() == DEMO.final.model_dump() | {key: value}
+    changes = {"final.epochs": 2, "final.batch_size": 10, "final.gradient_accumulation_steps": 3}
+    recipe = load_config("demo", changes | {"final.early_stopping_patience": 4}).final.build(100)
+    assert (recipe.steps, recipe.batches, recipe.eval_steps, recipe.early_stopping_patience) == (7, 21, 4, 4)
+    plain = load_config("demo", changes).final.build(100)
+    assert (plain.eval_steps, plain.early_stopping_patience) == (None, None)
+    finetune = {"steps": 10, "learning_rate": 1e-3, "batch_size": 32, "share": 1.0, "warmup": 0.1}
+    dump = load_config("demo", {"finetune": finetune}).finetune.model_dump()
+    assert dump == finetune | {"epochs": None, "freeze_embeddings": True}
+
+
 ROWS = '[rows.mine]\ntrain = "{train}"\ndev = "{dev}"\n'
 
 
@@ -209,6 +227,11 @@ def test_count_refuses(value: object) -> None:
         ("warmup.source", "hub", "warmup.source: "),
         ("space.mismatch", "pad", "space.mismatch: "),
         ("candidate.momentum", 0.9, "candidate.momentum: unknown key"),
+        ("candidate.early_stopping_patience", 2, "candidate.early_stopping_patience: unknown key"),
+        ("final.early_stopping_patience", 0, "final.early_stopping_patience: "),
+        ("candidate.weight_decay", -1, "candidate.weight_decay: "),
+        ("candidate.max_grad_norm", 0, "candidate.max_grad_norm: "),
+        ("candidate.gradient_accumulation_steps", 0, "candidate.gradient_accumulation_steps: "),
         ("candidate.learning_rat", 0.9, "candidate.learning_rat: unknown key; did you mean 'learning_rate'?"),
         ("tsks", ["library"], "tsks: unknown key; did you mean 'tasks'?"),
         ("tasks", [], "tasks: "),

@@ -16,7 +16,7 @@ from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.evaluate import Evaluator
 from nas.preparation.phases import settings_of
-from nas.preparation.prepare import prepare, set_dropout
+from nas.preparation.prepare import Preparation, prepare, set_dropout
 from nas.preparation.workspace import Workspace, objectives, projections
 from search_spaces import Architecture, Base
 from supernet.build import full_architecture
@@ -64,6 +64,20 @@ def test_the_teacher_learned_its_task(workspace: Workspace) -> None:
     teacher = BertForSequenceClassification.from_pretrained(workspace.teacher)
     score = measure(teacher, evaluator.search_rows, accelerator=evaluator.accelerator, pad_id=0)
     assert score > 0.5  # of three classes
+
+
+def test_a_teacher_stops_early(house: House, workspace: Workspace) -> None:
+    """With so small a learning rate nothing improves after the first epoch."""
+    shares: list[float] = []
+    changes = {"finetune.learning_rate": 1e-12, "finetune.epochs": 6, "finetune.early_stopping_patience": 2}
+    config = load_config(str(house.preset), changes | {"finetune.share": 0.1})
+
+    def on_progress(what: str, share: float | None) -> None:
+        if share and what == "teacher: fine-tuning":
+            shares.append(share)
+
+    assert Preparation(config, "cpu", on_progress).teacher != workspace.teacher
+    assert shares[-1] == pytest.approx(3 / 6, abs=0.05)
 
 
 def test_a_supernet_without_warm_up_computes_what_the_teacher_computes(house: House) -> None:
