@@ -1,6 +1,6 @@
 """Show what an architecture is and what it costs.
 
-    python -m nas.inspect ARCH [--tokens 128] [--labels 3] [--head classification] [--json]
+    python -m nas.inspect ARCH [--tokens 128] [--labels 3] [--head classification] [--json | --latex]
 
 ARCH is a file, or the name of a published architecture.
 """
@@ -18,6 +18,7 @@ from rich.table import Table
 from distill.cli import Parser
 from search_spaces import PUBLISHED, Architecture, ArchitectureError, Experts
 from search_spaces import cost as costs
+from search_spaces.formula import layers_latex
 from search_spaces.published import load
 
 
@@ -114,7 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--head", default=costs.CLASSIFICATION, choices=costs.HEADS, help="the kind of task (default: %(default)s)"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    form.add_argument("--latex", action="store_true", help="print only the formula of each layer, in LaTeX")
     options = parser.parse_args(argv)
     try:
         architecture = load(options.architecture)
@@ -127,6 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--labels: must be at least 1, not {options.labels}")
     if options.json:
         print(json.dumps(describe(architecture, options.tokens, options.labels, options.head), indent=2))
+    elif options.latex:
+        print("\n".join(layers_latex(architecture)))
     else:
         show(architecture, options.tokens, options.labels, options.head, Console(highlight=False))
     return 0

@@ -9,7 +9,6 @@ Keys that have a default can be left out, as "experts" is for a dense layer.
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from fractions import Fraction
@@ -19,6 +18,7 @@ from typing import Any
 
 from search_spaces.errors import UserError, did_you_mean, shown
 from search_spaces.graph import GELU, MISMATCH, FFNGraph, GraphError
+from search_spaces.numbers import fraction
 
 VERSION = 1
 MAX_STACK = 16
@@ -40,7 +40,6 @@ LARGEST_COUNT = 64
 HASHES = ("hash", "balanced_hash")
 GATES = ("token_gate", "sentence_gate")
 ROUTINGS = HASHES + GATES
-_FRACTION = re.compile(r"\d{1,9}(/\d{1,9}|\.\d{1,9})?", re.ASCII)
 
 
 class ArchitectureError(UserError, ValueError):
@@ -355,13 +354,10 @@ def _genes(place: str, value: object) -> Genes:
 
 
 def _fraction(place: str, value: object) -> Fraction:
-    """From "1/8", "0.125", 1 or 0.125. Only short decimals: Fraction("1e999999999") would fill the memory."""
-    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-    if not isinstance(text, str) or not _FRACTION.fullmatch(text):
-        raise ArchitectureError(f'{place}: must be a fraction such as "1/8", not {shown(value)}')
-    if re.search("/0+$", text):
-        raise ArchitectureError(f"{place}: {shown(text)} divides by zero")
-    return Fraction(text)
+    try:
+        return fraction(value)
+    except ValueError as error:
+        raise ArchitectureError(f"{place}: {error}") from None
 
 
 def _object(place: str, value: object, required: Sequence[str], optional: Sequence[str] = ()) -> Mapping[str, Any]:

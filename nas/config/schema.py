@@ -23,24 +23,19 @@ from pydantic import (
 
 from distill.training.recipe import Recipe
 from search_spaces.architecture import DENSE, ArchitectureError, Base, Experts
-from search_spaces.errors import UserError, did_you_mean
+from search_spaces.errors import UserError, did_you_mean, shown
+from search_spaces.numbers import fraction
 
 
 class ConfigError(UserError, ValueError):
     """A configuration that cannot be used; the message names the place and what would be right."""
 
 
-def _fraction(value: Any) -> Fraction:
-    if isinstance(value, bool | float):
-        raise ValueError(f'{value!r}: write it as a fraction in quotes, such as "1/4"')
-    # No exponents: Fraction("1e999999999") would fill the memory.
-    match = re.fullmatch(r"(\d{1,9})(?:/(\d{1,9}))?", str(value), re.ASCII)
-    if match is None or int(match[2] or 1) == 0:
-        raise ValueError(f'{value!r} is not a fraction such as "1/4"')
-    fraction = Fraction(match[0])
-    if not 0 < fraction <= 1:
+def _share(value: Any) -> Fraction:
+    share = fraction(value)
+    if not 0 < share <= 1:
         raise ValueError(f"{value} is not above 0 and at most 1")
-    return fraction
+    return share
 
 
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
@@ -48,12 +43,12 @@ _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 def count(value: Any) -> int:
     """A whole number, also written as "15M", "15.4M", "900K" or "1G"."""
-    if isinstance(value, bool):
-        raise ValueError(f"{value!r} is not a number such as 15M")
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMG]?)", str(value).strip().upper(), re.ASCII)
-    if match is None:
-        raise ValueError(f"{value!r} is not a number such as 15M or 15400000")
-    number = Fraction(match[1]) * _SUFFIXES[match[2]]
+    text = str(value).strip().upper()
+    suffix = text[-1:] if text[-1:] in _SUFFIXES else ""
+    try:
+        number = fraction(text.removesuffix(suffix)) * _SUFFIXES[suffix]
+    except ValueError:
+        raise ValueError(f"{shown(value)} is not a number such as 15M or 15400000") from None
     if number <= 0 or number.denominator != 1:
         raise ValueError(f"{value!r} is not a positive whole number")
     return int(number)
@@ -78,7 +73,7 @@ def _experts(value: Any) -> Experts:
         raise ValueError(re.sub("^experts[.:] ?", "", str(error))) from None
 
 
-Expansion = Annotated[Fraction, BeforeValidator(_fraction), PlainSerializer(str)]
+Expansion = Annotated[Fraction, BeforeValidator(_share), PlainSerializer(str)]
 ExpertsTable = Annotated[Experts, PlainValidator(_experts), PlainSerializer(Experts.to_json)]
 Latency = Annotated[str, AfterValidator(_latency)]
 Count = Annotated[int, BeforeValidator(count)]
@@ -300,7 +295,7 @@ class StageTable(Table):
     confirm: Annotated[int, Field(ge=1)] = 3
     confirm_seeds: Annotated[int, Field(ge=0)] = 2
     edit_rate: Share | None = None
-    rungs: tuple[Annotated[Fraction, BeforeValidator(_fraction), PlainSerializer(str)], ...] = ()
+    rungs: tuple[Annotated[Fraction, BeforeValidator(_share), PlainSerializer(str)], ...] = ()
     stop: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
 
 

@@ -40,6 +40,7 @@ from nas.latency.steps import GATED, bounded, finish, kind, lower_quartile, rout
 from search_spaces.architecture import DENSE, Architecture, Base, Experts, Genes
 from search_spaces.errors import shown
 from search_spaces.graph import FFNGraph
+from search_spaces.numbers import fraction
 from search_spaces.operations import BINARY, UNARY
 from supernet.build import build
 from supernet.model.routing import ExpertLinear
@@ -57,8 +58,8 @@ SHAPES = (
     "project({2}({0}(expand(x)),gate(x)))",
     "{2}(x,project({0}(expand({1}(x)))))",
 )
-_UNITS = {"ms": 1_000, "s": 1_000_000, "x": 1}  # microseconds, or the teacher's latency
-_LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|x)", re.ASCII)
+# Microseconds, or parts of the teacher's latency; "ms" is tried before "s", on which it ends.
+_UNITS = {"ms": 1_000, "s": 1_000_000, "x": 1}
 
 
 class TooBusy(RuntimeError):
@@ -201,12 +202,15 @@ class LatencyLimit:
 
 def parse_latency(text: str) -> LatencyLimit:
     """The limit from "12ms", "0.012s", or "0.25x" (a quarter of the teacher's latency). Raises ValueError."""
-    match = _LIMIT.fullmatch(text)
-    value = Fraction(match[1]) if match else Fraction(0)
-    if not match or not value:
+    unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
+    try:
+        value = fraction(text.removesuffix(unit)) if unit else Fraction(0)
+    except ValueError:
+        value = Fraction(0)
+    if not value:
         right = "a time above 0 such as '12ms' or '0.012s', or a part of the teacher's such as '0.25x'"
         raise ValueError(f"a latency is {right}, not {shown(text)}")
-    return LatencyLimit(value * _UNITS[match[2]], match[2] == "x")
+    return LatencyLimit(value * _UNITS[unit], unit == "x")
 
 
 def resolve(limit: LatencyLimit, table: LatencyTable) -> int:

@@ -24,6 +24,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from distill.cli import DONE, INTERRUPTED, Parser, device, guard
 from search_spaces.architecture import DENSE, ROUTINGS, Architecture, ArchitectureError, Experts
+from search_spaces.numbers import fraction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,11 +52,11 @@ def parser() -> Parser:
     split.add_argument("--split", default="importance", choices=SPLITS, help="order in which channels are dealt out")
     split.add_argument("--routing", default="hash", choices=ROUTINGS)
     split.add_argument("--top-k", type=int, default=1, help="experts that a token passes")
-    split.add_argument("--capacity", type=_fraction, help="such as 1.25; tokens beyond it pass by (default: none)")
+    split.add_argument("--capacity", type=_ratio, help="such as 1.25; tokens beyond it pass by (default: none)")
     split.add_argument("--attention-experts", type=int, default=1, help="attentions of every layer, by a gate")
     thin = result.add_mutually_exclusive_group()
-    thin.add_argument("--drop", type=_fraction, metavar="SHARE", help="drop experts below this part of an equal share")
-    thin.add_argument("--fuse", type=_fraction, metavar="SHARE", help="fuse them with the one most like them")
+    thin.add_argument("--drop", type=_ratio, metavar="SHARE", help="drop experts below this part of an equal share")
+    thin.add_argument("--fuse", type=_ratio, metavar="SHARE", help="fuse them with the one most like them")
     rows = result.add_argument_group("rows")
     rows.add_argument("--task", help="word_order, sst2, mnli, ...: any that labels sentences with classes")
     rows.add_argument("--data", type=Path, help="folder of the task's official files (default: from the hub)")
@@ -78,14 +79,14 @@ def parser() -> Parser:
     return result
 
 
-def _fraction(text: str) -> Fraction:
+def _ratio(text: str) -> Fraction:
     try:
-        value = Fraction(text) if len(text) <= 12 and "e" not in text.lower() else Fraction(0)
-    except (ValueError, ZeroDivisionError):
-        value = Fraction(0)
-    if not 0 < value <= 64:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 1.25 or 1/4, above 0 and at most 64")
-    return value
+        ratio = fraction(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not 0 < ratio <= 64:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 64, not {text!r}")
+    return ratio
 
 
 # What is measured: a name, the model, and what it is.

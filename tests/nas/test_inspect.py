@@ -10,6 +10,7 @@ import pytest
 
 from nas.inspect import describe, main
 from search_spaces import PUBLISHED, Architecture, Base, Experts, cost
+from search_spaces.formula import layers_latex
 
 COSTS = {
     *("params", "params_active", "params_encoder", "params_effective", "params_minimoe", "params_published"),
@@ -103,6 +104,17 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "project(gelu(expand(x)))" in output
     assert "15,217,119" in output
     assert "15,338,844" in output
+
+
+def test_latex(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["efficientbert", "--latex"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == layers_latex(PUBLISHED["efficientbert"])
+    maximum = r"\max\left(x, \tanh{\left(x \right)}\right)"
+    assert printed[3].startswith(r"W_{2}{\left(\operatorname{gelu}{\left(W_{1}{\left(" + maximum)
+    with pytest.raises(SystemExit):
+        main(["efficientbert", "--latex", "--json"])
+    assert "not allowed with argument --latex" in capsys.readouterr().err
 
 
 def test_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
