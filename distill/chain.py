@@ -21,9 +21,9 @@ from distill.objectives import Settings
 from distill.tasks.encoding import Encoded, encode, training_batches
 from distill.tasks.metrics import Score
 from distill.tasks.readers import load_task
-from distill.tasks.tables import table_task
+from distill.tasks.readers.tables import table_task
+from distill.tasks.readers.texts import read_text
 from distill.tasks.task import AnySplit, Task, joined
-from distill.tasks.texts import read_text
 from distill.tasks.types import CLASSIFICATION, MASKED_LM, REGRESSION
 from distill.training.checkpoint import Checkpoint
 from distill.training.distillation import distil, masked

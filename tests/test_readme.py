@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from distill.__main__ import parser as distill_parser
 from distill.objectives import OBJECTIVES, losses
 from distill.objectives.outputs import run
-from distill.tasks import conll, glue, squad
-from distill.tasks import embedded as demo
+from distill.tasks.readers import conll, glue, squad
+from distill.tasks.readers import embedded as demo
 from nas.final.command import parser as final_parser
 from nas.search import parser
 from search_spaces import PUBLISHED, cost

@@ -11,9 +11,9 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 from transformers.utils import logging
 
-from distill.tasks.embedded import TASKS, demo_task
 from distill.tasks.encoding import load_encoded
 from distill.tasks.metrics import accuracy, standard_error
+from distill.tasks.readers.embedded import TASKS, demo_task
 from distill.tasks.task import Split, TaskData
 from distill.training.evaluation import measure
 from distill.training.teacher import load_model

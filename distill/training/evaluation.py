@@ -11,10 +11,10 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from distill.objectives.outputs import LOGITS, Batch, routers, run
-from distill.tasks.conll import predicted_tags
 from distill.tasks.encoding import Encoded, collate, eval_batches
 from distill.tasks.metrics import Score, accuracy, score
-from distill.tasks.squad import predicted_answers
+from distill.tasks.readers.conll import predicted_tags
+from distill.tasks.readers.squad import predicted_answers
 from distill.tasks.task import AnySplit, QuestionSplit, TaggedSplit, Task
 from distill.tasks.types import REGRESSION
 from distill.training.loop import Diverged

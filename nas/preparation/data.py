@@ -10,11 +10,10 @@ from torch import nn
 
 from distill.files import fingerprint
 from distill.objectives import OBJECTIVES
-from distill.tasks import conll, embedded, squad, texts
-from distill.tasks.corpora import Corpus
 from distill.tasks.encoding import Encoded, encode, load_encoded, save_encoded
-from distill.tasks.readers import load_task, reader_of
-from distill.tasks.tables import table_task
+from distill.tasks.readers import conll, embedded, load_task, reader_of, squad, texts
+from distill.tasks.readers.corpora import Corpus
+from distill.tasks.readers.tables import table_task
 from distill.tasks.task import AnySplit, Task, TaskData, TaskError, load_split, save_split
 from distill.tasks.types import CLASSIFICATION, REGRESSION
 from nas.config.schema import ConfigError, StudyConfig

@@ -21,8 +21,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from distill.files import cache_folder, fingerprint
 from distill.objectives import OBJECTIVES
 from distill.objectives.outputs import Batch, run
-from distill.tasks.corpora import Corpus, embedded_corpus
 from distill.tasks.encoding import Encoded, batches, load_encoded, single_rows, training_batches
+from distill.tasks.readers.corpora import Corpus, embedded_corpus
 from distill.tasks.task import Task, load_split
 from distill.training.evaluation import evaluate
 from distill.training.loop import Diverged, make_accelerator

@@ -217,7 +217,7 @@ def load_rows(options: Any, tokenizer: Any, known: tuple[str, ...] | int) -> Row
     """
     from distill.tasks.encoding import encode
     from distill.tasks.readers import load_task
-    from distill.tasks.tables import read_rows
+    from distill.tasks.readers.tables import read_rows
     from distill.tasks.types import CLASSIFICATION
 
     if options.task is not None:

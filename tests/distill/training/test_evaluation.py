@@ -13,10 +13,10 @@ from transformers import (
     BertTokenizerFast,
 )
 
-from distill.tasks.conll import predicted_tags
 from distill.tasks.encoding import collate, encode
 from distill.tasks.metrics import score
-from distill.tasks.squad import predicted_answers
+from distill.tasks.readers.conll import predicted_tags
+from distill.tasks.readers.squad import predicted_answers
 from distill.tasks.task import AnySplit, QuestionSplit, Split, TaggedSplit, Task
 from distill.tasks.types import QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.training.evaluation import batch_logits, evaluate, measure, predict, split_batches

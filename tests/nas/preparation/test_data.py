@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from distill.tasks import conll, squad
+from distill.tasks.readers import conll, squad
 from distill.tasks.types import CLASSIFICATION, MODELS, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.training.evaluation import evaluate
 from distill.training.loop import make_accelerator

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distill.tasks import hub
 from distill.tasks.metrics import OUTSIDE
+from distill.tasks.readers import hub
+from distill.tasks.readers.texts import read_lines
 from distill.tasks.task import TaggedSplit, Task, TaskData, TaskError, column_fault, hold_out
-from distill.tasks.texts import read_lines
 from distill.tasks.types import TOKEN_CLASSIFICATION
 from search_spaces.errors import did_you_mean
 

@@ -4,8 +4,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from distill.tasks.readers.texts import read_lines, read_text, text_key
 from distill.tasks.task import TaskError
-from distill.tasks.texts import read_lines, read_text, text_key
 from tests.distill.real import DATA, needs_data
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from distill.tasks.readers.texts import read_lines, read_utf8
 from distill.tasks.task import Split, Task, TaskData, TaskError, column_fault, finite, hold_out
-from distill.tasks.texts import read_lines, read_utf8
 from distill.tasks.types import CLASSIFICATION, REGRESSION
 from search_spaces.errors import shown
 

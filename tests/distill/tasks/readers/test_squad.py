@@ -14,10 +14,10 @@ from pyarrow import parquet
 from transformers import BertTokenizerFast
 
 from distill.tasks.encoding import Encoded, encode
-from distill.tasks.hub import columns
 from distill.tasks.metrics import score
 from distill.tasks.readers import load_task
-from distill.tasks.squad import MAX_ANSWER, from_columns, load, predicted_answers, read
+from distill.tasks.readers.hub import columns
+from distill.tasks.readers.squad import MAX_ANSWER, from_columns, load, predicted_answers, read
 from distill.tasks.task import QuestionSplit, Task, TaskError
 from distill.tasks.types import QUESTION_ANSWERING
 from tests.distill.real import DATA, needs_data

@@ -5,7 +5,7 @@ and `sources(name, data)`, which tells without reading them what they are read f
 from pathlib import Path
 from typing import Any
 
-from distill.tasks import conll, embedded, glue, squad
+from distill.tasks.readers import conll, embedded, glue, squad
 from distill.tasks.task import TaskData, TaskError
 from search_spaces.errors import did_you_mean
 

@@ -8,9 +8,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from distill.tasks.glue import TASKS, from_columns, load, read
-from distill.tasks.hub import columns
 from distill.tasks.readers import load_task
+from distill.tasks.readers.glue import TASKS, from_columns, load, read
+from distill.tasks.readers.hub import columns
 from distill.tasks.task import Split, TaskError
 from distill.tasks.types import REGRESSION
 from tests.distill.real import DATA, needs_data

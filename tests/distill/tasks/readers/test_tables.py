@@ -7,8 +7,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from distill.tasks.glue import TASKS, read
-from distill.tasks.tables import TableError, read_rows, table_task
+from distill.tasks.readers.glue import TASKS, read
+from distill.tasks.readers.tables import TableError, read_rows, table_task
 from distill.tasks.task import Task, hold_out
 from distill.tasks.types import REGRESSION
 from tests.distill.real import DATA, needs_data

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from transformers import BertTokenizerFast
 
-from distill.tasks.conll import HUB, from_columns, load, predicted_tags, read, tags_of
 from distill.tasks.encoding import encode
-from distill.tasks.hub import columns
 from distill.tasks.metrics import score
 from distill.tasks.readers import load_task
+from distill.tasks.readers.conll import HUB, from_columns, load, predicted_tags, read, tags_of
+from distill.tasks.readers.hub import columns
 from distill.tasks.task import TaggedSplit, Task, TaskError
 from tests.distill.real import DATA, needs_data
 from tests.tiny import tokenizer

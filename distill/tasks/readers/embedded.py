@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distill.tasks.corpora import Corpus, embedded_corpus
+from distill.tasks.readers.corpora import Corpus, embedded_corpus
 from distill.tasks.task import Split, Task, TaskData, TaskError
 from search_spaces.errors import did_you_mean
 
@@ -41,7 +41,7 @@ def demo_tasks(corpus: Corpus, sizes: Sizes | None = None, seed: int = 0) -> dic
 
 
 def load(name: str, data: Path | None = None) -> TaskData[Split]:
-    """One task on the text of this installation (:func:`distill.tasks.corpora.embedded_corpus`).
+    """One task on the text of this installation (:func:`distill.tasks.readers.corpora.embedded_corpus`).
 
     Raises:
         TaskError: `data` is given, or as `demo_task`.

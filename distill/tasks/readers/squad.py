@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill.tasks import hub
+from distill.tasks.readers import hub
 from distill.tasks.task import QuestionSplit, Task, TaskData, TaskError, column_fault, hold_out
 from distill.tasks.types import QUESTION_ANSWERING
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.files import fingerprint
-from distill.tasks import hub
+from distill.tasks.readers import hub
 from distill.tasks.task import TaskError, column_fault
 
 _HEADING = re.compile(r"=( =)* .* =( =)*")

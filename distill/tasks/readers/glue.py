@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distill.tasks import hub
+from distill.tasks.readers import hub
+from distill.tasks.readers.texts import read_lines
 from distill.tasks.task import Split, Task, TaskData, TaskError, column_fault, finite, hold_out
-from distill.tasks.texts import read_lines
 from distill.tasks.types import REGRESSION
 from search_spaces.errors import shown
 
