@@ -314,8 +314,8 @@ class StudyConfig(Table):
 
     `tasks`: names that `distill.tasks.readers.load_task` knows, or keys of `rows`. `data`: folder of their official
     files; None: the hub. `corpus`: text without labels, as `distill.tasks.readers.texts.read_text` takes it; None: that
-    of this installation. `base`: what students start from: "teacher", another checkpoint, or a table, in which case their
-    weights are random.
+    of this installation. `base`: what students start from: "teacher", another checkpoint, or a table (then their
+    weights are random).
 
     The tables of trainings: `finetune` of the teacher; `warmup` of the supernet; of every candidate
     `candidate_pretrain` on text and `candidate` on the task; of stage 3's supernet `sharing_pretrain` on text and
