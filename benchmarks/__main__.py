@@ -1,34 +1,65 @@
 """`python -m benchmarks --list` names the benchmarks; `python -m benchmarks NAME [options]` runs one of them."""
 
+import argparse
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from benchmarks.catalogue import CATALOGUE
-from distill.cli import USER_ERROR
+from distill.cli import DONE, USER_ERROR, Parser, guard
 from search_spaces.errors import did_you_mean
 
-USAGE = "usage: python -m benchmarks (--list | NAME [options])"
+PROGRAM = "python -m benchmarks"
+RAW = Path("results") / "raw"
 
 
-def main(arguments: list[str]) -> int:
-    """Run the benchmark that the first argument names."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if arguments else USER_ERROR
-    name, *rest = arguments
+def main(arguments: Sequence[str] | None = None) -> int:
+    """List the benchmarks, or run the one that the first argument names.
+
+    Returns:
+        the exit status: 0, or 2 after a mistake in the command or its files.
+    """
+    name, *options = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
+    if name in ("-h", "--help"):
+        print(f"usage: {PROGRAM} (--list | NAME [--help | options])")
+        return DONE
     if name == "--list":
+        width = max(map(len, CATALOGUE))
         for known, benchmark in CATALOGUE.items():
-            print(f"{known:15} {benchmark.summary} ({benchmark.duration})")
-        return 0
+            print(f"{known:{width}}  {benchmark.summary} ({benchmark.duration})")
+        return DONE
     if name not in CATALOGUE:
-        print(
-            f"benchmarks: there is no benchmark {name!r}{did_you_mean(name, CATALOGUE)} (see --list)", file=sys.stderr
-        )
+        suggestion = did_you_mean(name, CATALOGUE)
+        print(f"{PROGRAM}: there is no benchmark {name!r}{suggestion} (see --list)", file=sys.stderr)
         return USER_ERROR
-    sys.argv = [f"python -m benchmarks {name}", *rest]
-    import_module(f"benchmarks.{CATALOGUE[name].module}").main()
-    return 0
+    return guard(f"{PROGRAM} {name}", lambda: run(name, options))
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Run a benchmark with these options."""
+    # Here, so that --list takes no time.
+    from transformers.utils import logging
+
+    from benchmarks.report import Report
+
+    benchmark = import_module(f"benchmarks.{CATALOGUE[name].module}")
+    parser = Parser(
+        prog=f"{PROGRAM} {name}",
+        description=benchmark.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    benchmark.add_options(parser)
+    parser.add_argument("--json", type=Path, default=RAW / f"{name}.json", help="raw numbers; default: %(default)s")
+    options = parser.parse_args(arguments)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    report = Report(name, arguments, vars(options), options.json)
+    benchmark.run(options, report)
+    if report.saved:
+        report.progress(f"raw numbers: {options.json}")
+    return DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,28 +1,26 @@
-"""A plan for the papers' full scale: what EfficientBERT's search costs on a cluster, computed from measured pieces.
+"""What EfficientBERT's search costs on a cluster at the paper's full scale, computed from measured parts.
 
-    python -m benchmarks plan SCALING.json [--flops RATE ...] [--workers 1 8 64] [--words 2.5e9]
+It computes the work of every part of the protocol (the preset `efficientbert`), the hours that it takes on a device as
+a function of the rate that the device sustains, what the teacher's outputs on disk save and need, the days of stages 1
+and 2 on W devices, and the memory of a worker. SCALING.json is what `scaling` measured; --flops are the floating-point
+operations a second that a training step sustains on other devices. No rate of a GPU is assumed, except the one that
+follows from the paper's own GPU days.
 
-Prints Markdown: the work of every part of the protocol (the preset `efficientbert`), the hours that it takes a device
-as a function of the rate that the device sustains, what the teacher's outputs on disk save and take, the days of stages
-1 and 2 on W devices, and the memory of a worker. SCALING.json is what `scaling` measured, `--flops` the
-floating-point operations a second that a training step sustains on other devices. No rate of a GPU is assumed: there is
-but the one that the paper's own GPU days come to.
-
-Operations are those of linear maps, two for a multiply-accumulate, in a training step forward and twice that backward;
-what else a step does is in the rate, which is measured in the same operations.
+Operations are those of linear maps, two for a multiply-accumulate: in a training step forward, and twice that backward.
+What else a step does is part of the rate, which is measured in the same operations.
 """
 
-import argparse
 import math
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from transformers import BertConfig, BertForSequenceClassification
-from transformers.utils import logging
 
-from benchmarks.memory.memory import kept_for_backward
+from benchmarks.memory.training_memory import kept_for_backward
+from benchmarks.report import BenchmarkError, Report
 from benchmarks.scaling.scaling import BASE, CANDIDATE, OBJECTIVE, SEED, Seconds, flops, load
 from benchmarks.speed.throughput import LENGTHS, TEACHER, sequences
 from distill.objectives import OBJECTIVES
@@ -49,28 +47,29 @@ ROWS = {
     "mrpc": 3_668,
     "rte": 2_490,
 }
-# English Wikipedia in words, as BERT's authors count it; pieces of a word with BERT's vocabulary on WikiText-2's
-# validation and test text, of which a word is what has a letter or a digit.
+# Words of English Wikipedia as BERT's authors count them; word pieces per word with BERT's vocabulary on WikiText-2's
+# validation and test text, where a word is what has a letter or a digit.
 WORDS, PIECES = 2.5e9, 1.4
 # GPU days of the paper's table 6, of 58 in all: the other two are stage 3's.
 PAPER = {"stage 1": 54, "stage 2": 2}
 # Seconds of a trial that are neither training nor evaluation (results/search.md).
 ORCHESTRATION = 0.08
 DAY = 86_400
-# Sequences of the steps whose memory is counted; that of more sequences is on a line with theirs.
+# Batch sizes at which the memory of a step is counted; that of larger batches lies on the line through these.
 COUNTED = (1, 2)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Trainings of a kind.
+    """The trainings of one part of the protocol.
 
     Attributes:
-        times: how many there are.
-        trained, scored: sequences of one, seen in training steps and in forward passes.
-        model: what is trained.
-        taught: how many of them have a teacher.
-        cached: ... which computes its outputs for them, where these are kept on disk.
+        times: how many trainings there are.
+        trained: sequences that one of them sees in training steps.
+        scored: sequences that one of them sees in forward passes alone.
+        model: the architecture that is trained.
+        taught: how many of the trainings have a teacher.
+        cached: for how many of the trainings the teacher computes its outputs where these are kept on disk.
     """
 
     name: str
@@ -82,23 +81,23 @@ class Part:
     cached: int
 
     def operations(self, tokens: int) -> int:
-        """Of what is trained, on sequences of so many tokens."""
+        """Operations of what is trained, on sequences of so many tokens."""
         return 2 * self.times * (3 * self.trained + self.scored) * cost.macs_linear(self.model, tokens)
 
     def teaching(self, tokens: int, *, saved: bool = False) -> int:
-        """Of the teacher, in every step or where its outputs are saved."""
+        """Operations of the teacher, in every step or with its outputs saved."""
         times = self.cached if saved else self.taught
         return 2 * times * self.trained * cost.macs_linear(Architecture.uniform(TEACHER), tokens)
 
 
 def split(rows: int) -> tuple[int, int]:
-    """Rows of a task that are trained on, and of its search split."""
-    held = min(HELD_OUT, rows // 10)
-    return rows - held, held
+    """How many of a task's rows are trained on, and how many are in its search split."""
+    held_out = min(HELD_OUT, rows // 10)
+    return rows - held_out, held_out
 
 
-def seen(table: RecipeTable | None, rows: int) -> int:
-    """Sequences of a training on a share of so many rows."""
+def sequences_of(table: RecipeTable | None, rows: int) -> int:
+    """Sequences that a training on a share of so many rows sees; 0 where there is no such training."""
     if table is None:
         return 0
     recipe = table.build(math.ceil(table.share * rows))
@@ -106,39 +105,46 @@ def seen(table: RecipeTable | None, rows: int) -> int:
 
 
 def parts(config: StudyConfig, text: int) -> list[Part]:
-    """The parts of a study on text of so many sequences. All candidates count as EfficientBERT, one of the box."""
-    train, held = zip(*(split(ROWS[task]) for task in config.tasks), strict=True)
+    """The parts of a study on text of so many sequences. All candidates count as EfficientBERT, which is inside the
+    budget.
+    """
+    train_rows, held_out = zip(*(split(ROWS[task]) for task in config.tasks), strict=True)
     teacher, full = Architecture.uniform(TEACHER), full_architecture(BASE, GELU, max(config.space.stacks))
-    candidate = seen(config.candidate_pretrain, text) + seen(config.candidate, train[0])
-    sharing = seen(config.sharing_pretrain, text) + sum(seen(config.sharing, rows) for rows in train)
-    final = seen(config.pretrain, text) + sum(seen(config.final, rows) for rows in train)
-    finetuning = sum(seen(config.finetune, rows) for rows in train)
+    candidate = sequences_of(config.candidate_pretrain, text) + sequences_of(config.candidate, train_rows[0])
+    one_shot = sequences_of(config.sharing_pretrain, text)
+    one_shot += sum(sequences_of(config.sharing, rows) for rows in train_rows)
+    final = sequences_of(config.pretrain, text) + sum(sequences_of(config.final, rows) for rows in train_rows)
+    finetuning = sum(sequences_of(config.finetune, rows) for rows in train_rows)
     stages = (config.stage1, config.stage2, config.stage3)
     first, second, third = (stage.trials for stage in stages)
-    # With seeds of their own, so no outputs are kept for them.
+    # These have seeds of their own, so no outputs are kept for them.
     confirmed = sum(stage.confirm * stage.confirm_seeds for stage in stages)
     return [
         Part("fine-tuning of the teachers", 1, finetuning, 0, teacher, 0, 0),
-        Part("warm-up of the supernet", 1, seen(config.warmup, text), 0, full, 1, 1),
-        Part("stage 1", first, candidate, held[0], CANDIDATE, first, 1),
-        Part("stage 2", second, candidate, held[0], CANDIDATE, second, 0),
-        Part("confirmations", confirmed, candidate, held[0], CANDIDATE, confirmed, confirmed),
-        Part("stage 3, its supernet", 1, sharing, 0, CANDIDATE, 1, 1),
-        Part("stage 3, its candidates", third, 0, sum(held), CANDIDATE, 0, 0),
+        Part("warm-up of the supernet", 1, sequences_of(config.warmup, text), 0, full, 1, 1),
+        Part("stage 1", first, candidate, held_out[0], CANDIDATE, first, 1),
+        Part("stage 2", second, candidate, held_out[0], CANDIDATE, second, 0),
+        Part("confirmations", confirmed, candidate, held_out[0], CANDIDATE, confirmed, confirmed),
+        Part("stage 3, its supernet", 1, one_shot, 0, CANDIDATE, 1, 1),
+        Part("stage 3, its candidates", third, 0, sum(held_out), CANDIDATE, 0, 0),
         Part("final training", 1, final, 0, CANDIDATE, 1, 1),
     ]
 
 
 def rate_of(seconds: Seconds, tokens: int) -> float:
-    """Operations a second of the measured training step on sequences of so many tokens."""
+    """Operations a second of the measured training step on sequences of so many tokens.
+
+    Raises:
+        benchmarks.report.BenchmarkError: no such step was measured.
+    """
     if tokens not in seconds.get("tokens", {}):
-        raise ValueError(f"the measurements have no step of {tokens} tokens: run benchmarks.scaling with tokens")
+        raise BenchmarkError(f"the measurements have no step of {tokens} tokens: run `scaling` with `tokens`")
     return flops("tokens", tokens) / median(seconds["tokens"][tokens])
 
 
-def implied_rate(part: Part, tokens: int, spent: float) -> float:
+def implied_rate(part: Part, tokens: int, days: float) -> float:
     """Operations a second of a device that does this part in so many days, padded, with the teacher in every step."""
-    return (part.operations(tokens) + part.teaching(tokens)) / (spent * DAY)
+    return (part.operations(tokens) + part.teaching(tokens)) / (days * DAY)
 
 
 def wall(trials: int, seconds: float, workers: int) -> tuple[float, float]:
@@ -148,9 +154,12 @@ def wall(trials: int, seconds: float, workers: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class TrainingPhase:
-    """One training of a candidate: shapes (rows, tokens) of its batches as this project makes them, and the bytes of
-    the teacher's outputs for them.
+class CandidatePhase:
+    """One training phase of a candidate.
+
+    Attributes:
+        shapes: rows and tokens of its batches as this project makes them.
+        saved: bytes of the teacher's outputs for them.
     """
 
     name: str
@@ -159,80 +168,80 @@ class TrainingPhase:
 
     @property
     def tokens(self) -> int:
-        """Of all batches, padding included."""
+        """Tokens of all batches, padding included."""
         return sum(rows * tokens for rows, tokens in self.shapes)
 
     @property
     def breakeven(self) -> float:
-        """Bytes to read in the time of one operation of the teacher: with a slower disk it is better off computing."""
+        """Bytes to read in the time of one operation of the teacher: with a slower disk computing them is faster."""
         return self.saved / (2 * self.tokens * cost.macs_linear(Architecture.uniform(TEACHER), 1))
 
 
-def training_phases(config: StudyConfig, text: int) -> list[TrainingPhase]:
-    """Of text, whose sequences are full, and of the task, whose lengths are like MNLI's."""
+def candidate_phases(config: StudyConfig, text: int) -> list[CandidatePhase]:
+    """The phase on text, whose sequences are full, and that on the task, whose lengths are like MNLI's."""
     needs = OBJECTIVES[OBJECTIVE].make({}, config_of(CANDIDATE), BertConfig()).teacher_needs
 
-    def training_phase(
-        name: str, table: RecipeTable, rows: int, quantiles: tuple[float, float] | None
-    ) -> TrainingPhase:
+    def phase(name: str, table: RecipeTable, rows: int, quantiles: tuple[float, float] | None) -> CandidatePhase:
         encoded = sequences(math.ceil(table.share * rows), quantiles)
         recipe = table.build(len(encoded))
         chosen = batches(encoded, recipe.batch_size, recipe.steps, SEED)
-        shapes = [(len(one), int(encoded.lengths[one].max())) for one in chosen]
-        return TrainingPhase(name, shapes, saved_bytes(BertConfig(), needs, shapes))
+        shapes = [(len(batch), int(encoded.lengths[batch].max())) for batch in chosen]
+        return CandidatePhase(name, shapes, saved_bytes(BertConfig(), needs, shapes))
 
     assert config.candidate_pretrain is not None
     return [
-        training_phase("text", config.candidate_pretrain, text, None),
-        training_phase(config.task, config.candidate, split(ROWS[config.task])[0], LENGTHS[config.task]),
+        phase("text", config.candidate_pretrain, text, None),
+        phase(config.task, config.candidate, split(ROWS[config.task])[0], LENGTHS[config.task]),
     ]
 
 
-def protocols(config: StudyConfig, taught: Sequence[TrainingPhase]) -> dict[str, tuple[int, int]]:
-    """How a candidate is trained -> operations of one, and of the teacher once for all of them; each way leaves out
-    something of the one before, the outputs that take the least disk first.
+def protocols(config: StudyConfig, phases: Sequence[CandidatePhase]) -> dict[str, tuple[int, int]]:
+    """By how a candidate is trained, the operations of one, and of the teacher once for all of them. Each protocol
+    leaves out something that the one before does; the outputs that take the least disk come first.
     """
     model, teacher = (cost.macs_linear(one, 1) for one in (CANDIDATE, Architecture.uniform(TEACHER)))
-    taught = sorted(taught, key=lambda one: one.saved)
-    padded = [sum(rows for rows, _ in one.shapes) * config.max_length for one in taught]
-    real = [one.tokens for one in taught]
+    phases = sorted(phases, key=lambda phase: phase.saved)
+    padded = [sum(rows for rows, _ in phase.shapes) * config.max_length for phase in phases]
+    real = [phase.tokens for phase in phases]
     scoring = 2 * model * split(ROWS[config.task])[1] * config.max_length
     ways = [("full length, teacher in every step", padded, 0), ("padded to the longest of the batch", real, 0)]
-    ways += [(f"teacher's outputs on {one.name} from disk", real, saved) for saved, one in enumerate(taught, 1)]
+    ways += [(f"teacher's outputs on {phase.name} from disk", real, saved) for saved, phase in enumerate(phases, 1)]
     return {
         name: (6 * model * sum(tokens) + 2 * teacher * sum(tokens[saved:]) + scoring, 2 * teacher * sum(tokens[:saved]))
         for name, tokens, saved in ways
     }
 
 
-def kept(count: int, tokens: int) -> int:
-    """Bytes that a candidate's training step on so many full sequences keeps for its backward pass: counted."""
+def backward_bytes(count: int, tokens: int) -> int:
+    """Bytes that a candidate's training step on so many full sequences keeps for its backward pass, counted."""
     model, teacher = build(CANDIDATE), BertForSequenceClassification(BertConfig(num_labels=2))
     rows, accelerator = sequences(count, (tokens, tokens)), make_accelerator()
-    goal = OBJECTIVES[OBJECTIVE].make({}, model.config, teacher.config, rows)
-    own = {parameter.untyped_storage().data_ptr() for part in (model, goal) for parameter in part.parameters()}
-    with kept_for_backward(own) as found:
+    objective = OBJECTIVES[OBJECTIVE].make({}, model.config, teacher.config, rows)
+    trained = {
+        parameter.untyped_storage().data_ptr() for module in (model, objective) for parameter in module.parameters()
+    }
+    with kept_for_backward(trained) as kept:
         train(
             model,
             training_batches(rows, count, 1, SEED, 0),
-            goal,
+            objective,
             Recipe(steps=1, batch_size=count),
             accelerator=accelerator,
-            teacher=LiveTeacher(teacher, goal.teacher_needs, accelerator),
+            teacher=LiveTeacher(teacher, objective.teacher_needs, accelerator),
         )
-    return sum(found.values())
+    return sum(kept.values())
 
 
-def memory(config: StudyConfig, taught: Sequence[TrainingPhase]) -> dict[str, int]:
-    """Bytes of a worker, by what holds them."""
+def memory(config: StudyConfig, phases: Sequence[CandidatePhase]) -> dict[str, int]:
+    """Bytes of a worker, by what they are for."""
     labels, full = 3, full_architecture(BASE, GELU, max(config.space.stacks))
-    goal = OBJECTIVES[OBJECTIVE].make({}, config_of(CANDIDATE), BertConfig())
-    learned = cost.params(CANDIDATE, labels) + sum(parameter.numel() for parameter in goal.parameters())
-    rows, (few, more) = config.candidate.batch_size, (kept(count, config.max_length) for count in COUNTED)
+    objective = OBJECTIVES[OBJECTIVE].make({}, config_of(CANDIDATE), BertConfig())
+    trained = cost.params(CANDIDATE, labels) + sum(parameter.numel() for parameter in objective.parameters())
+    rows, (few, more) = config.candidate.batch_size, (backward_bytes(count, config.max_length) for count in COUNTED)
     each = (more - few) // (COUNTED[1] - COUNTED[0])
-    largest = max(one.saved // len(one.shapes) for one in taught)
+    largest = max(phase.saved // len(phase.shapes) for phase in phases)
     return {
-        "candidate and projections: weights, gradients, two moments of Adam": 16 * learned,
+        "candidate and projections: weights, gradients, two moments of Adam": 16 * trained,
         "supernet's weights": 4 * cost.params(full, labels),
         f"kept for the backward pass, {rows} x {config.max_length} tokens": few + (rows - COUNTED[0]) * each,
         "teacher's outputs of a batch": largest,
@@ -240,113 +249,116 @@ def memory(config: StudyConfig, taught: Sequence[TrainingPhase]) -> dict[str, in
     }
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)) + "\n"
-
-
-def work(found: Sequence[Part], tokens: int) -> str:
-    """The table of all parts, sequences padded to so many tokens."""
-    numbers = [
-        [
+def show_work(report: Report, study: Sequence[Part], tokens: int) -> dict[str, list[float]]:
+    """Print the work of all parts, sequences padded to so many tokens; returns its numbers by part."""
+    numbers = {
+        part.name: [
             part.times * (part.trained + part.scored),
             part.times * (part.trained + part.scored) * tokens,
             part.operations(tokens) / 1e18,
             part.teaching(tokens) / 1e18,
             part.teaching(tokens, saved=True) / 1e18,
         ]
-        for part in found
-    ]
-    numbers.append([sum(column) for column in zip(*numbers, strict=True)])
-    names = [(part.name, f"{part.times:,}") for part in found] + [("all", "")]
+        for part in study
+    }
+    times = {part.name: f"{part.times:,}" for part in study} | {"all": ""}
+    numbers["all"] = [sum(column) for column in zip(*numbers.values(), strict=True)]
     rows = [
-        (*name, *(f"{value:.3g}" for value in row[:2]), *(f"{value:.3f}" for value in row[2:]))
-        for name, row in zip(names, numbers, strict=True)
+        (name, times[name], *(f"{value:.3g}" for value in row[:2]), *(f"{value:.3f}" for value in row[2:]))
+        for name, row in numbers.items()
     ]
-    return table(("part", "times", "sequences", "tokens", "models", "teacher", "teacher, outputs kept"), rows)
+    columns = ("part", "times", "sequences", "tokens", "models", "teacher", "teacher, outputs kept")
+    report.table(columns, rows, "Work, padded to the full length, in 10^18 operations:")
+    return numbers
 
 
-def hours(found: Sequence[Part], tokens: int, rates: Mapping[str, float]) -> str:
-    """The table of the hours of one device, teacher in every step."""
-    operations = {part.name: part.operations(tokens) + part.teaching(tokens) for part in found}
+def show_hours(report: Report, study: Sequence[Part], tokens: int, rates: Mapping[str, float]) -> None:
+    """Print the hours of one device, teacher in every step."""
+    operations = {part.name: part.operations(tokens) + part.teaching(tokens) for part in study}
     operations["all"] = sum(operations.values())
-    rows = [[name, *(f"{one / rate / 3600:,.1f}" for rate in rates.values())] for name, one in operations.items()]
-    return table(("part", *rates), rows)
+    rates = {"1 TFLOP/s": 1e12} | {f"{name}: {rate / 1e12:.2f} TFLOP/s": rate for name, rate in rates.items()}
+    rows = [[name, *(f"{number / rate / 3600:,.1f}" for rate in rates.values())] for name, number in operations.items()]
+    title = "Hours of one device, padded, teacher in every step; at R TFLOP/s, those at 1 divided by R:"
+    report.table(("part", *rates), rows, title)
 
 
-def savings(ways: Mapping[str, tuple[int, int]], trials: int) -> str:
-    """The table of what so many candidates take in each of these ways."""
-    whole = {name: trials * each + once for name, (each, once) in ways.items()}
-    most = max(whole.values())
+def show_savings(report: Report, ways: Mapping[str, tuple[int, int]], trials: int) -> None:
+    """Print what so many candidates take by each of these protocols."""
+    totals = {name: trials * each + once for name, (each, once) in ways.items()}
+    most = max(totals.values())
     rows = [
-        (name, f"{each / 1e15:.2f}", f"{once / 1e15:.2f}", f"{whole[name] / 1e18:.2f}", f"{most / whole[name]:.2f}")
+        (name, f"{each / 1e15:.2f}", f"{once / 1e15:.2f}", f"{totals[name] / 1e18:.2f}", f"{most / totals[name]:.2f}")
         for name, (each, once) in ways.items()
     ]
-    return table(("a candidate", "10^15 operations", "teacher once, 10^15", "all, 10^18", "times less"), rows)
+    columns = ("a candidate", "10^15 operations", "teacher once, 10^15", "all, 10^18", "times less")
+    report.table(columns, rows, f"Stages 1 and 2, {trials:,} candidates; each row leaves out what those above it do:")
 
 
-def days(
-    ways: Mapping[str, tuple[int, int]], stages: Sequence[int], rates: Mapping[str, float], workers: Sequence[int]
-) -> str:
-    """The table of the days that stages of so many candidates take, the teacher's outputs before them."""
+def show_days(
+    report: Report,
+    ways: Mapping[str, tuple[int, int]],
+    stages: Sequence[int],
+    rates: Mapping[str, float],
+    workers: Sequence[int],
+) -> None:
+    """Print the days that stages of so many candidates take, with the teacher's outputs before them."""
     rows = []
-    for label, rate in rates.items():
+    for device, rate in rates.items():
         for name, (each, once) in ways.items():
-            spent = (once / rate + sum(wall(n, each / rate, number)[0] for n in stages) for number in workers)
-            rows.append([label, name, *(f"{seconds / DAY:,.2f}" for seconds in spent)])
-    idle = [[f"idle at the end of {n:,}", "", *(f"{wall(n, 1, number)[1]:.1%}" for number in workers)] for n in stages]
-    return table(("device", "a candidate", *(f"W = {number}" for number in workers)), rows + idle)
+            seconds = (once / rate + sum(wall(n, each / rate, number)[0] for n in stages) for number in workers)
+            rows.append([device, name, *(f"{one / DAY:,.2f}" for one in seconds)])
+    for trials in stages:
+        rows.append([f"idle at the end of {trials:,}", "", *(f"{wall(trials, 1, n)[1]:.1%}" for n in workers)])
+    columns = ("device", "a candidate", *(f"W = {number}" for number in workers))
+    report.table(columns, rows, f"Days of stages 1 and 2 with W devices, {ORCHESTRATION} s of orchestration a trial:")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="a plan for the papers' full scale")
-    parser.add_argument("scaling", type=Path, help="measurements of benchmarks.scaling")
+def add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("scaling", type=Path, metavar="SCALING.json", help="raw numbers of `scaling`")
     parser.add_argument("--flops", type=float, nargs="+", default=[], help="of other devices, operations a second")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--words", type=float, default=WORDS, help="of the text")
-    options = parser.parse_args()
-    logging.disable_progress_bar()
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 8, 64], help="default: 1 8 64")
+    parser.add_argument("--words", type=float, default=WORDS, help="of the text; default: %(default)g")
+
+
+def run(options: Namespace, report: Report) -> None:
     about, seconds = load(options.scaling)
     config = load_config(PRESET)
     tokens, text = config.max_length, round(options.words * PIECES / config.max_length)
-    found, taught = parts(config, text), training_phases(config, text)
-    by_name = {part.name: part for part in found}
-    implied = {name: implied_rate(by_name[name], tokens, spent) for name, spent in PAPER.items()}
+    study, phases = parts(config, text), candidate_phases(config, text)
+    by_name = {part.name: part for part in study}
+    implied = {name: implied_rate(by_name[name], tokens, days) for name, days in PAPER.items()}
     rates = {
-        f"{about['machine']}, {about['threads']} threads": rate_of(seconds, tokens),
+        f"{about['processor']}, {about['cores']} cores, {about['threads']} threads": rate_of(seconds, tokens),
         "the paper's in stage 1": implied["stage 1"],
         **{f"{rate / 1e12:g} TFLOP/s": rate for rate in options.flops},
     }
-    ways, stages = protocols(config, taught), (config.stage1.trials, config.stage2.trials)
-    models = {"teacher": Architecture.uniform(TEACHER), "candidate": CANDIDATE, "supernet": found[1].model}
+    ways, stages = protocols(config, phases), (config.stage1.trials, config.stage2.trials)
+    models = {"teacher": Architecture.uniform(TEACHER), "candidate": CANDIDATE, "supernet": study[1].model}
     macs = (f"{name} {cost.macs_linear(model, tokens) / 1e9:.2f}" for name, model in models.items())
-    print(f"A text of {options.words:.3g} words: {text:,} sequences of {tokens} word pieces ({PIECES} a word).")
-    print(f"10^9 multiply-accumulates of the linear maps, for {tokens} tokens: {', '.join(macs)}.")
-    print("\nWork, padded to the full length, in 10^18 operations:\n")
-    print(work(found, tokens))
-    print(
-        f"The paper's {' and '.join(f'{one} GPU days of {name}' for name, one in PAPER.items())} are "
-        f"{' and '.join(f'{rate / 1e12:.2f}' for rate in implied.values())} TFLOP/s sustained, on this text.\n"
-    )
-    print("Hours of one device, padded, teacher in every step; at R TFLOP/s, those at 1 divided by R:\n")
-    labels = {f"{name}: {rate / 1e12:.2f} TFLOP/s": rate for name, rate in rates.items()}
-    print(hours(found, tokens, {"1 TFLOP/s": 1e12, **labels}))
-    print(f"Stages 1 and 2, {sum(stages):,} candidates; each row leaves out what those above it do:\n")
-    print(savings(ways, sum(stages)))
-    for one in taught:
-        place = "within" if one.saved <= config.teacher_cache else "above"
-        print(
-            f"The teacher's outputs on {one.name}, {len(one.shapes):,} batches, take {one.saved / 1e9:,.0f} GB, "
-            f"{place} the teacher_cache of {config.teacher_cache / 1e9:.0f} GB; to read them is faster than to "
-            f"compute them where a device has {one.breakeven * 1e3:.2f} GB/s for each TFLOP/s."
+    report.note(f"A text of {options.words:.3g} words: {text:,} sequences of {tokens} word pieces ({PIECES} a word).")
+    report.note(f"10^9 multiply-accumulates of the linear maps, for {tokens} tokens: {', '.join(macs)}.")
+    work = show_work(report, study, tokens)
+    days = " and ".join(f"{number} GPU days of {name}" for name, number in PAPER.items())
+    teraflops = " and ".join(f"{rate / 1e12:.2f}" for rate in implied.values())
+    report.note(f"The paper's {days} are {teraflops} TFLOP/s sustained, on this text.")
+    show_hours(report, study, tokens, rates)
+    show_savings(report, ways, sum(stages))
+    for phase in phases:
+        place = "within" if phase.saved <= config.teacher_cache else "above"
+        report.note(
+            f"The teacher's outputs on {phase.name}, {len(phase.shapes):,} batches, take {phase.saved / 1e9:,.0f} GB, "
+            f"{place} the teacher_cache of {config.teacher_cache / 1e9:.0f} GB; reading them is faster than computing "
+            f"them where a device has {phase.breakeven * 1e3:.2f} GB/s for each TFLOP/s."
         )
-    print(f"\nDays of stages 1 and 2 with W devices, {ORCHESTRATION} s of orchestration a trial:\n")
-    print(days(ways, stages, rates, options.workers))
-    print(f"Memory of a worker at batches of {config.candidate.batch_size}:\n")
-    held = memory(config, taught)
-    rows = [(name, f"{value / 2**30:.2f}") for name, value in (held | {"all": sum(held.values())}).items()]
-    print(table(("what", "GiB"), rows))
-
-
-if __name__ == "__main__":
-    main()
+    show_days(report, ways, stages, rates, options.workers)
+    sizes = memory(config, phases)
+    rows = [(name, f"{size / 2**30:.2f}") for name, size in (sizes | {"all": sum(sizes.values())}).items()]
+    report.table(("what", "GiB"), rows, f"Memory of a worker at batches of {config.candidate.batch_size}:")
+    results = {
+        "sequences, tokens, operations of models, of the teacher, of the teacher with kept outputs (10^18)": work,
+        "operations of a candidate, of the teacher once": ways,
+        "operations a second": rates,
+        "bytes of the teacher's outputs": {phase.name: phase.saved for phase in phases},
+        "bytes of a worker": sizes,
+    }
+    report.save(results, seeds=[SEED])

@@ -1,34 +1,34 @@
 """Whether the same functions get the same fingerprint, and different ones different ones.
 
-    python -m benchmarks duplicates [--graphs N] [--seed N]
-
 Random graphs of the space, in every order of the widths and treatment of different ones:
 
-classes  different fingerprints
-repeats  share of the graphs whose fingerprint an earlier one has
-wrong    graphs with the fingerprint of a function that differs by more than float32's precision
-missed   pairs of fingerprints whose functions agree to float64's precision
-twins    share of graphs that keep their fingerprint when rewritten by 1 to 8 identities
+    classes  different fingerprints
+    repeats  share of the graphs whose fingerprint an earlier one has
+    wrong    graphs with the fingerprint of a function that differs by more than float32's precision
+    missed   pairs of fingerprints whose functions agree to float64's precision
+    twins    share of graphs that keep their fingerprint when rewritten by 1 to 8 identities
 
-The judge of `wrong` and `missed` is the student's block, on other weights and inputs of all magnitudes. A second table
-does the same for thousands of graphs that differ in the activations at one place, many of which are hard to tell
-apart. Times are those of first checks, in milliseconds of the processor.
+`wrong` and `missed` are judged by the student's block, on other weights and inputs of all magnitudes. A second table
+does the same for thousands of graphs that differ in the activations at one place, many of which are hard to tell apart.
+Times are those of first fingerprints, in milliseconds of the processor.
 """
 
-import argparse
 import random
 import time
+from argparse import ArgumentParser, Namespace
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations_with_replacement, pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.report import Report
 from benchmarks.search.identities import filled, parse, rewritten, text
 from search_spaces import BINARY, UNARY, Architecture, Base, FFNGraph, Genes, Space
 from search_spaces.equivalence import fingerprint, function_key
@@ -36,8 +36,9 @@ from search_spaces.formula import expression
 from supernet.model.ffn import FFNBlock
 
 BASE = Base(depth=6, width=12, heads=3, inner=12)
-# Of the judge: smaller, equal and larger than the width.
+# Inner widths of the judged graphs: smaller than, equal to and larger than the width.
 INNER = (5, 12, 20)
+# Differences that count as none, in float32 and in float64, relative to a token's largest value.
 SINGLE, DOUBLE = 1e-6, 1e-10
 
 
@@ -63,8 +64,8 @@ def draws(count: int, rng: random.Random) -> list[FFNGraph]:
 
 
 def similar(rng: random.Random) -> dict[str, list[FFNGraph]]:
-    """By place, graphs that differ in what one value a goes through there: up to two activations, or a binary
-    operation of values with one or two each, and an activation of its result; of the largest group a sample.
+    """By place, graphs that differ in what happens to one value a there: up to two activations; or a binary operation
+    of two results of activations of a, and an activation after it. Of the largest group there is a sample.
     """
     once = ["a", *(f"{op}(a)" for op in UNARY)]
     twice = [f"{op}({value})" for op in UNARY for value in once]
@@ -86,7 +87,7 @@ def similar(rng: random.Random) -> dict[str, list[FFNGraph]]:
 
 
 class Judge:
-    """Runs graphs as the student does, in float64, on 8 sets of weights with 256 tokens each."""
+    """Computes graphs as the student does, in float64, on 8 sets of weights with 256 tokens each."""
 
     def __init__(self, base: Base, inner: int) -> None:
         self.base, self.inner = base, inner
@@ -108,7 +109,7 @@ class Judge:
 
     @torch.no_grad()
     def output(self, graph: FFNGraph) -> Tensor:
-        """The graph's function, (2048, width)."""
+        """The values of the graph's function, (2048, width)."""
         config = SimpleNamespace(
             hidden_size=self.base.width,
             layer_norm_eps=1e-12,
@@ -135,8 +136,26 @@ def agree(a: Tensor, b: Tensor, precision: float) -> bool:
     return bool(((a - b).abs() <= precision * scale).all())
 
 
-def check(graphs: Sequence[FFNGraph], base: Base, inner: int, times: list[float]) -> tuple[int, int, int]:
-    """Numbers of fingerprints, of wrong merges and of missed ones; appends the seconds of every fingerprint."""
+@dataclass(frozen=True)
+class Verdict:
+    """What fingerprints do with a set of graphs.
+
+    Attributes:
+        classes: the number of different fingerprints.
+        wrong: pairs of graphs with one fingerprint that compute different functions.
+        missed: pairs of graphs with different fingerprints that compute the same function.
+        seconds: of every fingerprint.
+    """
+
+    classes: int
+    wrong: list[tuple[str, str]]
+    missed: list[tuple[str, str]]
+    seconds: list[float]
+
+
+def check(graphs: Sequence[FFNGraph], base: Base, inner: int) -> Verdict:
+    """Judge the fingerprints of these graphs."""
+    times: list[float] = []
     groups: dict[str, list[FFNGraph]] = defaultdict(list)
     for graph in dict.fromkeys(graphs):
         start = time.thread_time()
@@ -144,76 +163,98 @@ def check(graphs: Sequence[FFNGraph], base: Base, inner: int, times: list[float]
         times.append(time.thread_time() - start)
         groups[key].append(graph)
     judge = Judge(base, inner)
-    wrong, samples = 0, []
+    wrong: list[tuple[str, str]] = []
+    samples = []
     for first, *others in groups.values():
         output = judge.output(first)
         samples.append(output[::97].numpy().ravel())
         for other in others:
             if not agree(output, judge.output(other), SINGLE):
-                wrong += 1
-                print(f"  wrong: {first} and {other}")
+                wrong.append((str(first), str(other)))
     firsts = [graphs[0] for graphs in groups.values()]
     # Functions that agree are neighbours in the order of a random weighting of their values, in which others differ.
     weights = np.random.default_rng(0).normal(size=samples[0].shape)
     order = sorted(range(len(firsts)), key=lambda number: weights @ np.arctan(samples[number]))
-    missed = 0
+    missed: list[tuple[str, str]] = []
     for left, right in pairwise(order):
         close = np.allclose(samples[left], samples[right], rtol=1e-8, atol=1e-8)
         if close and agree(judge.output(firsts[left]), judge.output(firsts[right]), DOUBLE):
-            missed += 1
-            print(f"  missed: {firsts[left]} and {firsts[right]}")
-    return len(groups), wrong, missed
+            missed.append((str(firsts[left]), str(firsts[right])))
+    return Verdict(len(groups), wrong, missed, times)
 
 
-def shown(times: Sequence[float]) -> str:
-    low, high, most = 1000 * np.quantile(times, (0.5, 0.99, 1))
-    return f"median {low:.2f}, 99 % below {high:.2f}, max {most:.2f} ms"
+def quantiles(seconds: Sequence[float]) -> tuple[str, str, str]:
+    """Median, 99 % quantile and maximum in milliseconds."""
+    median, high, most = (f"{1000 * value:.2f}" for value in np.quantile(seconds, (0.5, 0.99, 1)))
+    return median, high, most
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="are the same functions found, and only those?")
+def key_seconds(graphs: Sequence[FFNGraph], rng: random.Random, count: int = 1000) -> list[float]:
+    """Seconds of the keys of new architectures, whose graphs have been seen."""
+    seconds = []
+    for _ in range(count):
+        architecture = Architecture(BASE, tuple(Genes(rng.choice(graphs)) for _ in range(BASE.depth)))
+        function_key(architecture)  # now its graphs have been seen
+        reversed_layers = replace(architecture, layers=architecture.layers[::-1])
+        started = time.thread_time()
+        function_key(reversed_layers)
+        seconds.append(time.thread_time() - started)
+    return seconds
+
+
+def show_mistakes(report: Report, verdict: Verdict) -> None:
+    """Print the pairs of graphs that a fingerprint merged or parted wrongly."""
+    for kind in ("wrong", "missed"):
+        for one, other in getattr(verdict, kind):
+            report.note(f"{kind}: {one} and {other}")
+
+
+def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--graphs", type=int, default=10_000, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    arguments = parser.parse_args()
+
+
+def run(options: Namespace, report: Report) -> None:
     torch.set_num_threads(1)
-    rng = random.Random(arguments.seed)
-    graphs = draws(arguments.graphs, rng)
+    rng = random.Random(options.seed)
+    graphs = draws(options.graphs, rng)
     twins = [rewritten(graph, rng, rng.randint(1, 8)) for graph in graphs]
     expressions = {expression(graph, named=True) for graph in set(graphs)}
-    print(f"{len(graphs):,} graphs, {len(set(graphs)):,} formulas, {len(expressions):,} expressions of sympy")
-    print("mismatch  gelu  inner of 12  classes  repeats  wrong  missed    twins")
+    report.note(f"{len(graphs):,} graphs, {len(set(graphs)):,} formulas, {len(expressions):,} expressions of sympy\n")
     times: dict[str, list[float]] = {"tanh": [], "erf": []}
-    for mismatch, gelu, inner in (
-        *(("narrow", "tanh", inner) for inner in INNER),
-        *(("wide", "erf", inner) for inner in INNER),
-    ):
-        base = replace(BASE, mismatch=mismatch, gelu=gelu)
-        classes, wrong, missed = check(graphs, base, inner, times[gelu])
-        kept = sum(
-            fingerprint(graph, base, inner) == fingerprint(twin, base, inner)
-            for graph, twin in zip(graphs, twins, strict=True)
-        )
-        print(
-            f"{mismatch:8}  {gelu:4}  {inner:11}  {classes:7,}  {1 - classes / len(graphs):7.1%}  {wrong:5}"
-            f"  {missed:6}  {kept / len(graphs):7.2%}",
-            flush=True,
-        )
-    print("a value is             graphs  classes  wrong  missed")
+    rows: list[tuple[object, ...]] = []
+    results: dict[str, Any] = {}
+    for mismatch, gelu in (("narrow", "tanh"), ("wide", "erf")):
+        for inner in INNER:
+            base = replace(BASE, mismatch=mismatch, gelu=gelu)
+            verdict = check(graphs, base, inner)
+            show_mistakes(report, verdict)
+            times[gelu] += verdict.seconds
+            pairs = zip(graphs, twins, strict=True)
+            same = (fingerprint(graph, base, inner) == fingerprint(twin, base, inner) for graph, twin in pairs)
+            kept, repeats = sum(same) / len(graphs), 1 - verdict.classes / len(graphs)
+            results[f"{mismatch}, {gelu}, {inner}"] = {
+                "classes": verdict.classes,
+                "wrong": verdict.wrong,
+                "missed": verdict.missed,
+                "twins": kept,
+            }
+            mistakes = (len(verdict.wrong), len(verdict.missed))
+            rows.append((mismatch, gelu, inner, f"{verdict.classes:,}", f"{repeats:.1%}", *mistakes, f"{kept:.2%}"))
+            report.progress(f"mismatch {mismatch}, gelu {gelu}, inner width {inner}: checked")
+    columns = ("mismatch", "gelu", "inner of 12", "classes", "repeats", "wrong", "missed", "twins")
+    report.table(columns, rows)
+    rows = []
     for place, alike in similar(rng).items():
-        classes, wrong, missed = check(alike, BASE, 20, [])
-        print(f"{place:21}  {len(alike):6,}  {classes:7,}  {wrong:5}  {missed:6}", flush=True)
-    for gelu, seconds in times.items():
-        print(f"a new graph ({gelu} gelu): {shown(seconds)}")
-    keys = []
-    for _ in range(1000):
-        architecture = Architecture(BASE, tuple(Genes(rng.choice(graphs)) for _ in range(BASE.depth)))
-        function_key(architecture)  # its graphs are seen
-        shuffled = replace(architecture, layers=architecture.layers[::-1])
-        start = time.thread_time()
-        function_key(shuffled)
-        keys.append(time.thread_time() - start)
-    print(f"a new architecture of {BASE.depth} seen graphs: {shown(keys)}")
-
-
-if __name__ == "__main__":
-    main()
+        verdict = check(alike, BASE, 20)
+        show_mistakes(report, verdict)
+        results[place] = {"classes": verdict.classes, "wrong": verdict.wrong, "missed": verdict.missed}
+        rows.append((place, f"{len(alike):,}", f"{verdict.classes:,}", len(verdict.wrong), len(verdict.missed)))
+        report.progress(f"a value is {place}: checked")
+    report.table(("a value is", "graphs", "classes", "wrong", "missed"), rows)
+    of_kinds = {f"a new graph ({gelu} gelu)": seconds for gelu, seconds in times.items()}
+    of_kinds[f"a new architecture of {BASE.depth} seen graphs"] = key_seconds(graphs, rng)
+    rows = [(name, *quantiles(seconds)) for name, seconds in of_kinds.items()]
+    report.table(("the fingerprint of", "median, ms", "99 % below", "most"), rows)
+    results["quantiles in ms: median, 99 %, most"] = {name: quantiles(seconds) for name, seconds in of_kinds.items()}
+    report.save(results, seeds=[options.seed])

@@ -1,21 +1,21 @@
-"""What a search costs beside training and evaluating: `python -m benchmarks orchestration [--ledger 1000]`.
+"""What a search costs beside training and evaluating.
 
-Runs trials of known lengths (the worker sleeps) through all that a real search does: sampler, ledger in a database
-file, Ray Tune, reports on the way and early stopping. From the first trial's begin in a worker to the begin of its
-last one, what its trials did not sleep is orchestration; what is before that, the start of Ray and the workers, is
-shown by itself. `--ledger` puts so many finished trials into the study first.
+Trials of known lengths (the worker sleeps) go through all that those of a real search do: sampler, ledger in a database
+file, Ray Tune, reports of intermediate values, and early stopping. Orchestration is what passes in a worker from the
+beginning of its first trial to the beginning of its last one, without what its trials sleep. The time before, in which
+Ray and the workers start, is shown by itself. --ledger puts so many finished trials into the study first.
 """
 
-import argparse
 import functools
 import itertools
 import os
 import random
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace
 from fractions import Fraction
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import optuna
@@ -24,11 +24,13 @@ from optuna.trial import TrialState
 from ray import tune
 from transformers import BertConfig
 
-from benchmarks.measuring import error_of_mean
+from benchmarks.measuring import summarise
+from benchmarks.report import Report
 from nas.budget import kept_importance
 from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
-from nas.runner import Cluster, connected, run
+from nas.runner import Cluster, connected
+from nas.runner import run as run_trials
 from nas.samplers import SAMPLERS, Proposer
 from nas.study import ledger
 from nas.study.storage import sqlite_url
@@ -39,12 +41,12 @@ from search_spaces.spaces import Space
 BASE = Base(depth=6, width=384, heads=12, inner=1536)
 EXPANSIONS = tuple(Fraction(text) for text in ("1/64", "1/32", "1/16", "1/8", "3/16", "1/4", "3/8"))
 SEED = 0
-# Candidates among so large a lowest share are stopped halfway.
+# At half of their training, candidates are pruned that are among this lowest share.
 STOP = 0.3
 
 
 def score_of(text: str) -> float:
-    """A score that the architecture decides."""
+    """A random score that is always the same for one architecture."""
     return 0.7 + 0.1 * random.Random(text).random()
 
 
@@ -58,40 +60,45 @@ def sleep(
     spread: float,
     log: Path | None = None,
 ) -> None:
-    """In place of `nas.runner.evaluate_trial`: the same reports, and sleep between them. The file `log` gets a line
-    after each sleep: the worker's process, when the trial began, and the seconds that it has slept so far.
+    """Report what `nas.runner.evaluate_trial` reports, and sleep in place of training.
+
+    Args:
+        seconds: the mean length of a trial.
+        spread: lengths differ from the mean by up to this share of it.
+        log: gets a line after each sleep, with the worker's process, the time when the trial began, and the seconds
+            that it has slept so far.
     """
-    begun, text = time.time(), config[ledger.ARCHITECTURE]
+    started, text = time.time(), config[ledger.ARCHITECTURE]
     length = seconds * (1 + spread * random.Random(text + "length").uniform(-1, 1))
     score = score_of(text)
 
-    def rest(until: float) -> None:
+    def sleep_half(slept: float) -> None:
         time.sleep(length / 2)
         if log:
             with log.open("a") as lines:
-                lines.write(f"{os.getpid()} {begun} {until}\n")
+                lines.write(f"{os.getpid()} {started} {slept}\n")
 
     tune.report({"step": 0, "score": score})
-    rest(length / 2)
+    sleep_half(length / 2)
     tune.report({"step": 30, "score": score})
-    rest(length)
+    sleep_half(length)
     tune.report({"final": score, "attributes": {"standard_error": 0.01}})
 
 
 def demo_space() -> Space:
-    """One like stage 1's of the demo."""
+    """A space like that of the demo's stage 1."""
     most = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 8)), 2)
     return Space(BASE, (1, 2), EXPANSIONS, int(0.997 * most), most, edit_rate=0.05, labels=2)
 
 
 def empty_workspace(folder: Path) -> Workspace:
-    """The demo's, in this folder, with nothing in it but what the driver reads."""
+    """A workspace of the demo in this folder that has only what the driver reads."""
     BertConfig(num_labels=2).save_pretrained(folder / "teacher")
     return Workspace(load_config("demo"), folder, folder / "teacher", folder, ())
 
 
 def demo_sampler(space: Space, name: str) -> Proposer:
-    """The sampler with a hint that costs what a search's does; its importance falls evenly."""
+    """The sampler with a zero-cost proxy that takes as long as a search's; its importance falls evenly."""
     importance = torch.arange(space.base.inner, 0, -1.0).expand(space.base.depth, -1)
     return SAMPLERS[name](space, SEED, kept_importance(list(importance)))
 
@@ -106,58 +113,68 @@ def fill(study: optuna.Study, space: Space, trials: int) -> None:
         ledger.complete(study, trial.number, score_of(repr(architecture)), {"standard_error": 0.01})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=2.0, help="mean length of a trial")
-    parser.add_argument("--spread", type=float, default=0.25, help="lengths differ by up to this share of the mean")
-    parser.add_argument("--ledger", type=int, default=0, help="finished trials before the first one")
-    parser.add_argument("--sampler", default="lanas", choices=SAMPLERS)
-    parser.add_argument("--workers", type=int, default=2)
-    options = parser.parse_args()
-    space = demo_space()
-    with tempfile.TemporaryDirectory() as scratch:
-        workspace = empty_workspace(Path(scratch))
-        sampler = demo_sampler(space, options.sampler)
-        study = ledger.open_study(sqlite_url(Path(scratch) / "study.db"), "stage-1", sampler)
-        log = Path(scratch) / "log"
-        fill(study, space, options.ledger)
-        start = time.time()
-        with connected(Cluster(workers=options.workers)):
-            run(
-                study,
-                space,
-                workspace,
-                Cluster(workers=options.workers),
-                trials=options.ledger + options.trials,
-                origin=options.sampler,
-                rungs=(Fraction(1, 2),),
-                stop=STOP,
-                evaluate=functools.partial(sleep, seconds=options.seconds, spread=options.spread, log=log),
-                watch=lambda study, number: None,
-            )
-        # Of each worker its trials' beginnings, and what each slept: its last line says all.
-        slept: dict[str, dict[float, float]] = {}
-        for line in log.read_text().splitlines():
-            worker, begun, seconds = line.split()
-            slept.setdefault(worker, {})[float(begun)] = float(seconds)
-        stopped = sum(trial.state == TrialState.PRUNED for trial in study.trials)
-    lost = [
+def measure(folder: Path, options: Namespace) -> dict[str, Any]:
+    """Run the trials in this folder; the seconds of everything by what it is."""
+    space, workspace = demo_space(), empty_workspace(folder)
+    study = ledger.open_study(sqlite_url(folder / "study.db"), "stage-1", demo_sampler(space, options.sampler))
+    log = folder / "log"
+    fill(study, space, options.ledger)
+    started = time.time()
+    cluster = Cluster(workers=options.workers)
+    with connected(cluster):
+        run_trials(
+            study,
+            space,
+            workspace,
+            cluster,
+            trials=options.ledger + options.trials,
+            origin=options.sampler,
+            rungs=(Fraction(1, 2),),
+            stop=STOP,
+            evaluate=functools.partial(sleep, seconds=options.seconds, spread=options.spread, log=log),
+            watch=lambda study, number: None,
+        )
+    # By worker, the time when each trial began, and what it slept in all, which is in the last line of a trial.
+    slept: dict[str, dict[float, float]] = {}
+    for line in log.read_text().splitlines():
+        worker, began, seconds = line.split()
+        slept.setdefault(worker, {})[float(began)] = float(seconds)
+    orchestration = [
         after - before - trials[before] for trials in slept.values() for before, after in itertools.pairwise(trials)
     ]
-    lengths = [length for trials in slept.values() for length in trials.values()]
-    alone, length = mean(lost), mean(lengths)
-    first = min(begun for trials in slept.values() for begun in trials)
-    print(
-        f"{len(lengths)} trials of {length:.2f} s with {options.sampler} on {len(slept)} workers, {stopped} of them "
-        f"stopped, {options.ledger} trials before them; the first one began after {first - start:.1f} s"
-    )
-    print(
-        f"orchestration {1000 * alone:.0f} ± {1000 * error_of_mean(lost):.0f} ms a trial "
-        f"(median {1000 * median(lost):.0f}), "
-        f"{alone / (alone + length):.1%} of the wall time"
-    )
+    return {
+        "orchestration": orchestration,
+        "trials": [length for trials in slept.values() for length in trials.values()],
+        "until the first trial began": min(began for trials in slept.values() for began in trials) - started,
+        "workers": len(slept),
+        "pruned": sum(trial.state == TrialState.PRUNED for trial in study.trials),
+    }
 
 
-if __name__ == "__main__":
-    main()
+def add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--trials", type=int, default=100, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=2.0, help="mean length of a trial; default: %(default)s")
+    parser.add_argument(
+        "--spread", type=float, default=0.25, help="share by which lengths differ; default: %(default)s"
+    )
+    parser.add_argument("--ledger", type=int, default=0, help="finished trials before the first one; default: 0")
+    parser.add_argument("--sampler", default="lanas", choices=SAMPLERS)
+    parser.add_argument("--workers", type=int, default=2, help="default: %(default)s")
+
+
+def run(options: Namespace, report: Report) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        results = measure(Path(scratch), options)
+    report.save(results, seeds=[SEED])
+    orchestration, length = summarise(results["orchestration"]), mean(results["trials"])
+    row = (
+        options.ledger,
+        f"{1000 * orchestration.mean:.0f} ± {1000 * orchestration.error:.0f} ms",
+        f"{1000 * orchestration.median:.0f} ms",
+        f"{orchestration.mean / (orchestration.mean + length):.1%}",
+        f"{results['until the first trial began']:.1f} s",
+        results["pruned"],
+    )
+    columns = ("trials before", "a trial", "median", "of the wall time", "until the first trial begins", "pruned")
+    title = f"{len(results['trials'])} trials of {length:.2f} s with {options.sampler} on {results['workers']} workers"
+    report.table(columns, [row], title)

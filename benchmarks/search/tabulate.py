@@ -1,29 +1,33 @@
-"""Score every architecture of a small space on the demo, for comparing samplers: `python -m benchmarks tabulate`.
+"""Makes the tabulated space: scores every architecture of a small space on the demo, for comparing samplers.
 
 The space is the demo's stage 3 from the base model: one block a layer, six expansions, parameters at most 5 % (of what
-the FFNs have above the smallest) below the uniform slice at 1/8. A score is stage 3's: accuracy of the slice of the
-trained weight-sharing supernet, without training, the mean of both tasks on the first rows of their search splits.
-With the scores it keeps the importance of the supernet's neurons, for the hint of the samplers. Architectures that
-agree in their lower layers share the computation of those, so the table costs a hundredth of as many
+the FFNs have above the smallest) below the uniform slice at 1/8. A score is stage 3's: the accuracy of the slice of the
+trained one-shot supernet, without training, as the mean of both tasks on the first rows of their search splits. The
+importance of the supernet's neurons, from which samplers get their zero-cost proxy, is kept beside the scores.
+Architectures that agree in their lower layers share the computation of those, so the table costs a hundredth of as many
 single evaluations.
+
+It writes benchmarks/search/tabulated.npz; its raw numbers are the accuracies of all members on each task.
 """
 
-import argparse
 import itertools
 import json
 import random
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.report import Report
+from benchmarks.search.table import TABLE
 from distill.objectives.outputs import INPUTS
 from distill.tasks.encoding import collate, eval_batches
 from distill.training.evaluation import EVALUATION_BATCH
+from distill.training.progress import ignore_progress
 from nas.budget import budgeted_space
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
@@ -35,14 +39,14 @@ from search_spaces.spaces import SIZES, Space
 from supernet.inherit import inherit
 
 EXPANSIONS = ["1/64", "1/32", "1/16", "1/8", "3/16", "3/8"]
-TABLE = Path(__file__).with_name("tabulated.npz")
+# Architectures that are also evaluated alone, whose scores must agree with the table.
 CHECKED = 8
 
 
 def demo() -> tuple[StudyConfig, Workspace, Space]:
-    """The demo's configuration with one block a layer, what it prepares, and the space of the table."""
+    """The demo's configuration with one block a layer, its prepared workspace, and the space of the table."""
     config = load_config("demo", {"space.stacks": [1], "space.expansions": EXPANSIONS})
-    workspace = prepare(config, "cpu", lambda what, share: None)
+    workspace = prepare(config, "cpu", ignore_progress)
     base, graph = workspace.base()
     start = Architecture.uniform(base, graph=graph)
     space = budgeted_space(config, base, graph, workspace.labels, start=start, vary=frozenset({SIZES}))
@@ -50,7 +54,7 @@ def demo() -> tuple[StudyConfig, Workspace, Space]:
 
 
 def members(space: Space) -> list[tuple[int, ...]]:
-    """The places of the expansions of every architecture in the space's box."""
+    """The places of the expansions of every architecture inside the space's budget."""
     options = [Genes(space.graph, 1, expansion) for expansion in space.expansions]
     rows = itertools.product(range(len(options)), repeat=space.base.depth)
     return [row for row in rows if space.keeps_budget(architecture(space, row))]
@@ -62,7 +66,7 @@ def architecture(space: Space, row: tuple[int, ...]) -> Architecture:
 
 
 class Tree:
-    """Scores of all members by a walk over their common lower layers."""
+    """Scores all members by a walk over their common lower layers."""
 
     def __init__(self, evaluator: OneShotEvaluator, space: Space, rows: list[tuple[int, ...]]) -> None:
         self.evaluator, self.space = evaluator, space
@@ -90,19 +94,19 @@ class Tree:
         yield from self.walk((), states)
 
     def embedded(self, batch: dict[str, Tensor]) -> Tensor:
-        """What the lowest layer is given; its mask is kept in `mask`."""
-        seen: dict[str, Any] = {}
+        """The input of the lowest layer; its mask is kept in `self.mask`."""
+        inputs: dict[str, Any] = {}
 
         def hook(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            seen["arguments"], seen["named"] = arguments, named
+            inputs["arguments"], inputs["named"] = arguments, named
 
         handle = self.layers[0].register_forward_pre_hook(hook, with_kwargs=True)
         self.supernet.activate(None, next(iter(self.evaluator.tasks)))
         with self.evaluator.accelerator.autocast():
             self.supernet(**{name: batch[name] for name in INPUTS})
         handle.remove()
-        arguments = seen["arguments"]
-        self.mask = arguments[1] if len(arguments) > 1 else seen["named"].get("attention_mask")
+        arguments = inputs["arguments"]
+        self.mask = arguments[1] if len(arguments) > 1 else inputs["named"].get("attention_mask")
         return arguments[0]
 
     def walk(self, prefix: tuple[int, ...], states: list[Tensor]) -> Iterator[tuple[tuple[int, ...], list[float]]]:
@@ -117,25 +121,25 @@ class Tree:
             if row not in self.prefixes:
                 continue
             name = f"bert.encoder.layer.{depth}.ffn.0."
-            own = {key.removeprefix(name): value for key, value in self.ffn[option].items() if key.startswith(name)}
+            weights = {key.removeprefix(name): value for key, value in self.ffn[option].items() if key.startswith(name)}
             with self.evaluator.accelerator.autocast():
-                above = [torch.func.functional_call(layer.ffn[0], own, (state,)) for state in attended]
+                above = [torch.func.functional_call(layer.ffn[0], weights, (state,)) for state in attended]
                 if not last:
                     yield from self.walk(row, above)
                     continue
                 pooled = [self.supernet.base_model.pooler(state) for state in above]
-                right: dict[str, list[Tensor]] = {task: [] for task in self.evaluator.tasks}
+                correct: dict[str, list[Tensor]] = {task: [] for task in self.evaluator.tasks}
                 for task, state, labels in zip(self.tasks, pooled, self.expected, strict=True):
-                    right[task].append(self.supernet.heads[task](state).argmax(dim=-1) == labels)
-            yield row, [float(torch.cat(hits).double().mean()) for hits in right.values()]
+                    correct[task].append(self.supernet.heads[task](state).argmax(dim=-1) == labels)
+            yield row, [float(torch.cat(hits).double().mean()) for hits in correct.values()]
 
 
 def first_token(attention: Any, state_BTD: Tensor, mask: Tensor | None) -> Tensor:
-    """The attention's output (B, 1, D) for the first token, all that the classifiers see of the last layer."""
-    own, batch = attention.self, len(state_BTD)
+    """The attention's output (B, 1, D) for the first token, which is all that the classifiers see of the last layer."""
+    inner, batch = attention.self, len(state_BTD)
     query, key, value = (
-        linear(state).view(batch, -1, own.num_attention_heads, own.attention_head_size).transpose(1, 2)
-        for linear, state in ((own.query, state_BTD[:, :1]), (own.key, state_BTD), (own.value, state_BTD))
+        linear(state).view(batch, -1, inner.num_attention_heads, inner.attention_head_size).transpose(1, 2)
+        for linear, state in ((inner.query, state_BTD[:, :1]), (inner.key, state_BTD), (inner.value, state_BTD))
     )
     mask = None if mask is None else mask[..., :1, :]
     context = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
@@ -148,27 +152,29 @@ def write(table: Mapping[str, np.ndarray], workspace: Workspace) -> None:
     np.savez_compressed(TABLE, allow_pickle=False, **dict(table) | {"importance": importance})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--importance", action="store_true", help="renew what the table has of the importance, only")
-    options = parser.parse_args()
+def add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--importance", action="store_true", help="renew only the importance in the table")
+
+
+def run(options: Namespace, report: Report) -> None:
     torch.set_num_threads(options.threads)
     config, workspace, space = demo()
     if options.importance:
         with np.load(TABLE) as table:
             write(table, workspace)
+        report.note(f"renewed the importance in {TABLE.name}")
         return
-    shared = prepare_one_shot(workspace, space, "cpu", lambda what, share: None)
+    shared = prepare_one_shot(workspace, space, "cpu", ignore_progress)
     evaluator = OneShotEvaluator(shared, "cpu")
     rows = members(space)
-    print(f"{len(rows)} architectures of {space.min_params:,} to {space.max_params:,} parameters", flush=True)
-    begun = time.monotonic()
-    found: dict[tuple[int, ...], list[float]] = {}
-    for row, accuracies in Tree(evaluator, space, rows).scores():
-        found[row] = accuracies
-        if len(found) % 250 == 0:
-            print(f"{len(found)} after {time.monotonic() - begun:.0f} s", flush=True)
+    report.note(f"{len(rows):,} architectures of {space.min_params:,} to {space.max_params:,} parameters")
+    started = time.monotonic()
+    accuracies: dict[tuple[int, ...], list[float]] = {}
+    for row, of_tasks in Tree(evaluator, space, rows).scores():
+        accuracies[row] = of_tasks
+        if len(accuracies) % 250 == 0:
+            report.progress(f"{len(accuracies)} after {time.monotonic() - started:.0f} s")
     facts = {
         "tasks": list(config.tasks),
         "rows": config.sharing.rows,
@@ -183,18 +189,18 @@ def main() -> None:
         "max_params": space.max_params,
         "torch": torch.__version__,
     }
+    in_order = [accuracies[row] for row in rows]
     table = {
         "rows": np.array(rows, dtype=np.uint8),
-        "accuracies": np.array([found[row] for row in rows], dtype=np.float32),
+        "accuracies": np.array(in_order, dtype=np.float32),
         "facts": np.array(json.dumps(facts)),
     }
     write(table, workspace)
-    means = np.array([found[row] for row in rows]).mean(axis=1)
-    print(f"scores from {means.min():.4f} to {means.max():.4f}, deviation {means.std():.4f}")
-    for row in random.Random(0).sample(rows, CHECKED):
-        alone = evaluator.evaluate(architecture(space, row)).value
-        print(f"{row}: {np.mean(found[row]):.4f} in the table, {alone:.4f} evaluated alone")
-
-
-if __name__ == "__main__":
-    main()
+    report.save({"facts": facts, "places of expansions": rows, "accuracies": in_order}, seeds=[config.seed])
+    means = np.mean(in_order, axis=1)
+    report.note(f"scores from {means.min():.4f} to {means.max():.4f}, deviation {means.std():.4f}")
+    checks = [
+        (f"{row}", f"{np.mean(accuracies[row]):.4f}", f"{evaluator.evaluate(architecture(space, row)).value:.4f}")
+        for row in random.Random(0).sample(rows, CHECKED)
+    ]
+    report.table(("expansions", "in the table", "evaluated alone"), checks)

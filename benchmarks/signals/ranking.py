@@ -1,4 +1,4 @@
-"""How well signals rank architectures: Kendall's tau with its interval, and what learns from genes."""
+"""How well signals rank architectures: Kendall's tau with its interval, and predictors that learn from genes."""
 
 import math
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm, rankdata
+from scipy.stats import kendalltau, norm, rankdata
 from sklearn.ensemble import GradientBoostingRegressor
 from sklearn.linear_model import Ridge
 
@@ -29,8 +29,12 @@ PREDICTORS: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class Signal:
-    """Values of N architectures in K measurements, better ones higher, NaN where there is none; in each what the
-    architectures are worth; and the seconds that a value takes.
+    """What is compared with what architectures are worth.
+
+    Attributes:
+        values_KN: values of N architectures in K measurements, better ones higher, NaN where there is none.
+        targets_KN: what the architectures are worth, in each measurement.
+        seconds: that a value takes.
     """
 
     name: str
@@ -39,36 +43,43 @@ class Signal:
     seconds: float
 
 
-def taus(signal: Signal, counts_RN: np.ndarray) -> np.ndarray:
-    """Kendall's tau-b of values and targets, the mean over measurements, of each resample (R,).
+def tau(signal: Signal) -> float:
+    """Kendall's tau-b of values and targets, the mean over measurements; NaN where all values or all targets of a
+    measurement are equal.
+    """
+    pairs = zip(signal.values_KN, signal.targets_KN, strict=True)
+    return float(np.mean([kendalltau(value_N, target_N, nan_policy="omit").statistic for value_N, target_N in pairs]))
+
+
+def resampled_taus(signal: Signal, counts_RN: np.ndarray) -> np.ndarray:
+    """`tau` of each resample, (R,). Calling scipy for each resample of each measurement would take hours.
 
     Args:
-        counts_RN: how often a resample has each architecture. Two copies of one are no pair. NaN where all values or
-            all targets that a resample has are equal.
+        counts_RN: how often a resample has each architecture. Two copies of one architecture are no pair.
     """
 
     def total(pairs_NN: np.ndarray) -> np.ndarray:
         result: np.ndarray = ((counts_RN @ pairs_NN) * counts_RN).sum(axis=1)
         return result
 
-    found = []
+    taus = []
     for value_N, target_N in zip(signal.values_KN, signal.targets_KN, strict=True):
-        there = ~np.isnan(value_N)
-        signs = [np.sign(one[:, None] - one) for one in (np.where(there, value_N, 0), target_N)]
-        a, b = (np.where(there[:, None] & there, sign, 0.0) for sign in signs)
+        known = ~np.isnan(value_N)
+        signs = [np.sign(row[:, None] - row) for row in (np.where(known, value_N, 0), target_N)]
+        a, b = (np.where(known[:, None] & known, sign, 0.0) for sign in signs)
         with np.errstate(invalid="ignore"):
-            found.append(total(a * b) / np.sqrt(total(a * a) * total(b * b)))
-    return np.mean(found, axis=0)
+            taus.append(total(a * b) / np.sqrt(total(a * a) * total(b * b)))
+    return np.mean(taus, axis=0)
 
 
 def interval(signal: Signal, resamples: int = RESAMPLES) -> tuple[float, float]:
     """95 % bootstrap interval of tau over architectures, percentile."""
     number = signal.values_KN.shape[1]
     counts = np.random.default_rng(0).multinomial(number, [1 / number] * number, size=resamples)
-    found = taus(signal, counts.astype(float))
-    if np.isnan(found).all():
+    taus = resampled_taus(signal, counts.astype(float))
+    if np.isnan(taus).all():
         return math.nan, math.nan
-    low, high = np.nanpercentile(found, [2.5, 97.5])
+    low, high = np.nanpercentile(taus, [2.5, 97.5])
     return float(low), float(high)
 
 
@@ -76,23 +87,23 @@ def top_quarter(signal: Signal) -> float:
     """The share of the best quarter that is in the signal's best quarter, the mean over measurements."""
     shares = []
     for value_N, target_N in zip(signal.values_KN, signal.targets_KN, strict=True):
-        there = np.flatnonzero(~np.isnan(value_N))
-        size = math.ceil(len(there) / 4)
-        best, chosen = (set(np.argsort(-one[there], kind="stable")[:size]) for one in (target_N, value_N))
+        known = np.flatnonzero(~np.isnan(value_N))
+        size = math.ceil(len(known) / 4)
+        best, chosen = (set(np.argsort(-row[known], kind="stable")[:size]) for row in (target_N, value_N))
         shares.append(len(best & chosen) / size)
     return float(np.mean(shares))
 
 
-def against_other_seeds(name: str, values_SN: np.ndarray, targets_SN: np.ndarray, seconds: float) -> Signal:
-    """A signal that is measured once a seed; what architectures are worth is the mean over the *other* seeds, so that a
-    training is never compared with its own end.
+def against_other_seeds(name: str, values_SN: np.ndarray, seconds: float, targets_SN: np.ndarray) -> Signal:
+    """A signal that is measured once a seed. What architectures are worth is the mean over the *other* seeds, so that
+    no training is compared with its own end.
     """
     return Signal(name, values_SN, others(targets_SN), seconds)
 
 
 def others(targets_SN: np.ndarray) -> np.ndarray:
-    """For each seed the mean over the others."""
-    # Not by subtraction, whose rounding would part equal scores.
+    """For each seed the mean over the other seeds, (S, N)."""
+    # Not by subtraction from the sum, whose rounding would make equal scores different.
     return np.stack([np.delete(targets_SN, seed, axis=0).mean(axis=0) for seed in range(len(targets_SN))])
 
 
@@ -104,22 +115,24 @@ def held_out(
     known: int,
     splits: int,
 ) -> np.ndarray:
-    """Predictions (splits, N) of what `known` random architectures do not tell, which differ from split to split; NaN
-    for the known ones.
+    """Predictions for architectures from the scores of `known` random ones, which differ from split to split.
 
     Args:
-        early_NE: further features, which get the mean 0 and the variance 1 of the known ones.
+        early_NE: further features, which are standardised by the known architectures.
+
+    Returns:
+        (splits, N), NaN for the known architectures.
     """
     rng = np.random.default_rng(0)
     result = np.full((splits, len(scores_N)), np.nan)
     for row in result:
-        own, rest = np.split(rng.permutation(len(scores_N)), [known])
-        spread = early_NE[own].std(axis=0)
-        early = (early_NE - early_NE[own].mean(axis=0)) / np.where(spread > 0, spread, 1)
+        known_places, rest = np.split(rng.permutation(len(scores_N)), [known])
+        spread = early_NE[known_places].std(axis=0)
+        early = (early_NE - early_NE[known_places].mean(axis=0)) / np.where(spread > 0, spread, 1)
         features = np.concatenate((genes_NF, early), axis=1)
-        # As LaNAS's surrogate: only the order of the known ones counts.
-        values = norm.ppf((rankdata(scores_N[own]) - 0.5) / known)
-        row[rest] = fit(features[own], values).predict(features[rest])
+        # As LaNAS's surrogate does: only the order of the known scores counts.
+        values = norm.ppf((rankdata(scores_N[known_places]) - 0.5) / known)
+        row[rest] = fit(features[known_places], values).predict(features[rest])
     return result
 
 
@@ -131,29 +144,36 @@ def predicted(
     early_SNE: np.ndarray,
     seconds: float,
 ) -> Iterator[Signal]:
-    """What the predictors tell of architectures whose scores they do not know, from genes and what `early` names, which
-    takes `seconds`; at least a quarter is not known. All but the targets of other seeds is of one seed.
+    """The predictors' signals for architectures whose scores they do not know; at least a quarter is not known. All
+    that a prediction uses is of one seed, and its targets are of the others.
+
+    Args:
+        early: how the early features are named in the signals' names.
+        early_SNE: features beside the genes.
+        seconds: that these features take.
     """
     number = targets_SN.shape[1]
     for name, fit in PREDICTORS.items():
         for known in (size for size in KNOWN if 4 * size <= 3 * number):
             started = time.perf_counter()
-            found = [
-                held_out(fit, genes_NF, own, scores, known, SPLITS)
-                for own, scores in zip(early_SNE, scores_SN, strict=True)
+            predictions = [
+                held_out(fit, genes_NF, early_NE, scores_N, known, SPLITS)
+                for early_NE, scores_N in zip(early_SNE, scores_SN, strict=True)
             ]
-            fitting = (time.perf_counter() - started) / (len(found) * SPLITS)
+            fitting = (time.perf_counter() - started) / (len(predictions) * SPLITS)
             targets_KN = np.repeat(others(targets_SN), SPLITS, axis=0)
-            yield Signal(f"{name}, {known} known{early}", np.concatenate(found), targets_KN, seconds + fitting)
+            yield Signal(f"{name}, {known} known{early}", np.concatenate(predictions), targets_KN, seconds + fitting)
 
 
-def table(signals: Sequence[Signal]) -> str:
-    """One line a signal, the best first."""
+COLUMNS = ("signal", "tau", "95 %", "of the best quarter", "seconds")
+
+
+def rows_of(signals: Sequence[Signal]) -> list[tuple[str, ...]]:
+    """A row of `COLUMNS` for each signal, the best first."""
     rows = []
     for signal in signals:
-        tau = float(taus(signal, np.ones((1, signal.values_KN.shape[1])))[0])
+        value = tau(signal)
         low, high = interval(signal)
-        cells = (f"{tau:+.2f}", f"{low:+.2f} to {high:+.2f}", f"{top_quarter(signal):.0%}", f"{signal.seconds:.3g}")
-        rows.append((-math.inf if math.isnan(tau) else tau, f"| {signal.name} | {' | '.join(cells)} |"))
-    lines = [line for _, line in sorted(rows, key=lambda row: -row[0])]
-    return "\n".join(["| signal | tau | 95 % | of the top quarter | seconds |", "|---|---|---|---|---|", *lines])
+        cells = (f"{value:+.2f}", f"{low:+.2f} to {high:+.2f}", f"{top_quarter(signal):.0%}", f"{signal.seconds:.3g}")
+        rows.append((-math.inf if math.isnan(value) else value, (signal.name, *cells)))
+    return [row for _, row in sorted(rows, key=lambda row: -row[0])]

@@ -1,35 +1,34 @@
-"""What experts cost: one layer's FFN as experts against dense ones and against MoEBERT's own scheme.
+"""What experts cost: one layer's FFN as experts, against dense ones and against MoEBERT's own scheme.
 
-    python -m benchmarks experts [--threads N] [--repeats N] [--precision P] [--device cpu|cuda] [--layouts]
+Hash routing with a random table, on random token ids without padding. All times include the routing, the residual and
+the LayerNorm. All layers take turns, and ratios are of times of one round. `dense` has the inner width of one expert,
+`whole` that of all experts together.
 
-Hash routing with a random table, on random token ids without padding. Every time includes the routing, the residual
-and the LayerNorm. All layers take turns within every repeat, and ratios are of times of one repeat, so that what else
-the machine does falls on all. `dense` has the inner width of one expert, `whole` that of all experts together.
-
-MoEBERT's scheme, written from its description: sort the tokens by expert, count them, cut the rows, run a complete
-expert (with a residual and a LayerNorm of its own) on each part, join, and sort back with a second sort.
-
-`bare` is what products alone take: each expert works on its equal share of the rows as they lie, without any routing.
+`published` is MoEBERT's scheme, written from its description: sort the tokens by expert, count them, cut the rows, run
+a complete expert (with a residual and a LayerNorm of its own) on each part, join the parts, and sort back with a second
+sort. `bare` is what the products alone take: each expert works on its equal share of the rows as they lie, without any
+routing.
 
 The precision is `float32`, `autocast` (to bfloat16, as in training) or `bfloat16` (weights too).
 
-Freed memory is kept (where the C library is glibc). Otherwise it is chance, for gradients of some megabytes,
-whether each pass gets its memory anew from the system, which takes longer than the products of 128 tokens.
+The process keeps the memory that it frees (where the C library is glibc). Otherwise it is chance, for gradients of some
+megabytes, whether each pass gets its memory anew from the system, which takes longer than the products of 128 tokens.
 
 --layouts compares the two ways in which products of experts are computed, over widths:
 `supernet.model.routing.BATCHED` is chosen from this.
 """
 
-import argparse
 import time
-from collections.abc import Callable, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.measuring import ratio, summarise, take_turns
+from benchmarks.report import Report
 from distill.cpu.allocator import keep_freed_memory
 from search_spaces import GELU
 from supernet.model.ffn import FFNBlock, is_batched
@@ -37,6 +36,9 @@ from supernet.model.routing import Router, Tokens
 
 VOCABULARY = 30522
 LENGTH = 128
+SEED = 0
+# Rounds that are not counted.
+WARMUP = 3
 # Tokens, width, inner width of an expert, experts.
 SIZES = (
     (128, 768, 768, 4),
@@ -128,18 +130,29 @@ class Bare(nn.Module):
         return self.norm(x_ND + torch.cat([project(part) for project, part in parts])).view(hidden_BTD.shape)
 
 
+def layers_of(width: int, inner: int, experts: int) -> dict[str, nn.Module]:
+    """What is compared, by name."""
+    return {
+        "dense": Layer(width, inner, 1),
+        "experts": Layer(width, inner, experts),
+        "whole": Layer(width, experts * inner, 1),
+        "published": Published(width, inner, experts),
+        "bare": Bare(width, inner, experts),
+    }
+
+
 def measure(
-    layers: Sequence[nn.Module], tokens: int, width: int, repeats: int, device: str, precision: str, backward: bool
-) -> np.ndarray:
-    """Seconds (repeats, layers), the layers taking turns."""
+    layers: Mapping[str, nn.Module], tokens: int, width: int, rounds: int, options: Namespace, backward: bool
+) -> dict[str, list[float]]:
+    """Seconds of a pass of each layer in every round."""
+    device, precision = options.device, options.precision
     shape = max(1, tokens // LENGTH), min(LENGTH, tokens), width
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     hidden_BTD = torch.randn(shape, device=device, dtype=dtype, requires_grad=backward)
     ids_BT = torch.randint(VOCABULARY, hidden_BTD.shape[:2], device=device)
     gradient_BTD = torch.randn_like(hidden_BTD)
-    times = np.empty((repeats, len(layers)))
 
-    def once(layer: nn.Module) -> None:
+    def one_pass(layer: nn.Module) -> None:
         with torch.autocast(device, torch.bfloat16, enabled=precision == "autocast"), torch.set_grad_enabled(backward):
             output_BTD = layer(hidden_BTD, ids_BT)
         if backward:
@@ -148,79 +161,70 @@ def measure(
         if device == "cuda":
             torch.cuda.synchronize()
 
-    rng = np.random.default_rng(0)
-    for repeat in range(-3, repeats):  # the first three are not counted
-        for number in rng.permutation(len(layers)):
-            # Twice: the first pass brings weights back into the caches that other layers have driven out.
-            once(layers[number])
-            start = time.perf_counter()
-            once(layers[number])
-            times[repeat, number] = time.perf_counter() - start
-    return times
+    def seconds(layer: nn.Module) -> float:
+        # Two passes: the first brings back weights that the other layers have driven out of the processor's caches.
+        one_pass(layer)
+        started = time.perf_counter()
+        one_pass(layer)
+        return time.perf_counter() - started
+
+    def side(layer: nn.Module) -> Callable[[int], float]:
+        placed = layer.to(device, dtype)
+        return lambda _: seconds(placed)
+
+    return take_turns({name: side(layer) for name, layer in layers.items()}, range(rounds), warmup=WARMUP)
 
 
-def placed(layer: nn.Module, arguments: argparse.Namespace) -> nn.Module:
-    layer = layer.to(arguments.device)
-    return layer.bfloat16() if arguments.precision == "bfloat16" else layer
+PASSES = {"forward": False, "forward and backward": True}
+# Numerators and denominators of the tables' ratios.
+RATIOS = (("experts", "dense"), ("whole", "experts"), ("published", "experts"), ("bare", "dense"))
 
 
-def ratio(times: np.ndarray, one: int, other: int) -> str:
-    low, middle, high = np.quantile(times[:, one] / times[:, other], (0.25, 0.5, 0.75))
-    return f"{middle:5.2f} ({low:.2f} to {high:.2f})"
-
-
-def compare(arguments: argparse.Namespace) -> None:
-    ratios = ("experts/dense", "whole/experts", "published/experts", "bare/dense")
-    print("tokens  width  experts      pass   dense ms  " + "  ".join(f"{name:20}" for name in ratios).rstrip())
+def compare(options: Namespace, report: Report) -> None:
+    """Compare experts with the other layers at all sizes."""
+    rows, results = [], {}
     for tokens, width, inner, experts in SIZES:
-        layers: list[nn.Module] = [
-            Layer(width, inner, 1),
-            Layer(width, inner, experts),
-            Layer(width, experts * inner, 1),
-            Published(width, inner, experts),
-            Bare(width, inner, experts),
-        ]
-        layers = [placed(layer, arguments) for layer in layers]
-        for name, backward in (("forward", False), ("both", True)):
-            repeats = max(10, arguments.repeats // (1 + tokens // 1024))
-            times = measure(layers, tokens, width, repeats, arguments.device, arguments.precision, backward)
-            print(
-                f"{tokens:6}  {width:5}  {f'{experts} of {inner}':>9}  {name:>8}  {1e3 * np.median(times[:, 0]):9.2f}  "
-                f"{ratio(times, 1, 0)}  {ratio(times, 2, 1)}  {ratio(times, 3, 1)}  {ratio(times, 4, 0)}",
-                flush=True,
-            )
+        layers = layers_of(width, inner, experts)
+        for name, backward in PASSES.items():
+            rounds = max(10, options.repeats // (1 + tokens // 1024))
+            times = measure(layers, tokens, width, rounds, options, backward)
+            setting = f"{tokens}, {width}, {experts} of {inner}"
+            results[f"{setting}, {name}"] = times
+            dense = f"{1e3 * summarise(times['dense']).median:.2f}"
+            rows.append((setting, name, dense, *(ratio(times[a], times[b]).with_quartiles() for a, b in RATIOS)))
+            report.progress(f"{setting}, {name}: done")
+    columns = ("tokens, width, experts", "passes", "dense, ms", *(f"{a} / {b}" for a, b in RATIOS))
+    report.table(columns, rows, f"{options.device}, {options.threads} threads, {options.precision}")
+    report.save({"seconds": results}, seeds=[SEED])
 
 
-def compare_layouts(arguments: argparse.Namespace) -> None:
-    print("tokens  width  inner  experts      pass  sorted ms  padded ms  padded/sorted")
+def compare_layouts(options: Namespace, report: Report) -> None:
+    """Compare sorted rows with rows that are padded for batched products."""
+    rows, results = [], {}
     for tokens, width, inner, experts in LAYOUT_SIZES:
-        layers = [placed(Layer(width, inner, experts, batched), arguments) for batched in (False, True)]
-        for name, backward in (("forward", False), ("both", True)):
-            times = measure(layers, tokens, width, arguments.repeats, arguments.device, arguments.precision, backward)
-            plain, padded = 1e3 * np.median(times, axis=0)
-            print(
-                f"{tokens:6}  {width:5}  {inner:5}  {experts:7}  {name:>8}  {plain:9.2f}  {padded:9.2f}  "
-                f"{ratio(times, 1, 0)}",
-                flush=True,
-            )
+        layers = {name: Layer(width, inner, experts, name == "padded") for name in ("sorted", "padded")}
+        setting = f"{tokens}, {width}, {experts} of {inner}"
+        for name, backward in PASSES.items():
+            times = measure(layers, tokens, width, options.repeats, options, backward)
+            results[f"{setting}, {name}"] = times
+            medians = (f"{1e3 * summarise(values).median:.2f}" for values in times.values())
+            rows.append((setting, name, *medians, ratio(times["padded"], times["sorted"]).with_quartiles()))
+            report.progress(f"{setting}, {name}: done")
+    columns = ("tokens, width, experts", "passes", "sorted, ms", "padded, ms", "padded / sorted")
+    report.table(columns, rows, f"{options.device}, {options.threads} threads, {options.precision}")
+    report.save({"seconds": results}, seeds=[SEED])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="experts against dense feed-forward networks and MoEBERT's scheme")
+def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="default: %(default)s")
-    parser.add_argument("--repeats", type=int, default=60, help="fewer at many tokens; default: %(default)s")
+    parser.add_argument("--repeats", type=int, default=60, help="rounds, fewer at many tokens; default: %(default)s")
     parser.add_argument("--precision", default="float32", choices=["float32", "autocast", "bfloat16"])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--layouts", action="store_true", help="compare sorted and padded rows")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    torch.manual_seed(0)
-    threads = f"{torch.get_num_threads()} threads"
-    print(f"torch {torch.__version__}, {arguments.device}, {threads}, {arguments.precision}")
-    run: Callable[[argparse.Namespace], None] = compare_layouts if arguments.layouts else compare
+
+
+def run(options: Namespace, report: Report) -> None:
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(SEED)
     keep_freed_memory()
-    run(arguments)
-
-
-if __name__ == "__main__":
-    main()
+    (compare_layouts if options.layouts else compare)(options, report)

@@ -1,8 +1,9 @@
 """The reference protocol: how the code that EfficientBERT's authors released trains a candidate, written anew.
 
-For every candidate the supernet is loaded from its checkpoint, with all blocks at full width; stack and expansion are
-slices in the forward pass. Every sequence is padded to the full length. The teacher runs in every step, with the
-attention scores and hidden states of all its layers. Everything is float32, and attention is the plain product.
+For every candidate the supernet is loaded from its checkpoint with all blocks at full width; stacks and expansions are
+slices that the forward pass takes. Every sequence is padded to the full length. The teacher runs in every step and
+returns the attention scores and hidden states of all its layers. Everything is float32, and attention is computed
+without a fused kernel.
 """
 
 import math
@@ -31,8 +32,14 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Found:
-    """Of all layers: attention scores (B, H, T, T) before the softmax; hidden states (B, T, D), the embedding first."""
+class Outputs:
+    """What a model computes.
+
+    Attributes:
+        logits: (B, labels).
+        scores: of each layer the attention scores before the softmax, (B, H, T, T).
+        states: the embedding's output and the hidden states of all layers, (B, T, D).
+    """
 
     logits: Tensor
     scores: Sequence[Tensor]
@@ -58,7 +65,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One FFN of full width, of which a candidate uses the first inner channels."""
+    """One FFN of full width; a candidate uses its first inner channels."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -68,25 +75,25 @@ class Block(nn.Module):
     def forward(self, hidden_BTD: Tensor, genes: Genes, inner: int) -> Tensor:
         values: list[Tensor] = []
         for node in genes.graph.nodes:
-            given = [values[place] for place in node.inputs]
+            inputs = [values[place] for place in node.inputs]
             if node.op == "x":
                 value = hidden_BTD
             elif node.op == "expand":
-                value = F.linear(given[0], self.expand.weight[:inner], self.expand.bias[:inner])
+                value = F.linear(inputs[0], self.expand.weight[:inner], self.expand.bias[:inner])
             elif node.op == "project":
-                value = F.linear(given[0], self.project.weight[:, : given[0].shape[-1]], self.project.bias)
+                value = F.linear(inputs[0], self.project.weight[:, : inputs[0].shape[-1]], self.project.bias)
             elif node.op in OPERATIONS:
-                value = OPERATIONS[node.op](*given)
+                value = OPERATIONS[node.op](*inputs)
             else:
-                least = min(tensor.shape[-1] for tensor in given)
-                left, right = (tensor[..., :least] for tensor in given)
+                width = min(tensor.shape[-1] for tensor in inputs)
+                left, right = (tensor[..., :width] for tensor in inputs)
                 value = {"add": left.add, "mul": left.mul, "max": left.maximum}[node.op](right)
             values.append(value)
         return self.norm(hidden_BTD + self.dropout(values[-1]))
 
 
 class Encoder(nn.Module):
-    """A BERT, or EfficientBERT's supernet, with a classifier."""
+    """A BERT, or EfficientBERT's supernet with `blocks` FFNs a layer, and a classifier on top."""
 
     def __init__(self, base: Base, blocks: int, labels: int = 2) -> None:
         super().__init__()
@@ -101,7 +108,7 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(Block(base.width, base.inner) for _ in range(base.depth * blocks))
         self.pooler, self.classifier = nn.Linear(base.width, base.width), nn.Linear(base.width, labels)
 
-    def forward(self, ids_BT: Tensor, mask_BT: Tensor, architecture: Architecture) -> Found:
+    def forward(self, ids_BT: Tensor, mask_BT: Tensor, architecture: Architecture) -> Outputs:
         words = self.words(ids_BT)
         if self.base.embedding:
             after, before = F.pad(words[:, 1:], (0, 0, 0, 1)), F.pad(words[:, :-1], (0, 0, 1, 0))
@@ -117,20 +124,20 @@ class Encoder(nn.Module):
             states.append(hidden)
             scores.append(score)
         pooled = torch.tanh(self.pooler(states[-1][:, 0]))
-        return Found(self.classifier(self.dropout(pooled)), scores, states)
+        return Outputs(self.classifier(self.dropout(pooled)), scores, states)
 
 
-def loss(student: Found, teacher: Found, transform: nn.Linear) -> Tensor:
+def loss(student: Outputs, teacher: Outputs, transform: nn.Linear) -> Tensor:
     """Attention, hidden states, embedding and soft labels, as released: means over padding too, and over classes."""
 
-    def known(scores: Tensor) -> Tensor:
+    def without_masked(scores: Tensor) -> Tensor:
         return torch.where(scores <= -100, 0.0, scores)
 
-    every = len(teacher.scores) // len(student.scores)
+    step = len(teacher.scores) // len(student.scores)
     total = F.mse_loss(transform(student.states[0]), teacher.states[0])
     for layer, (scores, state) in enumerate(zip(student.scores, student.states[1:], strict=True), start=1):
-        total = total + F.mse_loss(known(scores), known(teacher.scores[layer * every - 1]))
-        total = total + F.mse_loss(transform(state), teacher.states[layer * every])
+        total = total + F.mse_loss(without_masked(scores), without_masked(teacher.scores[layer * step - 1]))
+        total = total + F.mse_loss(transform(state), teacher.states[layer * step])
     soft = teacher.logits.softmax(dim=-1) * student.logits.log_softmax(dim=-1)
     return total - soft.mean()
 
@@ -142,12 +149,12 @@ def train(
     batches: Sequence[tuple[Tensor, Tensor]],
     learning_rate: float = 1e-4,
 ) -> list[float]:
-    """A candidate's training on (ids, mask) of (B, T); returns the losses."""
+    """Train a candidate on batches of token ids and masks, both (B, T); returns the loss of every step."""
     dense = Architecture.uniform(teacher.base)
     device = student.classifier.weight.device
     transform = nn.Linear(student.base.width, teacher.base.width).to(device)
-    learned = [*student.parameters(), *transform.parameters()]
-    optimizer = torch.optim.AdamW(learned, lr=learning_rate, weight_decay=0.01)
+    parameters = [*student.parameters(), *transform.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / len(batches))
     student.train()
     teacher.eval()
@@ -157,7 +164,7 @@ def train(
             target = teacher(ids_BT, mask_BT, dense)
         value = loss(student(ids_BT, mask_BT, architecture), target, transform)
         value.backward()
-        nn.utils.clip_grad_norm_(learned, 1.0)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()

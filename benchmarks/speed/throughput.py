@@ -1,54 +1,47 @@
 """Training sequences per second of a candidate, against the reference protocol on the same sequences.
 
-    python -m benchmarks throughput [--lengths sst2 mnli full] [--steps 12] [--batch 16] [--rounds 3] [--threads 2]
-        [--device auto|cpu|cuda] [--out FILE.json]
-
 The candidate is EfficientBERT on its own base, the teacher a BERT-base with random weights, the objective
 EfficientBERT's with all its terms. Sequences are random word pieces with the lengths of a task: of SST-2 (median 10,
-90 % under 27), of MNLI (median 37), or all of 128. Each row adds one thing to the row above:
+90 % below 27), of MNLI (median 37), or all of 128. Each setting adds one thing to the one before:
 
-    reference   the published protocol (benchmarks/reference.py)
+    reference   the published protocol (benchmarks/speed/reference.py)
     step        this project's candidate and training step; teacher in every step, padded to 128, float32
-    batches     grouped by length, padded to the longest of the batch
+    batches     grouped by length, padded to the longest sequence of the batch
     cache       the teacher's outputs from disk
     precision   bfloat16 where the processor has it
     workers     two processes of half the threads each, with a candidate each
 
 A measurement is one candidate, from its supernet's weights to its last step; the reference protocol loads them from
-disk for each, our workers have them mapped. All settings take turns in every round, each in processes of their own that
-are there from the start; ratios are within a round.
+disk for each candidate, our workers have them mapped. All settings take turns in every round, each in processes of its
+own that run all the time; ratios are within a round, and the first round does not count.
 
 In the same rounds, all matrix products of the candidates of `precision` and of `workers` are computed by themselves:
-the last lines of a table say how much of the time of the training steps that is, which is the rate of the steps in
-floating-point operations as a share of what plain products of the same shapes reach. Both workers work at once.
+the second table says which share of the training steps' time they take, which is the rate of the steps in operations as
+a share of what plain products of the same shapes reach. Both workers work at once.
 """
 
-import argparse
-import json
 import math
-import multiprocessing
 import os
-import platform
-import re
 import tempfile
-import time
+from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import mean, median
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from safetensors.torch import load_file
 from transformers import BertConfig, BertForSequenceClassification
 from transformers.utils import logging
 
-from benchmarks.measuring import error_of_mean
+from benchmarks.measuring import ratio, summarise, take_turns, timed
+from benchmarks.processes import start_server
+from benchmarks.report import Report
 from benchmarks.speed import products, reference
-from distill.objectives import OBJECTIVES, Objective
+from distill.objectives import OBJECTIVES
 from distill.objectives.outputs import Batch
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded, training_batches
 from distill.training.loop import make_accelerator, train
@@ -59,18 +52,23 @@ from supernet.build import build, from_scratch, load_weights
 from supernet.inherit import inherit
 
 FULL = 128
-# Median and 90 % quantile of a task's lengths; None: all are full.
+# Median and 90 % quantile of a task's lengths; None: all sequences are full.
 LENGTHS: dict[str, tuple[float, float] | None] = {"sst2": (10, 27), "mnli": (37, 66), "full": None}
 SETTINGS = ("reference", "step", "batches", "cache", "precision", "workers")
+# The settings whose matrix products are also measured by themselves.
 COUNTED = ("precision", "workers")
 CANDIDATE = PUBLISHED["efficientbert"]
 TEACHER = PUBLISHED["bert-base"].base
 OBJECTIVE = "efficientbert"
 SEED, LABELS = 0, 2
 
+# Sequences a second; of the counted settings, by process, floating-point operations of the products, the seconds that
+# these take by themselves, and the seconds of the training steps.
+Measurement = tuple[float, list[tuple[int, float, float]]]
+
 
 def sequences(rows: int, quantiles: tuple[float, float] | None) -> Encoded:
-    """Random word pieces in sequences whose lengths are log-normal with these quantiles."""
+    """Random word pieces in sequences whose lengths are log-normal with this median and 90 % quantile."""
     rng = np.random.default_rng(SEED)
     lengths = np.full(rows, FULL)
     if quantiles is not None:
@@ -87,14 +85,14 @@ def sequences(rows: int, quantiles: tuple[float, float] | None) -> Encoded:
 
 
 def padded(batch: Batch) -> Batch:
-    """To the full length."""
-    more = FULL - batch["input_ids"].shape[1]
-    wide = {name: torch.nn.functional.pad(value, (0, more)) for name, value in batch.items() if value.ndim == 2}
+    """The batch, padded to the full length."""
+    padding = FULL - batch["input_ids"].shape[1]
+    wide = {name: torch.nn.functional.pad(value, (0, padding)) for name, value in batch.items() if value.ndim == 2}
     return {**batch, **wide}
 
 
-def prepare(folder: Path, names: list[str], batch: int, steps: int, device: str = "auto") -> dict[str, float]:
-    """The files of both sides; returns the seconds that the teacher's outputs took."""
+def prepare(folder: Path, names: Sequence[str], batch: int, steps: int, device: str) -> dict[str, float]:
+    """Write the files that the processes read; returns the seconds that the teacher's outputs took, by lengths."""
     torch.manual_seed(SEED)
     student = from_scratch(CANDIDATE.base, reference.BLOCKS, labels=LABELS)
     student.save_pretrained(folder / "supernet")
@@ -108,21 +106,20 @@ def prepare(folder: Path, names: list[str], batch: int, steps: int, device: str 
     for name in names:
         rows = sequences(batch * steps, LENGTHS[name])
         save_encoded(rows, folder / f"{name}.npz")
-        begun = time.perf_counter()
         batches = training_batches(rows, batch, steps, SEED, 0)
-        save_outputs(LiveTeacher(teacher, needs, accelerator), batches, folder / name)
-        seconds[name] = time.perf_counter() - begun
+        live = LiveTeacher(teacher, needs, accelerator)
+        _, seconds[name] = timed(partial(save_outputs, live, batches, folder / name))
     return seconds
 
 
-class Side:
-    """One setting in a process of its own: trains a candidate when it is told to."""
+class Trainer:
+    """One setting in a process of its own: trains a candidate whenever it is asked to."""
 
-    def __init__(self, setting: str, folder: Path, batch: int, steps: int, threads: int, device: str = "auto") -> None:
+    def __init__(self, setting: str, folder: Path, batch: int, steps: int, threads: int, device: str) -> None:
         torch.set_num_threads(threads)
         logging.disable_progress_bar()
         self.setting, self.folder, self.batch, self.steps = setting, folder, batch, steps
-        self.training = 0.0
+        self.training_seconds = 0.0
         self.products: dict[str, Counter[products.Product]] = {}
         place = SETTINGS.index(setting)
         self.accelerator = make_accelerator(device, rounded=place >= SETTINGS.index("precision"))
@@ -138,157 +135,144 @@ class Side:
         self.weights = load_file(folder / "supernet" / "model.safetensors")
 
     def run(self, name: str) -> None:
-        """Train a candidate on the sequences of this name."""
+        """Train a candidate on the sequences of these lengths."""
         rows = load_encoded(self.folder / f"{name}.npz")
-        stream = training_batches(rows, self.batch, self.steps, SEED, 0)
+        batches = list(training_batches(rows, self.batch, self.steps, SEED, 0))
+        if not self.grouped:
+            batches = list(map(padded, batches))
         if self.setting == "reference":
-            full = [padded(batch) for batch in stream]
-            student = reference.Encoder(CANDIDATE.base, reference.BLOCKS)
-            student.load_state_dict(torch.load(self.folder / "reference.pt", weights_only=True))
-            student.to(self.accelerator.device)
-            reference.train(
-                student, CANDIDATE, self.dense, [(batch["input_ids"], batch["attention_mask"]) for batch in full]
-            )
+            self.run_reference(batches)
             return
         model = build(CANDIDATE, labels=LABELS)
         load_weights(model, inherit(self.weights, CANDIDATE))
         objective = OBJECTIVES[OBJECTIVE].make({}, model.config, self.teacher_config, rows)
-        teacher: Any = SavedTeacher(self.folder / name) if self.cached else self.live(objective)
+        teacher: Any = SavedTeacher(self.folder / name)
+        if not self.cached:
+            teacher = LiveTeacher(self.teacher, objective.teacher_needs, self.accelerator)
         recipe = Recipe(steps=self.steps, batch_size=self.batch)
-        batches = list(stream if self.grouped else map(padded, stream))
-        trained = time.perf_counter()
-        train(
-            model,
-            batches,
-            objective,
-            recipe,
-            accelerator=self.accelerator,
-            teacher=teacher,
-            seed=SEED,
-        )
-        if self.accelerator.device.type == "cuda":
-            torch.cuda.synchronize()
-        self.training = time.perf_counter() - trained
 
-    def rate(self, name: str) -> tuple[int, float, float]:
-        """Floating-point operations of the matrix products of a candidate's training; what they take by themselves, and
-        what the latest training took, in seconds.
+        def training() -> None:
+            train(model, batches, objective, recipe, accelerator=self.accelerator, teacher=teacher, seed=SEED)
+            if self.accelerator.device.type == "cuda":
+                torch.cuda.synchronize()
+
+        _, self.training_seconds = timed(training)
+
+    def run_reference(self, batches: Sequence[Batch]) -> None:
+        """Train a candidate by the reference protocol."""
+        student = reference.Encoder(CANDIDATE.base, reference.BLOCKS)
+        student.load_state_dict(torch.load(self.folder / "reference.pt", weights_only=True))
+        student.to(self.accelerator.device)
+        pairs = [(batch["input_ids"], batch["attention_mask"]) for batch in batches]
+        reference.train(student, CANDIDATE, self.dense, pairs)
+
+    def product_rate(self, name: str) -> tuple[int, float, float]:
+        """Floating-point operations of the matrix products of a candidate's training, the seconds that they take by
+        themselves, and the seconds of the latest training.
         """
         if name not in self.products:
-            with products.Recorder() as seen:
+            with products.Recorder() as recorder:
                 self.run(name)
-            self.products[name] = seen.counts
+            self.products[name] = recorder.counts
             self.run(name)
         counts = self.products[name]
-        return products.operations(counts), products.seconds(counts, self.accelerator.device), self.training
-
-    def live(self, objective: Objective) -> LiveTeacher:
-        assert self.teacher is not None
-        return LiveTeacher(self.teacher, objective.teacher_needs, self.accelerator)
+        return products.operations(counts), products.seconds(counts, self.accelerator.device), self.training_seconds
 
 
-def serve(pipe: Connection, *arguments: Any) -> None:
-    """A process that answers with what a method of its side returns."""
-    side = Side(*arguments)
-    pipe.send(None)
-    while (asked := pipe.recv()) is not None:
-        method, name = asked
-        pipe.send(getattr(side, method)(name))
+def serve(connection: Connection, *arguments: Any) -> None:
+    """Answer each request, the name of a method of the trainer and its argument, with what the method returns."""
+    trainer = Trainer(*arguments)
+    connection.send(None)
+    while (request := connection.recv()) is not None:
+        method, name = request
+        connection.send(getattr(trainer, method)(name))
 
 
-def start(serving: Callable[..., None], *arguments: Any) -> Connection:
-    """The pipe to a new process that runs `serving` on the other end, once it has sent something."""
-    here, there = multiprocessing.Pipe()
-    multiprocessing.get_context("spawn").Process(target=serving, args=(there, *arguments), daemon=True).start()
-    there.close()  # so that its end is the process's
-    here.recv()
-    return here
+def ask(connections: Sequence[Connection], method: str, name: str) -> list[Any]:
+    """What all these processes answer, which work at once."""
+    for connection in connections:
+        connection.send((method, name))
+    return [connection.recv() for connection in connections]
 
 
-def machine() -> str:
-    """The processor's name and its number of cores."""
-    about = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*: (.*)$", about.read_text(), re.MULTILINE) if about.exists() else []
-    return f"{(names or [platform.processor() or platform.machine()])[0]}, {os.cpu_count()} cores"
+def measure(setting: str, name: str, connections: Sequence[Connection], sequences_each: int) -> Measurement:
+    """Train a candidate in each of a setting's processes."""
+    _, seconds = timed(lambda: ask(connections, "run", name))
+    counted = ask(connections, "product_rate", name) if setting in COUNTED else []
+    return len(connections) * sequences_each / seconds, counted
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="training throughput against the reference protocol")
+def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
-    parser.add_argument("--steps", type=int, default=12, help="of a candidate")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--steps", type=int, default=12, help="of a candidate; default: %(default)s")
+    parser.add_argument("--batch", type=int, default=16, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="default: %(default)s")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--out", type=Path, help="file of all measurements")
-    options = parser.parse_args()
+
+
+def run(options: Namespace, report: Report) -> None:
     torch.set_num_threads(options.threads)
-    logging.disable_progress_bar()
-    found: dict[str, dict[str, list[float]]] = {name: {setting: [] for setting in SETTINGS} for name in options.lengths}
-    rates: dict[str, dict[str, list[tuple[float, ...]]]] = {
-        name: {setting: [] for setting in COUNTED} for name in options.lengths
-    }
+    half = max(1, options.threads // 2)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        seconds = prepare(folder, options.lengths, options.batch, options.steps, options.device)
-        given = (folder, options.batch, options.steps)
-        alone = {setting: [start(serve, setting, *given, options.threads, options.device)] for setting in SETTINGS[:-1]}
-        half = max(1, options.threads // 2)
-        pairs = [start(serve, SETTINGS[-1], *given, half, options.device) for _ in range(2)]
-        sides = alone | {SETTINGS[-1]: pairs}
-        sequences_each = options.batch * options.steps
-        for number in range(-1, options.rounds):  # the first one warms up
-            for name in options.lengths:
-                for setting, pipes in sides.items():
-                    begun = time.perf_counter()
-                    for pipe in pipes:
-                        pipe.send(("run", name))
-                    for pipe in pipes:
-                        pipe.recv()
-                    rate = len(pipes) * sequences_each / (time.perf_counter() - begun)
-                    counted = []
-                    if setting in COUNTED:
-                        for pipe in pipes:
-                            pipe.send(("rate", name))
-                        counted = [pipe.recv() for pipe in pipes]
-                    if number >= 0:
-                        found[name][setting].append(rate)
-                        if counted:
-                            rates[name][setting].append(tuple(map(mean, zip(*counted, strict=True))))
-                    turn = f"round {number + 1}" if number >= 0 else "warm-up"
-                    print(f"{turn}  {name:5} {setting:10} {rate:8.1f} sequences a second", flush=True)
-        for pipes in sides.values():
-            for pipe in pipes:
-                pipe.send(None)
+        teacher_seconds = prepare(folder, options.lengths, options.batch, options.steps, options.device)
+        shared = (folder, options.batch, options.steps)
+        processes = {
+            setting: [
+                start_server(serve, setting, *shared, half if setting == "workers" else options.threads, options.device)
+                for _ in range(2 if setting == "workers" else 1)
+            ]
+            for setting in SETTINGS
+        }
+
+        def side(name: str, setting: str) -> Callable[[int], Measurement]:
+            return lambda _: measure(setting, name, processes[setting], options.batch * options.steps)
+
+        values = take_turns(
+            {(name, setting): side(name, setting) for name in options.lengths for setting in SETTINGS},
+            range(options.rounds),
+            warmup=1,
+            on_value=lambda side, number, value: report.progress(
+                f"round {number + 1}  {' '.join(side):15} {value[0]:8.1f} sequences a second"
+            ),
+        )
+        for connections in processes.values():
+            for connection in connections:
+                connection.send(None)
     accelerator = make_accelerator(options.device)
-    print(
-        f"\n{machine()}, {options.threads} threads\n"
-        f"torch {torch.__version__}, transformers {transformers.__version__}\n"
-        f"batches of {options.batch}, {options.steps} steps a candidate, {options.rounds} rounds; "
-        f"{accelerator.device.type}, precision {accelerator.mixed_precision}"
+    report.note(
+        f"{options.threads} threads, batches of {options.batch}, {options.steps} steps a candidate, "
+        f"{options.rounds} rounds; {accelerator.device.type}, precision {accelerator.mixed_precision}"
     )
-    for name, by_setting in found.items():
-        print(f"{name}: the teacher's outputs took {seconds[name]:.1f} s, once")
-        below = by_setting["reference"]
-        for setting, values in by_setting.items():
-            times = [value / one for value, one in zip(values, by_setting["reference"], strict=True)]
-            gain = [value / one for value, one in zip(values, below, strict=True)]
-            print(
-                f"  {setting:10} {median(values):8.1f} a second  {mean(times):6.2f} ± {error_of_mean(times):.2f} times "
-                f"the reference, {mean(gain):5.2f} ± {error_of_mean(gain):.2f} the row above"
-            )
-            below = values
-        for setting, measured in rates[name].items():
-            shares = [alone / whole for _, alone, whole in measured]
-            steps, plain = (median(each[0] / each[place] / 1e9 for each in measured) for place in (2, 1))
-            print(
-                f"  {setting}: {steps:.0f} GFLOP/s a process in training steps, {plain:.0f} in plain products of the "
-                f"same shapes: {mean(shares):.2f} ± {error_of_mean(shares):.2f}"
-            )
-    if options.out:
-        kept = {"sequences a second": found, "operations, products, training": rates}
-        options.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    for name in options.lengths:
+        show(report, name, {setting: values[name, setting] for setting in SETTINGS}, teacher_seconds[name])
+    results = {
+        name: {
+            "seconds of the teacher's outputs": teacher_seconds[name],
+            "sequences a second": {setting: [rate for rate, _ in values[name, setting]] for setting in SETTINGS},
+            "operations, seconds of products, seconds of training": {
+                setting: [counted for _, counted in values[name, setting]] for setting in COUNTED
+            },
+        }
+        for name in options.lengths
+    }
+    report.save(results, seeds=[SEED])
 
 
-if __name__ == "__main__":
-    main()
+def show(report: Report, name: str, values: Mapping[str, Sequence[Measurement]], teacher_seconds: float) -> None:
+    """Print the tables of one kind of lengths."""
+    rates = {setting: [rate for rate, _ in rounds] for setting, rounds in values.items()}
+    rows, before = [], rates["reference"]
+    for setting, rate in rates.items():
+        against_reference = ratio(rate, rates["reference"]).with_error()
+        rows.append((setting, f"{summarise(rate).median:.1f}", against_reference, ratio(rate, before).with_error()))
+        before = rate
+    columns = ("setting", "sequences a second", "times the reference", "times the row above")
+    report.table(columns, rows, f"{name}; the teacher's outputs took {teacher_seconds:.1f} s, once")
+    rows = []
+    for setting in COUNTED:
+        operations, alone, training = np.array([np.mean(counted, axis=0) for _, counted in values[setting]]).T
+        steps, plain = (summarise(list(operations / seconds / 1e9)).median for seconds in (training, alone))
+        rows.append((setting, f"{steps:.0f}", f"{plain:.0f}", ratio(list(alone), list(training)).with_error()))
+    report.table(("setting", "GFLOP/s of steps", "of products alone", "share of the steps' time"), rows)

@@ -1,23 +1,21 @@
 """Which choices of a mixture of experts matter: ablations of MoEBERT and MiniMoE on a task of the embedded text.
 
-    python -m benchmarks mixtures TEACHER [--task word_order] [--steps 100] [--seeds 1 2 3] [--only NAME ...]
-        [--out FILE.json]
-
 TEACHER is a fine-tuned classifier, such as a search of the demo leaves in its cache. Every mixture starts from its
-weights and learns from it with MoEBERT's objective; all of one seed see the same batches in the same order. What varies
-is one thing at a time from the setting `usual`; differences are of scores of one seed, on the whole dev split.
+weights and learns from it with MoEBERT's objective; all mixtures of one seed see the same batches in the same order.
+Each setting changes one or two things of the setting `usual`; differences are between scores of one seed on the whole
+dev split.
 """
 
-import argparse
+from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cache
 from statistics import mean
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
-from transformers.utils import logging
 
+from benchmarks.report import Report
 from benchmarks.training.settings import compare
 from distill.objectives import moebert
 from distill.tasks.encoding import encode, token_frequencies, training_batches
@@ -35,7 +33,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Setting:
-    """A mixture and how it learns; channels of the inner width."""
+    """A mixture and how it learns; widths are numbers of inner channels."""
 
     experts: int = 4
     width: int = 192
@@ -68,39 +66,34 @@ SETTINGS = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="ablations of mixtures of experts")
-    parser.add_argument("teacher")
-    parser.add_argument("--task", default="word_order")
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--learning-rate", type=float, default=1.5e-4)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+def add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("teacher", metavar="TEACHER")
+    parser.add_argument("--task", default="word_order", help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=100, help="default: %(default)s")
+    parser.add_argument("--learning-rate", type=float, default=1.5e-4, help="default: %(default)s")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default: 1 2 3")
     parser.add_argument("--only", nargs="+", choices=SETTINGS, help="settings (default: all)")
-    parser.add_argument("--out", type=Path, help="file of all scores")
-    options = parser.parse_args()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+
+
+def run(options: Namespace, report: Report) -> None:
     accelerator = make_accelerator()
     task = load_task(options.task)
     tokenizer = AutoTokenizer.from_pretrained(options.teacher)
     train_rows, dev_rows = (encode(tokenizer, rows, MAX_LENGTH) for rows in (task.train, task.dev))
     teacher = load_model(options.teacher, task.task.labels).eval()
     pad_id = tokenizer.pad_token_id
-    glances = [batch for _, batch in split_batches(dev_rows, pad_id)]
+    dev_batches = [batch for _, batch in split_batches(dev_rows, pad_id)]
     counts = token_frequencies(train_rows, teacher.config.vocab_size)
     recipe = Recipe(steps=options.steps, batch_size=BATCH, learning_rate=options.learning_rate, freeze_embeddings=True)
     ceiling = measure(teacher, dev_rows, accelerator=accelerator, pad_id=pad_id)
-    print(f"teacher {ceiling:.4f} on {len(dev_rows)} dev rows")
+    report.note(f"teacher {ceiling:.4f} on {len(dev_rows)} dev rows")
 
-    orders: dict[tuple[str, int], Any] = {}
-
+    @cache
     def scores_for(order: str, seed: int) -> Any:
-        if (order, seed) not in orders:
-            batches = list(training_batches(train_rows, BATCH, IMPORTANCE_BATCHES, 1000 + seed, pad_id))
-            orders[order, seed] = channel_scores(teacher, batches, order, seed)
-        return orders[order, seed]
+        batches = list(training_batches(train_rows, BATCH, IMPORTANCE_BATCHES, 1000 + seed, pad_id))
+        return channel_scores(teacher, batches, order, seed)
 
-    def run(setting: Setting, seed: int) -> dict[str, float]:
+    def distil_into(setting: Setting, seed: int) -> dict[str, float]:
         architecture = mixture(
             teacher.config,
             setting.experts,
@@ -112,23 +105,19 @@ def main() -> None:
         model = split(teacher, architecture, scores_for(setting.order, seed), counts)
         before = measure(model, dev_rows, accelerator=accelerator, pad_id=pad_id)
         torch.manual_seed(seed)
-        goal = moebert(model.config, teacher.config, balance=setting.balance)
+        objective = moebert(model.config, teacher.config, balance=setting.balance)
         train(
             model,
             training_batches(train_rows, BATCH, options.steps, seed, pad_id),
-            goal,
+            objective,
             recipe,
             accelerator=accelerator,
-            teacher=LiveTeacher(teacher, goal.teacher_needs, accelerator),
+            teacher=LiveTeacher(teacher, objective.teacher_needs, accelerator),
             seed=seed,
         )
         after = measure(model.eval(), dev_rows, accelerator=accelerator, pad_id=pad_id)
-        loads = expert_load(model, glances, accelerator=accelerator)
+        loads = expert_load(model, dev_batches, accelerator=accelerator)
         highest = mean(max(load.shares) * len(load.shares) for load in loads) if loads else 1.0
         return {"before": before, "after": after, "highest_load": highest}
 
-    compare(SETTINGS, "usual", run, options.seeds, options.only, options.out)
-
-
-if __name__ == "__main__":
-    main()
+    compare(SETTINGS, "usual", distil_into, options.seeds, options.only, report)

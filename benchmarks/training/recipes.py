@@ -1,25 +1,22 @@
 """What each distillation recipe brings: the same student, teacher, rows and number of steps for all of them.
 
-    python -m benchmarks recipes TEACHER --task NAME [--data DIR] [--layers 3] [--width 192] [--steps 400]
-        [--learning-rate 1e-4] [--max-length 64] [--seeds 1 2 3] [--only NAME ...] [--out FILE.json]
-
 TEACHER is a checkpoint that was fine-tuned on the task. The student has the last of each group of its layers, with the
 most important of their inner channels; `none` fine-tunes it without a teacher. Further settings are the ablations of
-MicroBERT (its table 3) and MoEBERT (figure 3), and a teacher assistant. All of one seed see the same batches in the
-same order; differences are of scores of one seed, on the whole dev split.
+MicroBERT (its table 3) and MoEBERT (figure 3), and a teacher assistant. All students of one seed see the same batches
+in the same order; differences are between scores of one seed on the whole dev split.
 """
 
-import argparse
 import functools
-import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils import logging
 
+from benchmarks.measuring import timed
+from benchmarks.report import Report
 from benchmarks.training.settings import compare
 from distill.objectives.layer_maps import uniform
 from distill.tasks.encoding import encode, token_frequencies, training_batches
@@ -78,22 +75,20 @@ SETTINGS = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="distillation recipes side by side")
-    parser.add_argument("teacher")
+def add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("teacher", metavar="TEACHER")
     parser.add_argument("--task", required=True)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--width", type=int, default=192, help="inner channels of a student's layer")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--learning-rate", type=float, default=1e-4)
-    parser.add_argument("--max-length", type=int, default=64)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--layers", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--width", type=int, default=192, help="inner channels of a layer; default: %(default)s")
+    parser.add_argument("--steps", type=int, default=400, help="default: %(default)s")
+    parser.add_argument("--learning-rate", type=float, default=1e-4, help="default: %(default)s")
+    parser.add_argument("--max-length", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default: 1 2 3")
     parser.add_argument("--only", nargs="+", choices=SETTINGS, help="settings (default: all)")
-    parser.add_argument("--out", type=Path, help="file of all scores")
-    options = parser.parse_args()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+
+
+def run(options: Namespace, report: Report) -> None:
     accelerator = make_accelerator()
     data = load_task(options.task, options.data)
     metric = data.task.metrics[0]
@@ -102,52 +97,38 @@ def main() -> None:
     dev = encode(tokenizer, data.dev, options.max_length)
     teacher = load_model(options.teacher, data.task.labels, data.task.kind, new_head=False).eval()
     depth = teacher.config.num_hidden_layers
-    cut = some_layers(teacher, [layer - 1 for layer in uniform(options.layers, depth)])
+    shallow = some_layers(teacher, [layer - 1 for layer in uniform(options.layers, depth)])
     counts = token_frequencies(rows, teacher.config.vocab_size)
     pad_id = tokenizer.pad_token_id
     recipe = Recipe(steps=options.steps, batch_size=BATCH, learning_rate=options.learning_rate)
 
-    def scored(model: Any) -> float:
-        found = evaluate(model, dev, data.dev, data.task, accelerator=accelerator, pad_id=pad_id)
-        return found[metric].value
+    def score(model: Any) -> float:
+        scores = evaluate(model, dev, data.dev, data.task, accelerator=accelerator, pad_id=pad_id)
+        return scores[metric].value
 
     @functools.cache
     def importance(seed: int) -> Any:
-        glances = list(training_batches(rows, BATCH, IMPORTANCE_BATCHES, 1000 + seed, pad_id))
-        return channel_scores(cut, glances, "importance", seed)
+        batches = list(training_batches(rows, BATCH, IMPORTANCE_BATCHES, 1000 + seed, pad_id))
+        return channel_scores(shallow, batches, "importance", seed)
 
     def student(setting: Setting, width: int, seed: int) -> Any:
-        architecture = mixture(cut.config, setting.experts, width=width)
+        architecture = mixture(shallow.config, setting.experts, width=width)
         architecture = replace(architecture, base=replace(architecture.base, head_experts=setting.head_experts))
-        return split(cut, architecture, importance(seed), counts)
+        return split(shallow, architecture, importance(seed), counts)
 
-    def run(setting: Setting, seed: int) -> dict[str, float]:
+    def distil_into(setting: Setting, seed: int) -> dict[str, float]:
         torch.manual_seed(seed)
-        above = teacher
+        last_teacher = teacher
         # The assistant has the student's depth and all inner channels.
-        widths = [cut.config.intermediate_size] if setting.assistant else []
+        widths = [shallow.config.intermediate_size] if setting.assistant else []
         for width in (*widths, options.width):
             model = student(setting, width, seed)
-            before = scored(model)
-            begun = time.perf_counter()
-            distil(
-                model,
-                above,
-                rows,
-                setting.objective,
-                setting.settings,
-                recipe,
-                accelerator=accelerator,
-                tokenizer=tokenizer,
-                seed=seed,
-            )
-            seconds = time.perf_counter() - begun
-            above = model.eval()
-        return {"before": before, "after": scored(model), "seconds": seconds}
+            before = score(model)
+            positional = (model, last_teacher, rows, setting.objective, setting.settings, recipe)
+            train = functools.partial(distil, *positional, accelerator=accelerator, tokenizer=tokenizer, seed=seed)
+            _, seconds = timed(train)
+            last_teacher = model.eval()
+        return {"before": before, "after": score(model), "seconds": seconds}
 
-    print(f"{options.task}: teacher {scored(teacher):.4f} ({metric}) on {len(data.dev)} dev rows")
-    compare(SETTINGS, "none", run, options.seeds, options.only, options.out)
-
-
-if __name__ == "__main__":
-    main()
+    report.note(f"{options.task}: teacher {score(teacher):.4f} ({metric}) on {len(data.dev)} dev rows")
+    compare(SETTINGS, "none", distil_into, options.seeds, options.only, report)

@@ -1,14 +1,15 @@
-"""Settings side by side: every seed runs all of them, and differences are between scores of one seed."""
+"""Settings of a training side by side: every seed runs all of them, and differences are between scores of one seed."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from statistics import mean
 from typing import TypeVar
 
-from benchmarks.measuring import error_of_mean
+from benchmarks.measuring import difference, summarise, take_turns
+from benchmarks.report import Report
 
 Setting = TypeVar("Setting")
+# The scores "before" and "after" a training, and further figures by name.
 Row = dict[str, float]
 
 
@@ -18,30 +19,41 @@ def compare(
     run: Callable[[Setting, int], Row],
     seeds: Sequence[int],
     only: Sequence[str] | None,
-    out: Path | None,
+    report: Report,
 ) -> None:
-    """Run the settings (or `only` these, and the baseline), print a line for each run and a table, and write all rows
-    to the file `out`.
+    """Run the settings (or `only` these, and the baseline) with every seed, print a table, and save all rows.
+
+    The file is written after every run, so that a run that was cut short leaves what it has.
 
     Args:
-        run: setting and seed -> scores "before" and "after" the training, and further figures, which are shown too.
+        run: trains with a setting and a seed.
     """
-    found: dict[str, dict[int, Row]] = {}
-    width = max(map(len, settings))
-    for seed in seeds:
-        for name in dict.fromkeys([baseline, *(only or settings)]):
-            found.setdefault(name, {})[seed] = row = run(settings[name], seed)
-            print(f"seed {seed}  {name:{width}} {row['before']:.4f} -> {row['after']:.4f}", flush=True)
-            if out:
-                out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    others = [key for key in row if key not in ("before", "after")]
-    print(f"{'setting':{width}}  before    after ± s.e.   minus {baseline} ± s.e.   {', '.join(others)}")
-    for name, rows in found.items():
-        after = [row["after"] for row in rows.values()]
-        above = [row["after"] - found[baseline][seed]["after"] for seed, row in rows.items()]
-        before = mean(row["before"] for row in rows.values())
-        further = ", ".join(f"{mean(row[key] for row in rows.values()):.2f}" for key in others)
-        print(
-            f"{name:{width}}  {before:.4f}  {mean(after):.4f} ± {error_of_mean(after):.4f}"
-            f"    {mean(above):+.4f} ± {error_of_mean(above):.4f}   {further}"
+    rows: dict[str, dict[int, Row]] = {}
+
+    def keep(name: str, seed: int, row: Row) -> None:
+        rows.setdefault(name, {})[seed] = row
+        report.progress(f"seed {seed}  {name}: {row['before']:.4f} -> {row['after']:.4f}")
+        report.save(rows, seeds=seeds)
+
+    chosen = dict.fromkeys([baseline, *(only or settings)])
+    values = take_turns({name: partial(run, settings[name]) for name in chosen}, seeds, on_value=keep)
+    show(report, values, baseline)
+
+
+def show(report: Report, values: Mapping[str, Sequence[Row]], baseline: str) -> None:
+    """Print a line for each setting: means over the seeds, and differences from the baseline seed by seed."""
+    reference = [row["after"] for row in values[baseline]]
+    others = [key for key in values[baseline][0] if key not in ("before", "after")]
+    lines = []
+    for name, rows in values.items():
+        after = [row["after"] for row in rows]
+        lines.append(
+            (
+                name,
+                f"{mean(row['before'] for row in rows):.4f}",
+                summarise(after).with_error(4),
+                difference(after, reference).with_error(4, "+"),
+                *(f"{mean(row[key] for row in rows):.2f}" for key in others),
+            )
         )
+    report.table(("setting", "before", "after", f"minus {baseline}", *others), lines)

@@ -53,9 +53,9 @@ def test_rewritten_graphs_keep_the_fingerprint() -> None:
 @pytest.mark.parametrize("base", BASES, ids=lambda base: f"{base.mismatch}-{base.gelu}")
 def test_fingerprints_part_what_the_student_computes_differently(base: Base) -> None:
     for inner in INNER:
-        classes, wrong, missed = check(draws(150, random.Random(inner)), base, inner, [])
-        assert classes > 100
-        assert wrong == missed == 0
+        verdict = check(draws(150, random.Random(inner)), base, inner)
+        assert verdict.classes > 100
+        assert verdict.wrong == verdict.missed == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.memory.memory import MIB, forget_peak, kept_for_backward, looking, memory, parse, peak_rss, slope
+from benchmarks.memory.memory import slope
+from benchmarks.memory.process_memory import MIB, forget_peak, memory, parse, peak_rss, watching
+from benchmarks.memory.training_memory import kept_for_backward
 
 ROLLUP = """\
 555a1be23000-7ffdb7af2000 ---p 00000000 00:00 0                          [rollup]
@@ -59,7 +61,7 @@ def test_looking_at_another_process_until_it_ends() -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin and process.stdout
         process.stdout.readline()
-        with looking(lambda: process.pid) as seen:
+        with watching(lambda: process.pid) as seen:
             while not seen:
                 pass
             process.stdin.close()

@@ -2,21 +2,23 @@
 
 import json
 import math
-import sys
+import re
 from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import main
+from benchmarks.report import BenchmarkError
 from benchmarks.scaling import plan, scaling
 from benchmarks.scaling.plan import (
     DAY,
     ORCHESTRATION,
     Part,
+    candidate_phases,
     implied_rate,
     parts,
     protocols,
     rate_of,
-    training_phases,
     wall,
 )
 from nas.config.load import load_config
@@ -77,7 +79,7 @@ def test_the_implied_rate_does_the_part_in_these_days() -> None:
 
 def test_bytes_of_the_teacher_s_outputs() -> None:
     """Half precision: seven states, and the scores of six layers of twelve heads."""
-    text, task = training_phases(CONFIG, TEXT)
+    text, task = candidate_phases(CONFIG, TEXT)
     assert text.shapes == [(256, 128)] * 79
     assert text.saved == 79 * 256 * 2 * (7 * 128 * 768 + 6 * 12 * 128**2)
     assert text.breakeven == pytest.approx(2 * (7 * 768 + 6 * 12 * 128) / (2 * TEACHER))
@@ -86,7 +88,7 @@ def test_bytes_of_the_teacher_s_outputs() -> None:
 
 
 def test_each_way_leaves_something_out() -> None:
-    taught = training_phases(CONFIG, TEXT)
+    taught = candidate_phases(CONFIG, TEXT)
     ways = protocols(CONFIG, taught)
     whole = [1900 * each + once for each, once in ways.values()]
     assert whole == sorted(whole, reverse=True)
@@ -109,27 +111,30 @@ def test_the_last_turn_leaves_workers_idle() -> None:
 def test_the_rate_is_that_of_the_measured_step() -> None:
     seconds = {"tokens": {128: [4.0, 2.0, 3.0]}}
     assert rate_of(seconds, 128) == scaling.flops("tokens", 128) / 3
-    with pytest.raises(ValueError, match="no step of 128 tokens"):
+    with pytest.raises(BenchmarkError, match="no step of 128 tokens"):
         rate_of({"layers": {6: [1.0]}}, 128)
 
 
 def test_memory_of_the_backward_pass_is_on_a_line() -> None:
     """Of each sequence at least the inputs of the linear maps of attention, in 16 bits."""
-    one, two, four = (plan.kept(count, 16) for count in (1, 2, 4))
+    one, two, four = (plan.backward_bytes(count, 16) for count in (1, 2, 4))
     assert four - two == pytest.approx(2 * (two - one), rel=0.01)
     assert two - one > 16 * 2 * 6 * 4 * 540
 
 
-def test_the_plan_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_the_plan_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     file = tmp_path / "scaling.json"
-    about = {"machine": "a machine", "threads": 2}
-    file.write_text(json.dumps({"about": about, "seconds": {"tokens": {"128": [1.0]}}}))
-    monkeypatch.setattr(sys, "argv", ["plan", str(file), "--flops", "5e13", "--workers", "3", "--words", "1e7"])
-    plan.main()
+    raw = tmp_path / "plan.json"
+    machine = {"processor": "a processor", "cores": 4, "threads": 2}
+    seconds = {"tokens": {"128": [1.0]}}
+    file.write_text(json.dumps({"benchmark": "scaling", "machine": machine, "results": {"seconds": seconds}}))
+    options = ["--flops", "5e13", "--workers", "3", "--words", "1e7", "--json", str(raw)]
+    assert main(["plan", str(file), *options]) == 0
     printed = capsys.readouterr().out
+    assert json.loads(raw.read_text())["results"]["operations a second"]["50 TFLOP/s"] == 5e13
     tables = [block.splitlines() for block in printed.split("\n\n") if block.startswith("|")]
     assert len(tables) == 5
     for rows in tables:
         assert len({row.count("|") for row in rows}) == 1
-    assert "| stage 1 | 1,900 |" in printed
-    assert "| 50 TFLOP/s |" in printed
+    assert re.search(r"\| stage 1 +\| +1,900 \|", printed)
+    assert "| 50 TFLOP/s " in printed

@@ -12,11 +12,9 @@ import pytest
 
 from benchmarks.search.coarse_to_fine import (
     SCHEMES,
-    Found,
-    Spent,
+    Scores,
     View,
     best,
-    differences,
     everything,
     lower,
     near,
@@ -24,12 +22,12 @@ from benchmarks.search.coarse_to_fine import (
     run_stage,
     search,
     second_sizes,
-    spent_by,
     summary,
     upper,
 )
+from benchmarks.search.coarse_to_fine_demo import Spent, differences, spent_by
 from benchmarks.search.orchestration import demo_space
-from benchmarks.search.samplers import LABELS, Table, load
+from benchmarks.search.table import LABELS, Table, load
 from nas.samplers import SAMPLERS
 from nas.stages import CONFIRMATION
 from nas.study import ledger
@@ -45,7 +43,7 @@ def table() -> Table:
 
 
 @pytest.fixture(scope="module")
-def found(table: Table) -> Found:
+def scores(table: Table) -> Scores:
     """A few of the table; the best one has sizes from both ends of the list."""
     some = dict(random.Random(1).sample(sorted(table.scores.items(), key=lambda row: repr(row[0])), 40))
     sizes = sorted(table.space.expansions)
@@ -71,8 +69,8 @@ def test_the_whole_space_is_the_table(table: Table) -> None:
     assert all(architecture in table.space for architecture in table.scores)
 
 
-def test_members_of_views_are_those_of_the_table_that_their_names_say(table: Table, found: Found) -> None:
-    own = places(table, best(found))
+def test_members_of_views_are_those_of_the_table_that_their_names_say(table: Table, scores: Scores) -> None:
+    own = places(table, best(scores))
     expected = {
         second_sizes: lambda row: all(place % 2 for place in row),
         pairs: lambda row: row[::2] == row[1::2],
@@ -83,7 +81,7 @@ def test_members_of_views_are_those_of_the_table_that_their_names_say(table: Tab
     }
     rng = random.Random(0)
     for stage, belongs in expected.items():
-        view: View = stage(table.space, found)
+        view: View = stage(table.space, scores)
         members = {one for one in table.scores if belongs(places(table, one))}
         assert view.space.size_count() == len(members) > 0
         drawn = {view.whole(view.space.sample(rng)) for _ in range(len(members) * 10 if len(members) < 100 else 100)}
@@ -93,16 +91,16 @@ def test_members_of_views_are_those_of_the_table_that_their_names_say(table: Tab
         assert {view.whole(one) for one in near_by} <= members
 
 
-def test_a_stage_spends_its_budget_on_what_is_new_to_it(table: Table, found: Found) -> None:
-    new = run_stage(table, View(table.space), RANDOM, 0, found, 15)
+def test_a_stage_spends_its_budget_on_what_is_new_to_it(table: Table, scores: Scores) -> None:
+    new = run_stage(table, View(table.space), RANDOM, 0, scores, 15)
     assert len(new) == 15
-    assert not new.keys() & found.keys()
+    assert not new.keys() & scores.keys()
     assert new.items() <= table.scores.items()
 
 
-def test_a_stage_ends_when_it_has_seen_all(table: Table, found: Found) -> None:
-    view = lower(table.space, found)
-    start = {best(found): found[best(found)]}
+def test_a_stage_ends_when_it_has_seen_all(table: Table, scores: Scores) -> None:
+    view = lower(table.space, scores)
+    start = {best(scores): scores[best(scores)]}
     new = run_stage(table, view, RANDOM, 0, start, 200)
     assert len(new) == view.space.size_count() - 1
     assert len(run_stage(table, pairs(table.space, {}), RANDOM, 0, {}, 50)) == 7
@@ -110,16 +108,16 @@ def test_a_stage_ends_when_it_has_seen_all(table: Table, found: Found) -> None:
 
 @pytest.mark.parametrize("name", ["lanas", "evolution"])
 def test_a_short_search_is_the_beginning_of_a_long_one(table: Table, name: str) -> None:
-    """So what the first stage finds need not be found again for every budget."""
+    """So the first stage need not be run again for every budget."""
     long = run_stage(table, View(table.space), SAMPLERS[name], 3, {}, 20)
     short = run_stage(table, View(table.space), SAMPLERS[name], 3, {}, 14)
     assert list(long)[:14] == list(short)
 
 
 class Counted(dict[Architecture, float]):
-    """Scores that know which of them were asked for."""
+    """Scores that remember which of them were read."""
 
-    def __init__(self, scores: Found) -> None:
+    def __init__(self, scores: Scores) -> None:
         super().__init__(scores)
         self.asked: dict[Architecture, None] = {}
 
@@ -185,9 +183,9 @@ def test_as_many_trials_as_cost_the_same() -> None:
 
 def test_differences_are_taken_search_by_search() -> None:
     rows = [{"all": 0.81, "1": 0.80, "3": 0.79}, {"all": 0.82, "1": 0.83, "3": 0.79}]
-    lines = differences(rows).splitlines()
-    assert lines[0] == "| seed | all | 1 | 3 | all - 1 | all - 3 |"
-    assert lines[2] == "| 0 | 0.8100 | 0.8000 | 0.7900 | +0.0100 | +0.0200 |"
-    assert differences(rows[:1]).splitlines() == lines[:3]
+    columns, lines = differences(rows)
+    assert columns == ["seed", "all", "1", "3", "all - 1", "all - 3"]
+    assert lines[0] == [0, "0.8100", "0.8000", "0.7900", "+0.0100", "+0.0200"]
+    assert differences(rows[:1]) == (columns, lines[:1])
     error = stdev([0.01, -0.01]) / 2**0.5
-    assert lines[4].split(" | ")[4] == f"{mean([0.01, -0.01]):+.4f} ± {error:.4f}"
+    assert lines[2][4] == f"{mean([0.01, -0.01]):+.4f} ± {error:.4f}"

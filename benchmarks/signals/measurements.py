@@ -1,0 +1,168 @@
+"""Measurements of candidates: what a full training, the search's own evaluation and cheaper signals say of each."""
+
+import random
+import time
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from statistics import mean
+
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.measuring import timed
+from benchmarks.signals.zero_cost import block_errors, losses, observe
+from distill.tasks.encoding import training_batches
+from distill.training.distillation import Saved
+from distill.training.evaluation import batch_logits, evaluate, split_batches
+from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
+from nas.budget import kept_importance
+from nas.evaluate import Evaluator
+from nas.preparation.phases import TrainingPhase
+from nas.preparation.workspace import Workspace, objectives, projections
+from search_spaces import cost
+from search_spaces.architecture import Architecture
+from search_spaces.equivalence import function_key
+from search_spaces.spaces import Space
+from supernet.build import full_architecture
+
+# Steps of a full training after which there are intermediate values.
+INTERMEDIATE = (10, 30, 60)
+# Rows of the search split for intermediate values, and for block-local errors.
+ROWS, PROBED = 1_000, 500
+# The training loss is the mean over so many steps.
+LAST = 10
+# Of the random members of a space.
+DRAWING_SEED = 0
+TARGET, SEARCH, KEPT = "score after full training", "score of the search", "importance kept"
+RUNG = "score at the rung"
+
+# The value of each signal, and the seconds that it takes.
+Signals = dict[str, tuple[float, float]]
+
+
+class SavedOutputsEvaluator(Evaluator):
+    """An evaluator that has the teacher's outputs for any seed, once they are saved."""
+
+    outputs: Saved | None = None
+
+    def saved(self, phase: TrainingPhase, seed: int) -> Saved | None:
+        return self.outputs if phase.table == self.training_phases[-1].table else None
+
+    def save(self, phase: TrainingPhase, seed: int, folder: Path) -> None:
+        """Save the outputs on the batches of this phase, which begin with those of shorter phases."""
+        goals = objectives(self.config, phase.settings, phase.recipe, self.like, self.teacher_config, phase.rows)
+        needs = frozenset[str]().union(*(goal.teacher_needs for goal, _ in goals))
+        if needs:
+            pad_id = self.tokenizer.pad_token_id
+            batches = training_batches(phase.rows, phase.recipe.batch_size, phase.recipe.steps, seed, pad_id)
+            save_outputs(LiveTeacher(self.teacher(phase.raw), needs, self.accelerator), batches, folder)
+            self.outputs = Saved(self.teacher_config, SavedTeacher(folder))
+
+
+class Measure:
+    """Measures candidates on rows of the search split, on which it has the teacher's predictions and the full model's
+    activations.
+    """
+
+    def __init__(self, workspace: Workspace, full_steps: int) -> None:
+        self.evaluator = evaluator = SavedOutputsEvaluator(workspace)
+        *_, last = evaluator.training_phases
+        self.full = replace(last, recipe=replace(last.recipe, steps=full_steps))
+        self.batches = self.search_batches(ROWS)
+        self.probed = self.search_batches(PROBED)
+        self.predictions = batch_logits(evaluator.teacher(), self.batches, accelerator=evaluator.accelerator)
+        base, graph = workspace.base()
+        supernet = evaluator.student(full_architecture(base, graph, max(workspace.config.space.stacks)))
+        self.activations = observe(supernet, self.probed, evaluator.accelerator)
+        self.kept = kept_importance(workspace.importance())
+        self.dev = workspace.folders.rows("dev"), workspace.folders.split("dev")
+
+    def search_batches(self, first: int) -> list[dict[str, torch.Tensor]]:
+        rows, pad_id = self.evaluator.search_rows, self.evaluator.like.pad_token_id
+        return [batch for _, batch in split_batches(rows, pad_id, first)]
+
+    def intermediate_values(self, model: PreTrainedModel, when: str, before: float) -> Signals:
+        """Score and losses on the search split of a model that took `before` seconds."""
+        evaluator = self.evaluator
+        score, score_seconds = timed(lambda: evaluator.score(model, ROWS).value)
+        (hard, soft), seconds = timed(
+            lambda: losses(model, self.batches, self.predictions, evaluator.task.kind, evaluator.accelerator)
+        )
+        return {
+            f"score {when}": (score, before + score_seconds),
+            f"loss {when}": (hard, before + seconds),
+            f"loss with the teacher's predictions {when}": (soft, before + seconds),
+        }
+
+    def untrained(self, architecture: Architecture) -> Signals:
+        """The signals that need no training."""
+        evaluator = self.evaluator
+        labels, head = evaluator.workspace.labels, evaluator.task.kind
+        model, built = timed(lambda: evaluator.student(architecture))
+        errors, seconds = timed(lambda: block_errors(model, self.probed, self.activations, evaluator.accelerator))
+        names = ("errors of blocks", "errors of blocks, weighted", "errors of blocks, weighted and joined")
+        return {
+            "parameters": (cost.params(architecture, labels, head), 0.0),
+            "MACs": (cost.macs(architecture, labels=labels, head=head), 0.0),
+            KEPT: (self.kept(architecture), 0.0),
+            **{name: (error, built + seconds) for name, error in zip(names, errors, strict=True)},
+            **self.intermediate_values(model, "untrained", built),
+        }
+
+    def searched(self, architecture: Architecture, seed: int) -> Signals:
+        """The score of the search's own evaluation, and its intermediate value at the last rung of stage 1.
+
+        Raises:
+            distill.training.loop.Diverged: a loss or the logits stopped being finite.
+        """
+        evaluator, rungs = self.evaluator, self.evaluator.config.stage1.rungs or (Fraction(1, 2),)
+        signals: Signals = {}
+        started = time.perf_counter()
+
+        def report(step: int, score: float) -> None:
+            if step:
+                signals[RUNG] = score, time.perf_counter() - started
+
+        score, seconds = timed(lambda: evaluator.evaluate(architecture, seed, rungs, report).value)
+        return signals | {SEARCH: (score, seconds)}
+
+    def trained(self, architecture: Architecture, seed: int) -> Signals:
+        """Intermediate values of a full training, and its final score.
+
+        Raises:
+            distill.training.loop.Diverged: a loss or the logits stopped being finite.
+        """
+        evaluator = self.evaluator
+        signals: Signals = {}
+        history: list[float] = []
+        started, paused = time.perf_counter(), 0.0
+
+        def after_step(step: int, loss: float) -> None:
+            nonlocal paused
+            history.append(loss)
+            if step in INTERMEDIATE:
+                now = time.perf_counter()
+                before, when = now - started - paused, f"after {step} steps"
+                signals[f"training loss {when}"] = mean(history[-LAST:]), before
+                signals.update(self.intermediate_values(model, when, before))
+                paused += time.perf_counter() - now
+
+        model = evaluator.student(architecture)
+        learned = projections(evaluator.workspace.supernet)
+        for phase in evaluator.training_phases[:-1]:
+            learned = evaluator.distil(model, phase, seed, learned)
+        evaluator.distil(model, self.full, seed, learned, after_step)
+        task, pad_id = evaluator.task, evaluator.like.pad_token_id
+        scores = evaluate(model, *self.dev, task, accelerator=evaluator.accelerator, pad_id=pad_id)
+        return signals | {TARGET: (scores[task.metrics[0]].value, time.perf_counter() - started - paused)}
+
+
+def draw(space: Space, number: int) -> list[Architecture]:
+    """Random members of the space that compute different functions; a smaller number draws the first of them."""
+    rng = random.Random(DRAWING_SEED)
+    members: dict[str, Architecture] = {}
+    while len(members) < number:
+        member = space.sample(rng)
+        members.setdefault(function_key(member), member)
+    return list(members.values())

@@ -1,0 +1,88 @@
+"""Every benchmark is listed, and every listed one has help and options of its own; nothing else imports them."""
+
+import ast
+import re
+import subprocess
+import sys
+from argparse import ArgumentParser
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.catalogue import CATALOGUE
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def modules() -> set[str]:
+    """The modules that can be run, relative to the package."""
+    folder = ROOT / "benchmarks"
+    return {
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        for path in folder.glob("*/*.py")
+        if re.search(r"^def add_options\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+
+
+def test_the_catalogue_has_all_benchmarks() -> None:
+    assert {benchmark.module for benchmark in CATALOGUE.values()} == modules()
+    assert all(benchmark.module.rpartition(".")[2] == name for name, benchmark in CATALOGUE.items())
+
+
+def test_the_list_has_a_line_for_each_and_imports_no_torch() -> None:
+    program = "import sys; from benchmarks.__main__ import main; main(['--list']); sys.exit('torch' in sys.modules)"
+    listed = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    lines = listed.splitlines()
+    assert [line.split()[0] for line in lines] == list(CATALOGUE)
+    for line, benchmark in zip(lines, CATALOGUE.values(), strict=True):
+        assert line.endswith(f"{benchmark.summary} ({benchmark.duration})")
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_listed_benchmark_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"usage: python -m benchmarks {name} ")
+    assert "--json" in printed
+
+
+def test_a_name_that_is_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["exprts"]) == 2
+    assert "there is no benchmark 'exprts'; did you mean 'experts'? (see --list)" in capsys.readouterr().err
+
+
+def test_a_mistake_in_the_options_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "scaling.json"
+    assert main(["plan", str(missing)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"python -m benchmarks plan: {missing}: ")
+
+
+def test_no_package_imports_a_benchmark() -> None:
+    packages = ("search_spaces", "distill", "supernet", "nas")
+    for path in [*(file for package in packages for file in (ROOT / package).rglob("*.py")), ROOT / "train_final.py"]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.split(".")[0] == "benchmarks" for name in names), path
+
+
+def test_commands_in_the_documents_name_benchmarks_and_their_options() -> None:
+    documents = [ROOT / "README.md", *(ROOT / "results").glob("*.md")]
+    for document in documents:
+        text = document.read_text(encoding="utf-8")
+        for command in re.findall(r"python -m benchmarks ([a-z][^`\n]*(?:\n {8,}[^`\n]+)*)", text):
+            name, *words = command.split()
+            assert name in CATALOGUE, f"{document.name}: {command}"
+            parser = ArgumentParser()
+            import_module(f"benchmarks.{CATALOGUE[name].module}").add_options(parser)
+            known = {"--json", *(option for action in parser._actions for option in action.option_strings)}
+            assert set(re.findall(r"--[a-z-]+", " ".join(words))) <= known, f"{document.name}: {command}"
+        # In the form that there was before, with a dot.
+        assert not re.search(r"python -m benchmarks\.", text), document.name
