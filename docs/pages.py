@@ -15,6 +15,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("search_spaces", "distill", "supernet", "nas")
 FILES = {"Contributing": "CONTRIBUTING.md", "Changelog": "CHANGELOG.md"}
+# What the pages link to beside other pages.
+ATTACHED = ("LICENSE", "examples/*.py", "results/*.json", "results/*.png")
 INDEX = "index.md"
 # The README's section about results is the first page of the folder that has them all.
 RESULTS = "results/index.md"
@@ -35,14 +37,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages, and the figures and tables that the results link to."""
+    """Add the pages, and the files that they link to."""
     pages = _pages()
     anchors = {anchor: uri for uri, (_, text) in reversed(pages.items()) for anchor in _anchors(text)}
     places = {source: uri for uri, (source, _) in pages.items()}
     places |= {package.replace(".", "/"): _reference_uri(package) for package in _rooms()}
-    attached = {
-        f"results/{path.name}": path for path in (ROOT / "results").iterdir() if path.suffix in (".png", ".json")
-    }
+    attached = {path.relative_to(ROOT).as_posix(): path for pattern in ATTACHED for path in ROOT.glob(pattern)}
     places |= {name: name for name in attached}
     for uri, (source, text) in pages.items():
         files.append(File.generated(config, uri, content=_relinked(text, uri, source, places, anchors)))

@@ -91,3 +91,20 @@ def test_the_test_command_is_what_ci_runs() -> None:
     assert command is not None
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert all(part in script for part in command.groups())
+
+
+def test_contributing_names_files_and_tables_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for path in re.findall(r"`([\w.-]+/[\w./-]*)`", text):
+        assert (ROOT / path).exists(), path
+    rows = re.findall(r"^\|[^|]*\| (.*?) \| (.*?) \|", text, re.M)
+    checked = 0
+    for where, table in rows:
+        files = [ROOT / path for path in re.findall(r"`([\w./-]+\.py)`", f"{table} {where}")]
+        for name in re.findall(r"`([A-Z]+)`", table):
+            sources = [path.read_text(encoding="utf-8") for path in files]
+            folders = [ROOT / path / "__init__.py" for path in re.findall(r"`([\w/]+)`", where) if "." not in path]
+            sources += [path.read_text(encoding="utf-8") for path in folders if path.exists()]
+            assert any(re.search(rf"^{name}\b.*=", source, re.M) for source in sources), name
+            checked += 1
+    assert checked >= 6

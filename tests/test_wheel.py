@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -14,11 +13,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from tests.checkout import PACKAGES, ROOT, copy_to
 from tests.nas.house import House
-
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("search_spaces", "distill", "supernet", "nas")
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", *PACKAGES)
 
 pytestmark = pytest.mark.slow
 
@@ -28,12 +24,8 @@ Command = Callable[..., str]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout, built from a copy, as setuptools leaves its own files beside the sources."""
-    copy, folder = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, copy)
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = copy_to(folder / "sources")
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, copy]
     subprocess.run(build, check=True)
     (path,) = folder.glob("*.whl")
