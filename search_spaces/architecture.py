@@ -19,6 +19,7 @@ from typing import Any
 from search_spaces.errors import UserError, did_you_mean, shown
 from search_spaces.graph import GELU, MISMATCH, FFNGraph, GraphError
 from search_spaces.numbers import fraction
+from search_spaces.routing import ROUTINGS, RoutingKind
 
 VERSION = 1
 MAX_STACK = 16
@@ -37,9 +38,6 @@ LARGEST = {
     "head_experts": 64,
 }
 LARGEST_COUNT = 64
-HASHES = ("hash", "balanced_hash")
-GATES = ("token_gate", "sentence_gate")
-ROUTINGS = HASHES + GATES
 
 
 class ArchitectureError(UserError, ValueError):
@@ -106,8 +104,9 @@ class Experts:
     the others from the i-th on, up to m in all. So `shared` = 2/3 at m = 768 is MoEBERT's s = 512, and 1 makes E
     copies (MiniMoE).
 
-    routing: "hash", a random table from tokens to experts for every layer; "balanced_hash", a table that shares out
-    the tokens' frequencies; "token_gate" and "sentence_gate", learned, by the token or by the mean over its sentence.
+    routing: a name in `search_spaces.routing.ROUTINGS`: "hash", a random table from tokens to experts for every layer;
+    "balanced_hash", a table that shares out the tokens' frequencies; "token_gate" and "sentence_gate", learned, by the
+    token or by the mean over its sentence.
     top_k: experts that a token passes; their outputs are added up, weighted by a gate's probabilities or, with a hash,
     by 1 / top_k.
     capacity: an expert takes at most ceil(capacity * top_k * tokens / E) tokens of a sentence, the first ones;
@@ -134,21 +133,26 @@ class Experts:
             raise ArchitectureError(f"experts.shared: must be from 0 to 1, not {self.shared}")
         if self.capacity is not None and self.capacity <= 0:
             raise ArchitectureError(f"experts.capacity: must be above 0, not {self.capacity}")
-        if self.routing not in ROUTINGS:
+        if not isinstance(self.routing, str) or self.routing not in ROUTINGS:
             hint = did_you_mean(self.routing, ROUTINGS) if isinstance(self.routing, str) else ""
             known = hint or f"; known are {', '.join(ROUTINGS)}"
             raise ArchitectureError(f"experts.routing: unknown routing {shown(self.routing)}{known}")
         if self.top_k > self.count:
             raise ArchitectureError(f"experts.top_k: {self.top_k} of {self.count} experts")
-        if self.capacity is not None and self.routing == "sentence_gate":
-            raise ArchitectureError("experts.capacity: 'sentence_gate' sends whole sentences; leave it out")
+        if self.capacity is not None and self.kind.by_sentence:
+            raise ArchitectureError(f"experts.capacity: {self.routing!r} sends whole sentences; leave it out")
         if self.count == 1 and (self.shared, self.routing, self.capacity) != (0, "hash", None):
             raise ArchitectureError("experts: one expert is a dense layer, which has no other settings")
 
     @property
+    def kind(self) -> RoutingKind:
+        """The properties of the routing."""
+        return ROUTINGS[self.routing]
+
+    @property
     def gated(self) -> bool:
         """Whether the routing is learned."""
-        return self.routing in GATES
+        return self.kind.learned
 
     def __str__(self) -> str:
         if self.count == 1:

@@ -132,8 +132,8 @@ def ffn_macs(base: Base, genes: Genes, tokens: int = 128) -> int:
     """MACs of the linear maps and gates of all blocks of one layer for one sequence of `tokens` tokens."""
     experts = genes.experts
     gate = _gate(base.width, experts.count) if experts.gated else 0
-    routed = 1 if experts.routing == "sentence_gate" else tokens
-    return _maps_macs(base, genes, tokens) + routed * genes.stack * gate
+    decisions = 1 if experts.kind.by_sentence else tokens
+    return _maps_macs(base, genes, tokens) + decisions * genes.stack * gate
 
 
 def macs(architecture: Architecture, tokens: int = 128, labels: int = 3, head: str = CLASSIFICATION) -> int:

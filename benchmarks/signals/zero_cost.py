@@ -14,7 +14,7 @@ from distill.objectives.losses import soft_cross_entropy
 from distill.objectives.outputs import Batch, Outputs
 from distill.training.evaluation import batch_logits
 from supernet.importance import summed_loss
-from supernet.model.routing import Tokens
+from supernet.model.dispatch import Tokens
 
 HARD = terms.labels(1.0).loss
 SOFT = terms.soft_labels("soft labels", 1.0, soft_cross_entropy).loss

@@ -15,7 +15,7 @@ The process keeps the memory that it frees (where the C library is glibc). Other
 megabytes, whether each pass gets its memory anew from the system, which takes longer than the products of 128 tokens.
 
 --layouts compares the two ways in which products of experts are computed, over widths:
-`supernet.model.routing.BATCHED` is chosen from this.
+`supernet.model.expert_linear.BATCHED` is chosen from this.
 """
 
 import time
@@ -31,8 +31,10 @@ from benchmarks.measuring import ratio, summarise, take_turns
 from benchmarks.report import Report
 from distill.cpu.allocator import keep_freed_memory
 from search_spaces import GELU
-from supernet.model.ffn import FFNBlock, is_batched
-from supernet.model.routing import Router, Tokens
+from supernet.model.dispatch import Tokens
+from supernet.model.expert_linear import is_batched
+from supernet.model.ffn import FFNBlock
+from supernet.model.routing import TableRouter
 
 VOCABULARY = 30522
 LENGTH = 128
@@ -71,7 +73,7 @@ class Layer(nn.Module):
         self.block = FFNBlock(program, GELU.widths(width, inner), inner, config, genes)
         self.router = None
         if genes:
-            self.router = Router(genes, config, is_batched(width, inner) if batched is None else batched)
+            self.router = TableRouter(genes, config, is_batched(width, inner) if batched is None else batched)
             self.router.table = torch.randint(experts, (VOCABULARY,)).to(torch.uint8)
         for parameter in self.block.parameters():
             nn.init.normal_(parameter, std=0.02)

@@ -24,8 +24,10 @@ from search_spaces.architecture import DENSE, Base, Experts
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, LINEAR, UNARY
 from supernet.build import settings
-from supernet.model.ffn import FFNBlock, combine, is_batched
-from supernet.model.routing import Router, Tokens, put, take, weighted
+from supernet.model.dispatch import Tokens, put, take, weighted
+from supernet.model.expert_linear import is_batched
+from supernet.model.ffn import FFNBlock, combine
+from supernet.model.routing import TableRouter, router_class
 
 STEP_ROUNDS = 30
 # On a device too slow or too busy for that many, rounds end after so many seconds, but there are so many at least.
@@ -158,8 +160,9 @@ class _ExpertProbe(nn.Module):
         self.block = FFNBlock(program, GATED.widths(width, inner), inner, host.config, given).to(host.device).eval()
         for parameter in self.block.parameters():
             nn.init.normal_(parameter, std=host.config.initializer_range)
-        self.router = self.block.router or Router(given, host.config, is_batched(width, inner)).to(host.device)
-        if not experts.gated:
+        router = self.block.router or router_class(given)(given, host.config, is_batched(width, inner))
+        self.router = router.to(host.device)
+        if isinstance(self.router, TableRouter):
             self.router.table = torch.randint_like(self.router.table, experts.count)
         self.tokens = Tokens(batch["input_ids"], batch["attention_mask"])
 

@@ -43,7 +43,7 @@ from search_spaces.graph import FFNGraph
 from search_spaces.numbers import fraction
 from search_spaces.operations import BINARY, UNARY
 from supernet.build import build
-from supernet.model.routing import ExpertLinear
+from supernet.model.expert_linear import ExpertLinear
 
 # Part of every key: raise it when what is measured here, or how, changes.
 FORMAT = 3

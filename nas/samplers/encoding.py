@@ -6,9 +6,10 @@ from math import log2, sqrt
 
 import numpy as np
 
-from search_spaces.architecture import ROUTINGS, Architecture, Experts, Genes
+from search_spaces.architecture import Architecture, Experts, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
+from search_spaces.routing import ROUTINGS
 from search_spaces.spaces import Space
 
 OPERATIONS = (*UNARY, *BINARY, "gate")

@@ -23,8 +23,9 @@ from search_spaces.errors import UserError
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from distill.cli import DONE, INTERRUPTED, Parser, device, guard
-from search_spaces.architecture import DENSE, ROUTINGS, Architecture, ArchitectureError, Experts
+from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Experts
 from search_spaces.numbers import fraction
+from search_spaces.routing import ROUTINGS
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,7 +1,7 @@
 """Configuration of a BERT whose feed-forward networks follow a searched architecture.
 
-This file, `routing.py`, `ffn.py` and `modeling_nas_bert.py` travel inside every exported checkpoint, so they import
-torch, transformers and each other, and nothing else of this project.
+The files of this folder travel inside every exported checkpoint, so they import torch, transformers and each other, and
+nothing else of this project.
 """
 
 from transformers import BertConfig
@@ -13,16 +13,18 @@ class NasBertConfig(BertConfig):
     """A `BertConfig` plus the feed-forward networks of every layer.
 
     Attributes:
-        ffn: one entry a layer, `{"formula", "program", "widths", "stack", "inner"}`. `program` lists the
-            operations in order as `[name, [inputs]]`, where value 0 is the input of the block and value i+1
-            the result of operation i; `widths` are the channels of all values, the input first. A layer with experts
-            also has `"experts"`: `{"count", "routing", "top_k", "capacity"}`, see `search_spaces.architecture.Experts`.
+        ffn: one entry for each layer, `{"formula", "program", "widths", "stack", "inner"}`. `program` lists the
+            operations in the order of computation as `[name, [inputs]]`, where value 0 is the input of the block and
+            value i + 1 the result of operation i; `widths` are the channels of all values, beginning with the input. A
+            layer with experts also has `"experts"`: `{"count", "routing", "top_k", "capacity"}`, as in
+            `search_spaces.architecture.Experts`.
         gelu: `"tanh"` or `"erf"`, the form of the operation `gelu`.
-        mismatch: `"narrow"` or `"wide"`: what a binary operation does with inputs of different width.
-        attention_experts: attentions of every layer, among which a gate chooses for each token.
+        mismatch: `"narrow"` or `"wide"`: what a binary operation does with inputs of different widths.
+        attention_experts: experts of every layer's attention, among which a gate chooses for each token.
         head_experts: prediction layers of a sequence classifier, among which a gate chooses for each sentence.
-        router_jitter_noise: in training a gate's input is multiplied by noise uniform in 1 +- this (Switch).
-        embedding_size: width of a factorised word embedding over trigrams (MobileBERT), or `None`.
+        router_jitter_noise: in training, the input of a gate is multiplied by noise that is uniform from 1 - this to
+            1 + this (Switch).
+        embedding_size: the width of a factorised word embedding over trigrams (MobileBERT), or `None`.
     """
 
     model_type = "nas_bert"

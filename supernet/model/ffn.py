@@ -1,6 +1,6 @@
-"""A feed-forward block that runs a graph: h <- LayerNorm(h + dropout(f(h))), f dense or one of several experts.
+"""A feed-forward block that computes a graph f: h <- LayerNorm(h + dropout(f(h))), f dense or one of several experts.
 
-Part of every exported checkpoint: imports torch and its neighbour only.
+This file travels inside every exported checkpoint, so it imports torch and its neighbours only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .routing import BATCHED, HASHES, Dispatch, ExpertLinear, Router, Routing, Tokens, put, take, weighted
+from .dispatch import Dispatch, Tokens, put, take, weighted
+from .expert_linear import ExpertLinear, is_batched
+from .routing import Routing, router_class
 
+# The operations of `search_spaces.operations.OPERATIONS` that are no linear maps. `gelu` has two forms, of which the
+# configuration of a model chooses one.
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "relu": F.relu,
@@ -25,12 +30,17 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mul": torch.mul,
     "max": torch.maximum,
 }
+LINEAR = ("expand", "gate", "project")
+# Those whose code travels in a checkpoint; others may be added to the dictionaries at run time.
+EXPORTED_OPERATIONS = frozenset((*UNARY, *BINARY, *LINEAR))
 
 
 def combine(op: str, a: Tensor, b: Tensor, mismatch: str) -> Tensor:
-    """Binary operation on the leading channels that `a` (..., A) and `b` (..., B) share.
+    """The binary operation on the leading channels that `a` (..., A) and `b` (..., B) share.
 
-    `mismatch="narrow"` returns those min(A, B) channels; `"wide"` appends the wider one's other channels.
+    Returns:
+        Those min(A, B) channels if `mismatch` is "narrow"; if it is "wide", the other channels of the wider input
+        follow unchanged, max(A, B) in all.
     """
     function = BINARY[op]
     shared = min(a.shape[-1], b.shape[-1])
@@ -48,7 +58,10 @@ class FFNBlock(nn.Module):
 
     Args:
         program, widths, inner, experts: an entry of `NasBertConfig.ffn`.
-        config: of the model; width, dropout, epsilon of LayerNorm, the forms of gelu and mismatch.
+        config: of the model: width, dropout, epsilon of LayerNorm, the form of gelu, and mismatch.
+
+    Raises:
+        ValueError: there is no such operation or router.
     """
 
     def __init__(
@@ -61,6 +74,10 @@ class FFNBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.steps = tuple((str(op), tuple(inputs)) for op, inputs in program)
+        for op, _ in self.steps:
+            if op not in UNARY and op not in BINARY and op not in LINEAR:
+                known = ", ".join((*LINEAR, *UNARY, *BINARY))
+                raise ValueError(f"no operation is called {op!r}; known are {known}")
         self.mismatch = config.mismatch
         self.gelu_form = {"tanh": "tanh", "erf": "none"}[config.gelu]
         projected = widths[next(inputs[0] for op, inputs in self.steps if op == "project")]
@@ -73,22 +90,18 @@ class FFNBlock(nn.Module):
             self.gate = linear(config.hidden_size, inner)
         self.project = linear(projected, config.hidden_size)
         self.router = None
-        if experts is not None and experts["routing"] not in HASHES:
-            self.router = Router(experts, config, is_batched(config.hidden_size, inner))
+        if experts is not None and router_class(experts).reads_hidden_states:
+            self.router = router_class(experts)(experts, config, is_batched(config.hidden_size, inner))
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def f(self, x: Tensor, *sent: Dispatch) -> Tensor:
-        """The graph's function: (..., width) -> (..., width); of experts with slots (S, width) and their dispatch."""
+    def f(self, x: Tensor, *dispatch: Dispatch) -> Tensor:
+        """The graph's function: (..., width) -> (..., width); of experts on slots (S, width), with their dispatch."""
         values = [x]
         for op, inputs in self.steps:
             first = values[inputs[0]]
-            if op == "expand":
-                values.append(self.expand(first, *sent))
-            elif op == "gate":
-                values.append(self.gate(first, *sent))
-            elif op == "project":
-                values.append(self.project(first, *sent))
+            if op in LINEAR:
+                values.append(getattr(self, op)(first, *dispatch))
             elif op == "gelu":
                 values.append(F.gelu(first, approximate=self.gelu_form))
             elif op in UNARY:
@@ -98,19 +111,14 @@ class FFNBlock(nn.Module):
         return values[-1]
 
     def routed(self, hidden_BTD: Tensor, routing: Routing) -> Tensor:
-        """Each token's experts: (B, T, width) -> (B, T, width), zero where a token has none."""
+        """Each token through its experts: (B, T, width) -> (B, T, width), zero for a token without one."""
         y_SD = self.f(take(hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), routing.dispatch), routing.dispatch)
         return put(weighted(y_SD, routing.weight_S), routing.dispatch).view(hidden_BTD.shape)
 
     def forward(self, hidden_BTD: Tensor, tokens: Tokens | None = None, routing: Routing | None = None) -> Tensor:
-        """`tokens` are needed by experts with a gate, `routing` by those without one."""
+        """(B, T, width) -> (B, T, width). A block with a router of its own needs `tokens`; other experts `routing`."""
         if self.router is not None:
             assert tokens is not None
             routing = self.router(hidden_BTD, tokens)
         change_BTD = self.f(hidden_BTD) if routing is None else self.routed(hidden_BTD, routing)
         return self.LayerNorm(hidden_BTD + self.dropout(change_BTD))
-
-
-def is_batched(width: int, inner: int) -> bool:
-    """Whether experts of these widths are computed in batched products of padded rows."""
-    return width * inner <= BATCHED

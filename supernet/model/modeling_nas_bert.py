@@ -1,6 +1,6 @@
-"""BERT with searched feed-forward networks: attention, embeddings and heads are the library's own.
+"""BERT with searched feed-forward networks; attention, embeddings and heads are those of the transformers library.
 
-Part of every exported checkpoint: imports torch, transformers and its neighbours only.
+This file travels inside every exported checkpoint, so it imports torch, transformers and its neighbours only.
 """
 
 from typing import Any
@@ -33,12 +33,16 @@ from transformers.models.bert.modeling_bert import (
 from transformers.models.mobilebert.modeling_mobilebert import MobileBertEmbeddings
 
 from .configuration_nas_bert import NasBertConfig
-from .ffn import FFNBlock, is_batched
-from .routing import HASHES, ExpertLinear, RoutedLinear, Router, Routing, Tokens, put, take, weighted
+from .dispatch import Tokens, put, take, weighted
+from .expert_linear import ExpertLinear, RoutedLinear, is_batched
+from .ffn import EXPORTED_OPERATIONS, FFNBlock
+from .routing import EXPORTED_ROUTERS, GateRouter, Routing, TableRouter, make_gate, router_class
 
 
 class NasBertEmbeddings(MobileBertEmbeddings):
-    """Factorised embedding: trigrams of `embedding_size` wide word vectors, mapped to the model width."""
+    """Factorised embedding (MobileBERT): the vectors of a word and its neighbours, each `embedding_size` wide, mapped
+    to the width of the model.
+    """
 
     def __init__(self, config: NasBertConfig) -> None:
         super().__init__(config)
@@ -56,14 +60,14 @@ class NasBertEmbeddings(MobileBertEmbeddings):
             inputs_embeds = self.word_embeddings(input_ids)
             padding = self.word_embeddings.padding_idx
             if padding is not None:
-                # The last trigram reaches one word beyond the sentence, and a tied masked-LM head trains the
+                # The last trigram of a sentence reaches into the padding, and a tied masked-LM head trains the
                 # vector of padding away from zero.
                 inputs_embeds = inputs_embeds * (input_ids != padding)[..., None]
         return super().forward(None, token_type_ids, position_ids, inputs_embeds)
 
 
 class ExpertSelfAttention(BertSelfAttention):
-    """Self-attention in which each token's query, key and value come from the expert it is sent to."""
+    """Self-attention in which the query, key and value of each token come from the expert that it is sent to."""
 
     def __init__(self, config: NasBertConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx=layer_idx)
@@ -85,7 +89,7 @@ class ExpertSelfAttention(BertSelfAttention):
 
 
 class ExpertSelfOutput(BertSelfOutput):
-    """The output map of each token's expert, times the gate's probability; then dropout, residual and LayerNorm."""
+    """The output map of each token's expert, multiplied by the gate's factor; then dropout, residual and LayerNorm."""
 
     def __init__(self, config: NasBertConfig) -> None:
         super().__init__(config)
@@ -97,14 +101,14 @@ class ExpertSelfOutput(BertSelfOutput):
 
 
 class ExpertAttention(BertAttention):
-    """Attention whose linear maps each token has from one of several experts (MiniMoE, section 3.2): a gate chooses it,
-    and its probability multiplies the branch before the residual.
+    """Attention with several experts (MiniMoE, section 3.2): a gate chooses whose linear maps a token has, and its
+    factor multiplies the branch before the residual.
     """
 
     def __init__(self, config: NasBertConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx=layer_idx)
-        gate = {"count": config.attention_experts, "routing": "token_gate", "top_k": 1, "capacity": None}
-        self.router = Router(gate, config, is_batched(config.hidden_size, config.hidden_size))
+        batched = is_batched(config.hidden_size, config.hidden_size)
+        self.router = make_gate(config.attention_experts, config, batched)
         self.self = ExpertSelfAttention(config, layer_idx)
         self.output = ExpertSelfOutput(config)
 
@@ -127,10 +131,10 @@ class NasBertLayer(BertLayer):
             self.attention = ExpertAttention(config, layer_idx)
         genes = config.ffn[layer_idx]
         experts = genes.get("experts")
-        # A hash asks nothing of the hidden states, so its way is found once for all blocks.
         self.router = None
-        if experts is not None and experts["routing"] in HASHES:
-            self.router = Router(experts, config, is_batched(config.hidden_size, genes["inner"]))
+        if experts is not None and not router_class(experts).reads_hidden_states:
+            batched = is_batched(config.hidden_size, genes["inner"])
+            self.router = router_class(experts)(experts, config, batched)
         self.ffn = nn.ModuleList(
             FFNBlock(genes["program"], genes["widths"], genes["inner"], config, experts) for _ in range(genes["stack"])
         )
@@ -143,7 +147,7 @@ class NasBertLayer(BertLayer):
         tokens: Tokens | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """As `BertLayer`'s; `tokens` where the model has experts."""
+        """As `BertLayer.forward`; a model with experts passes `tokens`."""
         if tokens is None:
             return super().forward(hidden_states, attention_mask, *unused, **kwargs)
         if isinstance(self.attention, ExpertAttention):
@@ -174,15 +178,40 @@ class NasBertPreTrainedModel(BertPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, Router | ExpertLinear):
+        if isinstance(module, GateRouter | ExpertLinear):
             for parameter in module.parameters(recurse=False):
                 init.normal_(parameter, std=self.config.initializer_range)
         if isinstance(module, ExpertLinear):
             init.zeros_(module.bias)
-        if isinstance(module, Router) and module.routing in HASHES:
+        if isinstance(module, TableRouter):
             init.copy_(module.table, torch.randint(module.count, module.table.shape))
         if isinstance(module, MobileBertEmbeddings):
             init.copy_(module.position_ids, torch.arange(module.position_ids.shape[-1]).expand((1, -1)))
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """As `PreTrainedModel.save_pretrained`, with the code of this folder.
+
+        Raises:
+            ValueError: the model has an operation or router that was added at run time; its code would be missing where
+                the checkpoint is loaded.
+        """
+        if fault := export_fault(self.config.ffn):
+            raise ValueError(fault)
+        super().save_pretrained(*args, **kwargs)
+
+
+def export_fault(ffn: list[dict[str, Any]]) -> str:
+    """Why a model with this `NasBertConfig.ffn` cannot be exported; empty if it can."""
+    for layer, genes in enumerate(ffn):
+        added = [f"operation {op!r}" for op, _ in genes["program"] if op not in EXPORTED_OPERATIONS]
+        if (experts := genes.get("experts")) and experts["routing"] not in EXPORTED_ROUTERS:
+            added.append(f"router {experts['routing']!r}")
+        if added:
+            return (
+                f"layer {layer} has the {added[0]}, which was added at run time, and a checkpoint carries only the "
+                "code of supernet/model: define it in ffn.py or routing.py there to export models with it"
+            )
+    return ""
 
 
 class NasBertModel(NasBertPreTrainedModel, BertModel):
@@ -206,14 +235,14 @@ class NasBertModel(NasBertPreTrainedModel, BertModel):
         self.post_init()
 
     def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
-        """As `BertModel`'s. Raises ValueError for token ids that hash routing does not know."""
+        """As `BertModel.forward`. Raises ValueError for token ids that a routing table does not have."""
         if self.routed:
             kwargs["tokens"] = Tokens(input_ids, attention_mask)
         return super().forward(input_ids, attention_mask, **kwargs)
 
 
 class FactorisedMLMHead(nn.Module):
-    """ALBERT's head, (B, T, width) -> (B, T, vocabulary), under the name that BERT's has."""
+    """ALBERT's masked-LM head, (B, T, width) -> (B, T, vocabulary), under the name of BERT's."""
 
     def __init__(self, config: NasBertConfig) -> None:
         super().__init__()
@@ -224,7 +253,7 @@ class FactorisedMLMHead(nn.Module):
 
 
 class NasBertForMaskedLM(NasBertPreTrainedModel, BertForMaskedLM):
-    """Masked-LM head tied to the word embedding; a factorised one is tied as ALBERT does it."""
+    """The head shares the weights of the word embedding; those of a factorised embedding as ALBERT's head does."""
 
     _auto_class = "AutoModelForMaskedLM"
 
@@ -238,8 +267,8 @@ class NasBertForMaskedLM(NasBertPreTrainedModel, BertForMaskedLM):
         self.post_init()
 
 
-def _head(model: Any, config: NasBertConfig, outputs: int) -> nn.Linear:
-    """Dropout and linear layer under the names that the library's forward methods use."""
+def _linear_head(model: Any, config: NasBertConfig, outputs: int) -> nn.Linear:
+    """The linear map of a head; sets the model's `dropout`, which the library's forward methods use."""
     probability = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
     model.dropout = nn.Dropout(probability)
     return nn.Linear(config.hidden_size, outputs)
@@ -247,14 +276,13 @@ def _head(model: Any, config: NasBertConfig, outputs: int) -> nn.Linear:
 
 class ExpertHead(nn.Module):
     """Prediction layers W_o softmax(W_i x), to one of which a gate sends each sentence (MicroBERT, equations 4 and 5):
-    (B, width) -> (B, outputs). What it computes is multiplied as in any other `Router`.
+    (B, width) -> (B, outputs). The result is multiplied by the gate's factor, see `GateRouter`.
     """
 
     def __init__(self, config: NasBertConfig, outputs: int) -> None:
         super().__init__()
         experts, width = config.head_experts, config.hidden_size
-        gate = {"count": experts, "routing": "token_gate", "top_k": 1, "capacity": None}
-        self.router = Router(gate, config, is_batched(width, width))
+        self.router = make_gate(experts, config, is_batched(width, width))
         self.inner = ExpertLinear(experts, width, width)
         self.outer = ExpertLinear(experts, width, outputs)
 
@@ -271,7 +299,7 @@ class NasBertForSequenceClassification(NasBertPreTrainedModel, BertForSequenceCl
         BertPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.bert = NasBertModel(config)
-        head = _head(self, config, config.num_labels)
+        head = _linear_head(self, config, config.num_labels)
         self.classifier = head if config.head_experts == 1 else ExpertHead(config, config.num_labels)
         self.post_init()
 
@@ -283,7 +311,7 @@ class NasBertForTokenClassification(NasBertPreTrainedModel, BertForTokenClassifi
         BertPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.bert = NasBertModel(config, add_pooling_layer=False)
-        self.classifier = _head(self, config, config.num_labels)
+        self.classifier = _linear_head(self, config, config.num_labels)
         self.post_init()
 
 

@@ -6,9 +6,9 @@ from fractions import Fraction
 from hypothesis import strategies as st
 
 from search_spaces import BINARY, DENSE, UNARY, Architecture, Base, Experts, FFNGraph, Genes, Space
-from search_spaces.architecture import ROUTINGS
 from search_spaces.graph import MAX_TERMS
 from search_spaces.operations import LINEAR
+from search_spaces.routing import ROUTINGS
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 
@@ -53,9 +53,9 @@ def experts(draw: st.DrawFn, inner: int) -> Experts:
     # The fewest shared channels with which an expert's part of the others suffices.
     least = next(shared for shared in range(inner + 1) if shared + (BASE.inner - shared) // count >= inner)
     shared = Fraction(draw(st.integers(least, inner)), inner)
-    routing, top_k = draw(st.sampled_from(ROUTINGS)), draw(st.integers(1, min(count, 4)))
+    routing, top_k = draw(st.sampled_from(tuple(ROUTINGS))), draw(st.integers(1, min(count, 4)))
     capacities = st.none() | st.fractions(Fraction(1, 4), 4, max_denominator=100)
-    return Experts(count, shared, routing, top_k, None if routing == "sentence_gate" else draw(capacities))
+    return Experts(count, shared, routing, top_k, None if ROUTINGS[routing].by_sentence else draw(capacities))
 
 
 @st.composite

@@ -13,7 +13,7 @@ from torch import Tensor
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, run
 from distill.training.teacher import TeacherError
 from search_spaces import GELU, PUBLISHED, Architecture, Base, Experts, FFNGraph, Genes, cost
-from search_spaces.architecture import ROUTINGS
+from search_spaces.routing import ROUTINGS
 from supernet.build import (
     ACTIVATIONS,
     HEADS,
@@ -25,7 +25,7 @@ from supernet.build import (
     layer_output_statistics,
     load_weights,
 )
-from supernet.model.routing import ExpertLinear, RoutedLinear
+from supernet.model.expert_linear import ExpertLinear, RoutedLinear
 from tests.search_spaces import strategies
 from tests.tiny import BASE, architectures, bases, batch, bert
 

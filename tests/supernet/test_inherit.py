@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from search_spaces import GELU, Architecture, Base, Experts, FFNGraph, Genes
-from search_spaces.architecture import GATES, ROUTINGS
 from search_spaces.cost import project_width
+from search_spaces.routing import ROUTINGS
 from supernet.build import HEADS, build, from_scratch, full_architecture, load_weights
 from supernet.experts.split import DEVIATION, routing_table
 from supernet.inherit import inherit
@@ -313,7 +313,7 @@ def test_copies_compute_what_the_supernet_does(routing: str, top_k: int) -> None
             if name.endswith("router.weight"):
                 torch.nn.init.zeros_(parameter)
         torch.testing.assert_close(logits(indifferent), logits(whole), rtol=1e-4, atol=1e-5)
-        exact = routing not in GATES and attention_experts == 1
+        exact = not ROUTINGS[routing].learned and attention_experts == 1
         torch.testing.assert_close(logits(candidate), logits(whole), rtol=1e-4, atol=1e-5 if exact else 0.3)
 
 

@@ -30,8 +30,8 @@ from nas.samplers.lanas import (
 )
 from nas.study.ledger import Observation
 from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes, Space
-from search_spaces.architecture import ROUTINGS
 from search_spaces.equivalence import function_key
+from search_spaces.routing import ROUTINGS
 
 BASE = Base(depth=2, width=24, heads=4, inner=64, vocabulary=50, positions=20)
 EXPANSIONS = tuple(Fraction(1, n) for n in (1, 2, 4, 16))

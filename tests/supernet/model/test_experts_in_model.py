@@ -16,7 +16,7 @@ from distill.objectives.outputs import ATTENTION_SCORES, RELATIONS, ROUTINGS, Ou
 from search_spaces import GELU, Architecture, Experts, FFNGraph, Genes
 from supernet.build import HEADS, build
 from supernet.model.ffn import FFNBlock
-from supernet.model.routing import Router
+from supernet.model.routing import GateRouter, Router
 from tests.supernet.reference import by_token, dense_blocks
 from tests.tiny import BASE, batch, inputs, shaken
 
@@ -287,7 +287,7 @@ def test_jitter_is_for_training(kind: str) -> None:
     else:
         assert torch.equal(*shaky)
     for module in model.modules():
-        if isinstance(module, Router):
+        if isinstance(module, GateRouter):
             assert module.jitter == 0.01
             module.jitter = 0.0
     assert torch.equal(last_states(model, given)[0], calm)

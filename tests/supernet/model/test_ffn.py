@@ -22,15 +22,18 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.modernbert.modeling_modernbert import ModernBertMLP
 
 from search_spaces import BINARY, GELU, FFNGraph
-from search_spaces.architecture import GATES, ROUTINGS
 from search_spaces.formula import meaning
 from search_spaces.operations import LINEAR
-from supernet.model.ffn import FFNBlock, combine, is_batched
-from supernet.model.routing import BATCHED, HASHES, Router, Routing, Tokens
+from search_spaces.routing import ROUTINGS
+from supernet.model.dispatch import Tokens
+from supernet.model.expert_linear import BATCHED, is_batched
+from supernet.model.ffn import FFNBlock, combine
+from supernet.model.routing import Router, Routing, TableRouter
 from tests.supernet.reference import by_token, dense_blocks
 from tests.tiny import graphs, shaken
 
 WIDTH = 10
+GATES = [name for name, kind in ROUTINGS.items() if kind.learned]
 # What only experts ask of the configuration.
 ROUTED = {"vocab_size": 20, "router_jitter_noise": 0.0}
 GATED = [
@@ -242,7 +245,7 @@ def states(dtype: torch.dtype = torch.float64) -> Tensor:
 
 def router(experts: dict[str, Any], batched: bool, table: Tensor | None = None) -> Router:
     """Of a layer that routes by a hash."""
-    made = Router(experts, SimpleNamespace(hidden_size=WIDTH, **ROUTED), batched)
+    made = TableRouter(experts, SimpleNamespace(hidden_size=WIDTH, **ROUTED), batched)
     drawn = torch.randint(experts["count"], (20,), generator=torch.Generator().manual_seed(4))
     made.table.copy_(drawn if table is None else table)
     return made
@@ -267,7 +270,7 @@ def test_experts_token_by_token(routing: str, mismatch: str, batched: bool) -> N
         inner = rng.choice((4, WIDTH, 17))
         block = make_block(graph, inner, mismatch, experts=experts)
         made, own = None, states().requires_grad_()
-        if routing in HASHES:
+        if routing not in GATES:
             made = router(experts, batched)
             chooser = made.table
         else:
@@ -380,10 +383,10 @@ def test_experts_of_nothing(routing: str, batched: bool) -> None:
 @LAYOUTS
 def test_mixed_precision_computes_experts(batched: bool) -> None:
     for seed, graph in enumerate([*graphs(10), *GATED]):
-        routing = ROUTINGS[seed % 4]
+        routing = list(ROUTINGS)[seed % 4]
         experts = settings(3, routing, 1 + seed % 2)
         block = make_block(graph, 6, "wide", experts=experts).float()
-        made = router(experts, batched) if routing in HASHES else None
+        made = router(experts, batched) if routing not in GATES else None
         if block.router is not None:
             block.router.batched = batched
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -13,19 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from supernet.model.routing import (
-    Dispatch,
-    ExpertLinear,
-    RoutedLinear,
-    Router,
-    Routing,
-    Tokens,
-    dispatch,
-    grouped_linear,
-    put,
-    take,
-    weighted,
-)
+from supernet.model.dispatch import Dispatch, Tokens, dispatch_tokens, put, take, weighted
+from supernet.model.expert_linear import ExpertLinear, RoutedLinear, grouped_linear
+from supernet.model.routing import Router, Routing, router_class
 
 WIDTH = 6
 LAYOUTS = pytest.mark.parametrize("batched", [False, True], ids=["sorted", "batched"])
@@ -74,7 +64,7 @@ def test_dispatch(
     experts_NK = chosen(batch * length, top_k, count, seed)
     expected = queues(experts_NK, count, mask_BT, capacity)
 
-    sent = dispatch(experts_NK, count, shape, Tokens(None, mask_BT), capacity, batched)
+    sent = dispatch_tokens(experts_NK, count, shape, Tokens(None, mask_BT), capacity, batched)
     assert sent.counts == tuple(map(len, expected))
     most = max(sent.counts)
     firsts = [most * expert if batched else sum(sent.counts[:expert]) for expert in range(count)]
@@ -107,9 +97,9 @@ def examples(batched: bool) -> Iterator[tuple[int, int, Dispatch]]:
     masks = [torch.ones(2, 4), torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]]), torch.zeros(2, 4)]
     for seed, (mask, top_k, capacity) in enumerate(product(masks, (1, 2), (None, Fraction(1, 2)))):
         experts_NK = chosen(8, top_k, 3, seed)
-        yield 8, 3, dispatch(experts_NK, 3, (2, 4), Tokens(None, mask), capacity, batched)
-    yield 8, 5, dispatch(torch.tensor([[4, 1]] * 8), 5, (2, 4), Tokens(None, None), None, batched)
-    yield 0, 3, dispatch(chosen(0, 1, 3, 0), 3, (0, 4), Tokens(None, torch.ones(0, 4)), Fraction(1), batched)
+        yield 8, 3, dispatch_tokens(experts_NK, 3, (2, 4), Tokens(None, mask), capacity, batched)
+    yield 8, 5, dispatch_tokens(torch.tensor([[4, 1]] * 8), 5, (2, 4), Tokens(None, None), None, batched)
+    yield 0, 3, dispatch_tokens(chosen(0, 1, 3, 0), 3, (0, 4), Tokens(None, torch.ones(0, 4)), Fraction(1), batched)
 
 
 def real(sent: Dispatch) -> Tensor:
@@ -214,7 +204,9 @@ def test_mixed_precision(batched: bool) -> None:
 
 def router(routing: str, count: int = 4, top_k: int = 1, jitter: float = 0.0, **options: object) -> Router:
     genes = {"count": count, "routing": routing, "top_k": top_k, "capacity": options.pop("capacity", None)}
-    made = Router(genes, SimpleNamespace(vocab_size=20, hidden_size=WIDTH, router_jitter_noise=jitter), **options)
+    made = router_class(genes)(
+        genes, SimpleNamespace(vocab_size=20, hidden_size=WIDTH, router_jitter_noise=jitter), **options
+    )
     for table in made.buffers():
         table.copy_(torch.randint(count, (20,), generator=generator(3)))
     return drawn(made).eval()

@@ -1,0 +1,198 @@
+"""How tokens are sorted by expert, taken to the slots that experts compute, and put back in place.
+
+This file travels inside every exported checkpoint, so it imports torch and nothing of this project.
+
+Tokens are sorted by expert once; every linear map then works on one contiguous run of rows for each expert. Dimensions:
+N tokens in B sentences of length T; E experts, of which a token passes K; S slots, which are the rows that experts
+compute, in the order of the experts; P = N * K pairs of a token and one of its experts; D channels.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+
+class Tokens:
+    """The tokens of a batch; made once and used by all layers.
+
+    Args:
+        input_ids_BT: None if the model was given embeddings.
+        mask: (B, T), 1 for tokens and 0 for padding. All are tokens without it, or if it has another shape.
+    """
+
+    def __init__(self, input_ids_BT: Tensor | None, mask: Tensor | None) -> None:
+        self.input_ids_BT = input_ids_BT
+        valid_BT = mask.bool() if mask is not None and mask.dim() == 2 else None
+        self.valid_BT = None if valid_BT is None or bool(valid_BT.all()) else valid_BT
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """The way of tokens to their experts and back.
+
+    Attributes:
+        slot_NK: the slot of each token for each of its experts; -1 for padding and for tokens beyond the capacity.
+        pair_S: the pair (token * K + k) in each slot.
+        counts: how many tokens each expert has.
+        real_S: which slots hold a token, if all experts have equal numbers of slots; what the other slots compute is
+            dropped. None if slots are only made for tokens.
+    """
+
+    slot_NK: Tensor
+    pair_S: Tensor
+    counts: tuple[int, ...]
+    real_S: Tensor | None
+
+    @cached_property
+    def token_S(self) -> Tensor:
+        """The token in each slot."""
+        choices = self.slot_NK.shape[1]
+        return self.pair_S if choices == 1 else self.pair_S // choices
+
+    @cached_property
+    def missing_NK(self) -> Tensor | None:
+        """Which pairs have no slot; None if all have one."""
+        return None if sum(self.counts) == self.slot_NK.numel() else self.slot_NK < 0
+
+    @cached_property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """The first slot of each expert and the one after its last."""
+        return tuple(pairwise(accumulate(self.counts, initial=0)))
+
+
+def dispatch_tokens(
+    experts_NK: Tensor,
+    count: int,
+    shape: tuple[int, ...],
+    tokens: Tokens,
+    capacity: Fraction | None = None,
+    batched: bool = False,
+) -> Dispatch:
+    """Sort the pairs of tokens and experts by expert, leaving out padding and overflow.
+
+    Args:
+        experts_NK: the experts of each token.
+        count: E.
+        shape: (B, T).
+        capacity: each expert takes the first ceil(capacity * K * length / E) tokens of a sentence of that length. The
+            bound is for each sentence, so the rest of the batch makes no difference.
+        batched: give every expert as many slots as the one with the most tokens has.
+    """
+    choices = experts_NK.shape[1]
+    expert_P = experts_NK.reshape(-1)
+    device = expert_P.device
+    place_P = torch.arange(len(expert_P), device=device)
+    # Pairs that go nowhere are given to an expert after the last.
+    if tokens.valid_BT is not None:
+        valid_P = tokens.valid_BT.reshape(-1).repeat_interleave(choices)
+        expert_P = torch.where(valid_P, expert_P, count)
+    if capacity is not None and len(expert_P):
+        expert_P = _without_overflow(expert_P, place_P, count, shape, choices, tokens, capacity)
+    # Sorting bytes is several times faster; there are at most 64 experts.
+    order_P = torch.argsort(expert_P.to(torch.uint8), stable=True)
+    counts = torch.bincount(expert_P, minlength=count + 1)[:count].tolist()
+    total = sum(counts)
+    pair_S, slots = order_P[:total], place_P[:total]
+    if not batched:
+        slot_P = torch.full_like(place_P, -1) if total < len(place_P) else torch.empty_like(place_P)
+        slot_P[pair_S] = slots
+        return Dispatch(slot_P.view(-1, choices), pair_S, tuple(counts), None)
+    largest = max(counts)
+    expert_S = torch.repeat_interleave(torch.tensor(counts, device=device))
+    firsts = accumulate(counts[:-1], initial=0)
+    shifts = torch.tensor([largest * expert - first for expert, first in enumerate(firsts)], device=device)
+    slots = slots + shifts[expert_S]
+    padded_S = pair_S.new_zeros(largest * count)
+    padded_S[slots] = pair_S
+    real_S = torch.zeros(largest * count, dtype=torch.bool, device=device)
+    real_S[slots] = True
+    slot_P = torch.full_like(place_P, -1)
+    slot_P[pair_S] = slots
+    return Dispatch(slot_P.view(-1, choices), padded_S, tuple(counts), real_S)
+
+
+def _without_overflow(
+    expert_P: Tensor,
+    place_P: Tensor,
+    count: int,
+    shape: tuple[int, ...],
+    choices: int,
+    tokens: Tokens,
+    capacity: Fraction,
+) -> Tensor:
+    """`expert_P` with `count` for the pairs that their expert has no capacity for."""
+    batch, length = shape
+    sentence_P = place_P // (length * choices)
+    lengths_B = torch.full((batch,), length, device=expert_P.device)
+    if tokens.valid_BT is not None:
+        lengths_B = tokens.valid_BT.sum(dim=1)
+    bound_B = -(-lengths_B * choices * capacity.numerator // (count * capacity.denominator))
+    # How many pairs of the same sentence and expert come before each pair.
+    group_P = sentence_P * (count + 1) + expert_P
+    order_P = torch.argsort(group_P, stable=True)
+    sizes = torch.bincount(group_P)
+    before_P = torch.empty_like(place_P)
+    before_P[order_P] = place_P - (sizes.cumsum(0) - sizes)[group_P[order_P]]
+    return torch.where(before_P < bound_B[sentence_P], expert_P, count)
+
+
+class _Take(Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, dispatch: Dispatch) -> Tensor:
+        ctx.dispatch = dispatch
+        return x_ND.index_select(0, dispatch.token_S)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None]:
+        return _back(grad_SD, ctx.dispatch), None
+
+
+class _Put(Function):
+    @staticmethod
+    def forward(ctx: Any, y_SD: Tensor, dispatch: Dispatch) -> Tensor:
+        ctx.dispatch = dispatch
+        return _back(y_SD, dispatch)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None]:
+        grad_SD = grad_ND.index_select(0, ctx.dispatch.token_S)
+        if ctx.dispatch.real_S is not None:
+            grad_SD.masked_fill_(~ctx.dispatch.real_S[:, None], 0)
+        return grad_SD, None
+
+
+def _back(y_SD: Tensor, dispatch: Dispatch) -> Tensor:
+    """The sum over each token's slots, (S, D) -> (N, D)."""
+    tokens, choices = dispatch.slot_NK.shape
+    if not len(y_SD):
+        return y_SD.new_zeros(tokens, y_SD.shape[-1])
+    slot_P = dispatch.slot_NK.reshape(-1)
+    if dispatch.missing_NK is None:
+        y_PD = y_SD.index_select(0, slot_P)
+    else:
+        y_PD = y_SD.index_select(0, slot_P.clamp(min=0)).masked_fill_(dispatch.missing_NK.reshape(-1, 1), 0)
+    return y_PD if choices == 1 else y_PD.view(tokens, choices, -1).sum(dim=1)
+
+
+def take(x_ND: Tensor, dispatch: Dispatch) -> Tensor:
+    """Each slot's token: (N, D) -> (S, D)."""
+    return _Take.apply(x_ND, dispatch)
+
+
+def put(y_SD: Tensor, dispatch: Dispatch) -> Tensor:
+    """The sum over each token's slots: (S, D) -> (N, D); zero for a token without a slot."""
+    return _Put.apply(y_SD, dispatch)
+
+
+def weighted(y_SD: Tensor, weight_S: Tensor | None) -> Tensor:
+    """Each row times its slot's factor, (S, D) -> (S, D)."""
+    return y_SD if weight_S is None else y_SD * weight_S[:, None].to(y_SD.dtype)
