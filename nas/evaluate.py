@@ -62,7 +62,7 @@ class Evaluator:
     def student(self, architecture: Architecture) -> PreTrainedModel:
         """The candidate with its inherited weights."""
         model = build(architecture, self.task.kind, like=self.like)
-        load_weights(model, inherit(self.weights, architecture, self.frequencies))
+        load_weights(model, inherit(self.weights, architecture, self.frequencies, self.config.seed))
         return model
 
     @cached_property

@@ -25,7 +25,7 @@ def parser() -> Parser:
         "--stage",
         choices=STAGES,
         help="1: operations, stacks and expansions together; 2: operations; 3: stacks and expansions on a "
-        "weight-sharing supernet; all: one after the other",
+        "one-shot supernet; all: one after the other",
     )
     what.add_argument("--single-stage", action="store_true", help="everything at once with the trials of 1 and 2")
     result.add_argument(

@@ -46,7 +46,7 @@ Start = tuple[Architecture, str, int | None]
 class Plan:
     """One stage: the space, what is evaluated first, what may be spent, and what is evaluated how.
 
-    `one_shot`: candidates are slices of a weight-sharing supernet and are not trained. `incumbent`: the architecture
+    `one_shot`: candidates are slices of a one-shot supernet and are not trained. `incumbent`: the architecture
     that the stage refines.
     """
 

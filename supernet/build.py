@@ -1,4 +1,4 @@
-"""From an architecture to a model, and the two starting points of a supernet: a teacher, or nothing."""
+"""From an architecture to a model; and the supernet, which starts from a teacher or from random weights."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ from supernet.model.modeling_nas_bert import (
     NasBertModel,
 )
 
-# No head, or one for a kind of task.
+# The model classes by their heads: none, or one for a kind of task.
 HEADS: dict[str, type[PreTrainedModel]] = {
     "none": NasBertModel,
     MASKED_LM: NasBertForMaskedLM,
@@ -42,7 +42,7 @@ INHERITED = (
     "pad_token_id",
 )
 
-# What a teacher's `hidden_act` is here: the activation of the base graph, and the form of gelu.
+# For the `hidden_act` of a teacher: the activation of the base graph, and the form of gelu.
 ACTIVATIONS: dict[str, tuple[str, str]] = {
     "gelu": ("gelu", "erf"),
     "gelu_new": ("gelu", "tanh"),
@@ -57,10 +57,12 @@ AutoModel.register(NasBertConfig, NasBertModel)
 
 
 def config_of(architecture: Architecture, labels: int = 2, like: PretrainedConfig | None = None) -> NasBertConfig:
-    """The Hugging Face configuration that describes `architecture` completely, with `labels` outputs.
+    """The Hugging Face configuration that describes `architecture` completely.
 
-    What no architecture says (labels, dropout, epsilon of LayerNorm, padding token) is taken from `like`,
-    usually the supernet's or the teacher's configuration, where it is given.
+    Args:
+        labels: the number of outputs.
+        like: gives what an architecture does not say (labels, dropout, epsilon of LayerNorm, padding token), usually
+            the configuration of the supernet or the teacher; `BertConfig`'s defaults without it.
     """
     base = architecture.base
     ffn = []
@@ -74,7 +76,7 @@ def config_of(architecture: Architecture, labels: int = 2, like: PretrainedConfi
             "inner": inner,
         }
         if genes.experts != DENSE:
-            layer["experts"] = settings(genes.experts)
+            layer["experts"] = expert_settings(genes.experts)
         ffn.append(layer)
     config = NasBertConfig(
         vocab_size=base.vocabulary,
@@ -99,8 +101,8 @@ def config_of(architecture: Architecture, labels: int = 2, like: PretrainedConfi
     return config
 
 
-def settings(experts: Experts) -> dict[str, Any]:
-    """What a model's configuration says of a layer's experts."""
+def expert_settings(experts: Experts) -> dict[str, Any]:
+    """The entry `experts` of a layer in `NasBertConfig.ffn`."""
     capacity = None if experts.capacity is None else str(experts.capacity)
     return {"count": experts.count, "routing": experts.routing, "top_k": experts.top_k, "capacity": capacity}
 
@@ -116,7 +118,7 @@ def build(
 
 
 def head_of(model: PreTrainedModel) -> str:
-    """The key of `HEADS` for a model with this one's head, ours or the library's."""
+    """The key of `HEADS` that has the head of this model, one of ours or of transformers."""
     name = type(model).__name__
     if name.endswith("ForSequenceClassification"):
         return REGRESSION if model.config.problem_type == REGRESSION else CLASSIFICATION
@@ -129,7 +131,7 @@ def head_of(model: PreTrainedModel) -> str:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy `weights` into `model`; every tensor of either side must have its partner in the other."""
+    """Copy `weights` into `model`. Raises RuntimeError if they are not exactly the tensors of its state dict."""
     model.load_state_dict(dict(weights), strict=True)
 
 
@@ -158,14 +160,14 @@ def base_of_teacher(config: Any) -> tuple[Base, FFNGraph]:
 
 
 def full_architecture(base: Base, graph: FFNGraph, stack: int) -> Architecture:
-    """The supernet's own architecture: `stack` blocks of full width in every layer."""
+    """The architecture of the supernet: `stack` blocks of full width in every layer."""
     return Architecture.uniform(base, graph=graph, stack=stack)
 
 
 def from_scratch(
     base: Base, stack: int, labels: int = 2, like: PretrainedConfig | None = None, head: str = CLASSIFICATION
 ) -> PreTrainedModel:
-    """A supernet with random weights, for the papers' own base models."""
+    """A supernet with random weights, for the base models of the papers."""
     return build(full_architecture(base, GELU, stack), head, labels, like)
 
 
@@ -175,44 +177,45 @@ def from_teacher(
     block_inputs: list[tuple[float, float]] | None = None,
     mismatch: str = "narrow",
 ) -> PreTrainedModel:
-    """A supernet that computes what its teacher computes.
+    """A supernet that computes the function of its teacher.
 
-    The lowest block of each layer takes the teacher's FFN. A further block starts near the identity: its
-    projection is zero, and its LayerNorm's gain and shift are the mean standard deviation and mean of its
-    input over tokens.
+    The lowest block of each layer takes the teacher's FFN. Further blocks start near the identity: their projection is
+    zero, and the gain and shift of their LayerNorm are the standard deviation and the mean of their input, averaged
+    over tokens.
 
     Args:
         teacher: a BERT with any head, as `distill.training.teacher.load_model` checks and loads it.
         stack: blocks of every layer.
-        block_inputs: (mean standard deviation, mean) of each layer's output; needed when `stack` > 1,
-            `layer_output_statistics` computes it.
-        mismatch: of the base.
+        block_inputs: standard deviation and mean of each layer's output, from `layer_output_statistics`; needed if
+            `stack` is above 1.
+        mismatch: of the base, see `Base`.
 
     Raises:
         TeacherError: the teacher's activation is not among the operations.
+        ValueError: `block_inputs` are missing.
     """
     base, graph = base_of_teacher(teacher.config)
     base = replace(base, mismatch=mismatch)
     supernet = build(full_architecture(base, graph, stack), head_of(teacher), like=teacher.config)
-    own = supernet.state_dict()
+    weights = supernet.state_dict()
     for name, tensor in teacher.state_dict().items():
-        own[_student_name(name)] = tensor.clone()
+        weights[_student_name(name)] = tensor.clone()
     if stack > 1:
         if block_inputs is None:
             raise ValueError("a supernet of several blocks needs block_inputs: layer_output_statistics(...)")
         for layer, (deviation, mean) in enumerate(block_inputs):
             for block in range(1, stack):
                 prefix = f"bert.encoder.layer.{layer}.ffn.{block}."
-                own[prefix + "project.weight"] = torch.zeros_like(own[prefix + "project.weight"])
-                own[prefix + "project.bias"] = torch.zeros_like(own[prefix + "project.bias"])
-                own[prefix + "LayerNorm.weight"] = torch.full_like(own[prefix + "LayerNorm.weight"], deviation)
-                own[prefix + "LayerNorm.bias"] = torch.full_like(own[prefix + "LayerNorm.bias"], mean)
-    load_weights(supernet, own)
+                weights[prefix + "project.weight"] = torch.zeros_like(weights[prefix + "project.weight"])
+                weights[prefix + "project.bias"] = torch.zeros_like(weights[prefix + "project.bias"])
+                weights[prefix + "LayerNorm.weight"] = torch.full_like(weights[prefix + "LayerNorm.weight"], deviation)
+                weights[prefix + "LayerNorm.bias"] = torch.full_like(weights[prefix + "LayerNorm.bias"], mean)
+    load_weights(supernet, weights)
     return supernet
 
 
 def _student_name(name: str) -> str:
-    """A parameter of the stock BERT under the name it has here."""
+    """The name in `NasBertModel` of a parameter of transformers' BERT."""
     name = name.replace(".intermediate.dense.", ".ffn.0.expand.")
     if ".attention." not in name:
         name = name.replace(".output.dense.", ".ffn.0.project.").replace(".output.LayerNorm.", ".ffn.0.LayerNorm.")
@@ -221,7 +224,11 @@ def _student_name(name: str) -> str:
 
 @torch.no_grad()
 def layer_output_statistics(teacher: PreTrainedModel, batches: list[dict[str, Tensor]]) -> list[tuple[float, float]]:
-    """Standard deviation over channels and mean of every layer's output, averaged over the valid tokens."""
+    """The standard deviation over channels and the mean of every layer's output, averaged over the valid tokens.
+
+    Args:
+        batches: of tensors (B, T), with an `attention_mask`.
+    """
     totals = torch.zeros(teacher.config.num_hidden_layers, 2, dtype=torch.float64)
     tokens = 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""How much each inner neuron matters, and the reordering that puts the important ones first."""
+"""The importance of inner neurons, and the reordering of channels that puts the important ones first."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -14,41 +14,42 @@ from search_spaces.graph import FFNGraph
 def neuron_importance(
     model: PreTrainedModel, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], Tensor]
 ) -> list[list[Tensor]]:
-    """Importance of every inner neuron (MoEBERT, equation 4), from one backward pass a batch.
+    """The importance of every inner neuron (MoEBERT, equation 4), from one backward pass for each batch.
 
-    For a sample x and neuron j the score is |W1_j . dL/dW1_j + W2_j . dL/dW2_j|. Summed over the sample's
-    tokens t, the first term is sum_t (pre_tj - b1_j) dL/dpre_tj and the second sum_t h_tj dL/dh_tj, with
-    `pre` what expand returns and `h` what project is given, so activations and their gradients are all it
-    takes. A gate's row belongs to the neuron too, and adds a third term like the first. Scores of samples add
-    up. The model is put into eval mode; use training data, as a score from the data that is reported on leaks.
+    The score of neuron j is the sum over samples of |W1_j . dL/dW1_j + W2_j . dL/dW2_j|, where W1_j and W2_j are the
+    weights of `expand` and `project` that belong to it and L is the loss of the sample. With `pre` the output of expand
+    and `h` the input of project, both (tokens, inner), the two products are sum_t (pre_tj - b1_j) dL/dpre_tj and
+    sum_t h_tj dL/dh_tj, so activations and their gradients suffice. If the graph has a gate, the neuron's weights in it
+    add a third product like the first. The model computes in eval mode. Use training data: an importance measured on
+    the data of a reported score would leak.
 
     Args:
         model: with `FFNBlock`s in its layers.
         batches: of tensors (B, ...).
-        loss: the *sum* over the batch of each sample's loss; a mean would weight samples by their batch.
+        loss: the *sum* over the batch of each sample's loss; a mean would weight samples by the size of their batch.
 
     Returns:
-        `[layer][block]` -> (inner,) float64. Every graph in which the input of project is as wide as the
-        output of expand has a score.
+        `[layer][block]` -> (inner,) float64. Needs graphs in which the input of project is as wide as the output of
+        expand.
     """
     blocks = [list(layer.ffn) for layer in model.base_model.encoder.layer]
     scores = [[torch.zeros(block.expand.out_features, dtype=torch.float64) for block in layer] for layer in blocks]
-    # What expand and gate return and what project is given, by layer, block and name of the linear map.
-    seen: dict[tuple[int, int, str], Tensor] = {}
+    # The outputs of expand and gate and the inputs of project, by layer, block and name of the linear map.
+    values: dict[tuple[int, int, str], Tensor] = {}
     hooks = []
     for i, layer in enumerate(blocks):
         for j, block in enumerate(layer):
             for name in ("expand", "gate") if hasattr(block, "gate") else ("expand",):
-                hooks.append(getattr(block, name).register_forward_hook(_keep_output(seen, (i, j, name))))
-            hooks.append(block.project.register_forward_pre_hook(_keep_input(seen, (i, j, "project"))))
+                hooks.append(getattr(block, name).register_forward_hook(_keep_output(values, (i, j, name))))
+            hooks.append(block.project.register_forward_pre_hook(_keep_input(values, (i, j, "project"))))
     was_training = model.training
     model.eval()
     try:
         for batch in batches:
             total = loss(model, {name: tensor.to(model.device) for name, tensor in batch.items()})
-            gradients = torch.autograd.grad(total, list(seen.values()), allow_unused=True)
+            gradients = torch.autograd.grad(total, list(values.values()), allow_unused=True)
             sums: dict[tuple[int, int], Tensor] = {}
-            for ((i, j, name), value_BTE), grad_BTE in zip(seen.items(), gradients, strict=True):
+            for ((i, j, name), value_BTE), grad_BTE in zip(values.items(), gradients, strict=True):
                 if grad_BTE is not None:
                     bias_E = 0 if name == "project" else getattr(blocks[i][j], name).bias
                     term_BE = ((value_BTE - bias_E) * grad_BTE).sum(dim=1)
@@ -62,16 +63,16 @@ def neuron_importance(
     return scores
 
 
-def _keep_output(seen: dict[tuple[int, int, str], Tensor], place: tuple[int, int, str]) -> Callable[..., None]:
+def _keep_output(values: dict[tuple[int, int, str], Tensor], key: tuple[int, int, str]) -> Callable[..., None]:
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        seen[place] = output
+        values[key] = output
 
     return hook
 
 
-def _keep_input(seen: dict[tuple[int, int, str], Tensor], place: tuple[int, int, str]) -> Callable[..., None]:
+def _keep_input(values: dict[tuple[int, int, str], Tensor], key: tuple[int, int, str]) -> Callable[..., None]:
     def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen[place] = inputs[0]
+        values[key] = inputs[0]
 
     return hook
 
@@ -79,15 +80,16 @@ def _keep_input(seen: dict[tuple[int, int, str], Tensor], place: tuple[int, int,
 def sort_channels(
     weights: Mapping[str, Tensor], importance: list[list[Tensor]], config: PretrainedConfig
 ) -> dict[str, Tensor]:
-    """The same function with the inner channels of every block in descending importance.
+    """The weights of the same function with the inner channels of every block in descending order of importance.
 
     Args:
-        weights: state dict; the names may carry any prefix before `encoder.layer`.
+        weights: state dict, with any prefix before `encoder.layer` in the names.
         importance: as `neuron_importance` returns it.
-        config: the model's.
+        config: of the model.
 
     Raises:
-        ValueError: a layer's graph pairs inner channels with channels of x, so their order is part of the function.
+        ValueError: the graph of a layer pairs inner channels with channels of x, so their order is part of the
+            function.
     """
     for i, genes in enumerate(config.ffn):
         if "mixed" in FFNGraph.parse(genes["formula"]).kinds:
@@ -107,34 +109,37 @@ def sort_channels(
 
 
 def allocate(importance: list[Tensor], total: int, least: int = 1) -> list[int]:
-    """Split `total` inner neurons over the layers by importance over the whole network.
+    """How many inner neurons each layer keeps if those with the highest scores of the whole network are kept.
 
-    The `total` highest scores of all layers together are kept, but no layer falls below `least` neurons.
+    Args:
+        importance: for each layer the scores of its neurons (inner,).
+        total: neurons to keep in all layers together.
+        least: every layer keeps at least so many.
 
     Raises:
-        ValueError: `total` is less than `least` for each layer or more than there are, or a layer has fewer
-            than `least`.
+        ValueError: `total` is less than `least` for each layer or more than there are, or a layer has fewer than
+            `least`.
     """
     layers = len(importance)
-    most = sum(len(score) for score in importance)
+    available = sum(len(score) for score in importance)
     smallest = min(len(score) for score in importance)
     if not 0 <= least <= smallest:
         raise ValueError(f"cannot give every layer at least {least} neurons: one has {smallest}")
-    if not least * layers <= total <= most:
-        raise ValueError(f"cannot give {total} neurons to {layers} layers: between {least * layers} and {most}")
-    rows = [
+    if not least * layers <= total <= available:
+        raise ValueError(f"cannot give {total} neurons to {layers} layers: between {least * layers} and {available}")
+    candidates = [
         (float(value), layer)
         for layer, score in enumerate(importance)
         for value in torch.sort(score, descending=True).values[least:]
     ]
-    rows.sort(key=lambda row: row[0], reverse=True)
+    candidates.sort(key=lambda candidate: candidate[0], reverse=True)
     kept = [least] * layers
-    for _, layer in rows[: total - least * layers]:
+    for _, layer in candidates[: total - least * layers]:
         kept[layer] += 1
     return kept
 
 
 def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The task's loss with the labels, summed over what a batch predicts instead of the mean of it."""
+    """The loss of a task with labels, summed over the predictions of a batch (a mean in training)."""
     outputs = run(model, batch, frozenset({LOGITS}))
     return hard_loss(outputs.logits, batch, outputs.kind, reduction="sum")

@@ -1,5 +1,5 @@
-"""One set of weights for all sizes: the supernet whose slices are trained and evaluated directly (EfficientBERT,
-section 3.3, stage 3).
+"""The one-shot supernet: one set of weights, whose slices are trained and evaluated directly (EfficientBERT, section
+3.3, stage 3).
 """
 
 import random
@@ -21,25 +21,27 @@ from distill.training.recipe import Recipe
 from search_spaces.architecture import Architecture, Experts
 from search_spaces.spaces import Space
 from supernet.build import build, head_of
-from supernet.experts.split import new_gate
-from supernet.inherit import inherit, tables
+from supernet.experts.routers import initial_gate, routing_tables
+from supernet.inherit import inherit
 
-# Architectures of one step of the sandwich rule: the largest, the smallest, and two drawn ones.
+# The architectures of one step of the sandwich rule: the largest, the smallest, and two random ones.
 SANDWICH = 4
 
 
 class OneShotSupernet(nn.Module):
-    """A model that computes as any architecture with its layers' graphs and at most its sizes, from its own
-    weights: `inherit` slices them in the forward pass, so gradients reach them. Experts are slices too, of which all
-    have the same first channels; only the gates that choose among them are weights of their own.
+    """A model that computes any architecture with the graphs of its layers and at most their sizes, from one set of
+    weights: `inherit` slices them in the forward pass, so gradients reach them.
+
+    Experts are slices too, all with the same first channels. Only the gates that choose among them have weights of
+    their own: each block has one for the largest number of experts, and its leading rows serve for fewer.
 
     Args:
-        model: built for the largest dense architecture.
-        heads: task -> its own linear map on the encoder's output, in place of the model's.
+        model: of the largest dense architecture.
+        heads: for each task its own linear map on the encoder's output, in place of the model's.
+        experts: all choices that a layer has.
+        frequencies: of token ids (vocabulary,), for routings that need them.
         regressions: those tasks whose head predicts a number.
-        experts: all that a layer may have; a gate of the largest number is made for each block where there are any
-            with a gate, and its leading rows are the gate of fewer experts.
-        frequencies: of token ids (vocabulary,), where experts have balanced_hash routing.
+        seed: what routing tables and gates are drawn from.
     """
 
     frequencies: Tensor | None
@@ -51,27 +53,30 @@ class OneShotSupernet(nn.Module):
         experts: Sequence[Experts] = (),
         frequencies: Tensor | None = None,
         regressions: Sequence[str] = (),
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.regressions = frozenset(regressions)
+        self.seed = seed
         self.model = model
         self.heads = nn.ModuleDict(heads)
         self.task = next(iter(heads))
         self.architecture: Architecture | None = None
         self.register_buffer("frequencies", frequencies, persistent=False)
-        gates = max((one.count for one in experts if one.gated), default=0)
+        most_experts = max((choice.count for choice in experts if choice.kind.learned), default=0)
         self.gates = nn.ParameterDict()
         for name, weight in model.named_parameters():
-            if gates and name.endswith(".expand.weight"):
-                # A dot cannot be part of a parameter's own name.
-                place = name.replace("expand", "router").replace(".", "/")
-                self.gates[place] = new_gate(gates, weight.shape[1], len(self.gates), weight.detach())
-        # In a tuple, as it is no part of this module: it has no weights.
+            if most_experts and name.endswith(".expand.weight"):
+                # The name of a parameter must not contain a dot.
+                key = name.replace("expand", "router").replace(".", "/")
+                number = len(self.gates)
+                self.gates[key] = initial_gate(most_experts, weight.shape[1], number, weight.detach(), seed)
+        # The active architecture without weights. In a tuple, since it is no submodule.
         self._shell: tuple[PreTrainedModel, ...] = ()
         self._tables: dict[str, Tensor] = {}
 
     def activate(self, architecture: Architecture | None, task: str) -> None:
-        """Compute as this architecture, or as the largest one, with this task's head from here on."""
+        """Compute as this architecture, or with None as the largest one, with the head of this task from now on."""
         self.model.config.problem_type = REGRESSION if task in self.regressions else None
         if architecture != self.architecture:
             self._shell = ()
@@ -82,34 +87,35 @@ class OneShotSupernet(nn.Module):
                 self._shell = (build(architecture, head_of(self.model), config.num_labels, config),)
             self.set_attn_implementation(self.model.config._attn_implementation)
             prefix = f"{self.model.base_model_prefix}.encoder.layer."
-            found = tables(architecture, prefix, self.frequencies)
-            self._tables = {name: table.to(self.model.device) for name, table in found.items()}
+            tables = routing_tables(architecture, prefix, self.frequencies, self.seed)
+            self._tables = {name: table.to(self.model.device) for name, table in tables.items()}
 
     def forward(self, **inputs: Any) -> Any:
-        """As the model's own, with the logits of the task."""
+        """The outputs of the model, with the logits of the active task."""
         if self.architecture is None:
-            head = self.heads[self.task]
-            place = head_name(self.model)
-            given: dict[str, Tensor] = {f"{place}.{name}": value for name, value in head.named_parameters()}
-            return functional_call(self.model, given, kwargs=inputs)
+            return functional_call(self.model, self._head_weights(), kwargs=inputs)
         (shell,) = self._shell
         shell.train(self.training)
         return functional_call(shell, self.state(), kwargs=inputs)
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers of a model of the active architecture with this task's head: slices of these weights,
-        by which gradients reach them.
+        """Parameters and buffers of a model of the active architecture with the head of the active task; slices of the
+        shared weights, which gradients reach.
         """
         assert self.architecture is not None
-        place = head_name(self.model)
-        given = {f"{place}.{name}": value for name, value in self.heads[self.task].named_parameters()}
         weights = dict(self.model.named_parameters()) | {
-            place.replace("/", "."): weight for place, weight in self.gates.items()
+            key.replace("/", "."): weight for key, weight in self.gates.items()
         }
         ffn = {name: weight for name, weight in weights.items() if ".ffn." in name}
-        rest = {name: weight for name, weight in weights.items() if ".ffn." not in name}
-        sliced = inherit(ffn | self._tables, self.architecture)
-        return dict(self.model.named_buffers()) | rest | sliced | given
+        others = {name: weight for name, weight in weights.items() if ".ffn." not in name}
+        # The other weights last: `inherit` makes new gates for attention, and the model has learned ones.
+        slices = inherit(ffn | self._tables, self.architecture)
+        return dict(self.model.named_buffers()) | slices | others | self._head_weights()
+
+    def _head_weights(self) -> dict[str, Tensor]:
+        """The parameters of the active task's head, by the names of the model's."""
+        prefix = head_name(self.model)
+        return {f"{prefix}.{name}": value for name, value in self.heads[self.task].named_parameters()}
 
     @property
     def base_model(self) -> Any:
@@ -118,11 +124,11 @@ class OneShotSupernet(nn.Module):
 
     @property
     def config(self) -> PretrainedConfig:
-        """Of the largest architecture."""
+        """The configuration of the largest architecture."""
         return self.model.config
 
     def set_attn_implementation(self, name: str) -> None:
-        """As the model's own."""
+        """As `PreTrainedModel.set_attn_implementation`."""
         for model in (self.model, *self._shell):
             model.set_attn_implementation(name)
 
@@ -133,9 +139,11 @@ def head_name(model: nn.Module) -> str:
 
 
 def interleaved(turns: Mapping[str, int], seed: int) -> list[str]:
-    """Every task as often as `turns` says, spread evenly; those of one round in random order."""
+    """The tasks in the order of their turns: each as often as `turns` says and spread evenly, at random where tasks
+    compete for a place.
+    """
     rng = random.Random(seed)
-    places = [((number + rng.random()) / most, task) for task, most in turns.items() for number in range(most)]
+    places = [((turn + rng.random()) / count, task) for task, count in turns.items() for turn in range(count)]
     return [task for _, task in sorted(places)]
 
 
@@ -156,18 +164,19 @@ def train_one_shot(
     """Train the shared weights in place on all tasks; returns the losses.
 
     Every step trains one architecture, drawn uniformly from the space, on a batch of one task. With `extremes`, the
-    largest and the smallest architecture, every step adds up the gradients of those and two drawn ones on the same
-    batch (the sandwich rule).
+    largest and the smallest architecture, every step adds up the gradients of those and of two random ones on the same
+    batch (the sandwich rule; Yu and Huang, 2019).
 
     Args:
         turns: the task of every step.
-        batches: task -> its training batches, `recipe.gradient_accumulation_steps` for each of its turns.
-        teachers: task -> outputs of its teacher.
+        batches: for each task its training batches, `recipe.gradient_accumulation_steps` for each of its turns.
+        teachers: for each task the outputs of its teacher.
     """
     streams = {task: iter(stream) for task, stream in batches.items()}
-    supernet.activate(None, supernet.task)  # so that what the training asks of its encoder is asked of the weights
+    # The training loop asks for properties of the encoder; the largest architecture is the one that has weights.
+    supernet.activate(None, supernet.task)
 
-    def scheduled() -> Iterator[Batch]:
+    def scheduled_batches() -> Iterator[Batch]:
         for step, task in enumerate(turns):
             rng = random.Random(f"{seed}/{step}")
             drawn = [space.sample(rng) for _ in range(SANDWICH - 2 if extremes else 1)]
@@ -178,7 +187,7 @@ def train_one_shot(
 
     return train(
         supernet,
-        scheduled(),
+        scheduled_batches(),
         objective,
         recipe,
         accelerator=accelerator,

@@ -2,11 +2,12 @@
 
     python -m supernet.student ARCH --like CHECKPOINT --out DIR [--fresh] [--seed N]
 
-ARCH is a file or a published name (`python -m nas.inspect`). The student takes the tokenizer and, where the shapes
-allow it, the weights of CHECKPOINT, a BERT: of its layers the last of each group where the student has fewer, of its
-inner channels the leading ones. --fresh starts from random weights.
+ARCH is a file or a published name (`python -m nas.inspect`). The student takes the tokenizer and the weights of
+CHECKPOINT, a BERT: the leading inner channels, and if it has fewer layers, the last one of each equal group. With
+--fresh it starts from random weights.
 """
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -25,8 +26,8 @@ from search_spaces.published import load
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# What does not show in the weights that a student inherits, or starts anew.
-FREE = ("attention_experts", "head_experts", "gelu", "mismatch")
+# The values of a base that may differ from the checkpoint's: they change no shape of a weight that is inherited.
+FREE = ("attention_experts", "head_experts", "gelu", "mismatch", "depth")
 
 
 class StudentError(UserError, ValueError):
@@ -39,60 +40,65 @@ def parser() -> Parser:
     result.add_argument("--like", required=True, metavar="CHECKPOINT", help="a BERT: a folder, or a name on the hub")
     result.add_argument("--out", type=Path, required=True, help="folder of the student")
     result.add_argument("--fresh", action="store_true", help="random weights")
-    result.add_argument("--seed", type=int, default=0, help="of random weights")
+    result.add_argument("--seed", type=int, default=0, help="of everything random")
     return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
     options = parser().parse_args(argv)
-
-    def command() -> int:
-        architecture = load(options.architecture)
-        if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
-            raise StudentError(f"--out {options.out} exists and is not empty: choose another folder")
-
-        import torch
-        from transformers.utils import logging
-
-        from distill.training.teacher import labels_of, load_config, load_model, load_tokenizer
-        from supernet.build import build
-
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-
-        torch.manual_seed(options.seed)
-        config = load_config(options.like)
-        tokenizer = load_tokenizer(options.like)
-        if architecture.base.vocabulary < len(tokenizer):
-            raise StudentError(
-                f"the architecture has {architecture.base.vocabulary:,} words and the tokenizer of {options.like} "
-                f"{len(tokenizer):,}: change base.vocabulary"
-            )
-        labels = labels_of(config) or [str(number) for number in range(config.num_labels)]
-        if options.fresh:
-            student = build(architecture, labels=len(labels), like=config)
-        else:
-            student = inheriting(architecture, load_model(options.like, labels))
-        student.save_pretrained(options.out)
-        tokenizer.save_pretrained(options.out)
-        architecture.save(options.out / "architecture.json")
-        count = sum(parameter.numel() for parameter in student.parameters())
-        print(f"wrote {options.out}: {count / 1e6:.2f} M parameters")
-        return DONE
-
     try:
-        return guard("supernet.student", command)
+        return guard("supernet.student", lambda: run(options))
     except KeyboardInterrupt:
         print("supernet.student: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
-def inheriting(architecture: Architecture, teacher: "PreTrainedModel") -> "PreTrainedModel":
-    """The student with what it can take over of a BERT.
+def run(options: argparse.Namespace) -> int:
+    """Build the student and save it."""
+    architecture = load(options.architecture)
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        raise StudentError(f"--out {options.out} exists and is not empty: choose another folder")
+
+    import torch
+    from transformers.utils import logging
+
+    from distill.training.teacher import labels_of, load_config, load_model, load_tokenizer
+    from supernet.build import build
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+    torch.manual_seed(options.seed)
+    config = load_config(options.like)
+    tokenizer = load_tokenizer(options.like)
+    if architecture.base.vocabulary < len(tokenizer):
+        raise StudentError(
+            f"the architecture has {architecture.base.vocabulary:,} words and the tokenizer of {options.like} "
+            f"{len(tokenizer):,}: change base.vocabulary"
+        )
+    labels = labels_of(config) or [str(number) for number in range(config.num_labels)]
+    if options.fresh:
+        student = build(architecture, labels=len(labels), like=config)
+    else:
+        student = inheriting(architecture, load_model(options.like, labels), options.seed)
+    student.save_pretrained(options.out)
+    tokenizer.save_pretrained(options.out)
+    architecture.save(options.out / "architecture.json")
+    count = sum(parameter.numel() for parameter in student.parameters())
+    print(f"wrote {options.out}: {count / 1e6:.2f} M parameters")
+    return DONE
+
+
+def inheriting(architecture: Architecture, teacher: "PreTrainedModel", seed: int = 0) -> "PreTrainedModel":
+    """A student with the weights of a BERT.
+
+    Args:
+        seed: what routing tables, gates and heads of experts are drawn from.
 
     Raises:
-        StudentError: their bases differ in more than the depth, the student's layers do not divide the teacher's, or
-            the student has more blocks than one in a layer.
+        StudentError: the bases differ in more than `FREE`, the depth of the student does not divide the teacher's, or a
+            layer of the student has more than one block.
     """
     from distill.objectives.layer_maps import uniform
     from distill.training.students import some_layers
@@ -100,18 +106,18 @@ def inheriting(architecture: Architecture, teacher: "PreTrainedModel") -> "PreTr
     from supernet.inherit import inherit
 
     base, _ = base_of_teacher(teacher.config)
-    different = [name for name in fixed(base) if fixed(base)[name] != fixed(architecture.base)[name]]
-    if different:
-        name = different[0]
-        raise StudentError(
-            f"base.{name} is {fixed(architecture.base)[name]}, the checkpoint's {fixed(base)[name]}: "
-            "start from random weights (--fresh), or change the architecture"
-        )
+    actual, expected = fixed_values(architecture.base), fixed_values(base)
+    for name, value in actual.items():
+        if value != expected[name]:
+            raise StudentError(
+                f"base.{name} is {value}, the checkpoint's {expected[name]}: "
+                "start from random weights (--fresh), or change the architecture"
+            )
     depth = architecture.base.depth
     try:
         if depth != base.depth:
             teacher = some_layers(teacher, [layer - 1 for layer in uniform(depth, base.depth)])
-        weights = inherit(from_teacher(teacher, stack=1).state_dict(), architecture)
+        weights = inherit(from_teacher(teacher, stack=1).state_dict(), architecture, seed=seed)
     except ValueError as error:
         raise StudentError(f"{error}; or start from random weights (--fresh)") from None
     student = build(architecture, labels=teacher.config.num_labels, like=teacher.config)
@@ -119,9 +125,9 @@ def inheriting(architecture: Architecture, teacher: "PreTrainedModel") -> "PreTr
     return student
 
 
-def fixed(base: Base) -> dict[str, object]:
-    """What must be the checkpoint's."""
-    return {name: value for name, value in asdict(base).items() if name not in (*FREE, "depth")}
+def fixed_values(base: Base) -> dict[str, object]:
+    """The values of a base that must be the checkpoint's."""
+    return {name: value for name, value in asdict(base).items() if name not in FREE}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Warm-up distillation of the supernet, before anything inherits from it (EfficientBERT, section 3.2)."""
+"""Warm-up distillation of the supernet, before candidates inherit from it (EfficientBERT, section 3.2)."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -29,23 +29,25 @@ def warm_up(
 ) -> list[float]:
     """Train the complete supernet in place; returns the losses.
 
-    With `draw_graphs` the layers compute other graphs in every step, so that the weights suit more than the
-    one activation; a drawn graph with another width of project, or with a gate, leaves its layer as
-    it is.
+    Args:
+        draw_graphs: the graphs that the layers compute in the next step, one for each, so that the weights suit more
+            than one activation. A layer keeps its own graph in place of one that has a gate or another width of
+            `project`, since the weights do not fit those. None: all layers keep their graphs.
+        after_step: called with the number of steps so far and the loss.
     """
     layers = supernet.base_model.encoder.layer
-    own = [layer.ffn[0].steps for layer in layers]
+    original_steps = [layer.ffn[0].steps for layer in layers]
 
     def set_graphs() -> None:
         if draw_graphs is None:
             return
-        for layer, steps, graph in zip(layers, own, draw_graphs(), strict=True):
+        for layer, steps, graph in zip(layers, original_steps, draw_graphs(), strict=True):
             if project_width(base, Genes(graph)) == base.inner and not graph.gated:
                 steps = tuple((node.op, node.inputs) for node in graph.nodes[1:])
             for block in layer.ffn:
                 block.steps = steps
 
-    def next_step(step: int, loss: float) -> None:
+    def prepare_next_step(step: int, loss: float) -> None:
         set_graphs()
         if after_step:
             after_step(step, loss)
@@ -60,9 +62,9 @@ def warm_up(
             accelerator=accelerator,
             teacher=teacher,
             seed=seed,
-            after_step=next_step,
+            after_step=prepare_next_step,
         )
     finally:
-        for layer, steps in zip(layers, own, strict=True):
+        for layer, steps in zip(layers, original_steps, strict=True):
             for block in layer.ffn:
                 block.steps = steps

@@ -24,7 +24,7 @@ from distill.training.evaluation import expert_load, measure, split_batches
 from distill.training.loop import make_accelerator, train
 from distill.training.recipe import Recipe
 from distill.training.teacher import LiveTeacher, load_model
-from supernet.experts.command import channel_scores, mixture, split
+from supernet.experts.split import channel_scores, mixture_architecture, split_model
 
 MAX_LENGTH = 64
 IMPORTANCE_BATCHES = 16
@@ -94,7 +94,7 @@ def run(options: Namespace, report: Report) -> None:
         return channel_scores(teacher, batches, order, seed)
 
     def distil_into(setting: Setting, seed: int) -> dict[str, float]:
-        architecture = mixture(
+        architecture = mixture_architecture(
             teacher.config,
             setting.experts,
             width=setting.width,
@@ -102,7 +102,7 @@ def run(options: Namespace, report: Report) -> None:
             routing=setting.routing,
             top_k=setting.top_k,
         )
-        model = split(teacher, architecture, scores_for(setting.order, seed), counts)
+        model = split_model(teacher, architecture, scores_for(setting.order, seed), counts)
         before = measure(model, dev_rows, accelerator=accelerator, pad_id=pad_id)
         torch.manual_seed(seed)
         objective = moebert(model.config, teacher.config, balance=setting.balance)

@@ -28,7 +28,7 @@ from distill.training.loop import make_accelerator
 from distill.training.recipe import Recipe
 from distill.training.students import some_layers
 from distill.training.teacher import load_model, load_tokenizer
-from supernet.experts.command import channel_scores, mixture, split
+from supernet.experts.split import channel_scores, mixture_architecture, split_model
 
 IMPORTANCE_BATCHES = 16
 BATCH = 32
@@ -112,9 +112,9 @@ def run(options: Namespace, report: Report) -> None:
         return channel_scores(shallow, batches, "importance", seed)
 
     def student(setting: Setting, width: int, seed: int) -> Any:
-        architecture = mixture(shallow.config, setting.experts, width=width)
+        architecture = mixture_architecture(shallow.config, setting.experts, width=width)
         architecture = replace(architecture, base=replace(architecture.base, head_experts=setting.head_experts))
-        return split(shallow, architecture, importance(seed), counts)
+        return split_model(shallow, architecture, importance(seed), counts)
 
     def distil_into(setting: Setting, seed: int) -> dict[str, float]:
         torch.manual_seed(seed)

@@ -267,7 +267,7 @@ class WarmupTable(RecipeTable):
 
 
 class SharingTable(RecipeTable):
-    """The training of the weight-sharing supernet of stage 3.
+    """The training of the one-shot supernet of stage 3.
 
     `sandwich`: every step trains the largest, the smallest and two drawn architectures instead of one drawn.
     `rows`: of each task's search split, on which candidates are scored; None: all.
@@ -278,7 +278,7 @@ class SharingTable(RecipeTable):
 
 
 class FinalTable(EarlyStoppingTable):
-    """`start`: the student inherits from the warmed-up supernet, or from the weight-sharing supernet of stage 3."""
+    """`start`: the student inherits from the warmed-up supernet, or from the one-shot supernet of stage 3."""
 
     start: Literal["supernet", "shared"] = "supernet"
 

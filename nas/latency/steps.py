@@ -23,7 +23,7 @@ from distill.objectives.outputs import Batch
 from search_spaces.architecture import DENSE, Base, Experts
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, LINEAR, UNARY
-from supernet.build import settings
+from supernet.build import expert_settings
 from supernet.model.dispatch import Tokens, put, take, weighted
 from supernet.model.expert_linear import is_batched
 from supernet.model.ffn import FFNBlock, combine
@@ -154,7 +154,7 @@ class _ExpertProbe(nn.Module):
         self, experts: Experts, inner: int, host: PreTrainedModel, batch: Batch, seconds: dict[str, list[float]]
     ) -> None:
         super().__init__()
-        width, given = host.config.hidden_size, settings(experts)
+        width, given = host.config.hidden_size, expert_settings(experts)
         program = [(node.op, node.inputs) for node in GATED.nodes[1:]]
         self.experts, self.inner, self.seconds = experts, inner, seconds
         self.block = FFNBlock(program, GATED.widths(width, inner), inner, host.config, given).to(host.device).eval()

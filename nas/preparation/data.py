@@ -57,7 +57,7 @@ def check_tasks(config: StudyConfig) -> None:
         except TaskError as error:
             if task not in config.rows:
                 raise ConfigError(f"{error}, or tables [rows.NAME] in the configuration") from None
-            # The weight-sharing supernet has modules named by tasks.
+            # The one-shot supernet has modules named by tasks.
             if not task.isidentifier() or hasattr(nn.ModuleDict(), task):
                 raise ConfigError(f"rows.{task}: this name cannot be used; take one such as my_rows") from None
         else:

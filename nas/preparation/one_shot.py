@@ -5,6 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache, partial
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,7 +16,7 @@ from distill.files import fingerprint
 from distill.tasks import metrics
 from distill.tasks.encoding import training_batches
 from distill.tasks.types import REGRESSION
-from distill.training.evaluation import evaluate, expert_load, split_batches
+from distill.training.evaluation import Load, evaluate, expert_load, split_batches
 from distill.training.loop import make_accelerator
 from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.teacher import LiveTeacher, load_model
@@ -61,7 +62,7 @@ def storing(largest: Architecture, space: Space) -> Architecture:
 def prepare_one_shot(
     workspace: Workspace, space: Space, device: str = "auto", on_progress: ProgressCallback = ignore_progress
 ) -> Workspace:
-    """The workspace with the data and teachers of all tasks and the trained weight-sharing supernet.
+    """The workspace with the data and teachers of all tasks and the trained one-shot supernet.
 
     Raises:
         ConfigError, distill.training.teacher.TeacherError: as `nas.preparation.prepare.prepare`.
@@ -73,6 +74,7 @@ def prepare_one_shot(
         tasks.append(TaskFolders(made.data, made.teacher))
     smallest, largest = extremes(space)
     stored = storing(largest, space)
+    has_routers = set(space.experts) != {DENSE} or space.base.attention_experts > 1
     key = fingerprint(
         FORMAT,
         workspace.supernet.name,
@@ -86,24 +88,26 @@ def prepare_one_shot(
         config.model_dump(mode="json", include={"objective", "dropout", "sharing_pretrain", "sharing", "seed"}),
         raw(config, "sharing_pretrain"),
         [folders.data.name for folders in tasks] if table_of(config, "sharing_pretrain") else None,
+        # Tables and gates are drawn from the seed; the key of seed 0, and of dense models, is older than that.
+        *(["routing by seed"] if config.seed and has_routers else []),
     )
 
     def make(folder: Path) -> None:
         accelerator = make_accelerator(device)
         like = AutoConfig.from_pretrained(workspace.supernet)
         model = build(stored, tasks[0].task.kind, like=like)
-        load_weights(model, inherit(load_file(workspace.supernet / "model.safetensors"), stored))
+        load_weights(model, inherit(load_file(workspace.supernet / "model.safetensors"), stored, seed=config.seed))
         set_dropout(model, config.dropout)
         teachers = [load_model(str(folders.teacher), folders.task.labels, folders.task.kind) for folders in tasks]
         heads = {}
         for place, (task, teacher) in enumerate(zip(config.tasks, teachers, strict=True)):
             heads[task] = new_head(model, teacher, place == 0, config.seed + place)
         numbers = regressions(config.tasks, tasks)
-        supernet = OneShotSupernet(model, heads, space.experts, workspace.frequencies(), numbers)
+        supernet = OneShotSupernet(model, heads, space.experts, workspace.frequencies(), numbers, config.seed)
         learned = projections(workspace.supernet)
 
         def told(begun: int, total: int, step: int, loss: float) -> None:
-            on_progress("supernet of stage 3: training", (begun + step) / total)
+            on_progress("one-shot supernet: training", (begun + step) / total)
 
         def taught(plan: Mapping[str, TrainingPhase], turns: Sequence[str], by: Mapping[str, PreTrainedModel]) -> None:
             """Train on these rows of the tasks, by these teachers."""
@@ -170,7 +174,7 @@ def turns_of(config: StudyConfig, plan: Mapping[str, TrainingPhase]) -> list[str
 
 
 def weights(folder: Path) -> Path:
-    """The file of a weight-sharing supernet's parameters."""
+    """The file of a one-shot supernet's parameters."""
     return folder / "shared.safetensors"
 
 
@@ -192,8 +196,21 @@ def new_head(model: nn.Module, teacher: nn.Module, first: bool, seed: int) -> nn
     return head
 
 
+def mean_loads(loads: Sequence[Sequence[Load]]) -> tuple[Load, ...]:
+    """For every router the mean of its shares over the tasks, each of which counts alike.
+
+    Args:
+        loads: of every task, those of the same routers in the same order.
+    """
+    means = []
+    for router_loads in zip(*loads, strict=True):
+        shares = zip(*(load.shares for load in router_loads), strict=True)
+        means.append(replace(router_loads[0], shares=tuple(map(fmean, shares))))
+    return tuple(means)
+
+
 class OneShotEvaluator:
-    """Scores slices of the trained weight-sharing supernet; loaded once per process."""
+    """Scores slices of the trained one-shot supernet; loaded once per process."""
 
     def __init__(self, workspace: Workspace, device: str = "auto") -> None:
         assert workspace.one_shot is not None
@@ -211,7 +228,12 @@ class OneShotEvaluator:
             for task, folders in zip(config.tasks, workspace.tasks, strict=True)
         }
         self.supernet = OneShotSupernet(
-            model, heads, config.space.experts, workspace.frequencies(), regressions(config.tasks, workspace.tasks)
+            model,
+            heads,
+            config.space.experts,
+            workspace.frequencies(),
+            regressions(config.tasks, workspace.tasks),
+            config.seed,
         )
         self.supernet.load_state_dict(load_file(weights(workspace.one_shot)))
         self.pad_id = like.pad_token_id
@@ -224,6 +246,7 @@ class OneShotEvaluator:
             distill.training.loop.Diverged: a logit is not finite.
         """
         scores: dict[str, metrics.Score] = {}
+        loads: list[list[Load]] = []
         for name, (task, rows, split) in self.tasks.items():
             self.supernet.activate(architecture, name)
             found = evaluate(
@@ -236,11 +259,11 @@ class OneShotEvaluator:
                 first=self.first,
             )
             scores[name] = found[task.metrics[0]]
-        batches = (batch for _, batch in split_batches(rows, self.pad_id, INTERMEDIATE_ROWS))
-        loads = expert_load(self.supernet, batches, accelerator=self.accelerator)
+            batches = (batch for _, batch in split_batches(rows, self.pad_id, INTERMEDIATE_ROWS))
+            loads.append(expert_load(self.supernet, batches, accelerator=self.accelerator))
         value = sum(score.value for score in scores.values()) / len(scores)
         error = sum(score.standard_error**2 for score in scores.values()) ** 0.5 / len(scores)
-        return Score(value, error, {name: score.value for name, score in scores.items()}, tuple(loads))
+        return Score(value, error, {name: score.value for name, score in scores.items()}, mean_loads(loads))
 
     def student(self, architecture: Architecture) -> PreTrainedModel:
         """A model of this architecture with weights of its own, cut out of the supernet, for the first task."""

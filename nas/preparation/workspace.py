@@ -29,7 +29,7 @@ PROJECTIONS = "projections.safetensors"
 class Workspace:
     """Where everything lies: folders of encoded data, fine-tuned teacher and supernet; of the teacher's saved outputs
     for the candidates, by the tables of their trainings; and for stage 3 the folders of all tasks and of the
-    weight-sharing supernet.
+    one-shot supernet.
     """
 
     config: StudyConfig

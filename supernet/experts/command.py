@@ -12,33 +12,28 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from search_spaces.errors import UserError
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from distill.cli import DONE, INTERRUPTED, Parser, device, guard
-from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Experts
 from search_spaces.numbers import fraction
 from search_spaces.routing import ROUTINGS
+from supernet.experts import ExpertsError
 
+# torch and transformers are imported where they are used, so that --help and mistakes do not wait for them.
 if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel
+    from accelerate import Accelerator
 
-    from distill.tasks.encoding import Encoded
+    from distill.objectives.outputs import Batch
+    from distill.training.evaluation import Load
+    from supernet.experts.rows import Rows
+    from supernet.experts.stages import Stage
 
 SPLITS = ("importance", "random", "inverse", "copy")
-ARCHITECTURE = "architecture.json"
-
-
-class ExpertsError(UserError, ValueError):
-    """What is asked for cannot be done with this checkpoint or these rows."""
 
 
 def parser() -> Parser:
@@ -53,11 +48,15 @@ def parser() -> Parser:
     split.add_argument("--split", default="importance", choices=SPLITS, help="order in which channels are dealt out")
     split.add_argument("--routing", default="hash", choices=ROUTINGS)
     split.add_argument("--top-k", type=int, default=1, help="experts that a token passes")
-    split.add_argument("--capacity", type=_ratio, help="such as 1.25; tokens beyond it pass by (default: none)")
-    split.add_argument("--attention-experts", type=int, default=1, help="attentions of every layer, by a gate")
+    split.add_argument(
+        "--capacity", type=_ratio, help="such as 1.25; tokens beyond it have the residual alone (default: none)"
+    )
+    split.add_argument("--attention-experts", type=int, default=1, help="experts of every attention, chosen by a gate")
     thin = result.add_mutually_exclusive_group()
-    thin.add_argument("--drop", type=_ratio, metavar="SHARE", help="drop experts below this part of an equal share")
-    thin.add_argument("--fuse", type=_ratio, metavar="SHARE", help="fuse them with the one most like them")
+    thin.add_argument(
+        "--drop", type=_ratio, metavar="SHARE", help="drop experts whose load is below this part of an equal share"
+    )
+    thin.add_argument("--fuse", type=_ratio, metavar="SHARE", help="fuse them with the most similar expert instead")
     rows = result.add_argument_group("rows")
     rows.add_argument("--task", help="word_order, sst2, mnli, ...: any that labels sentences with classes")
     rows.add_argument("--data", type=Path, help="folder of the task's official files (default: from the hub)")
@@ -73,9 +72,11 @@ def parser() -> Parser:
     train.add_argument("--batch-size", type=int, default=32)
     train.add_argument("--learning-rate", type=float, default=5e-5)
     train.add_argument("--distill", type=float, default=1.0, help="MoEBERT's lambda; 0 trains on the labels alone")
-    train.add_argument("--layers", default="all", choices=["all", "alternate", "last"], help="states that are compared")
-    train.add_argument("--balance", type=float, default=0.01, help="weight of the balance of gates")
-    result.add_argument("--seed", type=int, default=0)
+    train.add_argument(
+        "--layers", default="all", choices=["all", "alternate", "last"], help="layers whose states are compared"
+    )
+    train.add_argument("--balance", type=float, default=0.01, help="weight of the gates' load balance")
+    result.add_argument("--seed", type=int, default=0, help="of everything random")
     result.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"])
     return result
 
@@ -88,19 +89,6 @@ def _ratio(text: str) -> Fraction:
     if not 0 < ratio <= 64:
         raise argparse.ArgumentTypeError(f"must be above 0 and at most 64, not {text!r}")
     return ratio
-
-
-# What is measured: a name, the model, and what it is.
-Made = tuple[str, "PreTrainedModel", Architecture]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Encoded training and dev rows of one task."""
-
-    train: "Encoded"
-    dev: "Encoded"
-    labels: tuple[str, ...]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def check(options: Any) -> None:
+def check(options: argparse.Namespace) -> None:
     """Refuse what cannot work before anything is loaded."""
     thins = options.drop is not None or options.fuse is not None
     if thins == (options.experts is not None):
@@ -139,17 +127,17 @@ def check(options: Any) -> None:
         raise ExpertsError(f"--out {options.out} exists and is not empty: choose another folder")
 
 
-def run(options: Any) -> int:
-    """Split or thin out, train, measure, save."""
+def run(options: argparse.Namespace) -> int:
+    """Split the model or remove experts, measure it at every stage, and save the last one with its measurements."""
     import torch
     from rich.console import Console
     from transformers.utils import logging
 
-    from distill.tasks.metrics import standard_error
-    from distill.training.evaluation import expert_load, measure, split_batches
+    from distill.training.evaluation import split_batches
     from distill.training.loop import make_accelerator
     from distill.training.teacher import load_tokenizer
-    from search_spaces import cost
+    from supernet.experts.rows import checkpoint_classes, load_rows
+    from supernet.experts.stages import ARCHITECTURE, split_and_train, thin_out
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -157,226 +145,53 @@ def run(options: Any) -> int:
     console = Console(highlight=False, soft_wrap=True)
     accelerator = make_accelerator(options.device)
     torch.manual_seed(options.seed)
-    known = classes(options.checkpoint)
+    classes = checkpoint_classes(options.checkpoint)
     tokenizer = load_tokenizer(options.checkpoint)
-    rows = load_rows(options, tokenizer, known)
+    rows = load_rows(options, tokenizer, classes)
     batches = [batch for _, batch in split_batches(rows.dev, tokenizer.pad_token_id)]
-    thins = options.experts is None
-    made = thinned(options, rows, accelerator, batches) if thins else mixed(options, rows, accelerator)
-    measured: dict[str, dict[str, Any]] = {}
-    for name, model, architecture in made:
-        score = measure(model, rows.dev, accelerator=accelerator, pad_id=tokenizer.pad_token_id)
-        loads = expert_load(model, batches, accelerator=accelerator)
-        facts = {
-            "accuracy": score,
-            "standard_error": standard_error(score, len(rows.dev)),
-            "params": cost.params(architecture, len(rows.labels)),
-            "params_active": cost.params_active(architecture, len(rows.labels)),
-            "macs": cost.macs(architecture, labels=len(rows.labels)),
-        }
+    if options.experts is None:
+        stages = thin_out(options, batches, accelerator)
+    else:
+        stages = split_and_train(options, rows, accelerator)
+    measurements = {}
+    for stage in stages:
+        measurement, loads = measure_stage(stage, rows, batches, accelerator, tokenizer.pad_token_id)
+        measurements[stage.name] = measurement | {"expert_load": [load.to_json() for load in loads]}
         console.print(
-            f"{name}: accuracy {score:.4f} ± {facts['standard_error']:.4f}, {facts['params'] / 1e6:.2f} M "
-            f"parameters, {facts['params_active'] / 1e6:.2f} M of them active, {facts['macs'] / 1e9:.2f} G MACs "
-            "for 128 tokens"
+            f"{stage.name}: accuracy {measurement['accuracy']:.4f} ± {measurement['standard_error']:.4f}, "
+            f"{measurement['params'] / 1e6:.2f} M parameters, {measurement['params_active'] / 1e6:.2f} M of them "
+            f"active, {measurement['macs'] / 1e9:.2f} G MACs for 128 tokens"
         )
         for load in loads:
             console.print(f"  {load}")
-        measured[name] = facts | {"expert_load": [load.to_json() for load in loads]}
+        if stage.note:
+            console.print(f"  {stage.note}")
     options.out.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(options.out)
+    stage.model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
-    architecture.save(options.out / ARCHITECTURE)
+    stage.architecture.save(options.out / ARCHITECTURE)
     given = {name: str(value) for name, value in vars(options).items() if value is not None}
-    report = {"dev_rows": len(rows.dev), "options": given, "models": measured}
+    report = {"dev_rows": len(rows.dev), "options": given, "models": measurements}
     (options.out / "metrics.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     console.print(f"wrote {options.out}")
     return DONE
 
 
-def classes(source: str) -> tuple[str, ...] | int:
-    """What the checkpoint calls its classes, or their number where they have no names."""
-    from transformers import AutoConfig
+def measure_stage(
+    stage: "Stage", rows: "Rows", batches: "Sequence[Batch]", accelerator: "Accelerator", pad_id: int
+) -> tuple[dict[str, float], "list[Load]"]:
+    """Accuracy on the dev rows with its standard error, sizes and MACs of a model; and the loads of its routers."""
+    from distill.tasks.metrics import standard_error
+    from distill.training.evaluation import expert_load, measure
+    from search_spaces import cost
 
-    import supernet.build  # noqa: F401  (makes the library know our own models)
-    from distill.training.teacher import TeacherError, locate
-
-    try:
-        config = AutoConfig.from_pretrained(locate(source))
-    except (OSError, ValueError) as error:
-        raise TeacherError(f"no checkpoint at {source!r}: {str(error).strip().splitlines()[0]}") from None
-    names = tuple(config.id2label[number] for number in range(config.num_labels))
-    unnamed = tuple(f"LABEL_{number}" for number in range(config.num_labels))
-    return config.num_labels if names == unnamed else names
-
-
-def load_rows(options: Any, tokenizer: Any, known: tuple[str, ...] | int) -> Rows:
-    """The rows of a task, or of the user's files, with the checkpoint's classes.
-
-    Raises:
-        ExpertsError, distill.tasks.task.TaskError: no such task or file, a task of another kind, or other classes than
-            the checkpoint's.
-    """
-    from distill.tasks.encoding import encode
-    from distill.tasks.readers import load_task
-    from distill.tasks.readers.tables import read_rows
-    from distill.tasks.types import CLASSIFICATION
-
-    if options.task is not None:
-        data = load_task(options.task, options.data)
-        if data.task.kind != CLASSIFICATION:
-            raise ExpertsError(f"--task {options.task}: is a {data.task.kind}; only a {CLASSIFICATION} will do")
-        train, dev, labels = data.train, data.dev, data.task.labels
-    else:
-        names = None if isinstance(known, int) else known
-        train, labels = read_rows(options.train, options.text, options.label, options.pair, names)
-        dev, _ = read_rows(options.dev, options.text, options.label, options.pair, labels)
-    if labels != known and len(labels) != known:
-        found = known if isinstance(known, int) else ", ".join(known)
-        expected = ", ".join(labels)
-        raise ExpertsError(f"{options.checkpoint}: its classes are {found}; those of the rows are {expected}")
-    try:
-        encoded = [encode(tokenizer, split, options.max_length) for split in (train, dev)]
-        return Rows(encoded[0], encoded[1], labels)
-    except ValueError as error:
-        raise ExpertsError(f"--max-length: {error}") from None
-
-
-def mixed(options: Any, rows: Rows, accelerator: Any) -> Iterator[Made]:
-    """The dense model, the mixture that it is split into, and the mixture after training."""
-    from distill.objectives import moebert
-    from distill.tasks.encoding import token_frequencies, training_batches
-    from distill.training.loop import train
-    from distill.training.recipe import Recipe
-    from distill.training.teacher import LiveTeacher, load_model
-
-    dense = load_model(options.checkpoint, rows.labels).eval()
-    pad_id, positions = dense.config.pad_token_id, dense.config.max_position_embeddings
-    if options.max_length > positions:
-        raise ExpertsError(f"--max-length: the model has {positions} positions, not {options.max_length}")
-    architecture = mixture(
-        dense.config,
-        options.experts,
-        width=options.width,
-        shared=None if options.split == "copy" else options.shared,
-        copy=options.split == "copy",
-        routing=options.routing,
-        top_k=options.top_k,
-        capacity=options.capacity,
-        attention_experts=options.attention_experts,
-    )
-    plain = replace(architecture.base, attention_experts=1)
-    yield "dense", dense, Architecture.uniform(plain, architecture.layers[0].graph)
-    glances = list(training_batches(rows.train, options.batch_size, options.importance_batches, options.seed, pad_id))
-    scores = channel_scores(dense, glances, options.split, options.seed)
-    model = split(dense, architecture, scores, token_frequencies(rows.train, dense.config.vocab_size))
-    yield "split", model, architecture
-    if options.steps:
-        goal = moebert(
-            model.config, dense.config, distill=options.distill, layers=options.layers, balance=options.balance
-        )
-        recipe = Recipe(steps=options.steps, batch_size=options.batch_size, learning_rate=options.learning_rate)
-        train(
-            model,
-            training_batches(rows.train, options.batch_size, options.steps, options.seed, pad_id),
-            goal,
-            recipe,
-            accelerator=accelerator,
-            teacher=LiveTeacher(dense, goal.teacher_needs, accelerator),
-            seed=options.seed,
-        )
-        yield f"after {options.steps} steps", model.eval(), architecture
-
-
-def thinned(options: Any, rows: Rows, accelerator: Any, batches: Sequence[Any]) -> Iterator[Made]:
-    """The mixture as it is, and with fewer experts."""
-    from transformers import AutoConfig
-
-    from distill.training.evaluation import expert_load
-    from supernet.build import HEADS, build, load_weights
-    from supernet.experts.fuse import unused, without
-
-    folder = Path(options.checkpoint)
-    if not (folder / ARCHITECTURE).exists():
-        raise ExpertsError(f"{folder} has no {ARCHITECTURE}: --drop and --fuse take what this command has written")
-    architecture = Architecture.load(folder / ARCHITECTURE)
-    config = AutoConfig.from_pretrained(folder)
-    model = HEADS["classification"].from_pretrained(folder).eval()
-    yield "mixture", model, architecture
-    loads = expert_load(model, batches, accelerator=accelerator)
-    if not loads:
-        raise ExpertsError(f"{folder} has no experts")
-    going = unused(architecture, loads, options.drop or options.fuse)
-    weights, smaller = without(model.state_dict(), architecture, loads, going, fuse=options.fuse is not None)
-    fewer = build(smaller, labels=config.num_labels, like=config)
-    load_weights(fewer, weights)
-    yield "fused" if options.fuse else "dropped", fewer.eval(), smaller
-
-
-def mixture(
-    config: Any,
-    experts: int,
-    *,
-    width: int | None = None,
-    shared: int | None = None,
-    copy: bool = False,
-    routing: str = "hash",
-    top_k: int = 1,
-    capacity: Fraction | None = None,
-    attention_experts: int = 1,
-) -> Architecture:
-    """What a BERT of this configuration is with its FFNs split: `experts` of `width` inner channels (default: as many
-    as make up the dense FFN), `shared` of them the same (default: 2/3, MoEBERT's share; with `copy` all).
-
-    Raises:
-        ArchitectureError: the widths do not fit.
-        distill.training.teacher.TeacherError: the configuration's activation is not among the operations.
-    """
-    from supernet.build import base_of_teacher
-
-    base, graph = base_of_teacher(config)
-    base = replace(base, attention_experts=attention_experts)
-    if width is None:
-        width = base.inner if copy else base.inner // max(1, experts)
-    for name, value, least, most in (("width", width, 1, base.inner), ("shared", shared, 0, width)):
-        if value is not None and not least <= value <= most:
-            raise ArchitectureError(f"--{name}: from {least} to {most:,} channels, not {value:,}")
-    if shared is None:
-        shared = width if copy else width * 2 // 3
-    genes = Experts(experts, Fraction(shared, width), routing, top_k, capacity) if experts != 1 else DENSE
-    return Architecture.uniform(base, graph, expansion=Fraction(width, base.inner), experts=genes)
-
-
-def channel_scores(model: "PreTrainedModel", batches: Sequence[Any], order: str, seed: int = 0) -> list[list["Tensor"]]:
-    """Scores by whose descending order channels are dealt out to experts: `[layer][block]` -> (inner,).
-
-    "importance" and "copy": MoEBERT's equation 4 on these batches. "inverse": the reverse order. "random": noise.
-    """
-    import torch
-
-    from supernet.build import from_teacher
-    from supernet.importance import neuron_importance, summed_loss
-
-    if order == "random":
-        generator = torch.Generator().manual_seed(seed)
-        sizes = [(1, model.config.intermediate_size)] * model.config.num_hidden_layers
-        return [list(torch.rand(size, generator=generator)) for size in sizes]
-    scores = neuron_importance(from_teacher(model, stack=1), batches, summed_loss)
-    return [[-score for score in layer] for layer in scores] if order == "inverse" else scores
-
-
-def split(
-    dense: "PreTrainedModel", architecture: Architecture, scores: list[list["Tensor"]], counts: "Tensor | None" = None
-) -> "PreTrainedModel":
-    """The mixture of this architecture with the dense model's weights, its channels dealt out in the order of `scores`.
-
-    counts: of token ids (vocabulary,), for balanced_hash routing.
-    """
-    from supernet.build import build, from_teacher, load_weights
-    from supernet.importance import sort_channels
-    from supernet.inherit import inherit
-
-    supernet = from_teacher(dense, stack=1)
-    weights = sort_channels(supernet.state_dict(), scores, supernet.config)
-    model = build(architecture, labels=dense.config.num_labels, like=dense.config)
-    load_weights(model, inherit(weights, architecture, counts))
-    return model.eval()
+    labels = len(rows.labels)
+    accuracy = measure(stage.model, rows.dev, accelerator=accelerator, pad_id=pad_id)
+    measurement = {
+        "accuracy": accuracy,
+        "standard_error": standard_error(accuracy, len(rows.dev)),
+        "params": cost.params(stage.architecture, labels),
+        "params_active": cost.params_active(stage.architecture, labels),
+        "macs": cost.macs(stage.architecture, labels=labels),
+    }
+    return measurement, expert_load(stage.model, batches, accelerator=accelerator)

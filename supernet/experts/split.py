@@ -1,75 +1,88 @@
-"""How a dense feed-forward network becomes experts: which channels each has, and the tables and gates that choose."""
+"""Split the feed-forward networks of a dense BERT into experts (MoEBERT, section 3.1)."""
 
 from collections.abc import Sequence
-from heapq import heapreplace
+from dataclasses import replace
+from fractions import Fraction
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
 
-from search_spaces.architecture import Base, Experts, Genes
-
-DEVIATION = 0.02
-
-
-def expert_channels(base: Base, genes: Genes) -> Tensor:
-    """The channels of the dense FFN, in their order of importance, that each expert of a layer has: (E, m).
-
-    Expert i has the s that all share and of the others every E-th from the i-th on (MoEBERT, section 3.1). Where a
-    graph combines inner channels with leading channels of x, an expert pairs its own by position; those shared are
-    paired as in the dense FFN.
-    """
-    inner, shared, count = genes.inner(base), genes.shared(base), genes.experts.count
-    others = shared + torch.arange(inner - shared) * count
-    rows = [torch.cat((torch.arange(shared), others + number)) for number in range(count)]
-    return torch.stack(rows)
+from distill.objectives.outputs import Batch
+from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Experts
+from supernet.build import base_of_teacher, build, from_teacher, load_weights
+from supernet.importance import neuron_importance, sort_channels, summed_loss
+from supernet.inherit import inherit
 
 
-def routing_table(
-    experts: Experts, vocabulary: int, layer: int, frequencies: Sequence[int] | Tensor | None = None
-) -> Tensor:
-    """The expert of every token id for hash routing: (vocabulary,) uint8.
-
-    "hash" draws one for every id and layer (MoEBERT, section 3.3; Roller et al., 2021), the same whenever it is asked
-    for; as strided experts of 2, 4 and 8 are nested, so are these. "balanced_hash" goes through the ids in order of
-    frequency and gives each to the expert with the least so far; ids of frequency 0 are as "hash" has them.
+def mixture_architecture(
+    config: PretrainedConfig,
+    experts: int,
+    *,
+    width: int | None = None,
+    shared: int | None = None,
+    copy: bool = False,
+    routing: str = "hash",
+    top_k: int = 1,
+    capacity: Fraction | None = None,
+    attention_experts: int = 1,
+) -> Architecture:
+    """The architecture of a BERT of this configuration with its FFNs split into `experts`.
 
     Args:
-        frequencies: how often each id occurs in training data (vocabulary,); needed by "balanced_hash".
+        width: inner channels of an expert; by default as many as make up the dense FFN together, or with `copy` all.
+        shared: those that are the same in all experts; by default 2/3 of the width (MoEBERT), or with `copy` all.
+        routing, top_k, capacity: as in `Experts`.
+
+    Raises:
+        ArchitectureError: the widths do not fit.
+        distill.training.teacher.TeacherError: the configuration's activation is not among the operations.
     """
-    generator = torch.Generator().manual_seed(layer)
-    table = torch.randint(2**31, (vocabulary,), generator=generator) % experts.count
-    if experts.routing == "balanced_hash":
-        if frequencies is None:
-            raise ValueError("balanced_hash shares out the tokens of training data: it needs their frequencies")
-        counts = torch.as_tensor(frequencies)
-        if counts.shape != (vocabulary,):
-            raise ValueError(f"frequencies are of {tuple(counts.shape)} ids; the vocabulary has {vocabulary}")
-        seen = torch.argsort(counts, descending=True, stable=True)[: int((counts > 0).sum())]
-        loads = [(0, expert) for expert in range(experts.count)]  # a heap
-        chosen = []
-        for count in counts[seen].tolist():
-            load, lightest = loads[0]
-            heapreplace(loads, (load + count, lightest))
-            chosen.append(lightest)
-        table[seen] = torch.tensor(chosen, dtype=table.dtype)
-    return table.to(torch.uint8)
+    base, graph = base_of_teacher(config)
+    base = replace(base, attention_experts=attention_experts)
+    if width is None:
+        width = base.inner if copy else base.inner // max(1, experts)
+    for name, value, smallest, largest in (("width", width, 1, base.inner), ("shared", shared, 0, width)):
+        if value is not None and not smallest <= value <= largest:
+            raise ArchitectureError(f"--{name}: from {smallest} to {largest:,} channels, not {value:,}")
+    if shared is None:
+        shared = width if copy else width * 2 // 3
+    genes = Experts(experts, Fraction(shared, width), routing, top_k, capacity) if experts != 1 else DENSE
+    return Architecture.uniform(base, graph, expansion=Fraction(width, base.inner), experts=genes)
 
 
-def new_gate(count: int, width: int, seed: int, like: Tensor) -> Tensor:
-    """A gate's starting weight (count, width); fewer experts of the same seed have the first rows."""
-    generator = torch.Generator().manual_seed(seed)
-    return (DEVIATION * torch.randn(count, width, generator=generator)).to(like)
+def channel_scores(model: PreTrainedModel, batches: Sequence[Batch], order: str, seed: int = 0) -> list[list[Tensor]]:
+    """The scores in whose descending order channels are dealt out to experts: `[layer][block]` -> (inner,).
 
-
-def new_head(count: int, classifier: Tensor) -> dict[str, Tensor]:
-    """The starting weights of a head of `count` prediction layers, by their names in it, in place of a linear map of
-    weight `classifier` (outputs, width): the softmax between leaves nothing of that map to take over.
+    Args:
+        batches: labelled training data.
+        order: "importance" and "copy" are MoEBERT's equation 4 on these batches, "inverse" its reverse, "random" noise.
+        seed: of the noise.
     """
-    outputs, width = classifier.shape
-    generator = torch.Generator().manual_seed(count)
-    maps = {"inner": (count, width, width), "outer": (count, outputs, width)}
-    result = {"router.weight": new_gate(count, width, 0, classifier)}
-    for name, shape in maps.items():
-        result[f"{name}.weight"] = (DEVIATION * torch.randn(shape, generator=generator)).to(classifier)
-        result[f"{name}.bias"] = classifier.new_zeros(shape[:2])
-    return result
+    if order == "random":
+        generator = torch.Generator().manual_seed(seed)
+        shapes = [(1, model.config.intermediate_size)] * model.config.num_hidden_layers
+        return [list(torch.rand(shape, generator=generator)) for shape in shapes]
+    scores = neuron_importance(from_teacher(model, stack=1), batches, summed_loss)
+    return [[-score for score in layer] for layer in scores] if order == "inverse" else scores
+
+
+def split_model(
+    dense: PreTrainedModel,
+    architecture: Architecture,
+    scores: list[list[Tensor]],
+    frequencies: Tensor | None = None,
+    seed: int = 0,
+) -> PreTrainedModel:
+    """The mixture of this architecture with the dense model's weights, in eval mode.
+
+    Args:
+        scores: channels are dealt out to the experts in their descending order, see `channel_scores`.
+        frequencies: of token ids (vocabulary,), for routings that need them.
+        seed: what routing tables and gates are drawn from.
+    """
+    supernet = from_teacher(dense, stack=1)
+    weights = sort_channels(supernet.state_dict(), scores, supernet.config)
+    model = build(architecture, labels=dense.config.num_labels, like=dense.config)
+    load_weights(model, inherit(weights, architecture, frequencies, seed))
+    return model.eval()

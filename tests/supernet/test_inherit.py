@@ -13,7 +13,7 @@ from search_spaces import GELU, Architecture, Base, Experts, FFNGraph, Genes
 from search_spaces.cost import project_width
 from search_spaces.routing import ROUTINGS
 from supernet.build import HEADS, build, from_scratch, full_architecture, load_weights
-from supernet.experts.split import DEVIATION, routing_table
+from supernet.experts.routers import DEVIATION, routing_table
 from supernet.inherit import inherit
 from tests.search_spaces import strategies
 from tests.tiny import BASE, architectures, batch, graphs, inputs, shaken
@@ -347,3 +347,21 @@ def test_experts_that_a_supernet_is_too_small_for() -> None:
         inherit(weights, balanced, FREQUENCIES[1:])
     with pytest.raises(ValueError, match=r"layers\[0\]\.stack is 4; the supernet has 3 blocks there"):
         inherit(weights, Architecture.uniform(BASE, stack=4, expansion=Fraction(1, 4), experts=Experts(4)))
+
+
+def test_only_routers_and_heads_depend_on_the_seed() -> None:
+    base = replace(BASE, attention_experts=2, head_experts=2)
+    layers = [
+        Genes(GELU, 1, Fraction(1, 4), experts)
+        for experts in (Experts(4), Experts(4, routing="token_gate"), Experts(4, routing="balanced_hash"))
+    ]
+    architecture = Architecture(base, tuple(layers))
+    weights = supernet().state_dict()
+    default, zero, one, again = (inherit(weights, architecture, FREQUENCIES, *seed) for seed in ((), (0,), (1,), (1,)))
+    changed = {name for name, tensor in one.items() if not torch.equal(tensor, zero[name])}
+    drawn = {"layer.0.router.table", "layer.1.ffn.0.router.weight", "layer.2.router.table"}
+    drawn |= {f"layer.{layer}.attention.router.weight" for layer in range(3)}
+    head = {f"classifier.{name}.weight" for name in ("router", "inner", "outer")}
+    assert changed == {f"bert.encoder.{name}" for name in drawn} | head
+    for name, tensor in default.items():
+        assert torch.equal(tensor, zero[name]) and torch.equal(one[name], again[name])

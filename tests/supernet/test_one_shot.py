@@ -1,4 +1,4 @@
-"""The weight-sharing supernet: a slice of it is the candidate, and training reaches just that slice."""
+"""The one-shot supernet: a slice of it is the candidate, and training reaches just that slice."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +18,7 @@ from distill.training.teacher import LiveTeacher, set_head
 from search_spaces import Architecture, Experts, FFNGraph, Genes, Space
 from search_spaces.spaces import SIZES
 from supernet.build import build, config_of, load_weights
+from supernet.experts.routers import routing_table
 from supernet.inherit import inherit
 from supernet.one_shot import SANDWICH, OneShotSupernet, head_name, interleaved, train_one_shot
 from tests.tiny import BASE, batch, bert, inputs, shaken
@@ -299,3 +300,32 @@ def test_experts_are_slices_with_gates_of_their_own() -> None:
     assert all(parameter.grad is None for place, parameter in shared.gates.items() if "/layer/1/" in place)
     routings = run(shared, batch(), frozenset({ROUTINGS})).routings
     assert [probabilities.shape[1] for probabilities, _ in routings] == [2, 2, 4, 4]
+
+
+def test_gates_of_attention_are_the_learned_ones() -> None:
+    """In the slice as in the supernet itself."""
+    base = replace(BASE, attention_experts=2)
+    largest = replace(LARGEST, base=base)
+    model = shaken(build(largest, labels=3, like=bert(num_hidden_layers=3).config))
+    shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}).eval()
+    expected = shared(**inputs(batch())).logits
+    shared.activate(largest, "first")
+    logits = shared(**inputs(batch())).logits
+    torch.testing.assert_close(logits, expected)
+    logits.square().sum().backward()
+    assert all(layer.attention.router.weight.grad.abs().sum() > 0 for layer in model.bert.encoder.layer)
+
+
+def test_tables_and_gates_depend_on_the_seed() -> None:
+    architecture = replace(LARGEST, layers=(replace(GENES, experts=EXPERTS[1]),) * 3)
+    largest = replace(LARGEST, layers=LARGEST.layers[:1] * 3)
+    seen: dict[int, tuple[Tensor, Tensor]] = {}
+    for seed in (0, 3):
+        model = build(largest, labels=3, like=bert(num_hidden_layers=3).config)
+        shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}, EXPERTS, seed=seed)
+        shared.activate(architecture, "first")
+        state = shared.state()
+        table = routing_table(EXPERTS[1], BASE.vocabulary, layer=1, seed=seed)
+        assert torch.equal(state["bert.encoder.layer.1.router.table"], table)
+        seen[seed] = table, shared.gates["bert/encoder/layer/1/ffn/0/router/weight"]
+    assert not any(torch.equal(one, other) for one, other in zip(*seen.values(), strict=True))

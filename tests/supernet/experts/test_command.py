@@ -1,19 +1,23 @@
-"""python -m supernet.experts on a small BERT and files of its own: as a user runs it."""
+"""python -m supernet.experts as a user runs it, on a small BERT and small files."""
 
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
-from search_spaces import Architecture, ArchitectureError
-from supernet.build import from_teacher
-from supernet.experts.command import channel_scores, main, mixture, split
-from tests.tiny import batch, bert, inputs
+from search_spaces import Architecture, Experts, FFNGraph
+from supernet.build import build
+from supernet.experts.command import main
+from supernet.experts.stages import ARCHITECTURE
+from tests.tiny import BASE, bert
 
 WORDS = [f"w{number}" for number in range(40)]
 COMMON = ["--text", "text", "--label", "kind", "--max-length", "16", "--batch-size", "4", "--importance-batches", "2"]
@@ -67,46 +71,6 @@ def test_split_train_thin_out_and_load_as_a_stranger(house: Path) -> None:
     assert "mixture: accuracy" in done.stdout and "fused: accuracy" in done.stdout
     smaller = Architecture.load(house / "thin" / "architecture.json")
     assert any(genes.experts.count < 4 for genes in smaller.layers)
-
-
-@pytest.mark.parametrize("routing", ["hash", "balanced_hash", "sentence_gate"])
-def test_copies_compute_what_the_dense_model_computes(routing: str) -> None:
-    dense = bert()
-    architecture = mixture(dense.config, 4, copy=True, routing=routing)
-    scores = channel_scores(dense, [batch()], "importance")
-    model = split(dense, architecture, scores, torch.ones(50, dtype=torch.long))
-    if routing == "sentence_gate":
-        for block in (block for layer in model.bert.encoder.layer for block in layer.ffn):
-            block.router.weight.data.zero_()  # then every expert has the probability 1 / 4
-    with torch.no_grad():
-        found, expected = model(**inputs(batch())).logits, dense(**inputs(batch())).logits
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_orders_of_channels() -> None:
-    dense = bert()
-    importance, inverse = (channel_scores(dense, [batch()], order) for order in ("importance", "inverse"))
-    random, again, other = (channel_scores(dense, [], "random", seed) for seed in (0, 0, 1))
-    for layer in range(2):
-        assert torch.equal(importance[layer][0], -inverse[layer][0])
-        assert torch.equal(random[layer][0], again[layer][0]) and not torch.equal(random[layer][0], other[layer][0])
-    weights = split(dense, mixture(dense.config, 2, width=8, shared=8), importance).state_dict()
-    first = importance[0][0].argsort(descending=True)[:8]
-    expected = from_teacher(dense, stack=1).state_dict()["bert.encoder.layer.0.ffn.0.expand.weight"][first]
-    assert torch.equal(weights["bert.encoder.layer.0.ffn.0.expand.weight"][1], expected)
-
-
-def test_moebert_of_bert_base() -> None:
-    config = bert(num_hidden_layers=2, hidden_size=24, intermediate_size=3072).config
-    architecture = mixture(config, 4)
-    genes = architecture.layers[0]
-    assert (genes.inner(architecture.base), genes.shared(architecture.base)) == (768, 512)
-
-
-def test_widths_that_do_not_fit_are_explained() -> None:
-    config = bert(intermediate_size=3072).config
-    with pytest.raises(ArchitectureError, match="= 1,152 channels each, not 2,048"):
-        mixture(config, 4, width=2048, shared=512)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +137,71 @@ def test_tasks_of_other_kinds_are_refused(house: Path, tmp_path: Path, capsys: p
         assert main(task(house, *given)) == 2
         shown = capsys.readouterr().err
         assert message in shown and shown.count("\n") == 1 and not (house / "never").exists()
+
+
+def saved_mixture(house: Path, name: str, architecture: Architecture) -> None:
+    """A mixture with random weights as the command would have written it."""
+    model = build(architecture, labels=2)
+    model.config.id2label, model.config.label2id = {0: "bad", 1: "good"}, {"bad": 0, "good": 1}
+    model.save_pretrained(house / name)
+    architecture.save(house / name / ARCHITECTURE)
+    BertTokenizerFast(vocab=str(house / "vocab.txt")).save_pretrained(house / name)
+
+
+def test_mixtures_that_cannot_be_thinned_are_refused(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = FFNGraph.parse("tanh(project(gelu(expand(x))))")
+    gate = Experts(4, Fraction(1, 2), "token_gate")
+    cases = {
+        "ends": (
+            Architecture.uniform(BASE, graph, expansion=Fraction(1, 4), experts=gate),
+            "it is not the last operat",
+        ),
+        "attention": (
+            Architecture.uniform(replace(BASE, attention_experts=2)),
+            "no feed-forward network of the model has experts; those that it has, 2 of every attention, cannot be remo",
+        ),
+        "plain": (Architecture.uniform(BASE), "no feed-forward network of the model has experts\n"),
+    }
+    for name, (architecture, message) in cases.items():
+        saved_mixture(house, name, architecture)
+        assert main(command(house, name, "never", "--fuse", "3")) == 2
+        errors = capsys.readouterr().err
+        assert message in errors and errors.count("\n") == 1 and not (house / "never").exists()
+
+
+def test_experts_of_attention_and_head_are_said_to_stay(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = replace(BASE, attention_experts=2, head_experts=3)
+    experts = Experts(4, Fraction(1, 2), "token_gate")
+    saved_mixture(house, "both", Architecture.uniform(base, expansion=Fraction(1, 4), experts=experts))
+    assert main(command(house, "both", "thinner", "--drop", "3")) == 0
+    output = capsys.readouterr().out
+    assert "only the experts of feed-forward networks are removed; the 2 of every attention and 3 of the h" in output
+    smaller = Architecture.load(house / "thinner" / ARCHITECTURE)
+    assert smaller.base == base and any(genes.experts.count < 4 for genes in smaller.layers)
+
+
+def test_everything_random_depends_on_the_seed(house: Path) -> None:
+    """Tables, gates, the order of channels and the training; the same seed gives the same checkpoint."""
+    options = ["--experts", "4", "--split", "random", "--attention-experts", "2"]
+    runs = {
+        "a": ("hash", "3"),
+        "b": ("hash", "3"),
+        "c": ("hash", "4"),
+        "d": ("token_gate", "3"),
+        "e": ("token_gate", "4"),
+    }
+    tensors = {}
+    for name, (routing, seed) in runs.items():
+        assert main(command(house, "bert", f"seed-{name}", *options, "--routing", routing, "--seed", seed)) == 0
+        tensors[name] = load_file(house / f"seed-{name}" / "model.safetensors")
+    assert all(torch.equal(tensor, tensors["b"][name]) for name, tensor in tensors["a"].items())
+    layer = "bert.encoder.layer.1."
+    for one, other, names in (
+        ("a", "c", ("router.table", "attention.router.weight", "ffn.0.expand.weight")),
+        ("d", "e", ("ffn.0.router.weight", "attention.router.weight", "ffn.0.expand.weight")),
+    ):
+        for name in names:
+            assert not torch.equal(tensors[one][layer + name], tensors[other][layer + name]), name
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "x", "1/0", "1e9"])

@@ -1,5 +1,6 @@
-"""Fewer experts: nothing changes but the tokens of those that go."""
+"""Fewer experts: nothing changes but for the tokens of those that are removed."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -9,7 +10,8 @@ from distill.training.evaluation import Load, expert_load
 from distill.training.loop import make_accelerator
 from search_spaces import DENSE, Architecture, Experts, FFNGraph
 from supernet.build import build, load_weights
-from supernet.experts.fuse import unused, without
+from supernet.experts import ExpertsError
+from supernet.experts.fuse import remove_experts, untouched_experts, unused_experts
 from tests.tiny import BASE, batch, inputs, shaken
 
 HALF, THIRD = Fraction(1, 2), Fraction(1, 3)
@@ -60,8 +62,8 @@ def test_unused_is_below_its_part_of_an_equal_share_in_all_blocks() -> None:
         Load(2, "ffn", (0.25, 0.25, 0.25, 0.25)),
         Load(2, "attention", (1.0, 0.0)),
     ]
-    assert unused(architecture, loads, Fraction(1, 4)) == {0: [3], 1: [0, 1, 3]}
-    assert unused(architecture, loads, Fraction(4)) == {0: [1, 2, 3], 1: [0, 1, 3], 2: [1, 2, 3]}
+    assert unused_experts(architecture, loads, Fraction(1, 4)) == {0: [3], 1: [0, 1, 3]}
+    assert unused_experts(architecture, loads, Fraction(4)) == {0: [1, 2, 3], 1: [0, 1, 3], 2: [1, 2, 3]}
 
 
 @pytest.mark.parametrize("fuse", [False, True])
@@ -70,7 +72,7 @@ def test_an_expert_without_tokens_goes_unnoticed_behind_a_hash(fuse: bool) -> No
     for layer in model.bert.encoder.layer:
         layer.router.table[layer.router.table == 2] = 0
     loads = loads_of(model)
-    weights, smaller = without(model.state_dict(), architecture, loads, {0: [2], 2: [2]}, fuse)
+    weights, smaller = remove_experts(model.state_dict(), architecture, loads, {0: [2], 2: [2]}, fuse)
     assert [genes.experts.count for genes in smaller.layers] == [3, 4, 3]
     with torch.no_grad():
         expected = model(**inputs(batch())).logits
@@ -78,9 +80,9 @@ def test_an_expert_without_tokens_goes_unnoticed_behind_a_hash(fuse: bool) -> No
 
 
 @pytest.mark.parametrize("routing", ["hash", "token_gate"])
-def test_one_expert_that_stays_is_a_dense_layer(routing: str) -> None:
+def test_a_layer_with_one_remaining_expert_is_dense(routing: str) -> None:
     architecture, model = mixture(routing)
-    weights, smaller = without(model.state_dict(), architecture, loads_of(model), {1: [0, 1, 3]}, fuse=False)
+    weights, smaller = remove_experts(model.state_dict(), architecture, loads_of(model), {1: [0, 1, 3]}, fuse=False)
     assert smaller.layers[1].experts == DENSE
     kept = "bert.encoder.layer.1.ffn.1.expand.weight"
     assert torch.equal(weights[kept], model.state_dict()[kept][2])
@@ -92,43 +94,60 @@ def test_fusing_means_by_load_and_sends_tokens_to_the_heir() -> None:
     name, table = "bert.encoder.layer.0.ffn.0.project.weight", "bert.encoder.layer.0.router.table"
     before = model.state_dict()
     loads = [Load(layer, "ffn", (0.75, 0.25)) for layer in range(3)]
-    weights, smaller = without(before, architecture, loads, {0: [1]}, fuse=True)
+    weights, smaller = remove_experts(before, architecture, loads, {0: [1]}, fuse=True)
     torch.testing.assert_close(weights[name], 0.75 * before[name][0] + 0.25 * before[name][1])
     assert table not in weights and smaller.layers[0].experts == DENSE
-    dropped, _ = without(before, architecture, loads, {0: [1]}, fuse=False)
+    dropped, _ = remove_experts(before, architecture, loads, {0: [1]}, fuse=False)
     assert torch.equal(dropped[name], before[name][0])
 
 
-def test_the_heir_is_the_expert_most_alike() -> None:
+def test_the_heir_is_the_most_similar_expert() -> None:
     architecture, model = mixture("hash")
     weights = model.state_dict()
     for name, tensor in weights.items():
         if ".layer.0.ffn." in name and "LayerNorm" not in name:
             tensor[1] = tensor[3] + 0.01 * tensor[1]
-    found, _ = without(weights, architecture, loads_of(model), {0: [3]}, fuse=False)
+    fewer, _ = remove_experts(weights, architecture, loads_of(model), {0: [3]}, fuse=False)
     table = "bert.encoder.layer.0.router.table"
-    assert torch.equal(found[table][weights[table] == 3], torch.ones_like(found[table][weights[table] == 3]))
+    assert torch.equal(fewer[table][weights[table] == 3], torch.ones_like(fewer[table][weights[table] == 3]))
     for old, new in ((0, 0), (1, 1), (2, 2)):
-        assert (found[table][weights[table] == old] == new).all()
+        assert (fewer[table][weights[table] == old] == new).all()
 
 
-def test_no_more_are_chosen_than_stay() -> None:
+def test_no_more_experts_are_chosen_than_remain() -> None:
     architecture, model = mixture("token_gate", top_k=3)
-    weights, smaller = without(model.state_dict(), architecture, loads_of(model), {0: [0, 1]}, fuse=True)
+    weights, smaller = remove_experts(model.state_dict(), architecture, loads_of(model), {0: [0, 1]}, fuse=True)
     assert smaller.layers[0].experts.top_k == 2
     assert torch.isfinite(rebuilt(weights, smaller)(**inputs(batch())).logits).all()
 
 
-@pytest.mark.parametrize("going", [[4], [-1], [0, 1, 2, 3]])
-def test_experts_that_are_not_there_and_the_last_cannot_go(going: list[int]) -> None:
+@pytest.mark.parametrize("removed", [[4], [-1], [0, 1, 2, 3]])
+def test_unknown_experts_and_all_experts_cannot_be_removed(removed: list[int]) -> None:
     architecture, model = mixture("hash")
-    with pytest.raises(ValueError, match=r"layers\[1\] has experts 0 to 3, of which one stays"):
-        without(model.state_dict(), architecture, loads_of(model), {1: going}, fuse=False)
+    with pytest.raises(ExpertsError, match=r"layers\[1\] has experts 0 to 3, of which at least one must remain"):
+        remove_experts(model.state_dict(), architecture, loads_of(model), {1: removed}, fuse=False)
 
 
-def test_behind_a_gate_project_must_be_last() -> None:
+def test_behind_a_gate_project_must_be_the_last_operation() -> None:
     graph = FFNGraph.parse("tanh(project(gelu(expand(x))))")
     architecture = Architecture.uniform(BASE, graph, expansion=THIRD, experts=Experts(4, HALF, "token_gate"))
     model = build(architecture, labels=3)
-    with pytest.raises(ValueError, match="`project` is not the last operation"):
-        without(model.state_dict(), architecture, loads_of(model), {0: [1]}, fuse=False)
+    with pytest.raises(ExpertsError, match="it is not the last operation of tanh"):
+        remove_experts(model.state_dict(), architecture, loads_of(model), {0: [1]}, fuse=False)
+
+
+def test_experts_of_attention_and_head_are_named_and_stay() -> None:
+    """Also where their loads are lower than those of any FFN."""
+    base = replace(BASE, attention_experts=2, head_experts=3)
+    architecture = Architecture.uniform(base, expansion=THIRD, experts=Experts(2, HALF))
+    loads = [Load(-1, "head", (1.0, 0.0, 0.0)), Load(0, "attention", (1.0, 0.0)), Load(0, "ffn", (0.5, 0.5))]
+    assert unused_experts(architecture, loads, Fraction(1, 2)) == {}
+    assert untouched_experts(base) == "2 of every attention and 3 of the head"
+    assert untouched_experts(BASE) == ""
+    dense = Architecture.uniform(base)
+    with pytest.raises(
+        ExpertsError, match="has experts; those that it has, 2 of every attention and 3 of the head, ca"
+    ):
+        unused_experts(dense, loads, Fraction(1, 2))
+    with pytest.raises(ExpertsError, match=r"no feed-forward network of the model has experts$"):
+        unused_experts(Architecture.uniform(BASE), [], Fraction(1, 2))

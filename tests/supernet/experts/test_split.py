@@ -1,145 +1,49 @@
-"""How a dense FFN is cut up: MoEBERT's rule, and tables and gates that choose, against plain Python."""
-
-from collections import Counter
-from fractions import Fraction
-from itertools import chain, combinations
+"""A dense BERT split into experts: the function of copies, the order of channels, the widths."""
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
-from search_spaces import DENSE, GELU, PUBLISHED, Base, Experts, Genes
-from supernet.experts.split import DEVIATION, expert_channels, new_gate, routing_table
-
-VOCABULARY = 30522
+from search_spaces import ArchitectureError
+from supernet.build import from_teacher
+from supernet.experts.split import channel_scores, mixture_architecture, split_model
+from tests.tiny import batch, bert, inputs
 
 
-def channels(inner: int, count: int, own: int, shared: int) -> list[list[int]]:
-    base = Base(depth=1, width=6, heads=2, inner=inner)
-    genes = Genes(GELU, 1, Fraction(own, inner), DENSE if count == 1 else Experts(count, Fraction(shared, own)))
-    assert not genes.fault(base)
-    return expert_channels(base, genes).tolist()
+@pytest.mark.parametrize("routing", ["hash", "balanced_hash", "sentence_gate"])
+def test_copies_compute_what_the_dense_model_computes(routing: str) -> None:
+    dense = bert()
+    architecture = mixture_architecture(dense.config, 4, copy=True, routing=routing)
+    scores = channel_scores(dense, [batch()], "importance")
+    model = split_model(dense, architecture, scores, torch.ones(50, dtype=torch.long))
+    if routing == "sentence_gate":
+        for block in (block for layer in model.bert.encoder.layer for block in layer.ffn):
+            block.router.weight.data.zero_()  # then every expert has the probability 1 / 4
+    with torch.no_grad():
+        actual, expected = model(**inputs(batch())).logits, dense(**inputs(batch())).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-@settings(deadline=None)
-@given(st.integers(1, 80), st.integers(1, 9), st.data())
-def test_experts_have_what_is_shared_and_every_eth_of_the_rest(inner: int, count: int, data: st.DataObject) -> None:
-    shared = data.draw(st.integers(0, inner)) if count > 1 else 0
-    most = shared + (inner - shared) // count
-    assume(most)
-    own = data.draw(st.integers(max(shared, 1), most))
-    order = list(range(inner))
-    expected = [(order[:shared] + order[shared:][expert::count])[:own] for expert in range(count)]
-    found = channels(inner, count, own, shared)
-    assert found == expected
-    assert [len(row) for row in found] == [own] * count
+def test_orders_of_channels() -> None:
+    dense = bert()
+    importance, inverse = (channel_scores(dense, [batch()], order) for order in ("importance", "inverse"))
+    random, again, other = (channel_scores(dense, [], "random", seed) for seed in (0, 0, 1))
+    for layer in range(2):
+        assert torch.equal(importance[layer][0], -inverse[layer][0])
+        assert torch.equal(random[layer][0], again[layer][0]) and not torch.equal(random[layer][0], other[layer][0])
+    weights = split_model(dense, mixture_architecture(dense.config, 2, width=8, shared=8), importance).state_dict()
+    first = importance[0][0].argsort(descending=True)[:8]
+    expected = from_teacher(dense, stack=1).state_dict()["bert.encoder.layer.0.ffn.0.expand.weight"][first]
+    assert torch.equal(weights["bert.encoder.layer.0.ffn.0.expand.weight"][1], expected)
 
 
-def test_moeberts_experts() -> None:
-    """Section 4.1: four experts of 768 channels, 512 of them shared; the lower half of the 3072 is not used."""
-    moebert = PUBLISHED["moebert"]
-    found = expert_channels(moebert.base, moebert.layers[0])
-    assert found.shape == (4, 768)
-    assert found.tolist() == channels(3072, 4, 768, 512)
-    rows = [set(row) for row in found.tolist()]
-    assert all(one & other == set(range(512)) for one, other in combinations(rows, 2))
-    assert set.union(*rows) == set(range(1536))
+def test_moebert_of_bert_base() -> None:
+    config = bert(num_hidden_layers=2, hidden_size=24, intermediate_size=3072).config
+    architecture = mixture_architecture(config, 4)
+    genes = architecture.layers[0]
+    assert (genes.inner(architecture.base), genes.shared(architecture.base)) == (768, 512)
 
 
-def test_no_shared_channels_is_a_partition_and_all_shared_are_copies() -> None:
-    assert sorted(chain(*channels(48, 4, 12, 0))) == list(range(48))
-    assert channels(48, 4, 20, 20) == [list(range(20))] * 4
-
-
-@pytest.mark.parametrize("vocabulary", [1, 50, VOCABULARY])
-def test_tables_are_the_same_whenever_asked_for(vocabulary: int) -> None:
-    for count in (2, 3, 64):
-        first = routing_table(Experts(count), vocabulary, layer=5)
-        torch.manual_seed(count)
-        before = torch.get_rng_state()
-        again = routing_table(Experts(count), vocabulary, layer=5)
-        assert torch.equal(first, again)
-        assert torch.equal(torch.get_rng_state(), before)
-        assert (again.dtype, again.shape) == (torch.uint8, (vocabulary,))
-        assert int(again.max()) < count
-
-
-def test_tables_share_out_the_ids_and_differ_from_layer_to_layer() -> None:
-    for count in (2, 3, 8):
-        tables = [routing_table(Experts(count), VOCABULARY, layer) for layer in range(12)]
-        for table in tables:
-            # Within five standard deviations of the binomial distribution.
-            expected, slack = VOCABULARY / count, 5 * (VOCABULARY * (count - 1)) ** 0.5 / count
-            assert (torch.bincount(table, minlength=count) - expected).abs().max() < slack
-        for one, other in combinations(tables, 2):
-            agree = float((one == other).double().mean())
-            assert abs(agree - 1 / count) < 0.02
-
-
-def test_tables_and_experts_of_2_4_and_8_are_nested() -> None:
-    base = Base(depth=1, width=6, heads=2, inner=48)
-    for fewer, more in ((2, 4), (4, 8), (2, 8)):
-        coarse, fine = (routing_table(Experts(count), VOCABULARY, layer=3) for count in (fewer, more))
-        assert torch.equal(fine % fewer, coarse)
-        # So the channels that a token passes are among those that it passed.
-        cuts = [Genes(GELU, 1, Fraction(1, count), Experts(count)) for count in (fewer, more)]
-        wide, narrow = (expert_channels(base, genes).tolist() for genes in cuts)
-        assert all(set(narrow[expert]) <= set(wide[expert % fewer]) for expert in range(more))
-
-
-def greedy(counts: list[int], count: int, otherwise: list[int]) -> list[int]:
-    loads = dict.fromkeys(range(count), 0)
-    table = list(otherwise)
-    for token in sorted((token for token in range(len(counts)) if counts[token]), key=lambda token: -counts[token]):
-        table[token] = min(loads, key=lambda expert: loads[expert])
-        loads[table[token]] += counts[token]
-    return table
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.integers(2, 8), st.integers(0, 3))
-def test_balanced_tables_are_greedy(counts: list[int], count: int, layer: int) -> None:
-    """Ties go to the lower id and the lower expert; what training data do not have, to where "hash" sends it."""
-    random = routing_table(Experts(count), len(counts), layer).tolist()
-    balanced = Experts(count, routing="balanced_hash")
-    expected = greedy(counts, count, random)
-    assert routing_table(balanced, len(counts), layer, counts).tolist() == expected
-    relative = torch.tensor(counts, dtype=torch.float64) / 2**12
-    assert routing_table(balanced, len(counts), layer, relative).tolist() == expected
-
-
-@pytest.mark.parametrize("count", [2, 4, 8])
-def test_balanced_tables_balance_what_zipf_does_not(count: int) -> None:
-    order = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))
-    counts = 10**7 // (1 + order)
-
-    def load(routing: str, layer: int) -> float:
-        table = routing_table(Experts(count, routing=routing), VOCABULARY, layer, counts).long()
-        loads = torch.zeros(count, dtype=torch.float64).index_add(0, table, counts.double())
-        return float(loads.max() / loads.mean())
-
-    assert load("balanced_hash", 0) < 1.001
-    assert sum(load("hash", layer) for layer in range(10)) / 10 > 1.02
-
-
-def test_balanced_tables_need_frequencies_of_the_whole_vocabulary() -> None:
-    balanced = Experts(4, routing="balanced_hash")
-    with pytest.raises(ValueError, match="balanced_hash shares out the tokens of training data: it needs their freq"):
-        routing_table(balanced, 50, 0)
-    for shape in ((49,), (50, 1), ()):
-        with pytest.raises(ValueError, match=r"frequencies are of \(.*\) ids; the vocabulary has 50"):
-            routing_table(balanced, 50, 0, torch.ones(shape))
-
-
-def test_new_gates() -> None:
-    like = torch.zeros(1, dtype=torch.float64)
-    before = torch.get_rng_state()
-    gates = {seed: new_gate(8, 400, seed, like) for seed in range(20)}
-    assert torch.equal(torch.get_rng_state(), before)
-    for seed, gate in gates.items():
-        assert (gate.shape, gate.dtype) == ((8, 400), torch.float64)
-        assert torch.equal(new_gate(3, 400, seed, like), gate[:3])
-        assert float(gate.std()) == pytest.approx(DEVIATION, rel=0.1)
-    similar = Counter(torch.equal(gates[one], gates[other]) for one, other in combinations(gates, 2))
-    assert similar == {False: 190}
+def test_widths_that_do_not_fit_are_explained() -> None:
+    config = bert(intermediate_size=3072).config
+    with pytest.raises(ArchitectureError, match="= 1,152 channels each, not 2,048"):
+        mixture_architecture(config, 4, width=2048, shared=512)

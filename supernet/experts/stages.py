@@ -1,0 +1,112 @@
+"""What the command does to a model, step by step: split it and train the mixture, or remove experts."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from accelerate import Accelerator
+from transformers import AutoConfig, PreTrainedModel
+
+from distill.objectives import moebert
+from distill.objectives.outputs import Batch
+from distill.tasks.encoding import token_frequencies, training_batches
+from distill.training.evaluation import expert_load
+from distill.training.loop import train
+from distill.training.recipe import Recipe
+from distill.training.teacher import LiveTeacher, load_model
+from search_spaces.architecture import Architecture
+from supernet.build import HEADS, build, load_weights
+from supernet.experts import ExpertsError
+from supernet.experts.fuse import remove_experts, untouched_experts, unused_experts
+from supernet.experts.rows import Rows
+from supernet.experts.split import channel_scores, mixture_architecture, split_model
+
+# The file beside a checkpoint that says what it is; `Architecture.load` reads it.
+ARCHITECTURE = "architecture.json"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A model to be measured; `name` says what has been done to it, and `note` what has not."""
+
+    name: str
+    model: PreTrainedModel
+    architecture: Architecture
+    note: str = ""
+
+
+def split_and_train(options: argparse.Namespace, rows: Rows, accelerator: Accelerator) -> Iterator[Stage]:
+    """The dense model, the mixture that it is split into, and with `--steps` the mixture after distillation.
+
+    Raises:
+        ExpertsError: the model has fewer positions than `--max-length`.
+        search_spaces.architecture.ArchitectureError, distill.training.teacher.TeacherError: see `mixture_architecture`.
+    """
+    dense = load_model(options.checkpoint, rows.labels).eval()
+    pad_id, positions = dense.config.pad_token_id, dense.config.max_position_embeddings
+    if options.max_length > positions:
+        raise ExpertsError(f"--max-length: the model has {positions} positions, not {options.max_length}")
+    architecture = mixture_architecture(
+        dense.config,
+        options.experts,
+        width=options.width,
+        shared=None if options.split == "copy" else options.shared,
+        copy=options.split == "copy",
+        routing=options.routing,
+        top_k=options.top_k,
+        capacity=options.capacity,
+        attention_experts=options.attention_experts,
+    )
+    dense_base = replace(architecture.base, attention_experts=1)
+    yield Stage("dense", dense, Architecture.uniform(dense_base, architecture.layers[0].graph))
+    batches = list(training_batches(rows.train, options.batch_size, options.importance_batches, options.seed, pad_id))
+    scores = channel_scores(dense, batches, options.split, options.seed)
+    frequencies = token_frequencies(rows.train, dense.config.vocab_size)
+    model = split_model(dense, architecture, scores, frequencies, options.seed)
+    yield Stage("split", model, architecture)
+    if options.steps:
+        objective = moebert(
+            model.config, dense.config, distill=options.distill, layers=options.layers, balance=options.balance
+        )
+        recipe = Recipe(steps=options.steps, batch_size=options.batch_size, learning_rate=options.learning_rate)
+        train(
+            model,
+            training_batches(rows.train, options.batch_size, options.steps, options.seed, pad_id),
+            objective,
+            recipe,
+            accelerator=accelerator,
+            teacher=LiveTeacher(dense, objective.teacher_needs, accelerator),
+            seed=options.seed,
+        )
+        yield Stage(f"after {options.steps} steps", model.eval(), architecture)
+
+
+def thin_out(options: argparse.Namespace, batches: Sequence[Batch], accelerator: Accelerator) -> Iterator[Stage]:
+    """The mixture as it is, and with fewer experts.
+
+    Args:
+        batches: of the rows on which the experts' loads are counted.
+
+    Raises:
+        ExpertsError: the checkpoint is no mixture of this command, or its experts cannot be removed.
+    """
+    folder = Path(options.checkpoint)
+    if not (folder / ARCHITECTURE).exists():
+        raise ExpertsError(f"{folder} has no {ARCHITECTURE}: --drop and --fuse take what this command has written")
+    architecture = Architecture.load(folder / ARCHITECTURE)
+    config = AutoConfig.from_pretrained(folder)
+    model = HEADS["classification"].from_pretrained(folder).eval()
+    yield Stage("mixture", model, architecture)
+    loads = expert_load(model, batches, accelerator=accelerator)
+    fuse = options.fuse is not None
+    try:
+        unused = unused_experts(architecture, loads, options.fuse if fuse else options.drop)
+        weights, smaller = remove_experts(model.state_dict(), architecture, loads, unused, fuse)
+    except ExpertsError as error:
+        raise ExpertsError(f"{folder}: {error}") from None
+    thinner = build(smaller, labels=config.num_labels, like=config)
+    load_weights(thinner, weights)
+    untouched = untouched_experts(architecture.base)
+    note = f"only the experts of feed-forward networks are removed; the {untouched} stay" if untouched else ""
+    yield Stage("fused" if fuse else "dropped", thinner.eval(), smaller, note)
