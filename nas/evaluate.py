@@ -16,7 +16,8 @@ from distill.tasks.encoding import Encoded
 from distill.training.distillation import Saved, distil
 from distill.training.evaluation import Load, evaluate, expert_load, split_batches
 from distill.training.loop import make_accelerator
-from distill.training.teacher import SavedTeacher, load_model, load_tokenizer
+from distill.training.teacher import load_model, load_tokenizer
+from distill.training.teacher_outputs import SavedTeacher
 from nas.preparation.phases import CANDIDATE, TrainingPhase, training_phases
 from nas.preparation.workspace import Workspace, projections, raw_teacher
 from search_spaces.architecture import Architecture

@@ -28,7 +28,7 @@ from distill.tasks.encoding import batches, training_batches
 from distill.tasks.task import HELD_OUT
 from distill.training.loop import make_accelerator, train
 from distill.training.recipe import Recipe
-from distill.training.teacher import LiveTeacher, saved_bytes
+from distill.training.teacher_outputs import LiveTeacher, saved_bytes
 from nas.config.load import load_config
 from nas.config.schema import RecipeTable, StudyConfig
 from search_spaces import Architecture, cost

@@ -45,7 +45,7 @@ from distill.objectives import OBJECTIVES
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded, training_batches
 from distill.training.loop import make_accelerator, train
 from distill.training.recipe import Recipe
-from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
+from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from search_spaces import PUBLISHED, Architecture, cost
 from supernet.build import build, config_of, from_scratch, load_weights
 from supernet.inherit import inherit

@@ -15,7 +15,7 @@ from benchmarks.signals.zero_cost import block_errors, losses, observe
 from distill.tasks.encoding import training_batches
 from distill.training.distillation import Saved
 from distill.training.evaluation import batch_logits, evaluate, split_batches
-from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
+from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from nas.budget import kept_importance
 from nas.evaluate import Evaluator
 from nas.preparation.phases import TrainingPhase

@@ -23,7 +23,8 @@ from distill.tasks.readers import load_task
 from distill.training.evaluation import expert_load, measure, split_batches
 from distill.training.loop import make_accelerator, train
 from distill.training.recipe import Recipe
-from distill.training.teacher import LiveTeacher, load_model
+from distill.training.teacher import load_model
+from distill.training.teacher_outputs import LiveTeacher
 from supernet.experts.split import channel_scores, mixture_architecture, split_model
 
 MAX_LENGTH = 64

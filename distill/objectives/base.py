@@ -1,4 +1,4 @@
-"""What an objective is made of."""
+"""Loss terms, and the objective as their weighted sum."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -30,10 +30,12 @@ class Term:
 class Objective(nn.Module):
     """A weighted sum of terms, with the learned projections they use, which no exported model contains.
 
-    A term of weight 0 is left out. `needs` and `teacher_needs` are what the terms need of either side.
+    A term of weight 0 is left out. `needs` and `teacher_needs` name the outputs that the terms read of student and
+    teacher.
 
-    `parameters()` are the projections' and learn with the student. Those of `critic` are not among them, nor in the
-    state dict: it learns against the student, with an optimiser of its own, and moves to a device with the objective.
+    `parameters()` are those of the projections, which learn with the student. The parameters of the `critic` are not
+    among them, nor in the state dict: the critic learns against the student, by a separate optimiser. It moves to a
+    device with the objective.
     """
 
     critic: Critic | None
@@ -68,6 +70,7 @@ class Objective(nn.Module):
 
 
 def sum_of(values: Iterable[Tensor]) -> Tensor:
+    """The sum of tensors, of which there is at least one."""
     total, *others = values
     for value in others:
         total = total + value

@@ -1,4 +1,4 @@
-"""CoDIR's objective: a sentence's features are found among those of other sentences."""
+"""CoDIR's objective: contrastive distillation of the intermediate representations of sentences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from distill.tasks.encoding import Encoded
 from distill.tasks.types import CLASSIFICATION
 
 WIDTH = 128
-# Negatives of one sentence; each takes WIDTH numbers on either side.
+# Greatest number of negatives of one sentence; each takes WIDTH numbers for the student and for the teacher.
 MOST = 65_536
 
 
@@ -56,8 +56,8 @@ def codir(
     Args:
         student, teacher: Hugging Face configurations.
         rows: number of training rows.
-        labels: their classes; None where there are none (text, or a task that labels no sentences as a whole): then
-            all other rows are negatives.
+        labels: the classes of the rows; None where rows have no class (text, or a task that labels words): all other
+            rows are negatives then.
         beta: share of the teacher's predictions; 1 needs no labels in the batches.
         temperature: T.
         contrastive: weight of L_CRD.
@@ -135,9 +135,10 @@ CODIR = ObjectiveSpec(codir, row_arguments=_bank_arguments)
 
 
 class Bank(nn.Module):
-    """Features of length 1 of all training rows on either side, random at first, and which rows are whose negatives.
+    """Features of length 1 of all training rows, of the student and of the teacher, random at first; and the classes of
+    the rows, to draw negatives of another class.
 
-    `order` sorts the rows by class; those of a row's own class are `size[row]` consecutive ones from `first[row]`.
+    `order` sorts the rows by class: the class of a row takes `size[row]` places in it, from place `first[row]`.
     """
 
     student: Tensor
@@ -149,7 +150,7 @@ class Bank(nn.Module):
     def __init__(self, rows: int, labels: Sequence[int] | None, momentum: float) -> None:
         super().__init__()
         if rows < 2:
-            raise ValueError(f"rows={rows}: at least 2 training rows are needed, one to be told from the other")
+            raise ValueError(f"rows={rows}: at least 2 training rows are needed, to tell one from another")
         classes = torch.arange(rows) if labels is None else torch.as_tensor(labels)
         if classes.shape != (rows,):
             raise ValueError(f"labels: {rows} rows need as many, not {tuple(classes.shape)}; or None")
@@ -172,16 +173,17 @@ class Bank(nn.Module):
         return self.order[torch.where(places_NK < first_N1, places_NK, places_NK + size_N1)]
 
     def update(self, rows_N: Tensor, student_ND: Tensor, teacher_ND: Tensor) -> None:
-        """Move these rows' features towards new ones, those of all processes."""
+        """Move the features of these rows towards new ones, those of all processes."""
         rows_N, student_ND, teacher_ND = _of_all_processes(rows_N, student_ND, teacher_ND)
         for bank, new_ND in ((self.student, student_ND), (self.teacher, teacher_ND)):
             bank[rows_N] = F.normalize(self.momentum * bank[rows_N] + (1 - self.momentum) * new_ND, dim=-1)
 
 
 def _of_all_processes(*tensors: Tensor) -> list[Tensor]:
-    """The rows of each in all processes, whose shares of a batch may differ in size."""
+    """Each tensor with its rows from all processes, which may differ in number."""
     if not dist.is_initialized():
         return list(tensors)
     shares: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(shares, [tensor.cpu() for tensor in tensors])
-    return [torch.cat(parts).to(own.device) for own, parts in zip(tensors, zip(*shares, strict=True), strict=True)]
+    gathered = zip(*shares, strict=True)
+    return [torch.cat(parts).to(tensor.device) for tensor, parts in zip(tensors, gathered, strict=True)]

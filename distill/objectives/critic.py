@@ -12,12 +12,12 @@ from distill.objectives.outputs import Batch, Outputs
 class Critic(nn.Module):
     """A network of `width`, 256, 256 and 1 units that tells a teacher's features from a student's.
 
-    In each step, minimise `loss` by an optimiser of the critic's own with `learning_rate`, before the student's loss
-    is computed. MicroBERT trains an MLP of this shape with Adam and 1e-4.
+    In each step, `loss` is to be minimised by a separate optimiser with `learning_rate`, before the student's loss is
+    computed. MicroBERT trains an MLP of this shape with Adam and 1e-4.
 
     Args:
         width: of the features.
-        student_features, teacher_features: of the outputs of either, (B, width).
+        student_features, teacher_features: map the outputs of a model to its features, (B, width).
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Critic(nn.Module):
 
 
 def _of_sentences(features_BD: Tensor, batch: Batch) -> Tensor:
-    """In float32, without sentences of nothing but padding."""
+    """The features in float32, without those of sentences that are nothing but padding."""
     return features_BD[batch["attention_mask"].any(dim=1)].float()
 
 

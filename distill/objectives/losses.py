@@ -61,33 +61,35 @@ def _check_widths(student: Tensor, teacher: Tensor) -> None:
 
 
 def _mean_square(student: Tensor, teacher: Tensor, valid: Tensor, copies: int) -> Tensor:
-    """Mean over the elements that `valid` selects, each of its own `copies` times."""
+    """The mean square error over the elements that `valid` selects, each of which stands for `copies` elements."""
     return SumOfSquares.apply(student, teacher, valid) / (valid.sum().clamp(min=1) * copies)
 
 
 class SumOfSquares(torch.autograd.Function):
-    """Of the differences where `valid` is. On a CPU in pieces that fit in a core's cache, and the differences are kept
-    in the student's precision: operations on whole tensors take several times as long there, most of it for memory.
-    The teacher has no gradient.
+    """The sum of the squared differences between student and teacher where `valid` is True.
+
+    On a CPU it is computed in pieces that fit into a core's cache, and the differences are kept in the student's
+    precision: operations on whole tensors take several times as long there, most of it for memory. The teacher has no
+    gradient.
     """
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor, valid: Tensor) -> Tensor:
         masked = not valid.all()
-        kept = torch.empty_like(student)
+        differences = torch.empty_like(student)
         total = torch.zeros((), device=student.device)
         rows = len(student)
         if student.device.type == "cpu":
             rows = max(1, PIECE * rows // max(1, student.numel()))
-        pieces = (each.split(rows) for each in (student, teacher, valid, kept))
-        for own, other, where, place in zip(*pieces, strict=True):
-            difference = own.float() - other
+        pieces = (each.split(rows) for each in (student, teacher, valid, differences))
+        for student_piece, teacher_piece, where, place in zip(*pieces, strict=True):
+            difference = student_piece.float() - teacher_piece
             if masked:
                 # Filled rather than multiplied by 0: half-precision states of padding may be infinite.
                 difference.masked_fill_(~where, 0.0)
             place.copy_(difference)
             total += difference.square_().sum()
-        ctx.save_for_backward(kept)
+        ctx.save_for_backward(differences)
         return total
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What a forward pass hands to an objective, and only what the objective asks for."""
+"""The outputs of a forward pass that an objective reads: only those that it needs are computed and kept."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from distill.tasks.types import CLASSIFICATION, logits_and_kind
 
 Batch = dict[str, Tensor]
 
-# What a model takes of a batch; the rest is for the losses.
+# The tensors of a batch that a model reads; the others are for the losses.
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 LOGITS = "logits"
@@ -27,15 +27,16 @@ class Outputs:
     """Outputs of one batch: B sentences of T tokens, L layers, H heads, width D, C classes.
 
     Attributes:
-        logits: in the shape of the task's kind (`distill.tasks.types`), a classification's (B, C).
-        kind: of the task.
-        hidden_states: L + 1 tensors (B, T, D), the embedding output first; empty when not asked for. Where some layers
-            are asked for, the others' tensors have no elements.
-        attention_scores: L tensors (B, H, T, T), QK^T / sqrt(head size) before mask and softmax; or as above.
-        relations: query, key and value of one layer, each (B, T, D); or empty.
-        routings: of every gated router, in the order of their computation, the probabilities (N, E) of its E experts
-            for the N tokens or sentences it routes, padding not among them, and their first choices (N,) int64; or
-            empty.
+        logits: in the shape of the task's kind (`distill.tasks.types`), (B, C) for a classification.
+        kind: the kind of the task.
+        hidden_states: L + 1 tensors (B, T, D), the embedding output first; empty if not needed. If only some layers
+            are needed, the tensors of the others have no elements.
+        attention_scores: L tensors (B, H, T, T), QK^T / sqrt(head size) before mask and softmax; empty if not needed,
+            or without elements as above.
+        relations: query, key and value of one layer, each (B, T, D); empty if not needed.
+        routings: for every gated router, in the order of their computation, the probabilities (N, E) of its E experts
+            for the N tokens or sentences that it routes, without padding, and the first choices (N,) int64; empty if
+            not needed.
     """
 
     logits: Tensor
@@ -47,24 +48,25 @@ class Outputs:
 
 
 def of_layers(name: str, layers: Iterable[int]) -> frozenset[str]:
-    """The needs that name these outputs of some layers alone, counted from 1; 0 is the embedding output. Otherwise
-    `HIDDEN_STATES` and `ATTENTION_SCORES` are of all, `RELATIONS` of the last one.
+    """Needs that name these outputs of some layers alone, counted from 1; layer 0 is the embedding output.
+
+    The plain names `HIDDEN_STATES` and `ATTENTION_SCORES` stand for all layers, `RELATIONS` for the last one.
     """
     return frozenset(f"{name}.{layer}" for layer in layers)
 
 
 def layers_of(needs: Iterable[str], name: str, whole: Sequence[int]) -> list[int]:
-    """The layers of which these outputs are needed; `whole` where `name` itself is."""
+    """The layers whose outputs of this name are needed; the plain name stands for the layers `whole`."""
     parts = [need.partition(".") for need in needs]
-    found = {int(layer) for own, _, layer in parts if own == name and layer}
-    return sorted(found.union(whole if name in needs else ()))
+    layers = {int(layer) for output, _, layer in parts if output == name and layer}
+    return sorted(layers.union(whole if name in needs else ()))
 
 
 def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     """Run a BERT-shaped model and collect `needs`, any of the constants of this module, or `of_layers` some layers.
 
-    The model is free to use a fused attention, also where its scores are needed. A router is any submodule whose name
-    ends in `router`; it returns an object with `probabilities` (N, E), None where the choice needs none, and `experts`
+    The model is free to use a fused attention, even if its scores are needed. A router is any submodule whose name ends
+    in `router`; it returns an object with `probabilities` (N, E), None for a router without a gate, and `experts`
     (N, k), the best first.
 
     Raises:
@@ -77,22 +79,22 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     scored = layers_of(needs, ATTENTION_SCORES, range(1, depth + 1))
     related = layers_of(needs, RELATIONS, [depth])
     if len(related) > 1:
-        raise ValueError(f"the relations of one layer can be had at a time, not of {' and '.join(map(str, related))}")
+        raise ValueError(f"relations can be collected of one layer at a time, not of {' and '.join(map(str, related))}")
     inputs = {name: batch[name] for name in INPUTS if name in batch}
     hooks: list[Any] = []
 
-    def kept(modules: list[nn.Module]) -> list[Any]:
-        """What these modules will return, in the order in which they run."""
+    def collected(modules: list[nn.Module]) -> list[Any]:
+        """A list that the outputs of these modules will be added to, in the order in which they run."""
         outputs: list[Any] = []
         hooks.extend(m.register_forward_hook(lambda _m, _i, output: outputs.append(output)) for m in modules)
         return outputs
 
-    # An attention of this kind keeps them; of another, they are computed anew from what its maps return.
-    own = unwrapped.config._attn_implementation == SCORED
-    asked = [] if own else [attentions[layer - 1] for layer in scored]
-    products = kept([m for attention in asked for m in (attention.query, attention.key)])
-    relations = kept([m for a in (attentions[layer - 1] for layer in related) for m in (a.query, a.key, a.value)])
-    routed = kept([module for _, module in routers(unwrapped)] if ROUTINGS in needs else [])
+    # The attention SCORED keeps its scores. For any other they are computed again from queries and keys.
+    keeps_scores = unwrapped.config._attn_implementation == SCORED
+    scored_attentions = [] if keeps_scores else [attentions[layer - 1] for layer in scored]
+    products = collected([m for attention in scored_attentions for m in (attention.query, attention.key)])
+    relations = collected([m for a in (attentions[layer - 1] for layer in related) for m in (a.query, a.key, a.value)])
+    routings = collected([module for _, module in routers(unwrapped)] if ROUTINGS in needs else [])
     try:
         outputs = model(**inputs, output_hidden_states=bool(states))
     finally:
@@ -100,9 +102,9 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
             hook.remove()
     heads = unwrapped.config.num_attention_heads
     logits, kind = logits_and_kind(outputs, unwrapped.config)
-    if own:
-        found = [take_scores(attention) for attention in attentions]
-        scores = {layer - 1: value for layer in scored if (value := found[layer - 1]) is not None}
+    if keeps_scores:
+        kept_scores = [take_scores(attention) for attention in attentions]
+        scores = {layer - 1: value for layer in scored if (value := kept_scores[layer - 1]) is not None}
     else:
         pairs = zip(products[::2], products[1::2], strict=True)
         scores = {layer - 1: dot_products(q, k, heads) for layer, (q, k) in zip(scored, pairs, strict=True)}
@@ -112,18 +114,18 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         hidden_states=spread({layer: outputs.hidden_states[layer] for layer in states}, depth + 1),
         attention_scores=spread(scores, depth),
         relations=tuple(relations),
-        routings=tuple((r.probabilities, r.experts[:, 0]) for r in routed if r.probabilities is not None),
+        routings=tuple((r.probabilities, r.experts[:, 0]) for r in routings if r.probabilities is not None),
     )
 
 
-def spread(found: Mapping[int, Tensor], length: int) -> tuple[Tensor, ...]:
-    """A tuple with these tensors in their places and ones without elements in the others; empty if there are none."""
+def spread(tensors: Mapping[int, Tensor], length: int) -> tuple[Tensor, ...]:
+    """A tuple with these tensors at their indices and tensors without elements at all others; empty without tensors."""
     filler = torch.empty(0)
-    return tuple(found.get(place, filler) for place in range(length)) if found else ()
+    return tuple(tensors.get(index, filler) for index in range(length)) if tensors else ()
 
 
 def routers(model: Any) -> list[tuple[str, Any]]:
-    """The routers of the encoder that computes, and of the head, with their names."""
+    """The routers of the encoder and of the head, with their names."""
     head = getattr(model, "classifier", None)
     named = [*model.base_model.named_modules(), *(head.named_modules(prefix="classifier") if head is not None else ())]
     return [(name, module) for name, module in named if name.rpartition(".")[2] == "router"]

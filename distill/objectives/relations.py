@@ -49,7 +49,7 @@ def minilm(
     if student.num_attention_heads != heads:
         raise ValueError(
             f"minilm needs equal head counts: student {student.num_attention_heads}, teacher {heads}; "
-            f"give the student {heads} heads, or take minilmv2, which has heads of its own"
+            f"give the student {heads} heads, or take minilmv2, whose relation heads are independent of them"
         )
 
     def attention_loss(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
@@ -157,8 +157,8 @@ def minimoe(
 
     def relation_loss(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
         assert t is not None
-        own = tuple(auxiliary[name](s.hidden_states[-1]) for name in NAMES)
-        return _relations(own, t.relations, batch, relation_heads) / len(NAMES)
+        student_relations = tuple(auxiliary[name](s.hidden_states[-1]) for name in NAMES)
+        return _relations(student_relations, t.relations, batch, relation_heads) / len(NAMES)
 
     relations = Term("relation", relation, frozenset({HIDDEN_STATES}), relation_loss, _taught(teacher_layer, teacher))
     return Objective([relations, terms.labels(labels), terms.balance(balance)], auxiliary)
@@ -173,7 +173,7 @@ def _relations(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...], batch: 
 
 
 def _taught(layer: int, teacher: Any) -> frozenset[str]:
-    """What is needed of the teacher: the relations of this layer, of the last where it is 0."""
+    """The relations of this layer of the teacher, of the last one where `layer` is 0, as names of needed outputs."""
     layers = teacher.num_hidden_layers
     if not 0 <= layer <= layers:
         raise ValueError(f"teacher_layer={layer}: the teacher has {layers} layers: 1 to {layers}, or 0, the last")

@@ -1,4 +1,4 @@
-"""Terms that several objectives share."""
+"""Loss terms that several objectives share."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -25,11 +25,12 @@ def labels(weight: float, name: str = "labels") -> Term:
 def soft_labels(
     name: str, weight: float, compare: Callable[[Tensor, Tensor], Tensor], every_token: bool = False
 ) -> Term:
-    """`compare(student (N, C), teacher (N, C))` of the logits of all distributions that the task predicts, see
-    `distill.tasks.types.distributions`; of a regression the mean square error of the two predictions.
+    """The loss with the teacher's predictions: `compare(student (N, C), teacher (N, C))` of the logits of all
+    distributions that the task predicts, see `distill.tasks.types.distributions`; for a regression, the mean square
+    error of the two predictions.
 
     Args:
-        every_token: of tokens, all that are no padding, whether they have a label or not.
+        every_token: compare the predictions of all tokens but padding, not of the labelled tokens alone.
     """
 
     def loss(student: Outputs, teacher: Outputs | None, batch: Batch) -> Tensor:
@@ -45,7 +46,7 @@ def soft_labels(
 
 
 def balance(weight: float) -> Term:
-    """Load balance of the student's experts, mean over the gated routers; 0 where there are none."""
+    """The load balance of the student's experts, mean over the gated routers; 0 where there are no such routers."""
 
     def loss(student: Outputs, _teacher: Outputs | None, _batch: Batch) -> Tensor:
         if not student.routings:
@@ -56,8 +57,8 @@ def balance(weight: float) -> Term:
 
 
 def transforms(student: Any, teacher: Any, states: Iterable[int], shared: bool = False) -> dict[str, nn.Module]:
-    """Learned maps from the student's width to the teacher's for these states of the student's: one for the embedding
-    output, state 0, and one for all layers, or a `shared` one. None where the widths agree.
+    """Learned maps from the student's width to the teacher's for these states of the student: one map for the embedding
+    output, which is state 0, and one for all layers, or a single `shared` map. No maps where the widths agree.
     """
     if student.hidden_size == teacher.hidden_size:
         return {}
@@ -66,7 +67,7 @@ def transforms(student: Any, teacher: Any, states: Iterable[int], shared: bool =
 
 
 def transformed(student: Outputs, state: int, maps: dict[str, nn.Module]) -> Tensor:
-    """A state of the student's in the teacher's width."""
+    """A state of the student in the teacher's width, by the map that `transforms` made for it."""
     if not maps:
         return student.hidden_states[state]
     return maps["embedding" if state == 0 and "embedding" in maps else "hidden"](student.hidden_states[state])
@@ -75,7 +76,7 @@ def transformed(student: Outputs, state: int, maps: dict[str, nn.Module]) -> Ten
 def hidden(
     name: str, weight: float, pairs: Sequence[tuple[int, int]], maps: dict[str, nn.Module], padding: bool = False
 ) -> Term:
-    """Sum over pairs (student state, teacher state) of their mean square error, over padding too if asked for."""
+    """The sum of the mean square errors of pairs (student state, teacher state); `padding` includes padding tokens."""
 
     def loss(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
         assert t is not None

@@ -18,7 +18,7 @@ from distill.tasks.encoding import Encoded, training_batches
 from distill.training.checkpoint import Checkpoint
 from distill.training.loop import TeacherOutputs, train
 from distill.training.recipe import Recipe
-from distill.training.teacher import LiveTeacher
+from distill.training.teacher_outputs import LiveTeacher
 
 
 @dataclass(frozen=True)

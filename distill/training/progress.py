@@ -1,4 +1,4 @@
-"""What a person sees of work in progress."""
+"""Progress on the terminal, and losses for TensorBoard."""
 
 import contextlib
 import time
@@ -23,7 +23,7 @@ def clock(seconds: float) -> str:
 
 
 class Progress:
-    """Prints a line for everything that took time; the line in work is redrawn."""
+    """Prints a line for every piece of work that is finished; the line of the piece in progress is redrawn."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
@@ -31,7 +31,7 @@ class Progress:
         self.begun = time.monotonic()
         self.what: str | None = None
         self.since = self.begun
-        self.told = 0.0
+        self.last_printed_share = 0.0
 
     def __enter__(self) -> Self:
         self.status.start()
@@ -48,21 +48,21 @@ class Progress:
         self.console.print(text)
 
     def prepare(self, what: str, share: float | None) -> None:
-        """`what` is being made, `share` of it is done."""
+        """The progress callback: show that `share` of `what` is done, None if the share is unknown."""
         if what != self.what:
             self.prepared()
-            self.what, self.since, self.told = what, time.monotonic(), 0.0
+            self.what, self.since, self.last_printed_share = what, time.monotonic(), 0.0
         spent = time.monotonic() - self.since
         left = f", {clock(spent / share - spent)} left" if share and spent > 1 else ""
         done = f" {share:.0%}" if share is not None else ""
         line = f"{what}{done} ({clock(spent)}{left})"
         self.status.update(line)
-        if not self.console.is_terminal and share and share >= self.told + 0.25:
-            self.told = share
+        if not self.console.is_terminal and share and share >= self.last_printed_share + 0.25:
+            self.last_printed_share = share
             self.say(line)
 
     def prepared(self) -> None:
-        """What was being made is there."""
+        """Print that the piece of work in progress is finished, with the time it took."""
         if self.what is not None:
             self.say(f"{self.what}: {clock(time.monotonic() - self.since)}")
         self.what = None
@@ -70,7 +70,7 @@ class Progress:
 
 @contextlib.contextmanager
 def losses(folder: Path | None, name: str, accelerator: Any) -> Iterator[Callable[[int, float], None]]:
-    """Takes the number and loss of every step, and logs them for TensorBoard where there is a folder for it."""
+    """A function of the number and the loss of every step; with a folder it logs them for TensorBoard."""
     if folder is None or not accelerator.is_main_process:
         yield lambda step, loss: None
         return

@@ -1,4 +1,4 @@
-"""Students: layers of the teacher's own, or any checkpoint with the teacher's vocabulary."""
+"""Students: some of the teacher's layers, or any checkpoint with the teacher's vocabulary."""
 
 import copy
 import re
@@ -23,17 +23,17 @@ def load_student(
     with the last of each of N equal groups of layers. Anything else is the folder or hub name of a checkpoint.
 
     Raises:
-        TeacherError: there is no such checkpoint or so many layers, or its vocabulary is not the teacher's.
+        TeacherError: there is no such checkpoint, the teacher has fewer layers, or the vocabulary is not the teacher's.
     """
     match = _LAYERS.fullmatch(spec)
     if match:
-        return some_layers(teacher, _chosen(match[1], int(match[2]), teacher.config.num_hidden_layers))
+        return some_layers(teacher, _chosen_layers(match[1], int(match[2]), teacher.config.num_hidden_layers))
     _check_vocabulary(spec, tokenizer)
     return load_model(spec, labels, kind)
 
 
 def planned(spec: str, teacher: Any, tokenizer: Any) -> Any:
-    """The configuration of the student that `spec` names, by that of its teacher, which need not be there yet.
+    """The configuration of the student that `spec` names, from that of its teacher, which need not be trained yet.
 
     Raises:
         TeacherError: as `load_student`.
@@ -41,7 +41,7 @@ def planned(spec: str, teacher: Any, tokenizer: Any) -> Any:
     match = _LAYERS.fullmatch(spec)
     if match:
         config = copy.deepcopy(teacher)
-        config.num_hidden_layers = len(_chosen(match[1], int(match[2]), teacher.num_hidden_layers))
+        config.num_hidden_layers = len(_chosen_layers(match[1], int(match[2]), teacher.num_hidden_layers))
         return config
     _check_vocabulary(spec, tokenizer)
     return load_config(spec, ("bert", NAS_BERT))
@@ -50,15 +50,16 @@ def planned(spec: str, teacher: Any, tokenizer: Any) -> Any:
 def _check_vocabulary(spec: str, tokenizer: Any) -> None:
     if ":" in spec and not Path(spec).exists():
         raise TeacherError(f"student {spec}: the teacher's layers are first:N or uniform:N, N a whole number from 1")
-    own = load_tokenizer(spec)
-    if own.get_vocab() != tokenizer.get_vocab():
+    student_tokenizer = load_tokenizer(spec)
+    if student_tokenizer.get_vocab() != tokenizer.get_vocab():
         raise TeacherError(
-            f"the student {spec!r} has a vocabulary of {len(own):,} tokens that is not the teacher's of "
+            f"the student {spec!r} has a vocabulary of {len(student_tokenizer):,} tokens that is not the teacher's of "
             f"{len(tokenizer):,}: choose one with the teacher's tokenizer"
         )
 
 
-def _chosen(rule: str, count: int, layers: int) -> tuple[int, ...]:
+def _chosen_layers(rule: str, count: int, layers: int) -> tuple[int, ...]:
+    """The numbers, from 0, of the teacher's layers that rule and count name."""
     if not 1 <= count <= layers:
         raise TeacherError(f"student {rule}:{count}: the teacher has {layers} layers; choose 1 to {layers}")
     if rule == "first":
@@ -78,14 +79,14 @@ def some_layers(teacher: PreTrainedModel, chosen: Sequence[int]) -> PreTrainedMo
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[layer] for layer in chosen]
     student = type(teacher)(config)
-    place = {str(layer): str(number) for number, layer in enumerate(chosen)}
+    new_numbers = {str(layer): str(number) for number, layer in enumerate(chosen)}
     weights = {}
     for name, weight in teacher.state_dict().items():
-        before, found, after = name.partition("encoder.layer.")
-        layer, _, rest = after.partition(".")
-        if not found:
+        prefix, separator, rest = name.partition("encoder.layer.")
+        layer, _, parameter = rest.partition(".")
+        if not separator:
             weights[name] = weight
-        elif layer in place:
-            weights[f"{before}{found}{place[layer]}.{rest}"] = weight
+        elif layer in new_numbers:
+            weights[f"{prefix}{separator}{new_numbers[layer]}.{parameter}"] = weight
     student.load_state_dict(weights)
     return student

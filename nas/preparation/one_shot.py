@@ -19,7 +19,8 @@ from distill.tasks.types import REGRESSION
 from distill.training.evaluation import Load, evaluate, expert_load, split_batches
 from distill.training.loop import make_accelerator
 from distill.training.progress import ProgressCallback, ignore_progress
-from distill.training.teacher import LiveTeacher, load_model
+from distill.training.teacher import load_model
+from distill.training.teacher_outputs import LiveTeacher
 from nas.config.schema import StudyConfig
 from nas.evaluate import INTERMEDIATE_ROWS, Score
 from nas.preparation.data import TaskFolders

@@ -27,16 +27,8 @@ from distill.tasks.task import Task, load_split
 from distill.training.evaluation import evaluate
 from distill.training.loop import Diverged, make_accelerator
 from distill.training.progress import ProgressCallback, ignore_progress
-from distill.training.teacher import (
-    LiveTeacher,
-    finetune,
-    load_config,
-    load_model,
-    load_tokenizer,
-    save_outputs,
-    saved_bytes,
-    source_fingerprint,
-)
+from distill.training.teacher import finetune, load_config, load_model, load_tokenizer, source_fingerprint
+from distill.training.teacher_outputs import LiveTeacher, save_outputs, saved_bytes
 from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation import data
 from nas.preparation.data import TaskFolders

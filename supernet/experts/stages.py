@@ -14,7 +14,8 @@ from distill.tasks.encoding import token_frequencies, training_batches
 from distill.training.evaluation import expert_load
 from distill.training.loop import train
 from distill.training.recipe import Recipe
-from distill.training.teacher import LiveTeacher, load_model
+from distill.training.teacher import load_model
+from distill.training.teacher_outputs import LiveTeacher
 from search_spaces.architecture import Architecture
 from supernet.build import HEADS, build, load_weights
 from supernet.experts import ExpertsError

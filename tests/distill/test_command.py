@@ -372,7 +372,8 @@ def test_killed_and_resumed(command: Callable[..., list[str]], tmp_path: Path) -
 LAUNCHED = """
 import sys
 from accelerate import Accelerator
-from distill import __main__, chain
+from distill import __main__
+from distill.command import chain
 chain.make_accelerator = lambda device, rounded=True: Accelerator(cpu=True, mixed_precision="no")
 sys.exit(__main__.main(sys.argv[1:]))
 """

@@ -15,7 +15,7 @@ from distill.tasks.encoding import collate, eval_batches
 from distill.tasks.metrics import standard_error
 from distill.training.evaluation import measure
 from distill.training.loop import Diverged
-from distill.training.teacher import SavedTeacher
+from distill.training.teacher_outputs import SavedTeacher
 from nas.evaluate import Evaluator, evaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace

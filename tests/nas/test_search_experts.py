@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from distill.training.teacher import SavedTeacher
+from distill.training.teacher_outputs import SavedTeacher
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.evaluate import Evaluator

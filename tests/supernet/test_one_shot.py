@@ -14,7 +14,8 @@ from distill.objectives import efficientbert, kd
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, run
 from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.training.recipe import Recipe
-from distill.training.teacher import LiveTeacher, set_head
+from distill.training.teacher import set_head
+from distill.training.teacher_outputs import LiveTeacher
 from search_spaces import Architecture, Experts, FFNGraph, Genes, Space
 from search_spaces.spaces import SIZES
 from supernet.build import build, config_of, load_weights

@@ -9,7 +9,7 @@ from torch import nn
 
 from distill.objectives import efficientbert
 from distill.training.recipe import Recipe
-from distill.training.teacher import LiveTeacher
+from distill.training.teacher_outputs import LiveTeacher
 from search_spaces import FFNGraph, Genes
 from search_spaces.cost import project_width
 from supernet.build import from_scratch

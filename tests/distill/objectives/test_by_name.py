@@ -12,7 +12,7 @@ from distill.objectives import OBJECTIVES, Critic, Objective, Term
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, Outputs, run
 from distill.training.loop import train
 from distill.training.recipe import Recipe
-from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
+from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from supernet.build import build
 from tests.distill.objectives.test_outputs import routed
 from tests.tiny import SIZES, architectures, batch, bert, shaken

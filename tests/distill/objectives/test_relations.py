@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distill.objectives import minilm, minilmv2, minimoe
 from distill.objectives.outputs import HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, run
-from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
+from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from tests.distill.objectives import references
 from tests.distill.objectives.cases import Case, array, case, exactly, hard, mapped, reached
 from tests.tiny import batch, bert

@@ -21,7 +21,7 @@ from distill.training.checkpoint import Checkpoint
 from distill.training.distillation import Saved, distil, masked, phase_recipes
 from distill.training.recipe import Recipe
 from distill.training.students import some_layers
-from distill.training.teacher import LiveTeacher
+from distill.training.teacher_outputs import LiveTeacher
 from tests.tiny import SIZES, batch, bert, shaken, tokenizer
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -16,7 +16,7 @@ from distill.training.checkpoint import Checkpoint
 from distill.training.evaluation import predict
 from distill.training.loop import Diverged, make_accelerator, train
 from distill.training.recipe import Recipe
-from distill.training.teacher import LiveTeacher, SavedTeacher, save_outputs
+from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from tests.distill.objectives.test_outputs import routed
 from tests.tiny import batch, bert, inputs
 

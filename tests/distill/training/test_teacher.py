@@ -12,17 +12,8 @@ from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, 
 from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.training.evaluation import predict
 from distill.training.recipe import Recipe
-from distill.training.teacher import (
-    LiveTeacher,
-    SavedTeacher,
-    TeacherError,
-    finetune,
-    load_config,
-    load_model,
-    load_tokenizer,
-    save_outputs,
-    source_fingerprint,
-)
+from distill.training.teacher import TeacherError, finetune, load_config, load_model, load_tokenizer, source_fingerprint
+from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from tests.distill.objectives.test_outputs import routed
 from tests.tiny import SIZES, batch, bert, inputs
 

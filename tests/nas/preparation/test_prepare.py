@@ -11,7 +11,7 @@ from distill.objectives import Objective
 from distill.tasks.encoding import load_encoded, training_batches
 from distill.training.evaluation import measure
 from distill.training.recipe import Recipe
-from distill.training.teacher import SavedTeacher
+from distill.training.teacher_outputs import SavedTeacher
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.evaluate import Evaluator

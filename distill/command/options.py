@@ -1,0 +1,163 @@
+"""The options of `python -m distill`: what can be refused before weights are loaded, and the objective's settings."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from distill.cli import Parser
+from search_spaces.errors import UserError, did_you_mean
+
+OPTIONS_FILE = "options.json"
+# Options that may differ when a run is resumed.
+FREE = ("resume", "device", "tensorboard")
+# Options that describe a user's own files.
+OF_OWN_ROWS = ("dev", "text", "pair", "label", "regression")
+
+
+def flag(name: str) -> str:
+    """The option as it is written on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def recorded(options: Any) -> dict[str, Any]:
+    """The options that decide what is computed, as JSON values."""
+    values = {name: value for name, value in vars(options).items() if name not in FREE}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+def check(options: Any, parser: Parser) -> None:
+    """Raises UserError for options that are wrong whatever the models and rows are."""
+    _check_rows(options, parser)
+    _check_teacher(options)
+    _check_numbers(options)
+    _check_out(options)
+
+
+def _check_rows(options: Any, parser: Parser) -> None:
+    sources = [name for name in ("task", "train", "corpus") if getattr(options, name) is not None]
+    if len(sources) != 1:
+        raise UserError("give the rows: one of --task NAME, --train FILE with --dev FILE, --corpus TEXT")
+    (source,) = sources
+    if source == "train" and options.dev is None:
+        raise UserError("--dev: scores are measured on other rows than those trained on; give a second file")
+    if options.masked_lm and source != "corpus":
+        raise UserError("--masked-lm is for text: give --corpus")
+    if options.data is not None and source != "task":
+        raise UserError("--data is the folder of a --task")
+    for name in OF_OWN_ROWS if source != "train" else ():
+        if getattr(options, name) != parser.get_default(name):
+            raise UserError(f"--{name} is of your own rows: give --train FILE too, or leave it out")
+    if options.finetune_teacher and source == "corpus" and not options.masked_lm:
+        raise UserError("--finetune-teacher: text has no labels to learn from; leave it out, or add --masked-lm")
+
+
+def _check_teacher(options: Any) -> None:
+    if options.teacher is not None:
+        return
+    for name in ("assistant", "finetune_teacher"):
+        if getattr(options, name):
+            raise UserError(f"{flag(name)} needs a --teacher")
+    if options.student.startswith(("first:", "uniform:")):
+        raise UserError(f"--student {options.student} is layers of a teacher: give --teacher, or a checkpoint")
+
+
+def _check_numbers(options: Any) -> None:
+    for name, least in (("steps", 0), ("finetune_teacher", 0), ("seed", 0), ("batch_size", 1), ("max_length", 8)):
+        value, bound = getattr(options, name), 2**32 if name == "seed" else 2**31
+        if value < least:
+            raise UserError(f"{flag(name)}: must be at least {least}, not {value}")
+        if value >= bound:
+            raise UserError(f"{flag(name)}: must be below {bound:,}, not {value:,}")
+    if not 0 < options.learning_rate < math.inf:
+        raise UserError(f"--learning-rate: must be above 0, not {options.learning_rate}")
+    if not 0 <= options.weight_decay < math.inf:
+        raise UserError(f"--weight-decay: must be at least 0, not {options.weight_decay}")
+    if not 0 <= options.warmup <= 1:
+        raise UserError(f"--warmup: a share of the steps, from 0 to 1, not {options.warmup}")
+
+
+def _check_out(options: Any) -> None:
+    """--out is new or empty or, with --resume, has a run with the same options."""
+    out, file = options.out, options.out / OPTIONS_FILE
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is no folder")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not options.resume:
+        raise UserError(f"--out {out} is not empty: choose another folder, or add --resume")
+    if not file.exists():
+        raise UserError(f"--out {out} has nothing to resume: there is no {OPTIONS_FILE}")
+    try:
+        stored = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"--resume: {file} cannot be read ({error}); choose another --out") from None
+    for name, value in recorded(options).items():
+        if name != "out" and stored.get(name) != value:
+            raise UserError(f"--resume: {flag(name)} was {stored.get(name)!r}, not {value!r}")
+
+
+def objective_settings(options: Any) -> dict[str, Any]:
+    """The objective's settings from --set, each of the type of its default.
+
+    Raises:
+        UserError: there is no such objective or setting, or the objective lacks a teacher or labels.
+    """
+    from distill.objectives import OBJECTIVES
+
+    name = options.objective
+    if name not in OBJECTIVES:
+        known = ", ".join(OBJECTIVES)
+        raise UserError(f"unknown objective {name!r}{did_you_mean(name, OBJECTIVES)} (objectives: {known})")
+    objective_spec = OBJECTIVES[name]
+    if options.teacher is None and objective_spec.needs_teacher:
+        without = ", ".join(other for other, spec in OBJECTIVES.items() if not spec.needs_teacher)
+        raise UserError(f"--objective {name} needs a --teacher; only {without} does without")
+    settings: dict[str, Any] = {}
+    if options.corpus and not options.masked_lm:
+        try:
+            settings |= objective_spec.settings_without_labels()
+        except ValueError as error:
+            raise UserError(f"--objective {error}; choose another, or add --masked-lm") from None
+    defaults = objective_spec.defaults
+    for assignment in options.set:
+        key, separator, text = assignment.partition("=")
+        if not separator or key not in defaults:
+            listed = ", ".join(f"{setting}={value}" for setting, value in defaults.items())
+            raise UserError(f"--set {assignment}: {name} has {listed}{did_you_mean(key, defaults)}")
+        settings[key] = _converted(assignment, key, text, type(defaults[key]))
+    return settings
+
+
+def _converted(assignment: str, key: str, text: str, kind: type) -> Any:
+    try:
+        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError):
+        expected = {bool: "true or false", int: "a whole number"}.get(kind, "a number")
+        raise UserError(f"--set {assignment}: {key} is {expected}") from None
+
+
+def check_models(options: Any, settings: dict[str, Any]) -> None:
+    """Refuse students that the objective cannot be used with before a teacher or an assistant is trained.
+
+    Raises:
+        UserError: the objective cannot be used between two neighbours of the chain.
+    """
+    if options.teacher is None:
+        return
+    from distill.objectives import OBJECTIVES
+    from distill.training.students import planned
+    from distill.training.teacher import NAS_BERT, load_config, load_tokenizer
+
+    objective_spec = OBJECTIVES[options.objective]
+    if not options.corpus or options.masked_lm:
+        settings = objective_spec.settings_with_labels(settings)
+    teacher, tokenizer = load_config(options.teacher, ("bert", NAS_BERT)), load_tokenizer(options.teacher)
+    for name in [*options.assistant, options.student]:
+        student = planned(name, teacher, tokenizer)
+        try:
+            for phase in objective_spec.phases(settings):
+                objective_spec.make(phase.settings, student, teacher)
+        except ValueError as error:
+            raise UserError(f"--objective {options.objective}: {error}") from None
+        teacher = student

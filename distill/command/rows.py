@@ -1,0 +1,73 @@
+"""The rows that `python -m distill` trains on and measures."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from distill.objectives.outputs import Batch
+from distill.tasks.encoding import Encoded, encode
+from distill.tasks.readers import load_task
+from distill.tasks.readers.tables import table_task
+from distill.tasks.readers.texts import read_text
+from distill.tasks.task import AnySplit, Task, joined
+from distill.tasks.types import CLASSIFICATION, MASKED_LM, REGRESSION
+from distill.training.evaluation import split_batches
+from search_spaces.errors import UserError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Encoded rows for training and, of a task, for measuring; text has neither a task nor dev rows."""
+
+    kind: str
+    train: Encoded
+    task: Task | None = None
+    split: AnySplit | None = None
+    dev: Encoded | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes; text has a head of two classes that nothing trains."""
+        return ("0", "1") if self.task is None else self.task.labels
+
+    @property
+    def headless(self) -> bool:
+        """Whether no head is trained: the rows are text whose words are not predicted."""
+        return self.task is None and self.kind != MASKED_LM
+
+    @property
+    def longest(self) -> int:
+        """Number of tokens of the longest row."""
+        return max(int(part.lengths.max()) for part in (self.train, self.dev) if part is not None)
+
+    def dev_batches(self, pad_id: int) -> Iterator[Batch]:
+        """The dev rows of a task, padded."""
+        assert self.dev is not None
+        return (batch for _, batch in split_batches(self.dev, pad_id))
+
+
+def load_rows(options: Any, tokenizer: Any) -> Rows:
+    """The rows that the options name, encoded.
+
+    Raises:
+        UserError: there are no such rows, or they cannot be encoded in `max_length` tokens.
+    """
+
+    def encoded(split: AnySplit | list[str]) -> Encoded:
+        try:
+            return encode(tokenizer, split, options.max_length)
+        except ValueError as error:
+            raise UserError(f"--max-length: {error}") from None
+
+    if options.corpus is not None:
+        kind = MASKED_LM if options.masked_lm else CLASSIFICATION
+        return Rows(kind, encoded(read_text(options.corpus)))
+    if options.train is not None:
+        kind = REGRESSION if options.regression else CLASSIFICATION
+        data = table_task(
+            options.train, options.dev, text=options.text, label=options.label, pair=options.pair, kind=kind
+        )
+    else:
+        data = load_task(options.task, options.data)
+    train = encoded(joined(data.train, data.search))
+    return Rows(data.task.kind, train, data.task, data.dev, encoded(data.dev))
