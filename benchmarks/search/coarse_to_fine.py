@@ -50,9 +50,9 @@ class Narrowed(Space):
 
     allowed: tuple[frozenset[Fraction], ...] = ()
 
-    def _menu(self, place: int, graph: FFNGraph) -> Any:
-        rows = zip(*super()._menu(place, graph), strict=True)
-        options, costs = zip(*(row for row in rows if row[0].expansion in self.allowed[place]), strict=True)
+    def options_and_costs(self, layer: int, graph: FFNGraph) -> Any:
+        rows = zip(*super().options_and_costs(layer, graph), strict=True)
+        options, costs = zip(*(row for row in rows if row[0].expansion in self.allowed[layer]), strict=True)
         return options, costs
 
 

@@ -1,12 +1,10 @@
-"""The coarse search's space: reach, validity, the box, and the law of its draws."""
+"""The coarse search's space: reach, validity, the budget, and the law of its draws."""
 
-import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from math import comb
 
 import optuna
 import pytest
@@ -26,21 +24,12 @@ from search_spaces import (
     SpaceError,
     cost,
 )
-from search_spaces.counting import Box, count_within
-from search_spaces.spaces import GRAPHS, SIZES, Limit
+from search_spaces.spaces import GRAPHS, SIZES
+from tests.search_spaces.small_spaces import HIGH, KINDS, LOW, ROUTED, all_sizes, kinds_of_space, splits
 from tests.search_spaces.strategies import broken_rules, small_space
 
-LOW, HIGH = 18_000, 24_000
 BASE = PUBLISHED["base"].base
 PAPER = Space(BASE, (1, 2, 3, 4), tuple(Fraction(1, n) for n in (1, 2, 3, 4)), 14_900_000, 15_900_000)
-# On the small base of 48 inner channels, two of them go with some of the expansions 1, 1/2 and 1/4, others with all.
-ROUTED = (
-    Experts(4),
-    DENSE,
-    Experts(4, routing="token_gate", capacity=Fraction(5, 4)),
-    Experts(2, Fraction(2, 3), "balanced_hash"),
-    Experts(3, Fraction(1), "sentence_gate", top_k=2),
-)
 
 
 @dataclass
@@ -63,24 +52,6 @@ class Scripted:
     def suggest_float(self, name: str, low: float, high: float) -> float:
         assert (low, high) == (0.0, 1.0)
         return self.size
-
-
-def sizes(space: Space, graphs: Sequence[FFNGraph]) -> list[tuple[Genes, ...]]:
-    """Every combination of sizes inside the box, by brute force."""
-    choices = list(itertools.product(space.stacks, space.expansions, space.experts))
-    options = [[genes for size in choices if splits(genes := Genes(graph, *size), space.base)] for graph in graphs]
-    return [
-        layers
-        for layers in itertools.product(*options)
-        if space.min_params <= cost.params(Architecture(space.base, layers), space.labels) <= space.max_params
-    ]
-
-
-def splits(genes: Genes, base: Base) -> bool:
-    """Whether the base has enough channels for each of the layer's experts."""
-    own = genes.inner(base)
-    shared = int(genes.experts.shared * own)
-    return own <= shared + (base.inner - shared) // genes.experts.count
 
 
 def assert_member(space: Space, architecture: Architecture) -> None:
@@ -115,14 +86,14 @@ def test_draws_from_the_papers_space(rng: random.Random) -> None:
 
 
 def window(mismatch: str, low: int, high: int) -> Space:
-    """A box so tight that most mixed graphs leave it."""
+    """A budget so tight that most mixed graphs leave it."""
     fixed = cost.fixed_params(small_space(LOW, HIGH, mismatch).base)
     return small_space(fixed + low, fixed + high, mismatch, 1.0)
 
 
 @pytest.mark.parametrize("mismatch", ["narrow", "wide"])
 @pytest.mark.parametrize("end", ["smallest", "largest"])
-def test_draws_stay_in_a_tight_box(mismatch: str, end: str) -> None:
+def test_draws_stay_in_a_tight_budget(mismatch: str, end: str) -> None:
     base = small_space(LOW, HIGH, mismatch).base
     stack, expansion = (1, Fraction(1, 4)) if end == "smallest" else (2, Fraction(1))
     only = 3 * cost.ffn_params(base, Genes(GELU, stack, expansion))
@@ -208,11 +179,11 @@ def test_an_activated_intermediate_is_not_activated_again() -> None:
 
 
 @pytest.mark.parametrize(("low", "high", "experts"), [(LOW, HIGH, (DENSE,)), (LOW, 18_150, ROUTED)])
-def test_sizes_are_uniform_in_the_box(low: int, high: int, experts: tuple[Experts, ...]) -> None:
+def test_sizes_are_uniform_in_the_budget(low: int, high: int, experts: tuple[Experts, ...]) -> None:
     space = small_space(low, high, experts=experts)
     graphs = [GELU, FFNGraph.parse("project(relu(mul(expand(x),x)))"), GELU]
     choices = {"layer2/mid/op": "mul", "layer2/mid/right/own-x": "x", "layer2/mid/outer": "relu"}
-    expected = sizes(space, graphs)
+    expected = all_sizes(space, graphs)
     assert 20 < len(expected) < 216
     assert {genes.experts for layers in expected for genes in layers} == set(experts)
 
@@ -235,54 +206,7 @@ def test_sizes_are_uniform_in_the_box(low: int, high: int, experts: tuple[Expert
 def test_size_count_by_brute_force(low: int) -> None:
     for experts in ((DENSE,), ROUTED):
         space = small_space(low, HIGH, experts=experts)
-        assert space.size_count() == len(sizes(space, [GELU] * 3))
-
-
-@given(
-    st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), min_size=1, max_size=5),
-    st.integers(-5, 90),
-    st.integers(-5, 90),
-)
-def test_count_within_by_brute_force(costs: list[list[int]], low: int, high: int) -> None:
-    expected = sum(low <= sum(chosen) <= high for chosen in itertools.product(*costs))
-    assert count_within([[(cost,) for cost in layer] for layer in costs], Box(low, (high,))) == expected
-
-
-@given(
-    st.lists(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), min_size=1, max_size=4), min_size=1, max_size=4),
-    st.integers(0, 20),
-    st.tuples(st.integers(0, 30), st.integers(0, 15)),
-)
-def test_count_within_two_budgets(costs: list[list[tuple[int, int]]], low: int, high: tuple[int, int]) -> None:
-    sums = [(sum(a for a, _ in chosen), sum(b for _, b in chosen)) for chosen in itertools.product(*costs)]
-    expected = sum(low <= first <= high[0] and second <= high[1] for first, second in sums)
-    assert count_within(costs, Box(low, high)) == expected
-
-
-def test_the_released_box() -> None:
-    # The released search decides by a rounded table, in hundreds: 16 sizes of a layer, and the rest.
-    table = [
-        5854,
-        2935,
-        1962,
-        1476,
-        11707,
-        5870,
-        3924,
-        2951,
-        17561,
-        8805,
-        5886,
-        4427,
-        23414,
-        11740,
-        7848,
-        5902,
-    ]
-    rest = 48_088 + 6 * 11_696
-    sizes = [[(cost,) for cost in table]] * 6
-    assert count_within(sizes, Box(150_000 - rest, (160_000 - rest,))) == 4_480_424
-    assert count_within(sizes, Box(0, (10**9,))) == 16**6
+        assert space.size_count() == len(all_sizes(space, [GELU] * 3))
 
 
 def test_deep_spaces_count_beyond_floats() -> None:
@@ -339,7 +263,7 @@ HALF = (Fraction(1, 2),)
         ),
         (((1,), HALF, 1, 2), "raise max_params, or allow smaller expansions, smaller stacks or fewer experts"),
         (((1,), HALF, 10**8, 10**9), "lower min_params, or allow larger expansions, larger stacks or more experts"),
-        (((1, 4), HALF, 13_600_000, 13_600_001), "no size in between fits; widen the box"),
+        (((1, 4), HALF, 13_600_000, 13_600_001), "no size in between fits; lower min_params or raise max_params"),
         (((1,), HALF, 3, 2), "min_params 3 is above max_params 2"),
         (((), HALF, 1, 10**9), "stacks: must be different values, at least one, not ()"),
         (((1, 1), HALF, 1, 10**9), "stacks: must be different values"),
@@ -389,28 +313,6 @@ def test_what_does_not_go_together_is_left_out() -> None:
         space.choices(outside)
 
 
-def kinds_of_space(gated: bool = False) -> dict[str, Space]:
-    """One small space of every kind."""
-    macs = Limit("macs", 0, lambda base, genes: genes.stack * genes.inner(base), 100)
-    found = {}
-    for experts, high in (((DENSE,), HIGH), (ROUTED, 2 * HIGH)):
-        both = small_space(LOW, high, edit_rate=0.6, experts=experts)
-        varied = replace(both, gated=gated, start=both.sample(random.Random(5)), edit_rate=0.25)
-        spaces = {
-            "both": replace(both, gated=gated),
-            "limited": replace(both, limits=(macs,), gated=gated, min_params=1),
-            "graphs": replace(varied, min_params=1, vary=frozenset({GRAPHS})),
-            "sizes": replace(varied, vary=frozenset({SIZES})),
-        }
-        found |= {name if experts == (DENSE,) else f"{name}, experts": space for name, space in spaces.items()}
-    # What does not vary need not be among what the space has.
-    found["graphs, experts"] = replace(found["graphs, experts"], experts=(DENSE,))
-    return found
-
-
-KINDS = [f"{kind}{experts}" for experts in ("", ", experts") for kind in ("both", "limited", "graphs", "sizes")]
-
-
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_choices_are_the_inverse_of_suggest(kind: str, gated: bool) -> None:
@@ -420,89 +322,6 @@ def test_choices_are_the_inverse_of_suggest(kind: str, gated: bool) -> None:
         assert architecture in space
         trial = optuna.trial.FixedTrial(space.choices(architecture))
         assert space.suggest(trial) == architecture
-
-
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_neighbours_are_other_members_near_by(kind: str, gated: bool) -> None:
-    space = kinds_of_space(gated)[kind]
-    for seed in range(10):
-        rng = random.Random(seed)
-        architecture = space.sample(rng)
-        neighbours = list(itertools.islice(space.neighbours(architecture, rng), 60))
-        assert len(set(neighbours)) > (20 if GRAPHS in space.vary else 5)
-        for neighbour in neighbours:
-            assert neighbour in space
-            assert neighbour != architecture
-            pairs = list(zip(architecture.layers, neighbour.layers, strict=True))
-            assert 1 <= sum(a != b for a, b in pairs) <= 2
-            assert sum(a.graph != b.graph for a, b in pairs) <= 1
-            if SIZES not in space.vary:
-                assert all(replace(a, graph=b.graph) == b for a, b in pairs)
-            if GRAPHS not in space.vary:
-                assert all(a.graph == b.graph for a, b in pairs)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_neighbours_lead_everywhere(kind: str) -> None:
-    space = kinds_of_space()[kind]
-    rng = random.Random(0)
-    architecture = space.sample(rng)
-    seen = set()
-    for _ in range(200):
-        architecture = next(space.neighbours(architecture, rng))
-        seen.add(architecture)
-    for place in range(space.base.depth):
-        assert len({other.layers[place] for other in seen}) > 3
-
-
-@pytest.mark.parametrize("experts", [(DENSE,), ROUTED[:2]])
-def test_a_size_space_is_walked_through_whole(experts: tuple[Experts, ...]) -> None:
-    space = replace(kinds_of_space()["sizes"], experts=experts)
-    waiting, seen = [space.sample(random.Random(0))], set()
-    while waiting:
-        architecture = waiting.pop()
-        if architecture not in seen:
-            seen.add(architecture)
-            rng = random.Random(len(seen))
-            waiting += [other for _ in range(5) for other in space.neighbours(architecture, rng)]
-    assert len(seen) == space.size_count() > 20
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_nearest_member(kind: str) -> None:
-    space = kinds_of_space()[kind]
-    member = space.sample(random.Random(1))
-    assert space.nearest(member) == member
-    odd = Architecture.uniform(space.base, stack=2, expansion=Fraction(5, space.base.inner))
-    nearest = space.nearest(odd)
-    assert odd not in space
-    assert nearest in space
-    assert next(space.neighbours(odd, random.Random(0))) == nearest
-    if space.vary == {SIZES}:
-        everything = sizes(space, [genes.graph for genes in nearest.layers])
-        best = min(sum(map(space._distance, layers, odd.layers)) for layers in everything)
-        assert sum(map(space._distance, nearest.layers, odd.layers)) == pytest.approx(best)
-
-
-def test_the_nearest_member_of_one_layer() -> None:
-    base = Base(depth=1, width=8, heads=2, inner=16, vocabulary=50, positions=16)
-    space = Space(base, (1, 2), (Fraction(1, 4), Fraction(1, 2), Fraction(1)), 1, 10**6)
-    odd = Architecture.uniform(base, expansion=Fraction(7, 16))
-    assert space.nearest(odd) == Architecture.uniform(base, expansion=Fraction(1, 2))
-
-
-def test_the_nearest_experts() -> None:
-    base = Base(depth=1, width=8, heads=2, inner=16, vocabulary=50, positions=16)
-    options = (Experts(4, routing="token_gate"), Experts(4), Experts(2), DENSE)
-    space = Space(base, (1,), (Fraction(1, 4),), 1, 10**6, experts=options)
-
-    def nearest(experts: Experts) -> Experts:
-        return space.nearest(Architecture.uniform(base, expansion=Fraction(1, 4), experts=experts)).layers[0].experts
-
-    assert [nearest(experts) for experts in options] == list(options)
-    assert nearest(Experts(8, Fraction(1))).count == 4
-    assert nearest(Experts(2, routing="sentence_gate")) == Experts(2)
 
 
 def test_a_graph_that_cannot_be_spelled() -> None:
@@ -577,11 +396,3 @@ def test_faulty_starts(changes: dict, message: str) -> None:
     with pytest.raises(SpaceError) as error:
         replace(small_space(LOW, HIGH), **changes)
     assert message in str(error.value)
-
-
-def test_counts_of_several_budgets_beyond_a_machines_integers() -> None:
-    layers = [[(1, 1), (2, 3)]] * 70
-    assert count_within(layers, Box(0, (140, 210))) == 2**70
-    # With the second option in j layers the sums are 70 + j and 70 + 2 j.
-    assert count_within(layers, Box(80, (120, 130))) == sum(comb(70, j) for j in range(10, 31))
-    assert count_within(layers, Box(141, (150, 210))) == count_within(layers, Box(0, (140, 69))) == 0

@@ -1,0 +1,177 @@
+"""The members of a search space that are near an architecture: one step away from a member, or nearest to any other.
+
+What leaves the budget is mended by construction; nothing is drawn and rejected.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import log
+from typing import TYPE_CHECKING
+
+from search_spaces.architecture import Architecture, Genes
+from search_spaces.counting import Bounds, Cost, add, count_within
+from search_spaces.grammar import choices_of, suggest_graph
+
+if TYPE_CHECKING:
+    from search_spaces.spaces import Space
+
+# The share of steps that change a graph, where both graphs and sizes vary.
+GRAPH_STEPS = 1 / 3
+# The search for the nearest member descends from so many random starts.
+STARTS = 3
+
+
+def neighbours(space: "Space", architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
+    """See `Space.neighbours`."""
+    if architecture not in space:
+        architecture = nearest(space, architecture)
+        yield architecture
+    kinds = [(_size_steps(space, architecture, rng), 1 - GRAPH_STEPS)] if space.varies_sizes else []
+    if space.varies_graphs:
+        kinds.append((_graph_steps(space, architecture, rng), GRAPH_STEPS))
+    while kinds:
+        steps = rng.choices([kind[0] for kind in kinds], [kind[1] for kind in kinds])[0]
+        neighbour = next(steps, None)
+        if neighbour is None:
+            kinds = [kind for kind in kinds if kind[0] is not steps]
+        else:
+            yield neighbour
+
+
+def nearest(space: "Space", architecture: Architecture) -> Architecture:
+    """See `Space.nearest`."""
+    wanted = architecture.layers
+    graphs = tuple(
+        genes.graph if space.varies_graphs and space.spells(genes.graph) else start
+        for genes, start in zip(wanted, space.start_graphs, strict=True)
+    )
+    costs = [space.costs(layer, graph) for layer, graph in enumerate(graphs)]
+    if not count_within(costs, space.bounds):
+        graphs = space.start_graphs
+        costs = [space.costs(layer, graph) for layer, graph in enumerate(graphs)]
+    options = [space.options(layer, graph) for layer, graph in enumerate(graphs)]
+    distances = [[distance(space, option, genes) for option in row] for row, genes in zip(options, wanted, strict=True)]
+    if space.base.depth == 1:
+        inside = (option for option, cost in enumerate(costs[0]) if cost in space.bounds)
+        best = [min(inside, key=distances[0].__getitem__)]
+    else:
+        starts = (space.draw_sizes(costs, random.Random(seed).random) for seed in range(STARTS))
+        best = min(
+            (_descend(chosen, costs, distances, space.bounds) for chosen in starts),
+            key=lambda chosen: sum(row[option] for row, option in zip(distances, chosen, strict=True)),
+        )
+    return Architecture(space.base, tuple(row[option] for row, option in zip(options, best, strict=True)))
+
+
+def distance(space: "Space", option: Genes, wanted: Genes) -> float:
+    """How much two layers differ in size: |log ratio| of all inner channels, |difference| of the stacks, |log ratio| of
+    the experts' counts, and 1 if the experts differ in anything.
+    """
+    channels, wanted_channels = (genes.stack * genes.inner(space.base) for genes in (option, wanted))
+    experts = abs(log(option.experts.count / wanted.experts.count)) + (option.experts != wanted.experts)
+    return abs(log(channels / wanted_channels)) + abs(option.stack - wanted.stack) + experts
+
+
+def _size_steps(space: "Space", architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
+    steps = [
+        (layer, genes)
+        for layer, old in enumerate(architecture.layers)
+        for genes in space.options(layer, old.graph)
+        if genes != old
+    ]
+    rng.shuffle(steps)
+    for layer, genes in steps:
+        yield from _within_budget(space, architecture, layer, genes, rng)
+
+
+def _graph_steps(space: "Space", architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
+    steps = []
+    for layer, genes in enumerate(architecture.layers):
+        spelled = choices_of(genes.graph, _NAME, space.gated)
+        assert spelled is not None  # it is a member
+        trial = _EditedTrial(spelled, rng)
+        suggest_graph(trial, _NAME, space.activation, space.gated)
+        steps += [
+            (layer, spelled, name, choice)
+            for name, choices in trial.seen.items()
+            for choice in choices
+            if choice != spelled[name]
+        ]
+    rng.shuffle(steps)
+    for layer, spelled, name, choice in steps:
+        graph = suggest_graph(_EditedTrial(spelled | {name: choice}, rng), _NAME, space.activation, space.gated)
+        if graph != architecture.layers[layer].graph:
+            genes = replace(architecture.layers[layer], graph=graph)
+            yield from _within_budget(space, architecture, layer, genes, rng)
+
+
+def _within_budget(
+    space: "Space", architecture: Architecture, layer: int, genes: Genes, rng: random.Random
+) -> Iterator[Architecture]:
+    """The architecture with these genes in one layer, and another size in a second one if the budget needs that."""
+    layers = list(architecture.layers)
+    layers[layer] = genes
+    changed = Architecture(space.base, tuple(layers))
+    if space.keeps_budget(changed):
+        yield changed
+        return
+    spent = add(*(space.cost(genes) for genes in layers))
+    fitting = []
+    for other, old in enumerate(layers):
+        if other == layer:
+            continue
+        bounds = space.bounds.without(spent).without(tuple(-cost for cost in space.cost(old)))
+        row = zip(space.options(other, old.graph), space.costs(other, old.graph), strict=True)
+        fitting += [(other, option) for option, cost in row if cost in bounds]
+    if fitting:
+        other, option = rng.choice(fitting)
+        layers[other] = option
+        yield Architecture(space.base, tuple(layers))
+
+
+def _descend(
+    chosen: list[int], costs: Sequence[Sequence[Cost]], distances: Sequence[Sequence[float]], bounds: Bounds
+) -> list[int]:
+    """Change the options of at most two layers at a time, always to the least distance, while that helps."""
+    while True:
+        best, gain = None, 1e-9
+        spent = add(*(row[option] for row, option in zip(costs, chosen, strict=True)))
+        for i, left in enumerate(chosen):
+            for j in range(i + 1, len(chosen)):
+                right = chosen[j]
+                # The bounds of the two layers' sum, given all other layers.
+                rest = bounds.without(spent).without(tuple(-cost for cost in add(costs[i][left], costs[j][right])))
+                before = distances[i][left] + distances[j][right]
+                for a, first in enumerate(distances[i]):
+                    if before - first <= gain:
+                        continue
+                    for b, second in enumerate(distances[j]):
+                        if before - first - second > gain and add(costs[i][a], costs[j][b]) in rest:
+                            best, gain = (i, a, j, b), before - first - second
+        if best is None:
+            return chosen
+        i, a, j, b = best
+        chosen = [*chosen]
+        chosen[i], chosen[j] = a, b
+
+
+# What the parameters of one layer's graph are called here, where only one layer is spelled at a time.
+_NAME = "layer"
+
+
+class _EditedTrial:
+    """Gives the stored choices; what an edit asks for the first time is drawn uniformly."""
+
+    def __init__(self, choices: dict[str, str], rng: random.Random) -> None:
+        self.choices = choices
+        self.rng = rng
+        self.seen: dict[str, Sequence[str]] = {}
+
+    def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
+        self.seen[name] = choices
+        stored = self.choices.get(name)
+        return stored if stored is not None else self.rng.choice(choices)
+
+    def suggest_float(self, name: str, low: float, high: float) -> float:
+        raise AssertionError("a graph has no sizes")

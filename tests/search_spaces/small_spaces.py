@@ -1,0 +1,61 @@
+"""One small space of every kind, and all its sizes by brute force."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from search_spaces import DENSE, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
+from search_spaces.spaces import GRAPHS, SIZES, Limit
+from tests.search_spaces.strategies import small_space
+
+LOW, HIGH = 18_000, 24_000
+# On the small base of 48 inner channels, two of them go with some of the expansions 1, 1/2 and 1/4, others with all.
+ROUTED = (
+    Experts(4),
+    DENSE,
+    Experts(4, routing="token_gate", capacity=Fraction(5, 4)),
+    Experts(2, Fraction(2, 3), "balanced_hash"),
+    Experts(3, Fraction(1), "sentence_gate", top_k=2),
+)
+
+
+def all_sizes(space: Space, graphs: Sequence[FFNGraph]) -> list[tuple[Genes, ...]]:
+    """Every combination of sizes within the budget, by brute force."""
+    choices = list(itertools.product(space.stacks, space.expansions, space.experts))
+    options = [[genes for size in choices if splits(genes := Genes(graph, *size), space.base)] for graph in graphs]
+    return [
+        layers
+        for layers in itertools.product(*options)
+        if space.min_params <= cost.params(Architecture(space.base, layers), space.labels) <= space.max_params
+    ]
+
+
+def splits(genes: Genes, base: Base) -> bool:
+    """Whether the base has enough channels for each of the layer's experts."""
+    inner = genes.inner(base)
+    shared = int(genes.experts.shared * inner)
+    return inner <= shared + (base.inner - shared) // genes.experts.count
+
+
+def kinds_of_space(gated: bool = False) -> dict[str, Space]:
+    """One small space of every kind."""
+    macs = Limit("macs", 0, lambda base, genes: genes.stack * genes.inner(base), 100)
+    found = {}
+    for experts, high in (((DENSE,), HIGH), (ROUTED, 2 * HIGH)):
+        both = small_space(LOW, high, edit_rate=0.6, experts=experts)
+        varied = replace(both, gated=gated, start=both.sample(random.Random(5)), edit_rate=0.25)
+        spaces = {
+            "both": replace(both, gated=gated),
+            "limited": replace(both, limits=(macs,), gated=gated, min_params=1),
+            "graphs": replace(varied, min_params=1, vary=frozenset({GRAPHS})),
+            "sizes": replace(varied, vary=frozenset({SIZES})),
+        }
+        found |= {name if experts == (DENSE,) else f"{name}, experts": space for name, space in spaces.items()}
+    # What does not vary need not be among what the space has.
+    found["graphs, experts"] = replace(found["graphs, experts"], experts=(DENSE,))
+    return found
+
+
+KINDS = [f"{kind}{experts}" for experts in ("", ", experts") for kind in ("both", "limited", "graphs", "sizes")]

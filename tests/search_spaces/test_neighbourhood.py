@@ -1,0 +1,97 @@
+"""Neighbours and nearest members."""
+
+import itertools
+import random
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+
+import pytest
+
+from search_spaces import DENSE, Architecture, Base, Experts, Space
+from search_spaces.neighbourhood import distance
+from search_spaces.spaces import GRAPHS, SIZES
+from tests.search_spaces.small_spaces import KINDS, ROUTED, all_sizes, kinds_of_space
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_neighbours_are_other_members_near_by(kind: str, gated: bool) -> None:
+    space = kinds_of_space(gated)[kind]
+    for seed in range(10):
+        rng = random.Random(seed)
+        architecture = space.sample(rng)
+        neighbours = list(itertools.islice(space.neighbours(architecture, rng), 60))
+        assert len(set(neighbours)) > (20 if GRAPHS in space.vary else 5)
+        for neighbour in neighbours:
+            assert neighbour in space
+            assert neighbour != architecture
+            pairs = list(zip(architecture.layers, neighbour.layers, strict=True))
+            assert 1 <= sum(a != b for a, b in pairs) <= 2
+            assert sum(a.graph != b.graph for a, b in pairs) <= 1
+            if SIZES not in space.vary:
+                assert all(replace(a, graph=b.graph) == b for a, b in pairs)
+            if GRAPHS not in space.vary:
+                assert all(a.graph == b.graph for a, b in pairs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_neighbours_lead_everywhere(kind: str) -> None:
+    space = kinds_of_space()[kind]
+    rng = random.Random(0)
+    architecture = space.sample(rng)
+    seen = set()
+    for _ in range(200):
+        architecture = next(space.neighbours(architecture, rng))
+        seen.add(architecture)
+    for place in range(space.base.depth):
+        assert len({other.layers[place] for other in seen}) > 3
+
+
+@pytest.mark.parametrize("experts", [(DENSE,), ROUTED[:2]])
+def test_a_size_space_is_walked_through_whole(experts: tuple[Experts, ...]) -> None:
+    space = replace(kinds_of_space()["sizes"], experts=experts)
+    waiting, seen = [space.sample(random.Random(0))], set()
+    while waiting:
+        architecture = waiting.pop()
+        if architecture not in seen:
+            seen.add(architecture)
+            rng = random.Random(len(seen))
+            waiting += [other for _ in range(5) for other in space.neighbours(architecture, rng)]
+    assert len(seen) == space.size_count() > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_nearest_member(kind: str) -> None:
+    space = kinds_of_space()[kind]
+    member = space.sample(random.Random(1))
+    assert space.nearest(member) == member
+    odd = Architecture.uniform(space.base, stack=2, expansion=Fraction(5, space.base.inner))
+    nearest = space.nearest(odd)
+    assert odd not in space
+    assert nearest in space
+    assert next(space.neighbours(odd, random.Random(0))) == nearest
+    if space.vary == {SIZES}:
+        everything = all_sizes(space, [genes.graph for genes in nearest.layers])
+        best = min(sum(map(partial(distance, space), layers, odd.layers)) for layers in everything)
+        assert sum(map(partial(distance, space), nearest.layers, odd.layers)) == pytest.approx(best)
+
+
+def test_the_nearest_member_of_one_layer() -> None:
+    base = Base(depth=1, width=8, heads=2, inner=16, vocabulary=50, positions=16)
+    space = Space(base, (1, 2), (Fraction(1, 4), Fraction(1, 2), Fraction(1)), 1, 10**6)
+    odd = Architecture.uniform(base, expansion=Fraction(7, 16))
+    assert space.nearest(odd) == Architecture.uniform(base, expansion=Fraction(1, 2))
+
+
+def test_the_nearest_experts() -> None:
+    base = Base(depth=1, width=8, heads=2, inner=16, vocabulary=50, positions=16)
+    options = (Experts(4, routing="token_gate"), Experts(4), Experts(2), DENSE)
+    space = Space(base, (1,), (Fraction(1, 4),), 1, 10**6, experts=options)
+
+    def nearest(experts: Experts) -> Experts:
+        return space.nearest(Architecture.uniform(base, expansion=Fraction(1, 4), experts=experts)).layers[0].experts
+
+    assert [nearest(experts) for experts in options] == list(options)
+    assert nearest(Experts(8, Fraction(1))).count == 4
+    assert nearest(Experts(2, routing="sentence_gate")) == Experts(2)
