@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 # All that takes long to import is imported where Ctrl-C is caught.
-from distill.cli import INTERRUPTED, Parser, guard
+from distill.cli import INTERRUPTED, Parser, called_as, guard
 from search_spaces.errors import UserError
 
 
 def parser() -> Parser:
     result = Parser(prog="distill", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    result.usage = "python -m distill --student MODEL --out DIR [option ...]"
+    result.usage = f"{called_as('python -m distill')} --student MODEL --out DIR [option ...]"
     add = result.add_argument
     add("--student", required=True, metavar="MODEL", help="a checkpoint, or the teacher's first:N or uniform:N layers")
     add("--teacher", metavar="MODEL", help="a BERT-shaped checkpoint: a folder, or a name on the hub")

@@ -1,28 +1,35 @@
-"""What all command lines of this package share: one-line errors and exit statuses."""
+"""What all command lines of this project share: `--version`, one-line errors, and exit statuses."""
 
 import argparse
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from search_spaces import __version__
 from search_spaces.errors import UserError
 
-# Before torch is imported. A thread waits for others of its operation in a spin, of a millisecond by itself: where the
-# machine has other work the spin takes the time that the others need, and without one small operations take twice as
-# long. This many turns are some microseconds.
+# This must be set before torch is imported. An OpenMP thread that waits for the others spins, by default for a
+# millisecond. On a machine with other work the spinning takes the time that the others need, but without any spinning
+# small operations take twice as long. This number of turns is a few microseconds.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 DONE, FAULT, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser with `--version`, whose errors are one line."""
+def called_as(module: str) -> str:
+    """The name for a command's messages: the console script that the user called, otherwise the module's name."""
+    script = Path(sys.argv[0]).name
+    return script if script.startswith("ffn-") else module
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser with `--version`, whose errors are one line; `prog` is the module's name."""
+
+    def __init__(self, prog: str, **kwargs: Any) -> None:
+        super().__init__(called_as(prog), **kwargs)
         self.add_argument("--version", action="version", version=f"ffn-nas {__version__}")
 
     def error(self, message: str) -> NoReturn:
@@ -30,7 +37,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def device(value: str) -> str:
-    """An option's value "auto", "cpu" or "cuda"; the last one where there is a GPU."""
+    """The value of `--device`: "auto", "cpu" or "cuda".
+
+    Raises:
+        argparse.ArgumentTypeError: it is "cuda" and there is no GPU.
+    """
     if value == "cuda":
         import torch  # takes a second
 
@@ -44,5 +55,5 @@ def guard(prog: str, command: Callable[[], int]) -> int:
     try:
         return command()
     except UserError as error:
-        print(f"{prog}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{called_as(prog)}: {' '.join(str(error).split())}", file=sys.stderr)
         return USER_ERROR

@@ -78,6 +78,7 @@ def test_the_commands_of_the_wheel(command: Command, built: House, tmp_path: Pat
     version = command("python", "-c", "from search_spaces import __version__; print(__version__)").strip()
     for program in ("ffn-nas", "ffn-distill", "ffn-train-final"):
         assert command(program, "--version") == f"ffn-nas {version}\n"
+        assert program in command(program, "--help").splitlines()[0]
     search = ("--stage", "1", "--preset", built.preset, "--workers", "1", "--trials", "3", "--out", tmp_path)
     output = command("ffn-nas", *search)
     # The next step that the search names is there.
