@@ -1,11 +1,11 @@
-"""For all tests: nothing is fetched from the hub, Ctrl-C works, and a full-precision accelerator."""
+"""For all tests: the hub is offline, Ctrl-C works in subprocesses, and fixtures that several packages use."""
 
 import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-# Read once, when the library is first imported.
+# huggingface_hub reads this when it is first imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-# A shell lets its background jobs ignore it, and they the processes that they start.
+# A background job of a shell ignores SIGINT, and its subprocesses, which tests interrupt, inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def accelerator() -> "Iterator[Accelerator]":
-    """float32 on the CPU; the library's process-wide state, which holds the precision, is reset around it."""
+    """An accelerator in float32 on the CPU. The library keeps the precision in process-wide state, which is reset."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
@@ -41,7 +41,7 @@ def accelerator() -> "Iterator[Accelerator]":
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> "House":
-    """The one tiny study of a test run."""
+    """The tiny teacher, preset and text of a test run, which all tests share."""
     from tests.nas.house import shared
 
     return shared(tmp_path_factory.getbasetemp())
@@ -49,7 +49,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> "House":
 
 @pytest.fixture
 def house(built: "House", monkeypatch: pytest.MonkeyPatch) -> "Iterator[House]":
-    """That study, with its cache for this process too; the library's process-wide state is reset around it."""
+    """The same, with its cache folder set for this process too; accelerate's process-wide state is reset."""
     from accelerate.state import AcceleratorState
 
     monkeypatch.setenv("FFN_NAS_CACHE", str(built.cache))
@@ -60,7 +60,7 @@ def house(built: "House", monkeypatch: pytest.MonkeyPatch) -> "Iterator[House]":
 
 @pytest.fixture(scope="session")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> "Path":
-    """The folder of that study's finished search."""
+    """The study folder of a finished search of stage 1 on them."""
     from tests.nas.house import finished
 
     return finished(tmp_path_factory.getbasetemp())

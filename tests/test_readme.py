@@ -1,4 +1,4 @@
-"""The README says what is there."""
+"""The README and CONTRIBUTING.md name options, tasks, modules, files and figures as they are."""
 
 import re
 from importlib.util import find_spec
@@ -60,15 +60,15 @@ def test_the_recipe_works(monkeypatch: pytest.MonkeyPatch) -> None:
     exec(README.split("```python\n")[-1].split("```")[0], names)
     student, teacher = bert(hidden_size=16), bert(num_hidden_layers=4)
     objective = names["last_states"](student.config, teacher.config, hidden=0.5)
-    given = batch()
-    s, t = run(student, given, objective.needs), run(teacher, given, objective.teacher_needs)
+    inputs = batch()
+    s, t = run(student, inputs, objective.needs), run(teacher, inputs, objective.teacher_needs)
     state = objective.projections["hidden"](s.hidden_states[2])
     expected = (
-        F.cross_entropy(s.logits, given["labels"])
+        F.cross_entropy(s.logits, inputs["labels"])
         + losses.symmetric_kl(s.logits, t.logits)
-        + 0.5 * losses.hidden_mse(state, t.hidden_states[4], given["attention_mask"])
+        + 0.5 * losses.hidden_mse(state, t.hidden_states[4], inputs["attention_mask"])
     )
-    torch.testing.assert_close(objective(s, t, given), expected)
+    torch.testing.assert_close(objective(s, t, inputs), expected)
 
 
 def test_modules_and_files_exist() -> None:

@@ -1,4 +1,4 @@
-"""Stages 1, 2 and 3 one after the other, two goals, and a latency limit."""
+"""Stages 1, 2 and 3 in sequence, a search with two goals, and a search with a latency limit."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from nas.study import ledger
 from search_spaces import Architecture, cost
 from tests.nas.house import House, trials_of
 
-# `refined` confirms its winners.
+# The tests of goals and limits need no confirmed winner; the study of the fixture `refined` has them.
 UNCONFIRMED = ("confirm_seeds = 2", "confirm_seeds = 0")
 # What a search says if another process took so much time that its measurements contradict each other.
 TOO_BUSY = "latency: models with larger FFNs measure no slower, because something else disturbs them; try again"
@@ -26,21 +26,21 @@ def winner(folder: Path, stage: str) -> Architecture:
     return Architecture.from_json(best["winner"]["architecture"])
 
 
-def counted(trials: list[FrozenTrial]) -> list[FrozenTrial]:
+def without_duplicates(trials: list[FrozenTrial]) -> list[FrozenTrial]:
     return [trial for trial in trials if ledger.TWIN not in trial.user_attrs]
 
 
 @pytest.fixture(scope="module")
 def refined(searched: Path, built: House, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a study whose stage 1 was there and whose stages 2 and 3 came after it."""
+    """The folder of a study with a finished stage 1 and with stages 2 and 3, each run by its own command."""
     out = tmp_path_factory.mktemp("refined")
     shutil.copytree(searched, out / "s")
-    always = ("-m", "nas.search", "--study", "s", "--out", out, "--workers", "2")
-    # Without --preset the study's own configuration is taken.
-    result = built.run(*always, "--stage", "2")
+    command = ("-m", "nas.search", "--study", "s", "--out", out, "--workers", "2")
+    # Without --preset the configuration of the study applies.
+    result = built.run(*command, "--stage", "2")
     assert (result.returncode, result.stderr) == (0, "")
     assert "4/4" in result.stdout
-    result = built.run(*always, "--stage", "3", "--sandwich", "--trials", "7")
+    result = built.run(*command, "--stage", "3", "--sandwich", "--trials", "7")
     assert (result.returncode, result.stderr) == (0, "")
     assert "7/7" in result.stdout
     return out / "s"
@@ -52,7 +52,7 @@ def test_stage_2_varies_graphs_alone(refined: Path, workspace: Workspace) -> Non
     trials = trials_of(refined, "stage-2")
     origins = [trial.user_attrs[ledger.ORIGIN] for trial in trials]
     assert origins[:2] == ["winner so far", "its twin of base graphs"]
-    assert len(counted(trials)) == 4
+    assert len(without_duplicates(trials)) == 4
     _, graph = workspace.base()
     assert {genes.graph for genes in ledger.architecture_of(trials[1]).layers} == {graph}
     for trial in trials:
@@ -66,14 +66,14 @@ def test_stage_3_varies_sizes_alone_and_trains_none(refined: Path, house: House,
     start = Architecture.load(refined / "stage-3" / "start.json")
     assert start == winner(refined, "2")
     trials = trials_of(refined, "stage-3")
-    assert len(counted(trials)) == 7
+    assert len(without_duplicates(trials)) == 7
     space = budgeted_space(house.config, *workspace.base(), workspace.labels)
     for trial in trials:
         architecture = ledger.architecture_of(trial)
         assert [genes.graph for genes in architecture.layers] == [genes.graph for genes in start.layers]
         assert trial.user_attrs["params"] <= space.max_params
         assert trial.intermediate_values == {}
-        # The mean over the tasks, each with its own head.
+        # The score is the mean over the tasks, each of which has a head.
         parts = [trial.user_attrs[ledger.score_of(task)] for task in house.config.tasks]
         assert trial.values == pytest.approx([sum(parts) / 2])
     stored = load_config(str(refined / "config.toml"))
@@ -85,18 +85,20 @@ def test_no_winner_was_confirmed_to_be_worse_than_the_one_before(refined: Path) 
     means = [rows[stage]["winner"]["confirmed_mean"] for stage in "123"]
     assert means == sorted(means)
     assert Architecture.load(refined / "architecture.json") == winner(refined, "3")
-    # One study of confirmations; what was confirmed before has its score replayed.
+    # All stages share the study of confirmations. An architecture is confirmed once, and later gets the same scores.
     trials = trials_of(refined, "confirmation")
-    trained = [(trial.user_attrs[ledger.FUNCTION], trial.user_attrs[ledger.SEED]) for trial in counted(trials)]
+    trained = [
+        (trial.user_attrs[ledger.FUNCTION], trial.user_attrs[ledger.SEED]) for trial in without_duplicates(trials)
+    ]
     assert len(set(trained)) == len(trained)
-    assert len(counted(trials)) < len(trials)
+    assert len(without_duplicates(trials)) < len(trials)
     for trial in trials:
         if ledger.TWIN in trial.user_attrs:
             twin = trials[trial.user_attrs[ledger.TWIN]]
             assert (trial.values, trial.state) == (twin.values, TrialState.COMPLETE)
 
 
-def test_a_stage_that_is_there_is_not_begun_again(refined: Path, house: House) -> None:
+def test_a_stage_that_exists_is_not_started_again(refined: Path, house: House) -> None:
     result = house.run("-m", "nas.search", "--stage", "2", "--study", "s", "--out", refined.parent)
     assert result.returncode == 2
     assert "holds stage 2 already: go on with --resume" in result.stderr
