@@ -1,0 +1,63 @@
+"""Docstrings explain no parameter that does not exist, and every module has one."""
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.checkout import PACKAGES, ROOT
+
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def definitions(node: ast.AST) -> Iterator[Definition]:
+    """Functions, classes and methods, but not what is defined inside functions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Definition):
+            yield child
+            if isinstance(child, ast.ClassDef):
+                yield from definitions(child)
+
+
+def documented(docstring: str) -> set[str]:
+    """The names of the section "Args", of which several may share a line."""
+    section = re.search(r"^Args:\n((?:    .*\n|\n)+)", inspect.cleandoc(docstring) + "\n", re.M)
+    lines = re.findall(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)*):", section[1], re.M) if section else []
+    return {name.lstrip("*") for line in lines for name in line.split(", ")}
+
+
+def parameters(node: Definition) -> set[str]:
+    """The names of a function's parameters, or of those that make a value of a class."""
+    if isinstance(node, ast.ClassDef):
+        fields = {
+            entry.target.id
+            for entry in node.body
+            if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name)
+        }
+        makers = [entry for entry in node.body if isinstance(entry, ast.FunctionDef) and entry.name == "__init__"]
+        return fields.union(*map(parameters, makers))
+    arguments = node.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return {argument.arg for argument in (*named, arguments.vararg, arguments.kwarg) if argument is not None}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_documented_parameters_exist(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree) or path.name == "__main__.py"
+    for node in definitions(tree):
+        unknown = documented(ast.get_docstring(node) or "") - parameters(node)
+        assert not unknown, f"{node.name}, line {node.lineno}: its docstring explains {', '.join(sorted(unknown))}"
+
+
+def test_the_check_itself() -> None:
+    docstring = (
+        "Add.\n\nArgs:\n    a, c: numbers,\n        such as 1.\n    rest: more of them.\n\nRaises:\n    E: never."
+    )
+    assert documented(docstring) == {"a", "c", "rest"}
+    (node,) = definitions(ast.parse("def add(a, *rest, b=1): pass"))
+    assert parameters(node) == {"a", "rest", "b"}
