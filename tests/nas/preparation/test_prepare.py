@@ -169,7 +169,7 @@ def test_both_of_tinybert_s_phases_warm_a_supernet_up(house: House) -> None:
 
 def test_theseus_needs_a_student_of_the_teacher_s_shape(house: House) -> None:
     base = {"depth": 1, "width": 16, "heads": 4, "inner": 64}
-    with pytest.raises(ConfigError, match="objective and base: theseus puts the student's layers in the teacher's"):
+    with pytest.raises(ConfigError, match="objective and base: the student's layers take the place"):
         changed(house, base=base, objective={"name": "theseus"})
 
 
