@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 import numpy as np
 
 from search_spaces.architecture import Architecture, Base
-from search_spaces.errors import shown
+from search_spaces.errors import shortened
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import LINEAR, OPERATIONS, UNARY, gelu_erf
 from search_spaces.terms import GraphError
@@ -113,7 +113,7 @@ def _fingerprint(graph: FFNGraph, order: int, mismatch: str, gelu: str) -> str:
     with np.errstate(all="ignore"):
         output_PTD = graph.fold(apply)[-1]
     if not np.isfinite(output_PTD).all():
-        raise GraphError(f"{shown(str(graph))}: the output is not finite; the graph multiplies too often")
+        raise GraphError(f"{shortened(str(graph))}: the output is not finite; the graph multiplies too often")
     return _digest(_rounded(output_PTD).astype("<f8").tobytes())
 
 

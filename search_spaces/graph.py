@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import networkx as nx
 
-from search_spaces.errors import did_you_mean, shown
+from search_spaces.errors import did_you_mean, shortened
 from search_spaces.operations import OPERATIONS, arity
 from search_spaces.terms import MAX_TERMS, GraphError, read_terms
 
@@ -66,7 +66,7 @@ class FFNGraph:
     def parse(cls, text: str) -> "FFNGraph":
         """The graph of a formula such as `tanh(project(gelu(expand(x))))`. Raises GraphError."""
         if not isinstance(text, str):
-            raise GraphError(f"must be a formula, not {shown(text)}")
+            raise GraphError(f"must be a formula, not {shortened(text)}")
         return _parsed(text)
 
     @classmethod
@@ -81,7 +81,7 @@ class FFNGraph:
                 return cls.parse(value)
             if isinstance(value, list):
                 return cls(_digraph_from_list(value))
-            raise GraphError(f"must be a formula or a list of nodes, not {shown(value)}")
+            raise GraphError(f"must be a formula or a list of nodes, not {shortened(value)}")
         except GraphError as error:
             raise GraphError(f"{place}: {error}") from None
 
@@ -138,7 +138,7 @@ class FFNGraph:
         transfer to TinyBERT).
         """
         if mismatch not in MISMATCH:
-            raise ValueError(f"mismatch: must be 'narrow' or 'wide', not {shown(mismatch)}")
+            raise ValueError(f"mismatch: must be 'narrow' or 'wide', not {shortened(mismatch)}")
         choose = min if mismatch == "narrow" else max
         fixed = {"x": outer, "expand": inner, "gate": inner, "project": outer}
         return tuple(self.fold(lambda op, inputs: fixed[op] if op in fixed else choose(inputs)))
@@ -176,7 +176,7 @@ def _check_operation(op: object, inputs: int) -> None:
         return
     if not isinstance(op, str) or op not in OPERATIONS:
         suggestion = did_you_mean(op, OPERATIONS) if isinstance(op, str) else ""
-        raise GraphError(f"unknown operation {shown(op)}{suggestion or '; known are x, ' + ', '.join(OPERATIONS)}")
+        raise GraphError(f"unknown operation {shortened(op)}{suggestion or '; known are x, ' + ', '.join(OPERATIONS)}")
     if inputs != arity(op):
         raise GraphError(f"{op!r} takes {arity(op)} input{'s' * (arity(op) > 1)}, found {inputs}")
 
@@ -192,13 +192,13 @@ def _digraph_from_list(items: Sequence[object]) -> "nx.DiGraph[Any]":
             raise GraphError(f"[{place}]: must have exactly the keys id, op and inputs")
         name, op, inputs = item["id"], item["op"], item["inputs"]
         if not isinstance(inputs, list):
-            raise GraphError(f"[{place}].inputs: must be a list of ids, not {shown(inputs)}")
+            raise GraphError(f"[{place}].inputs: must be a list of ids, not {shortened(inputs)}")
         for value in (name, *inputs):
             if not isinstance(value, str | int) or isinstance(value, bool):
-                raise GraphError(f"[{place}]: an id is a text or a whole number, not {shown(value)}")
+                raise GraphError(f"[{place}]: an id is a text or a whole number, not {shortened(value)}")
         if name in operations:
             taken = "is the input's" if name == "x" else "is already taken"
-            raise GraphError(f"[{place}].id: {shown(name)} {taken}")
+            raise GraphError(f"[{place}].id: {shortened(name)} {taken}")
         if op == "x":
             raise GraphError(f"[{place}].op: the input 'x' is there already; refer to it by the id 'x'")
         operations[name], arguments[name] = op, inputs
@@ -207,7 +207,9 @@ def _digraph_from_list(items: Sequence[object]) -> "nx.DiGraph[Any]":
     for name, inputs in arguments.items():
         for source in inputs:
             if source not in operations:
-                raise GraphError(f"node {shown(name)} ({shown(operations[name])}): there is no node {shown(source)}")
+                raise GraphError(
+                    f"node {shortened(name)} ({shortened(operations[name])}): there is no node {shortened(source)}"
+                )
             _add_edge(digraph, source, name, inputs)
     return digraph
 
@@ -220,7 +222,7 @@ def _add_edge(digraph: "nx.DiGraph[Any]", source: Hashable, target: Hashable, in
 def _formula_of(digraph: "nx.DiGraph[Any]") -> str:
     """The formula of any digraph, whose shape it checks. Raises GraphError, which names the digraph's nodes."""
     if not isinstance(digraph, nx.Graph) or not digraph.is_directed():
-        raise GraphError(f"must be a directed graph of networkx, not {shown(digraph)}")
+        raise GraphError(f"must be a directed graph of networkx, not {shortened(digraph)}")
     if not digraph:
         raise GraphError("the graph is empty")
     if len(digraph) > MAX_TERMS:
@@ -230,14 +232,14 @@ def _formula_of(digraph: "nx.DiGraph[Any]") -> str:
         try:
             _check_operation(digraph.nodes[name].get("op"), len(sources))
         except GraphError as error:
-            raise GraphError(f"node {shown(name)}: {error}") from None
+            raise GraphError(f"node {shortened(name)}: {error}") from None
     if not nx.is_directed_acyclic_graph(digraph):
         cycle = [edge[0] for edge in nx.find_cycle(digraph)]
-        names = [shown(name, 20) for name in [*cycle, cycle[0]][:8]]
+        names = [shortened(name, 20) for name in [*cycle, cycle[0]][:8]]
         raise GraphError(f"a cycle: {' -> '.join(names)}")
     outputs = [name for name, uses in digraph.out_degree() if not uses]
     if len(outputs) > 1:
-        names = [f"{shown(name, 20)} ({digraph.nodes[name]['op']})" for name in outputs[:3]]
+        names = [f"{shortened(name, 20)} ({digraph.nodes[name]['op']})" for name in outputs[:3]]
         raise GraphError(f"{len(outputs)} outputs, nothing uses {' and '.join(names)}; a graph has one output")
     # Every node leads to the only output, so the last node of any topological order is the output.
     terms: dict[Hashable, int] = {}
@@ -245,7 +247,7 @@ def _formula_of(digraph: "nx.DiGraph[Any]") -> str:
     for name in nx.topological_sort(digraph):
         terms[name] = 1 + sum(terms[source] for source in arguments[name])
         if terms[name] > MAX_TERMS:
-            raise GraphError(f"node {shown(name)}: written out, its formula has more than {MAX_TERMS} terms")
+            raise GraphError(f"node {shortened(name)}: written out, its formula has more than {MAX_TERMS} terms")
         formulas[name] = _spelled(digraph.nodes[name]["op"], tuple(formulas[source] for source in arguments[name]))
     return formulas[outputs[0]]
 
@@ -259,9 +261,9 @@ def _arguments_of(digraph: "nx.DiGraph[Any]", name: Hashable) -> tuple[Hashable,
     places = [place for place, _ in pairs]
     for place in places:
         if places.count(place) > 1:
-            raise GraphError(f"node {shown(name)}: two inputs at position {shown(place)}")
+            raise GraphError(f"node {shortened(name)}: two inputs at position {shortened(place)}")
     if not all(isinstance(place, int) and 0 <= place < len(places) for place in places):
-        raise GraphError(f"node {shown(name)}: the positions of its inputs are {shown(places)}")
+        raise GraphError(f"node {shortened(name)}: the positions of its inputs are {shortened(places)}")
     return tuple(source for _, source in sorted(pairs, key=lambda pair: pair[0]))
 
 
@@ -326,11 +328,11 @@ def _check_linear(nodes: Sequence[Node]) -> None:
 def _check_kinds(graph: FFNGraph) -> None:
     for node, text in zip(graph.nodes, graph.texts, strict=True):
         if node.op in ("expand", "gate") and graph.kinds[node.inputs[0]] != "outer":
-            raise GraphError(f"{shown(text)}: {node.op!r} needs a value of the model's width")
+            raise GraphError(f"{shortened(text)}: {node.op!r} needs a value of the model's width")
     # An `expand` or `gate` behind `project` needs no check: nothing leads from it back to the model's width.
     number = graph.find("project")
     if graph.kinds[graph.nodes[number].inputs[0]] == "outer":
-        raise GraphError(f"{shown(graph.texts[number])}: 'project' needs a value that comes from 'expand'")
+        raise GraphError(f"{shortened(graph.texts[number])}: 'project' needs a value that comes from 'expand'")
     if graph.kinds[-1] != "outer":
         raise GraphError(f"the output has the {graph.kinds[-1]} width, not the model's; it must come after 'project'")
 

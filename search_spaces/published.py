@@ -15,7 +15,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
-from search_spaces.errors import did_you_mean, shown
+from search_spaces.errors import did_you_mean, shortened
 from search_spaces.graph import FFNGraph
 from search_spaces.terms import GraphError, read_terms
 
@@ -126,6 +126,6 @@ def load(name: str) -> Architecture:
     if os.sep in name or name.endswith(".json") or os.path.lexists(name):
         return Architecture.load(name)
     raise ArchitectureError(
-        f"{shown(name)} is neither a file nor a published architecture"
+        f"{shortened(name)} is neither a file nor a published architecture"
         f"{did_you_mean(name, PUBLISHED)}; published are {', '.join(PUBLISHED)}"
     )

@@ -18,7 +18,7 @@ from search_spaces import neighbourhood
 from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
 from search_spaces.cost import CLASSIFICATION, ffn_params, fixed_params
 from search_spaces.counting import Bounds, Cost, add, count_rest, count_within, invert, position_of
-from search_spaces.errors import UserError, shown
+from search_spaces.errors import UserError, shortened
 from search_spaces.grammar import Trial, choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.operations import UNARY
@@ -97,11 +97,11 @@ class Space:
         for name in ("stacks", "expansions", "experts"):
             choices = getattr(self, name)
             if not choices or len(set(choices)) < len(choices):
-                raise SpaceError(f"{name}: must be different values, at least one, not {shown(choices)}")
+                raise SpaceError(f"{name}: must be different values, at least one, not {shortened(choices)}")
         if not 0 <= self.edit_rate <= 1:
             raise SpaceError(f"edit_rate: must be from 0 to 1, not {self.edit_rate}")
         if not self.vary or not self.vary <= {GRAPHS, SIZES}:
-            raise SpaceError(f"vary: must be graphs, sizes or both, not {shown(sorted(self.vary))}")
+            raise SpaceError(f"vary: must be graphs, sizes or both, not {shortened(sorted(self.vary))}")
         if self.start is None and self.vary != {GRAPHS, SIZES}:
             raise SpaceError("vary: what does not vary needs a start to be taken from")
         if self.start is not None and self.start.base != self.base:

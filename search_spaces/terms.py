@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import TypeVar
 
-from search_spaces.errors import UserError, shown
+from search_spaces.errors import UserError, shortened
 
 MAX_TERMS = 256
 
@@ -33,7 +33,7 @@ def read_terms(text: str, make: Callable[[str, tuple[T, ...]], T]) -> T:
 
     def unexpected(wanted: str) -> GraphError:
         token, place = tokens[position]
-        found = f"found {shown(token)} at character {place + 1}" if token else "the formula ends"
+        found = f"found {shortened(token)} at character {place + 1}" if token else "the formula ends"
         return GraphError(f"expected {wanted}, but {found}")
 
     position = 0

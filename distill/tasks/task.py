@@ -15,7 +15,7 @@ import numpy as np
 
 from distill.tasks.metrics import METRICS
 from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
-from search_spaces.errors import UserError, did_you_mean, shown
+from search_spaces.errors import UserError, did_you_mean, shortened
 
 
 class TaskError(UserError, ValueError):
@@ -122,8 +122,8 @@ class QuestionSplit:
         for name, context, answers in zip(self.ids, self.contexts, self.answers, strict=True):
             for text, start in answers:
                 if not text or start < 0 or context[start : start + len(text)] != text:
-                    there = shown(context[max(0, start) : max(0, start) + len(text)])
-                    raise ValueError(f"question {name!r}: at character {start} is not {shown(text)}, but {there}")
+                    there = shortened(context[max(0, start) : max(0, start) + len(text)])
+                    raise ValueError(f"question {name!r}: at character {start} is not {shortened(text)}, but {there}")
 
     def __len__(self) -> int:
         return len(self.questions)
@@ -207,7 +207,7 @@ def column_fault(wanted: Iterable[str], names: Iterable[str]) -> str:
     columns = list(names)
     for name in wanted:
         if columns.count(name) != 1:
-            known = ", ".join(shown(column)[1:-1] for column in columns[:SHOWN])
+            known = ", ".join(shortened(column)[1:-1] for column in columns[:SHOWN])
             more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
             found = f"{columns.count(name)} columns {name!r}" if name in columns else f"no column {name!r}"
             meant = "" if name in columns else did_you_mean(name, columns)

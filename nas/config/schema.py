@@ -23,7 +23,7 @@ from pydantic import (
 
 from distill.training.recipe import Recipe
 from search_spaces.architecture import DENSE, ArchitectureError, Base, Experts
-from search_spaces.errors import UserError, did_you_mean, shown
+from search_spaces.errors import UserError, did_you_mean, shortened
 from search_spaces.numbers import fraction
 
 
@@ -48,7 +48,7 @@ def count(value: Any) -> int:
     try:
         number = fraction(text.removesuffix(suffix)) * _SUFFIXES[suffix]
     except ValueError:
-        raise ValueError(f"{shown(value)} is not a number such as 15M or 15400000") from None
+        raise ValueError(f"{shortened(value)} is not a number such as 15M or 15400000") from None
     if number <= 0 or number.denominator != 1:
         raise ValueError(f"{value!r} is not a positive whole number")
     return int(number)

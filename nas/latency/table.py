@@ -38,7 +38,7 @@ from distill.objectives.outputs import INPUTS, Batch
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas.latency.steps import GATED, bounded, finish, kind, lower_quartile, routes, sends, step_names, step_times
 from search_spaces.architecture import DENSE, Architecture, Base, Experts, Genes
-from search_spaces.errors import shown
+from search_spaces.errors import shortened
 from search_spaces.graph import FFNGraph
 from search_spaces.numbers import fraction
 from search_spaces.operations import BINARY, UNARY
@@ -209,7 +209,7 @@ def parse_latency(text: str) -> LatencyLimit:
         value = Fraction(0)
     if not value:
         right = "a time above 0 such as '12ms' or '0.012s', or a part of the teacher's such as '0.25x'"
-        raise ValueError(f"a latency is {right}, not {shown(text)}")
+        raise ValueError(f"a latency is {right}, not {shortened(text)}")
     return LatencyLimit(value * _UNITS[unit], unit == "x")
 
 
@@ -260,8 +260,8 @@ def latency_table(
     def make(path: Path) -> None:
         # What is drawn later must not depend on whether the table was there.
         with torch.random.fork_rng(devices=[]):
-            shown = example(base.vocabulary, batch, tokens, device)
-            table = _measure(base, teacher, widths, list(kinds.values()), shown, on_progress)
+            examples = example(base.vocabulary, batch, tokens, device)
+            table = _measure(base, teacher, widths, list(kinds.values()), examples, on_progress)
         path.write_text(json.dumps(table.to_json(), indent=1), encoding="utf-8")
 
     path = keep(cache / "latencies" / f"{key}.json", make)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import sympy
 
-from search_spaces.errors import did_you_mean, shown
+from search_spaces.errors import did_you_mean, shortened
 from search_spaces.formula import meaning
 from search_spaces.operations import BINARY, LINEAR, OPERATIONS, UNARY, arity, gelu_erf, gelu_tanh
 
@@ -85,10 +85,10 @@ def test_did_you_mean() -> None:
     assert did_you_mean("q" * 10_000_000, OPERATIONS) == ""
 
 
-def test_shown_is_short() -> None:
+def test_shortened_values() -> None:
     deep: list[object] = []
     for _ in range(5000):
         deep = [deep]
     for value in ("a" * 10_000_000, deep, list(range(10_000)), {"a": deep}, math.nan):
-        assert len(shown(value)) < 100
-    assert shown("gelu") == "'gelu'"
+        assert len(shortened(value)) < 100
+    assert shortened("gelu") == "'gelu'"

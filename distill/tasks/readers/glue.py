@@ -13,7 +13,7 @@ from distill.tasks.readers import hub
 from distill.tasks.readers.texts import read_lines
 from distill.tasks.task import Split, Task, TaskData, TaskError, column_fault, finite, hold_out
 from distill.tasks.types import REGRESSION
-from search_spaces.errors import shown
+from search_spaces.errors import shortened
 
 log = logging.getLogger(__name__)
 
@@ -219,8 +219,8 @@ def _label(source: Source, place: str, label: str, classes: Mapping[str, int]) -
     if source.task.kind == REGRESSION:
         value = finite(label)
         if value is None:
-            raise TaskError(f"{place}: the label {shown(label)} is no finite number")
+            raise TaskError(f"{place}: the label {shortened(label)} is no finite number")
         return value
     if label not in classes:
-        raise TaskError(f"{place}: the label {shown(label)} is none of {', '.join(classes)}")
+        raise TaskError(f"{place}: the label {shortened(label)} is none of {', '.join(classes)}")
     return classes[label]

@@ -8,7 +8,7 @@ from typing import Any
 from distill.tasks.readers.texts import read_lines, read_utf8
 from distill.tasks.task import Split, Task, TaskData, TaskError, column_fault, finite, hold_out
 from distill.tasks.types import CLASSIFICATION, REGRESSION
-from search_spaces.errors import shown
+from search_spaces.errors import shortened
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
 
@@ -103,13 +103,13 @@ def read_rows(
 def _number(path: Path, row: int, cell: str) -> float:
     value = finite(cell)
     if value is None:
-        raise TableError(f"{path}: row {row} has the label {shown(cell)}, which is no finite number")
+        raise TableError(f"{path}: row {row} has the label {shortened(cell)}, which is no finite number")
     return value
 
 
 def _text(path: Path, column: str, row: int, cell: object) -> str:
     if isinstance(cell, bytes | dict | list):
-        raise TableError(f"{path}: row {row} has {shown(cell)} in the column {column!r}, which is no text")
+        raise TableError(f"{path}: row {row} has {shortened(cell)} in the column {column!r}, which is no text")
     # Tokenizers drop NULs, and NaN is how some tools write that there is nothing.
     text = "" if cell is None or cell != cell else str(cell).replace("\0", "").strip()
     if not text:
@@ -155,7 +155,9 @@ def _objects(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
             except (ValueError, RecursionError) as error:
                 raise TableError(f"{path}:{number}: no JSON: {error}") from None
             if not isinstance(row, dict):
-                raise TableError(f"{path}:{number}: {shown(row)} is no JSON object; each line is one, with the columns")
+                raise TableError(
+                    f"{path}:{number}: {shortened(row)} is no JSON object; each line is one, with the columns"
+                )
             rows.append(row)
     if not rows:
         raise TableError(f"{path}: no rows")

@@ -1,0 +1,58 @@
+"""Checks of the values in architectures, most of which come from files; their errors begin with the value's place."""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from search_spaces.errors import UserError, did_you_mean, shortened
+from search_spaces.numbers import fraction
+
+
+class ArchitectureError(UserError, ValueError):
+    """A value or file is no architecture; the message begins with the place of the mistake."""
+
+
+def check_integer(place: str, value: object, largest: int) -> None:
+    """Refuse what is not a whole number from 1 to `largest`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArchitectureError(f"{place}: must be a whole number, not {shortened(value)}")
+    if not 1 <= value <= largest:
+        raise ArchitectureError(f"{place}: must be from 1 to {largest:,}, not {shortened(value)}")
+
+
+def as_fraction(place: str, value: object) -> Fraction:
+    """`value` as an exact number, see `search_spaces.numbers.fraction`."""
+    try:
+        return fraction(value)
+    except ValueError as error:
+        raise ArchitectureError(f"{place}: {error}") from None
+
+
+def as_object(place: str, value: object, required: Sequence[str], optional: Sequence[str] = ()) -> Mapping[str, Any]:
+    """`value`, if it is a JSON object with all required keys and no unknown ones."""
+    if not isinstance(value, dict):
+        raise ArchitectureError(f"{place}: must be a JSON object, not {shortened(value)}")
+    known = (*required, *optional)
+    for key in value:
+        if key not in known:
+            suggestion = did_you_mean(str(key), known) or f"; known are {', '.join(known)}"
+            raise ArchitectureError(f"{place}: unknown key {shortened(key)}{suggestion}")
+    for key in required:
+        if key not in value:
+            raise ArchitectureError(f"{place}: the key {key!r} is missing")
+    return value
+
+
+def without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object as a dictionary; for `object_pairs_hook` of `json.loads`, which keeps the last of equal keys."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for place, key in enumerate(keys) if key in keys[:place])
+        raise ArchitectureError(f"the key {shortened(repeated)} occurs twice in one object")
+    return result
+
+
+def refuse_constant(name: str) -> None:
+    """For `parse_constant` of `json.loads`, which would read NaN and infinities."""
+    raise ArchitectureError(f"{name} is not a number that JSON has")
