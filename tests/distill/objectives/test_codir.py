@@ -177,7 +177,7 @@ def test_a_batch_without_rows() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rows": 1, "labels": None}, "rows=1: at least 2 training rows are needed, one to be told from the other"),
+        ({"rows": 1, "labels": None}, "rows=1: at least 2 training rows are needed, to tell one from another"),
         ({"labels": [0, 1]}, r"labels: 8 rows need as many, not \(2,\); or None"),
         ({"labels": [1] * 8}, "labels: all 8 rows are of class 1, so none has a negative; use None"),
         ({"beta": 2.0}, "beta=2.0: must be between 0 and 1"),
