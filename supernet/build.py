@@ -12,6 +12,7 @@ from distill.objectives.outputs import INPUTS
 from distill.tasks.types import CLASSIFICATION, MASKED_LM, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.training.teacher import TeacherError
 from search_spaces.architecture import DENSE, Architecture, Base, Experts
+from search_spaces.errors import UserError
 from search_spaces.graph import GELU, FFNGraph
 from supernet.model.configuration_nas_bert import AUTO_MAP, NasBertConfig
 from supernet.model.modeling_nas_bert import (
@@ -20,6 +21,7 @@ from supernet.model.modeling_nas_bert import (
     NasBertForSequenceClassification,
     NasBertForTokenClassification,
     NasBertModel,
+    export_fault,
 )
 
 # The model classes by their heads: none, or one for a kind of task.
@@ -105,6 +107,20 @@ def expert_settings(experts: Experts) -> dict[str, Any]:
     """The entry `experts` of a layer in `NasBertConfig.ffn`."""
     capacity = None if experts.capacity is None else str(experts.capacity)
     return {"count": experts.count, "routing": experts.routing, "top_k": experts.top_k, "capacity": capacity}
+
+
+class ExportError(UserError, ValueError):
+    """A model cannot be exported."""
+
+
+def check_exportable(architecture: Architecture) -> None:
+    """Raise ExportError if a checkpoint of this architecture would lack code, see `export_fault`; to be called before a
+    model is trained, as `save_pretrained` refuses it afterwards.
+    """
+    ffn = config_of(architecture).ffn
+    assert ffn is not None
+    if fault := export_fault(ffn):
+        raise ExportError(fault)
 
 
 def build(

@@ -64,11 +64,12 @@ def run(options: argparse.Namespace) -> int:
     from transformers.utils import logging
 
     from distill.training.teacher import labels_of, load_config, load_model, load_tokenizer
-    from supernet.build import build
+    from supernet.build import build, check_exportable
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
+    check_exportable(architecture)
     torch.manual_seed(options.seed)
     config = load_config(options.like)
     tokenizer = load_tokenizer(options.like)

@@ -23,6 +23,7 @@ from nas.final.measurements import Measurements, measure, table
 from nas.final.training import final_phases, starting_point, train
 from nas.preparation.prepare import prepare
 from search_spaces.architecture import Architecture, Base
+from supernet.build import check_exportable
 
 TEACHER, STUDENT, BASE_MODEL = "teacher", "student", "base model"
 
@@ -73,6 +74,7 @@ def run(final: FinalRun) -> int:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     check_resumed(final)
+    check_exportable(final.architecture)
     console = Console(highlight=False, soft_wrap=True, quiet=not is_first_process())
     with Progress(console) as progress:
         workspace = prepare(final.config, final.device, progress.prepare, outputs=False)

@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from search_spaces import Architecture, Base, Experts, FFNGraph, Space, cost
 from search_spaces.operations import UNARY, Operation
 from search_spaces.routing import ROUTINGS, RoutingKind
-from supernet.build import build, from_scratch, load_weights
+from supernet.build import ExportError, build, check_exportable, from_scratch, load_weights
 from supernet.experts.routers import TABLES
 from supernet.inherit import inherit
 from supernet.model import ffn
@@ -140,7 +140,10 @@ def test_what_a_checkpoint_would_lack_is_refused_at_export(tmp_path: Path) -> No
     for message, architecture in cases.items():
         with pytest.raises(ValueError, match=message):
             build(architecture).save_pretrained(tmp_path / "model")
+        with pytest.raises(ExportError, match=message):
+            check_exportable(architecture)
     assert not (tmp_path / "model").exists()
+    check_exportable(routed("balanced_hash"))
 
 
 def test_both_sides_know_the_same_routers_and_operations() -> None:

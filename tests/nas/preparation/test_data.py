@@ -1,6 +1,7 @@
 """Searches on rows of every kind: what is read, when it is read again, what is refused, and what scores mean."""
 
 import tomllib
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,10 @@ from nas.preparation.prepare import Preparation, prepare
 from nas.preparation.workspace import Workspace
 from nas.search import overrides, parser
 from nas.study import ledger
-from search_spaces import Architecture
+from search_spaces import Architecture, Experts
 from search_spaces.spaces import SIZES
 from supernet.build import build, load_weights
+from supernet.experts.routers import routing_table
 from supernet.inherit import inherit
 from supernet.one_shot import head_name
 from tests.nas import rows
@@ -94,6 +96,26 @@ def test_stage_3_scores_what_the_slice_computes_alone(house: House, tmp_path: Pa
         assert score.parts[name] == pytest.approx(found[folders.task.metrics[0]].value)
     assert score.value == pytest.approx(sum(score.parts.values()) / len(score.parts))
     assert set(score.parts) == set(workspace.config.tasks)
+
+
+def test_expert_loads_of_stage_3_are_of_all_tasks(house: House, tmp_path: Path) -> None:
+    """The mean of what the tables say of each task's tokens, counted here one by one."""
+    path = study(house, tmp_path, "both")
+    workspace = sharing(load_config(str(path), {"seed": 5}))
+    experts = Experts(2, Fraction(1))
+    dense = half(workspace)
+    architecture = Architecture(dense.base, tuple(replace(genes, experts=experts) for genes in dense.layers))
+    score = OneShotEvaluator(workspace, "cpu").evaluate(architecture)
+    assert len(workspace.tasks) == 2
+    for layer, load in enumerate(score.loads):
+        table = routing_table(experts, dense.base.vocabulary, layer, seed=5)
+        shares = []
+        for folders in workspace.tasks:
+            passed = table[torch.as_tensor(folders.rows("search").input_ids).long()].long()
+            shares.append((torch.bincount(passed, minlength=2).double() / len(passed)).tolist())
+        assert shares[0] != shares[1]
+        assert load.shares == pytest.approx([sum(both) / 2 for both in zip(*shares, strict=True)])
+    assert [load.layer for load in score.loads] == list(range(dense.base.depth))
 
 
 def keys(config: StudyConfig) -> tuple[str, str]:
