@@ -14,9 +14,11 @@ def dense_blocks(block: nn.Module, make: Any, count: int) -> list[nn.Module]:
     blocks = []
     for expert in range(count):
         dense = make()
-        own = {name: tensor[expert] for name, tensor in block.named_parameters() if name.partition(".")[0] in MAPS}
+        expert_weights = {
+            name: tensor[expert] for name, tensor in block.named_parameters() if name.partition(".")[0] in MAPS
+        }
         norm = {name: tensor for name, tensor in block.named_parameters() if name.startswith("LayerNorm")}
-        dense.load_state_dict({name: tensor.detach().clone() for name, tensor in (own | norm).items()})
+        dense.load_state_dict({name: tensor.detach().clone() for name, tensor in (expert_weights | norm).items()})
         blocks.append(dense)
     return blocks
 

@@ -219,8 +219,8 @@ def test_further_blocks_are_near_the_identity() -> None:
 
 def test_layer_output_statistics() -> None:
     teacher, given = bert(), [batch(4, 9, seed=1), batch(2, 5, seed=2)]
-    found = layer_output_statistics(teacher, given)
-    for layer, (deviation, mean) in enumerate(found, start=1):
+    statistics = layer_output_statistics(teacher, given)
+    for layer, (deviation, mean) in enumerate(statistics, start=1):
         deviations, means = [], []
         for one in given:
             states = run(teacher, one, EVERYTHING).hidden_states[layer].detach().double().numpy()

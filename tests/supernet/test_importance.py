@@ -60,8 +60,8 @@ def by_definition(model: nn.Module, batches: list[dict[str, Tensor]]) -> list[li
 def test_definition(formula: str) -> None:
     model = supernet(formula)
     batches = [batch(4, 9, seed=1), batch(3, 6, seed=2), batch(1, 4, seed=3)]
-    found = neuron_importance(model, batches, loss)
-    for actual, expected in zip(flat(found), flat(by_definition(model, batches)), strict=True):
+    scores = neuron_importance(model, batches, loss)
+    for actual, expected in zip(flat(scores), flat(by_definition(model, batches)), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 

@@ -44,10 +44,10 @@ def test_the_full_architecture_is_the_supernet(embedding: int | None) -> None:
 def test_random_architectures_take_leading_slices(mismatch: str) -> None:
     weights = supernet(mismatch=mismatch).state_dict()
     before = {name: tensor.clone() for name, tensor in weights.items()}
-    places = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
+    addresses = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
     for architecture in architectures(40, replace(BASE, mismatch=mismatch)):
-        taken = inherit(weights, architecture)
-        assert places.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in taken.values())
+        inherited = inherit(weights, architecture)
+        assert addresses.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in inherited.values())
 
         expected = {name: tensor for name, tensor in weights.items() if ".ffn." not in name}
         for layer, genes in enumerate(architecture.layers):
@@ -59,11 +59,11 @@ def test_random_architectures_take_leading_slices(mismatch: str) -> None:
                 expected[prefix + "project.weight"] = weights[prefix + "project.weight"][:, :projected]
                 for whole in ("project.bias", "LayerNorm.weight", "LayerNorm.bias"):
                     expected[prefix + whole] = weights[prefix + whole]
-        assert taken.keys() == expected.keys()
-        assert all(torch.equal(taken[name], expected[name]) for name in expected)
+        assert inherited.keys() == expected.keys()
+        assert all(torch.equal(inherited[name], expected[name]) for name in expected)
 
         candidate = build(architecture).eval()
-        load_weights(candidate, taken)
+        load_weights(candidate, inherited)
         assert torch.isfinite(logits(candidate)).all()
         for parameter in candidate.parameters():
             parameter.data.zero_()
@@ -92,23 +92,23 @@ def test_a_narrower_candidate_computes_with_the_leading_neurons() -> None:
 @pytest.mark.parametrize("expansion", [Fraction(1), Fraction(1, 4)])
 def test_a_gate_that_the_supernet_lacks_is_the_constant_one(expansion: Fraction) -> None:
     weights = supernet().state_dict()
-    results, taken = {}, {}
+    results, inherited = {}, {}
     for graph in (GELU, GEGLU):
         architecture = Architecture.uniform(BASE, graph=graph, stack=2, expansion=expansion)
         candidate = build(architecture).eval()
-        taken[graph] = inherit(weights, architecture)
-        load_weights(candidate, taken[graph])
+        inherited[graph] = inherit(weights, architecture)
+        load_weights(candidate, inherited[graph])
         results[graph] = logits(candidate)
     assert torch.equal(results[GEGLU], results[GELU])
 
-    gates = {name: taken[GEGLU].pop(name) for name in list(taken[GEGLU]) if ".gate." in name}
+    gates = {name: inherited[GEGLU].pop(name) for name in list(inherited[GEGLU]) if ".gate." in name}
     inner = int(48 * expansion)
     assert len(gates) == 3 * 2 * 2
     for name, tensor in gates.items():
         assert torch.equal(tensor, torch.zeros(inner, 24) if name.endswith("weight") else torch.ones(inner))
     assert len({tensor.untyped_storage().data_ptr() for tensor in gates.values()}) == len(gates)
-    assert taken[GEGLU].keys() == taken[GELU].keys()
-    assert all(torch.equal(tensor, taken[GEGLU][name]) for name, tensor in taken[GELU].items())
+    assert inherited[GEGLU].keys() == inherited[GELU].keys()
+    assert all(torch.equal(tensor, inherited[GEGLU][name]) for name, tensor in inherited[GELU].items())
 
 
 def test_a_gate_that_starts_as_one_learns() -> None:
@@ -130,16 +130,16 @@ def test_gates_of_the_supernet_are_sliced_where_the_candidate_has_one() -> None:
     other = FFNGraph.parse("project(add(gate(x),mul(expand(x),x)))")
     layers = (Genes(GEGLU, 2, Fraction(1, 4)), Genes(GELU, 3, Fraction(1, 2)), Genes(other, 1, Fraction(3, 4)))
     architecture = Architecture(BASE, layers)
-    taken = inherit(weights, architecture)
-    load_weights(build(architecture), taken)
+    inherited = inherit(weights, architecture)
+    load_weights(build(architecture), inherited)
     for layer, genes in enumerate(layers):
         for block in range(STACK):
             prefix = f"bert.encoder.layer.{layer}.ffn.{block}."
             for name in ("gate.weight", "gate.bias"):
                 if genes.graph == GELU or block >= genes.stack:
-                    assert prefix + name not in taken
+                    assert prefix + name not in inherited
                     continue
-                tensor = taken[prefix + name]
+                tensor = inherited[prefix + name]
                 assert torch.equal(tensor, weights[prefix + name][: genes.inner(BASE)])
                 assert tensor.untyped_storage().data_ptr() != weights[prefix + name].untyped_storage().data_ptr()
     with pytest.raises(ValueError, match=r"gate\.weight has 48 channels; the architecture needs 49"):
@@ -215,24 +215,24 @@ def of_experts(weights: dict[str, Tensor], architecture: Architecture) -> dict[s
 
 
 def check_experts(weights: dict[str, Tensor], architecture: Architecture) -> None:
-    places = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
-    taken = inherit(weights, architecture, FREQUENCIES)
+    addresses = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
+    inherited = inherit(weights, architecture, FREQUENCIES)
     expected = of_experts(weights, architecture)
-    assert taken.keys() == expected.keys()
+    assert inherited.keys() == expected.keys()
     gates = []
     for name, wanted in expected.items():
         if isinstance(wanted, tuple):
-            assert taken[name].shape == wanted
-            assert 0 < taken[name].abs().max() < 6 * DEVIATION
-            gates.append(taken[name][0])
+            assert inherited[name].shape == wanted
+            assert 0 < inherited[name].abs().max() < 6 * DEVIATION
+            gates.append(inherited[name][0])
         else:
-            assert torch.equal(taken[name], wanted), name
+            assert torch.equal(inherited[name], wanted), name
     assert all(not torch.equal(one, other) for number, one in enumerate(gates) for other in gates[:number])
-    own = [tensor.untyped_storage().data_ptr() for tensor in taken.values() if tensor.numel()]
+    own = [tensor.untyped_storage().data_ptr() for tensor in inherited.values() if tensor.numel()]
     assert len(set(own)) == len(own)
-    assert places.isdisjoint(own)
+    assert addresses.isdisjoint(own)
 
-    load_weights(build(architecture), taken)
+    load_weights(build(architecture), inherited)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -280,13 +280,13 @@ def test_routers_of_the_supernet_lead() -> None:
         for place in ("ffn.0", "ffn.1", "attention")
     }
     candidate = Architecture.uniform(base, stack=2, expansion=Fraction(1, 8), experts=Experts(4, routing="token_gate"))
-    taken = inherit(weights | learned, candidate)
-    load_weights(build(candidate), taken)
+    inherited = inherit(weights | learned, candidate)
+    load_weights(build(candidate), inherited)
     for name, rows in learned.items():
-        assert torch.equal(taken[name], rows[: 2 if "attention" in name else 4])
-        assert taken[name].untyped_storage().data_ptr() != rows.untyped_storage().data_ptr()
+        assert torch.equal(inherited[name], rows[: 2 if "attention" in name else 4])
+        assert inherited[name].untyped_storage().data_ptr() != rows.untyped_storage().data_ptr()
     # The last layer's are drawn; nobody else asks for routers.
-    assert taken["bert.encoder.layer.2.ffn.0.router.weight"].abs().max() < 6 * DEVIATION
+    assert inherited["bert.encoder.layer.2.ffn.0.router.weight"].abs().max() < 6 * DEVIATION
     for experts in (Experts(), Experts(4)):
         plain = Architecture.uniform(BASE, stack=2, expansion=Fraction(1, 8), experts=experts)
         own = {name: tensor for name, tensor in learned.items() if "attention" not in name}

@@ -63,13 +63,13 @@ def test_a_slice_is_the_model_that_inherits(architecture: Architecture, task: st
     weights = {name: value for name, value in shared.model.state_dict().items() if "classifier" not in name}
     head = {f"classifier.{name}": value for name, value in shared.heads[task].state_dict().items()}
     load_weights(alone, inherit(weights, architecture) | head)
-    given = inputs(batch())
+    features = inputs(batch())
     shared.activate(architecture, task)
     with torch.no_grad():
-        found = shared(**given, output_hidden_states=True)
-        expected = alone.eval()(**given, output_hidden_states=True)
-    torch.testing.assert_close(found.logits, expected.logits)
-    for ours, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
+        actual = shared(**features, output_hidden_states=True)
+        expected = alone.eval()(**features, output_hidden_states=True)
+    torch.testing.assert_close(actual.logits, expected.logits)
+    for ours, theirs in zip(actual.hidden_states, expected.hidden_states, strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
@@ -104,15 +104,15 @@ def test_heads_of_every_kind(kinds: dict[str, tuple[str, int]], architecture: Ar
         load_weights(alone, inherit(weights, architecture or LARGEST) | head)
         shared.activate(architecture, task)
         with torch.no_grad():
-            found, expected = run(shared, batch(), needs), run(alone, batch(), needs)
-        assert found.kind == expected.kind == kind
+            actual, expected = run(shared, batch(), needs), run(alone, batch(), needs)
+        assert actual.kind == expected.kind == kind
         for name in ("hidden_states", "attention_scores", "relations"):
-            for ours, theirs in zip(getattr(found, name), getattr(expected, name), strict=True):
+            for ours, theirs in zip(getattr(actual, name), getattr(expected, name), strict=True):
                 torch.testing.assert_close(ours, theirs)
-        assert found.logits.shape == {QUESTION_ANSWERING: (4, 2, 9), TOKEN_CLASSIFICATION: (4, 9, size)}.get(
+        assert actual.logits.shape == {QUESTION_ANSWERING: (4, 2, 9), TOKEN_CLASSIFICATION: (4, 9, size)}.get(
             kind, (4, size)
         )
-        torch.testing.assert_close(found.logits, expected.logits)
+        torch.testing.assert_close(actual.logits, expected.logits)
 
 
 def test_a_regression_and_a_classification_learn_together(accelerator: Accelerator) -> None:
@@ -120,15 +120,15 @@ def test_a_regression_and_a_classification_learn_together(accelerator: Accelerat
     model = shaken(build(LARGEST, labels=3, like=bert(num_hidden_layers=3).config))
     heads = {"classes": nn.Linear(BASE.width, 3), "number": nn.Linear(BASE.width, 1)}
     shared = OneShotSupernet(model, heads, regressions=["number"])
-    given = {"classes": batch(8, 10), "number": batch(8, 10) | {"labels": torch.linspace(-1, 1, 8)}}
+    features = {"classes": batch(8, 10), "number": batch(8, 10) | {"labels": torch.linspace(-1, 1, 8)}}
 
     def loss(task: str) -> float:
         shared.activate(MIXED, task)
         shared.eval()
         with torch.no_grad():
-            outputs = run(shared, given[task], frozenset({LOGITS}))
+            outputs = run(shared, features[task], frozenset({LOGITS}))
         own = F.mse_loss if task == "number" else F.cross_entropy
-        return float(own(outputs.logits[:, 0] if task == "number" else outputs.logits, given[task]["labels"]))
+        return float(own(outputs.logits[:, 0] if task == "number" else outputs.logits, features[task]["labels"]))
 
     before = {task: loss(task) for task in heads}
     teachers = {
@@ -139,8 +139,8 @@ def test_a_regression_and_a_classification_learn_together(accelerator: Accelerat
     train_one_shot(
         shared,
         SPACE,
-        interleaved(dict.fromkeys(given, 30), 0),
-        {task: [one] * 30 for task, one in given.items()},
+        interleaved(dict.fromkeys(features, 30), 0),
+        {task: [one] * 30 for task, one in features.items()},
         kd(shared.config, shared.config, alpha=0.1),
         Recipe(steps=60, learning_rate=3e-3),
         teachers=teachers,
@@ -152,12 +152,12 @@ def test_a_regression_and_a_classification_learn_together(accelerator: Accelerat
 
 def test_without_an_architecture_it_is_the_largest() -> None:
     shared = supernet()
-    given = inputs(batch())
+    features = inputs(batch())
     results = []
     for architecture in (None, LARGEST):
         shared.activate(architecture, "first")
         with torch.no_grad():
-            results.append(shared(**given).logits)
+            results.append(shared(**features).logits)
     torch.testing.assert_close(*results)
 
 
@@ -234,21 +234,21 @@ def test_embeddings_are_frozen_in_a_second_training_too(accelerator: Accelerator
     assert not torch.equal(shared.model.get_input_embeddings().weight, before)
 
 
-def test_every_step_draws_inside_the_box_and_tasks_take_turns(accelerator: Accelerator) -> None:
+def test_every_step_draws_inside_the_budget_and_tasks_take_turns(accelerator: Accelerator) -> None:
     tight = replace(SPACE, max_params=14_500)
-    seen: list[tuple[Architecture | None, str]] = []
+    recorded: list[tuple[Architecture | None, str]] = []
     original = OneShotSupernet.activate
 
     def spy(self: OneShotSupernet, architecture: Architecture | None, task: str) -> None:
         if architecture is not None:
-            seen.append((architecture, task))
+            recorded.append((architecture, task))
         original(self, architecture, task)
 
     OneShotSupernet.activate = spy  # type: ignore[method-assign]
     try:
         trained(accelerator, 20, space=tight)
-        drawn = list(seen)
-        seen.clear()
+        drawn = list(recorded)
+        recorded.clear()
         trained(accelerator, 4, space=tight, extremes=(LARGEST, SMALLEST))
     finally:
         OneShotSupernet.activate = original  # type: ignore[method-assign]
@@ -258,12 +258,12 @@ def test_every_step_draws_inside_the_box_and_tasks_take_turns(accelerator: Accel
     for place in range(0, 20, 2):
         assert {task for _, task in drawn[place : place + 2]} == set(TASKS)
     # The sandwich: largest, smallest and two drawn ones on one batch of one task.
-    for place in range(0, len(seen), SANDWICH):
-        step = seen[place : place + SANDWICH]
+    for place in range(0, len(recorded), SANDWICH):
+        step = recorded[place : place + SANDWICH]
         assert [architecture for architecture, _ in step[:2]] == [LARGEST, SMALLEST]
         assert all(architecture in tight for architecture, _ in step[2:])
         assert len({task for _, task in step}) == 1
-    assert len(seen) == 4 * SANDWICH
+    assert len(recorded) == 4 * SANDWICH
 
 
 GENES = Genes(GRAPHS[0], expansion=Fraction(1, 4))
@@ -289,12 +289,12 @@ def test_experts_are_slices_with_gates_of_their_own() -> None:
     head = {f"classifier.{name}": value for name, value in shared.heads["first"].state_dict().items()}
     alone = build(architecture, labels=3, like=shared.config).eval()
     load_weights(alone, inherit(weights | gates, architecture) | head)
-    given = inputs(batch())
+    features = inputs(batch())
     shared.activate(architecture, "first")
-    found = shared(**given).logits
-    torch.testing.assert_close(found, alone(**given).logits)
+    actual = shared(**features).logits
+    torch.testing.assert_close(actual, alone(**features).logits)
     shared.zero_grad()
-    found.square().sum().backward()
+    actual.square().sum().backward()
     name = "bert/encoder/layer/0/ffn/1/router/weight"
     assert shared.gates[name].shape == (4, BASE.width)
     assert shared.gates[name].grad[:2].abs().sum() > 0 and shared.gates[name].grad[2:].abs().sum() == 0
@@ -320,7 +320,7 @@ def test_gates_of_attention_are_the_learned_ones() -> None:
 def test_tables_and_gates_depend_on_the_seed() -> None:
     architecture = replace(LARGEST, layers=(replace(GENES, experts=EXPERTS[1]),) * 3)
     largest = replace(LARGEST, layers=LARGEST.layers[:1] * 3)
-    seen: dict[int, tuple[Tensor, Tensor]] = {}
+    recorded: dict[int, tuple[Tensor, Tensor]] = {}
     for seed in (0, 3):
         model = build(largest, labels=3, like=bert(num_hidden_layers=3).config)
         shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}, EXPERTS, seed=seed)
@@ -328,5 +328,5 @@ def test_tables_and_gates_depend_on_the_seed() -> None:
         state = shared.state()
         table = routing_table(EXPERTS[1], BASE.vocabulary, layer=1, seed=seed)
         assert torch.equal(state["bert.encoder.layer.1.router.table"], table)
-        seen[seed] = table, shared.gates["bert/encoder/layer/1/ffn/0/router/weight"]
-    assert not any(torch.equal(one, other) for one, other in zip(*seen.values(), strict=True))
+        recorded[seed] = table, shared.gates["bert/encoder/layer/1/ffn/0/router/weight"]
+    assert not any(torch.equal(one, other) for one, other in zip(*recorded.values(), strict=True))

@@ -42,15 +42,15 @@ def test_the_teachers_own_architecture_is_the_teacher(checkpoint: Path, tmp_path
     out = tmp_path / "student"
     name = saved(Architecture.uniform(OWN), tmp_path)
     command = [sys.executable, "-m", "supernet.student", name, "--like", str(checkpoint), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert (done.returncode, done.stdout) == (0, f"wrote {out}: 0.02 M parameters\n"), done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert (process.returncode, process.stdout) == (0, f"wrote {out}: 0.02 M parameters\n"), process.stderr
     student = AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True).eval()
     torch.testing.assert_close(student(**inputs(batch())).logits, TEACHER(**inputs(batch())).logits)
     assert Architecture.load(out / "architecture.json") == Architecture.uniform(OWN)
     # Whoever distils into it is not asked whether its code may run.
     code = f"from distill.training.teacher import load_tokenizer; print(len(load_tokenizer({str(out)!r})))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert (done.returncode, done.stdout) == (0, "50\n"), done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert (process.returncode, process.stdout) == (0, "50\n"), process.stderr
 
 
 @torch.no_grad()

@@ -63,11 +63,11 @@ def teacher(tmp_path: Path) -> Path:
 def command(*arguments: object) -> str:
     """Run `python -m ...`; returns what it prints."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=240
     )
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return done.stdout
+    assert (process.returncode, process.stderr) == (0, ""), process.stderr
+    return process.stdout
 
 
 def made(architecture: Architecture, teacher: Path, folder: Path, *flags: str) -> Path:

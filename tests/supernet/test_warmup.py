@@ -54,7 +54,7 @@ def test_reduces_the_loss(accelerator: Accelerator) -> None:
 def test_drawn_graphs_are_trained_and_then_gone(accelerator: Accelerator) -> None:
     drawn = [[graph] * 3 for graph in graphs(200) if project_width(BASE, Genes(graph)) == BASE.inner][:6]
     rest = iter(drawn)
-    seen: list[list[Program]] = []
+    recorded: list[list[Program]] = []
     supernet = from_scratch(BASE, stack=2, labels=3)
     original = programs(supernet)
     warm(
@@ -62,9 +62,9 @@ def test_drawn_graphs_are_trained_and_then_gone(accelerator: Accelerator) -> Non
         5,
         supernet,
         draw_graphs=lambda: next(rest),
-        after_step=lambda step, loss: seen.append(programs(supernet)),
+        after_step=lambda step, loss: recorded.append(programs(supernet)),
     )
-    assert seen == [[program(graph) for graph in layers] for layers in drawn[1:]]
+    assert recorded == [[program(graph) for graph in layers] for layers in drawn[1:]]
     assert programs(supernet) == original
 
     _, plain = warm(accelerator, 5)
@@ -75,7 +75,7 @@ def test_drawn_graphs_are_trained_and_then_gone(accelerator: Accelerator) -> Non
 
 def test_a_graph_that_does_not_fit_leaves_its_layer(accelerator: Accelerator) -> None:
     narrow, fits = FFNGraph.parse("project(add(expand(x),x))"), FFNGraph.parse("project(relu(expand(x)))")
-    seen: list[list[Program]] = []
+    recorded: list[list[Program]] = []
     supernet = from_scratch(BASE, stack=2, labels=3)
     original = programs(supernet)
     warm(
@@ -83,9 +83,9 @@ def test_a_graph_that_does_not_fit_leaves_its_layer(accelerator: Accelerator) ->
         2,
         supernet,
         draw_graphs=lambda: [narrow, fits, narrow],
-        after_step=lambda step, loss: seen.append(programs(supernet)),
+        after_step=lambda step, loss: recorded.append(programs(supernet)),
     )
-    assert seen == [[original[0], program(fits), original[2]]] * 2
+    assert recorded == [[original[0], program(fits), original[2]]] * 2
 
 
 def fail(*_: object) -> list[FFNGraph]:

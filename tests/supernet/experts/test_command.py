@@ -38,43 +38,43 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(house: Path, checkpoint: str, out: str, *given: str) -> list[str]:
+def command(house: Path, checkpoint: str, out: str, *options: str) -> list[str]:
     rows = ["--train", str(house / "train.tsv"), "--dev", str(house / "dev.tsv"), "--device", "cpu"]
-    return [str(house / checkpoint), "--out", str(house / out), *rows, *COMMON, *given]
+    return [str(house / checkpoint), "--out", str(house / out), *rows, *COMMON, *options]
 
 
 def test_split_train_thin_out_and_load_as_a_stranger(house: Path) -> None:
-    asked = command(house, "bert", "mixture", "--experts", "4", "--routing", "token_gate", "--steps", "3")
+    arguments = command(house, "bert", "mixture", "--experts", "4", "--routing", "token_gate", "--steps", "3")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "supernet.experts", *asked], capture_output=True, text=True, env=environment
+    process = subprocess.run(
+        [sys.executable, "-m", "supernet.experts", *arguments], capture_output=True, text=True, env=environment
     )
-    assert done.returncode == 0, done.stderr
-    assert "after 3 steps: accuracy" in done.stdout and "layer 2 ffn:" in done.stdout
-    facts = json.loads((house / "mixture" / "metrics.json").read_text())
-    assert set(facts["models"]) == {"dense", "split", "after 3 steps"} and facts["dev_rows"] == 12
-    made, dense = facts["models"]["split"], facts["models"]["dense"]
-    assert made["params_active"] < dense["params"] < made["params"] and made["macs"] < dense["macs"]
-    assert [round(sum(load["shares"]), 9) for load in made["expert_load"]] == [1, 1]
+    assert process.returncode == 0, process.stderr
+    assert "after 3 steps: accuracy" in process.stdout and "layer 2 ffn:" in process.stdout
+    report = json.loads((house / "mixture" / "metrics.json").read_text())
+    assert set(report["models"]) == {"dense", "split", "after 3 steps"} and report["dev_rows"] == 12
+    mixture, dense = report["models"]["split"], report["models"]["dense"]
+    assert mixture["params_active"] < dense["params"] < mixture["params"] and mixture["macs"] < dense["macs"]
+    assert [round(sum(load["shares"]), 9) for load in mixture["expert_load"]] == [1, 1]
     model = AutoModelForSequenceClassification.from_pretrained(house / "mixture", trust_remote_code=True)
     assert model.config.id2label == {0: "bad", 1: "good"}
-    assert sum(parameter.numel() for parameter in model.parameters()) == made["params"]
-    asked = command(house, "mixture", "thin", "--fuse", "3")
-    done = subprocess.run(
-        [sys.executable, "-m", "supernet.experts", *asked],
+    assert sum(parameter.numel() for parameter in model.parameters()) == mixture["params"]
+    arguments = command(house, "mixture", "thin", "--fuse", "3")
+    process = subprocess.run(
+        [sys.executable, "-m", "supernet.experts", *arguments],
         capture_output=True,
         text=True,
         env=environment,
         stdin=subprocess.DEVNULL,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "mixture: accuracy" in done.stdout and "fused: accuracy" in done.stdout
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "mixture: accuracy" in process.stdout and "fused: accuracy" in process.stdout
     smaller = Architecture.load(house / "thin" / "architecture.json")
     assert any(genes.experts.count < 4 for genes in smaller.layers)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ([], "give --experts N"),
         (["--experts", "4", "--drop", "1/4"], "give --experts N"),
@@ -94,16 +94,18 @@ def test_split_train_thin_out_and_load_as_a_stranger(house: Path) -> None:
         (["--drop", "1/4"], "has no architecture.json"),
     ],
 )
-def test_mistakes_are_one_line(house: Path, capsys: pytest.CaptureFixture[str], given: list[str], message: str) -> None:
-    assert main(command(house, "bert", "never", *given)) == 2
+def test_mistakes_are_one_line(
+    house: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(command(house, "bert", "never", *options)) == 2
     shown = capsys.readouterr().err
     assert message in shown and shown.count("\n") == 1 and not (house / "never").exists()
 
 
-def task(house: Path, *given: str) -> list[str]:
+def task(house: Path, *options: str) -> list[str]:
     """As `command`, on a task in place of files; it is refused before anything is written."""
     rows = ["--max-length", "16", "--device", "cpu"]
-    return [str(house / "bert"), "--out", str(house / "never"), "--experts", "4", *rows, *given]
+    return [str(house / "bert"), "--out", str(house / "never"), "--experts", "4", *rows, *options]
 
 
 def test_a_task_s_official_files(house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,30 +113,30 @@ def test_a_task_s_official_files(house: Path, tmp_path: Path, capsys: pytest.Cap
     for name, size in (("train", 24), ("dev", 12)):
         lines = [f"x\t{row % 2}\t\t{' '.join(WORDS[row : row + 4])}" for row in range(size)]
         (tmp_path / "CoLA" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
-    given = ["--task", "cola", "--data", str(tmp_path)]
-    assert main(task(house, *given)) == 2
+    options = ["--task", "cola", "--data", str(tmp_path)]
+    assert main(task(house, *options)) == 2
     assert "its classes are bad, good; those of the rows are unacceptable, accept" in capsys.readouterr().err
     model = bert(labels=2)
     model.save_pretrained(tmp_path / "bert")
     BertTokenizerFast(vocab=str(house / "vocab.txt")).save_pretrained(tmp_path / "bert")
-    asked = task(house, *given, "--importance-batches", "2")
-    asked[0], asked[2] = str(tmp_path / "bert"), str(tmp_path / "out")
-    assert main(asked) == 0
-    facts = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    assert facts["dev_rows"] == 12 and facts["options"]["data"] == str(tmp_path)
+    arguments = task(house, *options, "--importance-batches", "2")
+    arguments[0], arguments[2] = str(tmp_path / "bert"), str(tmp_path / "out")
+    assert main(arguments) == 0
+    report = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert report["dev_rows"] == 12 and report["options"]["data"] == str(tmp_path)
 
 
 def test_tasks_of_other_kinds_are_refused(house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("train", "dev"):
         (tmp_path / f"{name}.txt").write_text("w1 O\nw2 B-X\n\nw3 O\n")
     files = ["--train", "train.tsv", "--dev", "dev.tsv"]
-    for given, message in (
+    for options, message in (
         (["--task", "conll", "--data", str(tmp_path)], "--task conll: is a token_classification; only"),
         (["--task", "sst2", "--data", str(tmp_path / "none")], "sst2"),
         (["--task", "wordorder"], "unknown task 'wordorder'; did you mean 'word_order'"),
         (["--data", str(tmp_path), *files], "--data: is of a --task"),
     ):
-        assert main(task(house, *given)) == 2
+        assert main(task(house, *options)) == 2
         shown = capsys.readouterr().err
         assert message in shown and shown.count("\n") == 1 and not (house / "never").exists()
 
@@ -215,7 +217,7 @@ def test_a_checkpoint_of_another_shape(house: Path, tmp_path: Path, capsys: pyte
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text('{"model_type": "gpt2"}')
     for source, message in (("other", "other"), ("nothing", "nothing")):
-        asked = command(house, "bert", "never", "--experts", "4")
-        assert main([str(tmp_path / source), *asked[1:]]) == 2
+        arguments = command(house, "bert", "never", "--experts", "4")
+        assert main([str(tmp_path / source), *arguments[1:]]) == 2
         shown = capsys.readouterr().err
         assert message in shown and shown.count("\n") == 1

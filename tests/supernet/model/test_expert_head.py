@@ -29,10 +29,10 @@ def make(seed: int = 0, labels: int = 5) -> Any:
 
 
 @torch.no_grad()
-def expected(model: Any, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def expected(model: Any, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Logits sentence by sentence from equations 4 and 5, and each sentence's expert."""
     head = model.classifier
-    pooled = model.bert(**inputs(given)).pooler_output
+    pooled = model.bert(**inputs(features)).pooler_output
     rows, chosen = [], []
     for x in pooled:
         probabilities = torch.softmax(head.router.weight @ x, dim=0)
@@ -45,26 +45,26 @@ def expected(model: Any, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def test_equations_4_and_5(accelerator: Accelerator) -> None:
-    model, given = make(), batch(12, labels=5)
-    logits, chosen = expected(model, given)
-    found = run(model, given, frozenset({LOGITS, ROUTINGS}))
-    torch.testing.assert_close(found.logits, logits)
-    ((probabilities, first),) = found.routings
+    model, features = make(), batch(12, labels=5)
+    logits, chosen = expected(model, features)
+    outputs = run(model, features, frozenset({LOGITS, ROUTINGS}))
+    torch.testing.assert_close(outputs.logits, logits)
+    ((probabilities, first),) = outputs.routings
     assert first.tolist() == chosen.tolist() and probabilities.shape == (12, EXPERTS)
     assert len(set(first.tolist())) > 1
     for row in range(12):
-        one = {name: tensor[row : row + 1] for name, tensor in given.items()}
+        one = {name: tensor[row : row + 1] for name, tensor in features.items()}
         torch.testing.assert_close(model(**inputs(one)).logits[0], logits[row])
-    (load,) = expert_load(model, [given], accelerator=accelerator)
+    (load,) = expert_load(model, [features], accelerator=accelerator)
     shares = torch.bincount(chosen, minlength=EXPERTS) / 12
     assert (load.layer, load.part) == (-1, "head") and load.shares == pytest.approx(shares.tolist())
     assert str(load).startswith("head: ")
 
 
 def test_every_part_learns() -> None:
-    model, given = make(), batch(12, labels=5)
-    torch.nn.functional.cross_entropy(model(**inputs(given)).logits, given["labels"]).backward()
-    used = expected(model, given)[1].unique()
+    model, features = make(), batch(12, labels=5)
+    torch.nn.functional.cross_entropy(model(**inputs(features)).logits, features["labels"]).backward()
+    used = expected(model, features)[1].unique()
     for name, parameter in model.classifier.named_parameters():
         moved = parameter.grad.flatten(1).abs().sum(dim=1) > 0
         assert moved.tolist() == ([True] * EXPERTS if "router" in name else [e in used for e in range(EXPERTS)]), name

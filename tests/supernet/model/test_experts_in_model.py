@@ -52,30 +52,32 @@ def make(kind: str, head: str = "classification", seed: int = 0) -> Any:
     return shaken(model, seed).eval()
 
 
-def padded(given: dict[str, Tensor], more: int) -> dict[str, Tensor]:
-    return {name: nn.functional.pad(tensor, (0, more)) for name, tensor in inputs(given).items()}
+def padded(features: dict[str, Tensor], more: int) -> dict[str, Tensor]:
+    return {name: nn.functional.pad(tensor, (0, more)) for name, tensor in inputs(features).items()}
 
 
-def rows(given: dict[str, Tensor]) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
+def rows(features: dict[str, Tensor]) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
     """Every sentence on its own, without padding, after its number and length."""
-    for row, length in enumerate(given["attention_mask"].sum(dim=1).tolist()):
-        yield row, length, {name: tensor[row : row + 1, :length] for name, tensor in inputs(given).items()}
+    for row, length in enumerate(features["attention_mask"].sum(dim=1).tolist()):
+        yield row, length, {name: tensor[row : row + 1, :length] for name, tensor in inputs(features).items()}
 
 
-def with_empty_row(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: torch.cat((tensor[:1], torch.zeros_like(tensor[:1]), tensor[1:])) for name, tensor in given.items()}
+def with_empty_row(features: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: torch.cat((tensor[:1], torch.zeros_like(tensor[:1]), tensor[1:])) for name, tensor in features.items()
+    }
 
 
 @torch.no_grad()
-def last_states(model: Any, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def last_states(model: Any, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Logits, and the last hidden states."""
-    outputs = model(**given, output_hidden_states=True)
+    outputs = model(**features, output_hidden_states=True)
     return outputs.logits, outputs.hidden_states[-1]
 
 
 @torch.no_grad()
-def routings(model: Any, given: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    return list(run(model, given, frozenset({ROUTINGS})).routings)
+def routings(model: Any, features: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return list(run(model, features, frozenset({ROUTINGS})).routings)
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -85,11 +87,11 @@ def close(actual: Tensor, expected: Tensor) -> None:
 @each_kind
 def test_neither_padding_nor_other_sentences_matter(kind: str) -> None:
     """MoEBERT's gate for sentences computed a batch of one in another way than a batch of several."""
-    model, given = make(kind), batch(5, 9)
-    logits, states = last_states(model, inputs(given))
-    further, _ = last_states(model, padded(given, 6))
+    model, features = make(kind), batch(5, 9)
+    logits, states = last_states(model, inputs(features))
+    further, _ = last_states(model, padded(features, 6))
     close(further, logits)
-    for row, length, alone in rows(given):
+    for row, length, alone in rows(features):
         for whole in (alone, {name: tensor for name, tensor in alone.items() if name != "attention_mask"}):
             own, own_states = last_states(model, whole)
             close(own, logits[row : row + 1])
@@ -99,25 +101,25 @@ def test_neither_padding_nor_other_sentences_matter(kind: str) -> None:
 @each_kind
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_sentences_of_padding_alone(implementation: str, kind: str) -> None:
-    model, given = make(kind), inputs(batch(4, 9))
+    model, features = make(kind), inputs(batch(4, 9))
     model.set_attn_implementation(implementation)
-    logits, _ = last_states(model, given)
-    more, _ = last_states(model, with_empty_row(given))
+    logits, _ = last_states(model, features)
+    more, _ = last_states(model, with_empty_row(features))
     assert torch.isfinite(more).all()
     close(torch.cat((more[:1], more[2:])), logits)
-    nothing, states = last_states(model, {**given, "attention_mask": torch.zeros(4, 9, dtype=torch.long)})
+    nothing, states = last_states(model, {**features, "attention_mask": torch.zeros(4, 9, dtype=torch.long)})
     assert torch.isfinite(nothing).all()
     assert torch.isfinite(states).all()
 
 
 @each_kind
 def test_forms_of_the_mask(kind: str) -> None:
-    model, given = make(kind), inputs(batch(4, 9))
-    logits, _ = last_states(model, given)
+    model, features = make(kind), inputs(batch(4, 9))
+    logits, _ = last_states(model, features)
     for dtype in (torch.bool, torch.float32):
-        again, _ = last_states(model, {**given, "attention_mask": given["attention_mask"].to(dtype)})
+        again, _ = last_states(model, {**features, "attention_mask": features["attention_mask"].to(dtype)})
         assert torch.equal(again, logits)
-    whole = {**given, "attention_mask": torch.ones(4, 9, dtype=torch.long)}
+    whole = {**features, "attention_mask": torch.ones(4, 9, dtype=torch.long)}
     everything, _ = last_states(model, whole)
     del whole["attention_mask"]
     unmasked, _ = last_states(model, whole)
@@ -130,15 +132,15 @@ def chooser(router: Router) -> Tensor:
 
 @each_kind
 def test_every_block_of_every_layer_token_by_token(kind: str) -> None:
-    model, given = make(kind).double(), inputs(batch(4, 7))
-    seen: list[Tensor] = []
+    model, features = make(kind).double(), inputs(batch(4, 7))
+    recorded: list[Tensor] = []
     for layer in model.bert.encoder.layer:
-        layer.attention.register_forward_hook(lambda _module, _inputs, output: seen.append(output[0]))
-    states = model(**given, output_hidden_states=True).hidden_states
+        layer.attention.register_forward_hook(lambda _module, _inputs, output: recorded.append(output[0]))
+    states = model(**features, output_hidden_states=True).hidden_states
     narrow = SimpleNamespace(
         hidden_size=BASE.width, layer_norm_eps=1e-12, hidden_dropout_prob=0.0, gelu="tanh", mismatch="narrow"
     )
-    layers = zip(model.bert.encoder.layer, model.config.ffn, seen, states[1:], strict=True)
+    layers = zip(model.bert.encoder.layer, model.config.ffn, recorded, states[1:], strict=True)
     for layer, entry, state_BTD, after_BTD in layers:
         assert len(layer.ffn) == entry["stack"]
         for block in layer.ffn:
@@ -148,19 +150,19 @@ def test_every_block_of_every_layer_token_by_token(kind: str) -> None:
             router = block.router if layer.router is None else layer.router
             blank = partial(FFNBlock, entry["program"], entry["widths"], entry["inner"], narrow)
             dense = [one.double().eval() for one in dense_blocks(block, blank, entry["experts"]["count"])]
-            mask_BT, ids_BT = given["attention_mask"], given["input_ids"]
+            mask_BT, ids_BT = features["attention_mask"], features["input_ids"]
             state_BTD = by_token(dense, entry["experts"], chooser(router), state_BTD, ids_BT, mask_BT)
         torch.testing.assert_close(after_BTD, state_BTD, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["attention", "everything"])
 def test_attention_experts_token_by_token(kind: str) -> None:
-    model, given = make(kind).double(), inputs(batch(4, 7))
-    attention, seen = model.bert.encoder.layer[1].attention, []
-    attention.register_forward_hook(lambda _module, given, output: seen.append((given[0], output[0])))
-    model(**given)
-    (before_BTD, after_BTD), size = seen[0], BASE.width // BASE.heads
-    for row, length in enumerate(given["attention_mask"].sum(dim=1).tolist()):
+    model, features = make(kind).double(), inputs(batch(4, 7))
+    attention, recorded = model.bert.encoder.layer[1].attention, []
+    attention.register_forward_hook(lambda _module, features, output: recorded.append((features[0], output[0])))
+    model(**features)
+    (before_BTD, after_BTD), size = recorded[0], BASE.width // BASE.heads
+    for row, length in enumerate(features["attention_mask"].sum(dim=1).tolist()):
         tokens = before_BTD[row, :length]
         odds = [(attention.router.weight @ token).exp() for token in tokens]
         experts = [int(odd.argmax()) for odd in odds]
@@ -185,9 +187,9 @@ def test_attention_experts_token_by_token(kind: str) -> None:
 
 @each_kind
 def test_routings_are_of_tokens_and_not_of_padding(kind: str) -> None:
-    model, given = make(kind), with_empty_row(inputs(batch(5, 9)))
-    tokens, sentences = int(given["attention_mask"].sum()), 5
-    found = routings(model, given)
+    model, features = make(kind), with_empty_row(inputs(batch(5, 9)))
+    tokens, sentences = int(features["attention_mask"].sum()), 5
+    found = routings(model, features)
     expected = []
     for genes in architecture(kind).layers:
         expected += [(tokens, KINDS[kind][1])] * (KINDS[kind][1] > 1)
@@ -195,7 +197,7 @@ def test_routings_are_of_tokens_and_not_of_padding(kind: str) -> None:
         expected += [(of, genes.experts.count)] * (genes.stack if genes.experts.gated else 0)
     assert [tuple(probabilities.shape) for probabilities, _ in found] == expected
     assert bool(found) == (kind in GATED)
-    again = routings(model, padded(given, 4))
+    again = routings(model, padded(features, 4))
     for (probabilities, best), (others, same) in zip(found, again, strict=True):
         close(probabilities.sum(dim=-1), torch.ones(len(probabilities)))
         assert torch.equal(best, probabilities.argmax(dim=-1))
@@ -216,15 +218,15 @@ def test_relations_and_scores_have_the_usual_shapes(kind: str) -> None:
 
 @each_kind
 def test_attentions_and_hidden_states(kind: str) -> None:
-    model, given = make(kind), inputs(batch(4, 9))
-    logits, _ = last_states(model, given)
+    model, features = make(kind), inputs(batch(4, 9))
+    logits, _ = last_states(model, features)
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        outputs = model(**given, output_attentions=True, output_hidden_states=True)
+        outputs = model(**features, output_attentions=True, output_hidden_states=True)
     close(outputs.logits, logits)
     assert [tuple(state.shape) for state in outputs.hidden_states] == [(4, 9, BASE.width)] * 4
     assert [tuple(weights.shape) for weights in outputs.attentions] == [(4, BASE.heads, 9, 9)] * 3
-    padding_BT = given["attention_mask"] == 0
+    padding_BT = features["attention_mask"] == 0
     for weights_BHTS in outputs.attentions:
         close(weights_BHTS.sum(dim=-1), torch.ones(4, BASE.heads, 9))
         assert weights_BHTS.transpose(1, 3)[padding_BT].abs().max() < 1e-6
@@ -261,10 +263,10 @@ def test_what_a_hash_cannot_route(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", GATED[:-1])  # without "everything", where one layer has a hash
 def test_gates_need_no_token_ids(kind: str) -> None:
-    model, given = make(kind), inputs(batch(4, 9))
-    logits, _ = last_states(model, given)
-    words = model.get_input_embeddings()(given.pop("input_ids"))
-    again, _ = last_states(model, {**given, "inputs_embeds": words})
+    model, features = make(kind), inputs(batch(4, 9))
+    logits, _ = last_states(model, features)
+    words = model.get_input_embeddings()(features.pop("input_ids"))
+    again, _ = last_states(model, {**features, "inputs_embeds": words})
     assert torch.equal(again, logits)
 
 
@@ -277,10 +279,10 @@ def without_dropout(model: Any) -> Any:
 
 @each_kind
 def test_jitter_is_for_training(kind: str) -> None:
-    model, given = without_dropout(make(kind)), inputs(batch(4, 9))
-    calm, _ = last_states(model, given)
-    assert torch.equal(last_states(model, given)[0], calm)
-    shaky = [last_states(model.train(), given)[0] for _ in range(2)]
+    model, features = without_dropout(make(kind)), inputs(batch(4, 9))
+    calm, _ = last_states(model, features)
+    assert torch.equal(last_states(model, features)[0], calm)
+    shaky = [last_states(model.train(), features)[0] for _ in range(2)]
     if kind in GATED:
         assert not torch.equal(*shaky)
         assert (shaky[0] - calm).abs().max() < 1
@@ -290,7 +292,7 @@ def test_jitter_is_for_training(kind: str) -> None:
         if isinstance(module, GateRouter):
             assert module.jitter == 0.01
             module.jitter = 0.0
-    assert torch.equal(last_states(model, given)[0], calm)
+    assert torch.equal(last_states(model, features)[0], calm)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -325,15 +327,15 @@ def test_every_head_trains(head: str) -> None:
 
 @each_kind
 def test_what_is_saved_is_what_is_loaded(kind: str, tmp_path: Path) -> None:
-    model, given = make(kind), inputs(batch(4, 9))
+    model, features = make(kind), inputs(batch(4, 9))
     model.save_pretrained(tmp_path)
-    logits, _ = last_states(model, given)
+    logits, _ = last_states(model, features)
     tables = {name: table for name, table in model.named_buffers() if name.endswith("table")}
     assert ("hash" in kind or kind == "everything") == bool(tables)
     for seed in (1, 2):
         torch.manual_seed(seed)
         again = type(model).from_pretrained(tmp_path).eval()
-        assert torch.equal(last_states(again, given)[0], logits)
+        assert torch.equal(last_states(again, features)[0], logits)
         weights = again.state_dict()
         assert weights.keys() == model.state_dict().keys()
         assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
@@ -342,7 +344,7 @@ def test_what_is_saved_is_what_is_loaded(kind: str, tmp_path: Path) -> None:
     for name, table in tables.items():
         assert table.dtype == torch.uint8
         assert torch.equal(half.get_buffer(name), table)
-    low, _ = last_states(half, given)
+    low, _ = last_states(half, features)
     assert torch.isfinite(low).all()
 
 

@@ -245,15 +245,15 @@ def states(dtype: torch.dtype = torch.float64) -> Tensor:
 
 def router(experts: dict[str, Any], batched: bool, table: Tensor | None = None) -> Router:
     """Of a layer that routes by a hash."""
-    made = TableRouter(experts, SimpleNamespace(hidden_size=WIDTH, **ROUTED), batched)
+    layer_router = TableRouter(experts, SimpleNamespace(hidden_size=WIDTH, **ROUTED), batched)
     drawn = torch.randint(experts["count"], (20,), generator=torch.Generator().manual_seed(4))
-    made.table.copy_(drawn if table is None else table)
-    return made
+    layer_router.table.copy_(drawn if table is None else table)
+    return layer_router
 
 
-def forward(block: FFNBlock, made: Router | None, hidden_BTD: Tensor, mask: Tensor | None = MASK) -> Tensor:
+def forward(block: FFNBlock, layer_router: Router | None, hidden_BTD: Tensor, mask: Tensor | None = MASK) -> Tensor:
     tokens = Tokens(IDS, mask)
-    return block(hidden_BTD, tokens, None if made is None else made(hidden_BTD, tokens))
+    return block(hidden_BTD, tokens, None if layer_router is None else layer_router(hidden_BTD, tokens))
 
 
 @LAYOUTS
@@ -269,14 +269,14 @@ def test_experts_token_by_token(routing: str, mismatch: str, batched: bool) -> N
         experts = settings(count, routing, rng.randint(1, count), capacity)
         inner = rng.choice((4, WIDTH, 17))
         block = make_block(graph, inner, mismatch, experts=experts)
-        made, own = None, states().requires_grad_()
+        layer_router, own = None, states().requires_grad_()
         if routing not in GATES:
-            made = router(experts, batched)
-            chooser = made.table
+            layer_router = router(experts, batched)
+            chooser = layer_router.table
         else:
             block.router.batched = batched
             chooser = block.router.weight.detach().clone().requires_grad_()
-        actual = forward(block, made, own)
+        actual = forward(block, layer_router, own)
         (actual.square() * weight_BTD).sum().backward()
 
         dense = dense_blocks(block, partial(make_block, graph, inner, mismatch), count)
@@ -331,8 +331,8 @@ def test_one_run_of_all_tokens_is_the_dense_block_exactly(graph: FFNGraph) -> No
     """
     dense = make_block(graph, 17)
     experts = settings(3)
-    made = router(experts, batched=False, table=torch.ones(20))
-    assert torch.equal(forward(copies(dense, graph, 17, experts), made, states(), None), dense(states()))
+    layer_router = router(experts, batched=False, table=torch.ones(20))
+    assert torch.equal(forward(copies(dense, graph, 17, experts), layer_router, states(), None), dense(states()))
 
 
 @LAYOUTS
@@ -354,10 +354,10 @@ def test_copies_are_the_dense_block(graph: FFNGraph, dtype: torch.dtype, toleran
             block = copies(dense, graph, 17, settings(4, routing, top_k))
             nn.init.zeros_(block.router.weight)
             found[f"{routing} {top_k}"] = block, None
-    for name, (block, made) in found.items():
+    for name, (block, layer_router) in found.items():
         if block.router is not None:
             block.router.batched = batched
-        actual = forward(block, made, states(dtype))
+        actual = forward(block, layer_router, states(dtype))
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, msg=name)
 
 
@@ -386,12 +386,12 @@ def test_mixed_precision_computes_experts(batched: bool) -> None:
         routing = list(ROUTINGS)[seed % 4]
         experts = settings(3, routing, 1 + seed % 2)
         block = make_block(graph, 6, "wide", experts=experts).float()
-        made = router(experts, batched) if routing not in GATES else None
+        layer_router = router(experts, batched) if routing not in GATES else None
         if block.router is not None:
             block.router.batched = batched
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            low = forward(block, made, states(torch.float32))
-        reference = forward(block, made, states(torch.float32))
+            low = forward(block, layer_router, states(torch.float32))
+        reference = forward(block, layer_router, states(torch.float32))
         error = (low.float() - reference).norm() / reference.norm()
         assert error < 0.05, graph
         low.float().square().sum().backward()

@@ -72,16 +72,16 @@ def make(head: str = "classification", embedding: int | None = None, seed: int =
 
 
 @torch.no_grad()
-def results(model: torch.nn.Module, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in model(**inputs(given)).items() if isinstance(tensor, Tensor)}
+def results(model: torch.nn.Module, features: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in model(**inputs(features)).items() if isinstance(tensor, Tensor)}
 
 
 @pytest.mark.parametrize("embedding", [None, 7])
 @pytest.mark.parametrize("head", HEADS)
 def test_shapes(head: str, embedding: int | None) -> None:
-    found = {name: tuple(tensor.shape) for name, tensor in results(make(head, embedding), batch(4, 9)).items()}
+    actual = {name: tuple(tensor.shape) for name, tensor in results(make(head, embedding), batch(4, 9)).items()}
     assert (
-        found
+        actual
         == {
             "none": {"last_hidden_state": (4, 9, BASE.width), "pooler_output": (4, BASE.width)},
             "masked_lm": {"logits": (4, 9, BASE.vocabulary)},
@@ -97,10 +97,10 @@ def test_shapes(head: str, embedding: int | None) -> None:
 @pytest.mark.parametrize("head", HEADS)
 def test_padding_changes_nothing(head: str, embedding: int | None) -> None:
     model = make(head, embedding)
-    given = batch(5, 9)
-    padded = results(model, given)
-    for row, length in enumerate(given["attention_mask"].sum(dim=1).tolist()):
-        alone = results(model, {name: tensor[row : row + 1, :length] for name, tensor in inputs(given).items()})
+    features = batch(5, 9)
+    padded = results(model, features)
+    for row, length in enumerate(features["attention_mask"].sum(dim=1).tolist()):
+        alone = results(model, {name: tensor[row : row + 1, :length] for name, tensor in inputs(features).items()})
         for name, tensor in alone.items():
             together = padded[name][row : row + 1]
             if tensor.ndim > 1 and tensor.shape[1] == length and tensor.shape != together.shape:
@@ -155,16 +155,16 @@ def test_masked_lm_head_is_tied(embedding: int | None) -> None:
 
 
 def test_labels_give_a_loss() -> None:
-    model, given = make(), batch()
-    expected = F.cross_entropy(model(**inputs(given)).logits, given["labels"])
-    torch.testing.assert_close(model(**given).loss, expected)
+    model, features = make(), batch()
+    expected = F.cross_entropy(model(**inputs(features)).logits, features["labels"])
+    torch.testing.assert_close(model(**features).loss, expected)
 
 
 def test_both_forms_of_attention_agree() -> None:
-    model, given = make(), batch()
-    reference = results(model, given)["logits"]
+    model, features = make(), batch()
+    reference = results(model, features)["logits"]
     model.set_attn_implementation("eager")
-    torch.testing.assert_close(results(model, given)["logits"], reference)
+    torch.testing.assert_close(results(model, features)["logits"], reference)
 
 
 def test_a_configuration_without_architecture_is_refused() -> None:
@@ -205,11 +205,11 @@ def test_checkpoints_load_where_the_project_is_not_installed(tmp_path: Path) -> 
         "HF_MODULES_CACHE": str(tmp_path / "modules"),
         "HF_HUB_OFFLINE": "1",
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-I", "-c", STRANGER], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == dict.fromkeys(checkpoints, True)
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout) == dict.fromkeys(checkpoints, True)
 
 
 @pytest.mark.parametrize("name", EXPORTED)

@@ -152,10 +152,10 @@ def test_grouped_linear(dtype: torch.dtype, tolerance: float, inputs: int, outpu
         expected = torch.autograd.grad((reference * wanted).sum(), every, materialize_grads=True)
         for needed in ((True, True, True), (True, False, False), (False, True, False), (False, False, True)):
             own = [tensor.clone().requires_grad_(needs) for tensor, needs in zip(given, needed, strict=True)]
-            found = grouped_linear(*own, sent)
-            torch.testing.assert_close(found, reference, rtol=tolerance, atol=tolerance)
+            decision = grouped_linear(*own, sent)
+            torch.testing.assert_close(decision, reference, rtol=tolerance, atol=tolerance)
             learned = [tensor for tensor in own if tensor.requires_grad]
-            gradients = iter(torch.autograd.grad((found * wanted).sum(), learned))
+            gradients = iter(torch.autograd.grad((decision * wanted).sum(), learned))
             for needs, gradient in zip(needed, expected, strict=True):
                 if needs:
                     torch.testing.assert_close(next(gradients), gradient, rtol=tolerance, atol=tolerance)
@@ -204,45 +204,45 @@ def test_mixed_precision(batched: bool) -> None:
 
 def router(routing: str, count: int = 4, top_k: int = 1, jitter: float = 0.0, **options: object) -> Router:
     genes = {"count": count, "routing": routing, "top_k": top_k, "capacity": options.pop("capacity", None)}
-    made = router_class(genes)(
+    module = router_class(genes)(
         genes, SimpleNamespace(vocab_size=20, hidden_size=WIDTH, router_jitter_noise=jitter), **options
     )
-    for table in made.buffers():
+    for table in module.buffers():
         table.copy_(torch.randint(count, (20,), generator=generator(3)))
-    return drawn(made).eval()
+    return drawn(module).eval()
 
 
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
 IDS = torch.randint(20, MASK.shape, generator=generator(7))
 
 
-def decide(made: Router, mask: Tensor | None = MASK, seed: int = 0, dtype: torch.dtype = torch.float64) -> Routing:
+def decide(module: Router, mask: Tensor | None = MASK, seed: int = 0, dtype: torch.dtype = torch.float64) -> Routing:
     hidden_BTD = torch.randn(*MASK.shape, WIDTH, generator=generator(seed), dtype=torch.float64).to(dtype)
-    return made.to(dtype)(hidden_BTD, Tokens(IDS, mask))
+    return module.to(dtype)(hidden_BTD, Tokens(IDS, mask))
 
 
 @pytest.mark.parametrize("top_k", [1, 3, 4])
 @pytest.mark.parametrize("mask", [MASK, None])
 def test_a_hash_goes_by_its_table(mask: Tensor | None, top_k: int) -> None:
     """Further choices are the next experts by number, so all are different; they share alike."""
-    made = router("hash", top_k=top_k)
+    module = router("hash", top_k=top_k)
     valid = torch.ones_like(IDS, dtype=torch.bool) if mask is None else mask.bool()
-    found = decide(made, mask)
-    expected = [[(int(made.table[number]) + step) % 4 for step in range(top_k)] for number in IDS[valid].tolist()]
-    assert found.experts.tolist() == expected
-    assert found.probabilities is None
+    decision = decide(module, mask)
+    expected = [[(int(module.table[number]) + step) % 4 for step in range(top_k)] for number in IDS[valid].tolist()]
+    assert decision.experts.tolist() == expected
+    assert decision.probabilities is None
     if top_k == 1:
-        assert found.weight_S is None
+        assert decision.weight_S is None
     else:
-        assert torch.equal(found.weight_S, torch.full((int(valid.sum()) * top_k,), 1 / top_k, dtype=torch.float64))
+        assert torch.equal(decision.weight_S, torch.full((int(valid.sum()) * top_k,), 1 / top_k, dtype=torch.float64))
     flat = torch.tensor(expected).flatten()
-    assert found.dispatch.counts == tuple(torch.bincount(flat, minlength=4).tolist())
+    assert decision.dispatch.counts == tuple(torch.bincount(flat, minlength=4).tolist())
 
 
 def test_ids_that_a_table_does_not_have() -> None:
-    made, hidden_BTD = router("hash"), torch.zeros(1, 3, WIDTH)
+    module, hidden_BTD = router("hash"), torch.zeros(1, 3, WIDTH)
     with pytest.raises(ValueError, match="token id 20 is not in the routing table of 20 ids"):
-        made(hidden_BTD, Tokens(torch.tensor([[3, 20, 19]]), None))
+        module(hidden_BTD, Tokens(torch.tensor([[3, 20, 19]]), None))
     for routing in ("hash", "balanced_hash"):
         with pytest.raises(ValueError, match=f"{routing} routing goes by token ids: give the model input_ids, not inp"):
             router(routing)(hidden_BTD, Tokens(None, None))
@@ -253,51 +253,51 @@ def test_ids_that_a_table_does_not_have() -> None:
 @pytest.mark.parametrize("mask", [MASK, None])
 @pytest.mark.parametrize("routing", ["token_gate", "sentence_gate"])
 def test_a_gate_is_a_softmax(routing: str, mask: Tensor | None, top_k: int, batched: bool) -> None:
-    made = router(routing, top_k=top_k, batched=batched).double()
+    module = router(routing, top_k=top_k, batched=batched).double()
     hidden_BTD = torch.randn(*MASK.shape, WIDTH, generator=generator(0), dtype=torch.float64)
-    found = decide(made, mask)
+    decision = decide(module, mask)
     probabilities, best, weights = [], [], {}
     for sentence, states_TD in enumerate(hidden_BTD):
         valid = [True] * 5 if mask is None else mask[sentence].bool().tolist()
         if routing == "sentence_gate" and any(valid):
-            asked = {0: states_TD[valid].mean(dim=0)}
+            gate_inputs = {0: states_TD[valid].mean(dim=0)}
         else:
-            asked = {place: states_TD[place] for place in range(5) if routing == "token_gate" and valid[place]}
-        for place, state_D in asked.items():
-            e_E = (made.weight @ state_D).exp()
+            gate_inputs = {place: states_TD[place] for place in range(5) if routing == "token_gate" and valid[place]}
+        for place, state_D in gate_inputs.items():
+            e_E = (module.weight @ state_D).exp()
             probabilities.append(e_E / e_E.sum())
             best.append(e_E.argsort(descending=True)[:top_k].tolist())
             for token in range(5) if routing == "sentence_gate" else (place,):
                 for choice, expert in enumerate(best[-1]):
                     weights[sentence * 5 + token, choice] = probabilities[-1][expert] * 4 / top_k
-    torch.testing.assert_close(found.probabilities, torch.stack(probabilities), rtol=1e-12, atol=1e-12)
-    assert found.experts.tolist() == best
-    sent = found.dispatch
+    torch.testing.assert_close(decision.probabilities, torch.stack(probabilities), rtol=1e-12, atol=1e-12)
+    assert decision.experts.tolist() == best
+    sent = decision.dispatch
     assert sum(sent.counts) == top_k * (20 if mask is None else 9)
     for token, choice in (sent.slot_NK >= 0).nonzero().tolist():
-        weight = found.weight_S[sent.slot_NK[token, choice]]
+        weight = decision.weight_S[sent.slot_NK[token, choice]]
         torch.testing.assert_close(weight, weights[token, choice], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("routing", ["token_gate", "sentence_gate"])
 def test_the_choice_does_not_hang_on_mixed_precision(routing: str) -> None:
-    made = router(routing)
-    exact = decide(made, dtype=torch.float32)
+    module = router(routing)
+    exact = decide(module, dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = decide(made, dtype=torch.float32)
+        mixed = decide(module, dtype=torch.float32)
     assert torch.equal(mixed.probabilities, exact.probabilities)
     assert torch.equal(mixed.experts, exact.experts)
-    assert decide(made, dtype=torch.bfloat16).probabilities.dtype == torch.float32
+    assert decide(module, dtype=torch.bfloat16).probabilities.dtype == torch.float32
 
 
 def test_jitter_multiplies_the_gates_input_in_training_alone() -> None:
     """Switch's noise: with one channel that is 1, and weights 1 and 0, it is the logarithm of the odds."""
-    made = router("token_gate", count=2, jitter=0.2)
-    made.weight = nn.Parameter(torch.tensor([[1.0], [0.0]]))
+    module = router("token_gate", count=2, jitter=0.2)
+    module.weight = nn.Parameter(torch.tensor([[1.0], [0.0]]))
 
     @torch.no_grad()
     def noise(training: bool) -> Tensor:
-        return made.train(training)(torch.ones(40, 50, 1), Tokens(None, None)).probabilities.logit()[:, 0]
+        return module.train(training)(torch.ones(40, 50, 1), Tokens(None, None)).probabilities.logit()[:, 0]
 
     torch.manual_seed(0)
     noisy = noise(training=True)
@@ -305,5 +305,5 @@ def test_jitter_multiplies_the_gates_input_in_training_alone() -> None:
     assert 1.195 < float(noisy.max()) <= 1.2001
     assert abs(float(noisy.mean()) - 1) < 0.02
     torch.testing.assert_close(noise(training=False), torch.ones(2000))
-    made.jitter = 0.0
+    module.jitter = 0.0
     torch.testing.assert_close(noise(training=True), torch.ones(2000))
