@@ -89,7 +89,7 @@ def prepare_one_shot(
         config.model_dump(mode="json", include={"objective", "dropout", "sharing_pretrain", "sharing", "seed"}),
         raw(config, "sharing_pretrain"),
         [folders.data.name for folders in tasks] if table_of(config, "sharing_pretrain") else None,
-        # Tables and gates are drawn from the seed; the key of seed 0, and of dense models, is older than that.
+        # Tables and gates are drawn from the seed. Without this entry the keys of existing caches stay as they are.
         *(["routing by seed"] if config.seed and has_routers else []),
     )
 

@@ -170,8 +170,8 @@ def run(options: argparse.Namespace) -> int:
     stage.model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
     stage.architecture.save(options.out / ARCHITECTURE)
-    given = {name: str(value) for name, value in vars(options).items() if value is not None}
-    report = {"dev_rows": len(rows.dev), "options": given, "models": measurements}
+    used_options = {name: str(value) for name, value in vars(options).items() if value is not None}
+    report = {"dev_rows": len(rows.dev), "options": used_options, "models": measurements}
     (options.out / "metrics.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     console.print(f"wrote {options.out}")
     return DONE

@@ -14,8 +14,8 @@ DEVIATION = 0.02
 
 def _generator(seed: int, number: int) -> Generator:
     """A generator for one of the things that a model draws, which have different numbers."""
-    # Seed 0 stands for the numbers themselves, as in studies from before there was a seed. Torch's generator on CPUs
-    # uses the lowest 32 bits.
+    # Seed 0 must stay what it is, the numbers themselves: the tables of existing studies hang on it. Torch's generator
+    # on CPUs uses the lowest 32 bits.
     return Generator().manual_seed(random.Random(f"{seed}/{number}").getrandbits(32) if seed else number)
 
 

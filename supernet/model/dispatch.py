@@ -89,7 +89,7 @@ def dispatch_tokens(
     expert_P = experts_NK.reshape(-1)
     device = expert_P.device
     place_P = torch.arange(len(expert_P), device=device)
-    # Pairs that go nowhere are given to an expert after the last.
+    # Pairs without an expert are sorted behind the last one.
     if tokens.valid_BT is not None:
         valid_P = tokens.valid_BT.reshape(-1).repeat_interleave(choices)
         expert_P = torch.where(valid_P, expert_P, count)
