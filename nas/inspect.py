@@ -52,7 +52,7 @@ def describe(
 
 
 def _experts(experts: Experts) -> dict[str, Any]:
-    """Of experts, if there are several, all but how many; as their JSON, with all defaults."""
+    """The settings of experts besides their number, with all defaults; nothing for a dense layer."""
     if experts.count == 1:
         return {}
     capacity = None if experts.capacity is None else str(experts.capacity)

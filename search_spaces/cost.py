@@ -1,5 +1,4 @@
-"""What an architecture costs in closed form: parameters, multiply-accumulates (MACs), element-wise
-operations.
+"""What an architecture costs in closed form: parameters and multiply-accumulates (MACs).
 
 The model is BERT as Hugging Face builds it: word, position and token-type embeddings with a LayerNorm; per
 layer the linear maps for query, key, value and output with a LayerNorm; per block `expand` (d -> e), `gate`
@@ -18,7 +17,7 @@ from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.errors import did_you_mean
 
 CLASSIFICATION = "classification"
-# What follows the encoder, by the kind of task that it is for, and its outputs where they are always as many.
+# The heads by the kind of task, and their number of outputs where the task does not decide it.
 HEADS: dict[str, int | None] = {
     CLASSIFICATION: None,
     "regression": 1,
@@ -34,7 +33,7 @@ def params(architecture: Architecture, labels: int = 3, head: str = CLASSIFICATI
 
 
 def params_active(architecture: Architecture, labels: int = 3, head: str = CLASSIFICATION) -> int:
-    """The parameters that take part in computing one token: all but those of the experts that it does not pass."""
+    """The parameters that take part in computing one token: all but those of experts to which it is not routed."""
     base = architecture.base
     idle = 0
     if _pooled(head):
@@ -43,7 +42,7 @@ def params_active(architecture: Architecture, labels: int = 3, head: str = CLASS
 
 
 def params_encoder(architecture: Architecture) -> int:
-    """`params` without the head: of baselines in MoEBERT, MiniMoE (table 5) and MicroBERT (table 1)."""
+    """`params` without the head, as MoEBERT, MiniMoE (table 5) and MicroBERT (table 1) count their baselines."""
     base = architecture.base
     ffn = sum(ffn_params(base, genes) for genes in architecture.layers)
     return _embedding_params(base) + base.depth * _attention_params(base) + ffn
@@ -76,12 +75,12 @@ def params_published(architecture: Architecture, teacher_width: int = 768) -> in
 
 
 def fixed_params(base: Base, labels: int = 3, head: str = CLASSIFICATION) -> int:
-    """Everything of the deployable model but the FFNs."""
+    """The parameters of the deployable model outside its FFNs."""
     return _embedding_params(base) + base.depth * _attention_params(base) + head_params(base, labels, head)
 
 
 def head_params(base: Base, labels: int = 3, head: str = CLASSIFICATION) -> int:
-    """What follows the encoder; without the word embedding that a head of masked words shares."""
+    """The head's parameters, without the word embedding that a head of masked words shares."""
     outputs = _outputs(head, labels)
     if head == "masked_lm":
         inner = base.embedding or base.width
@@ -147,7 +146,7 @@ def macs(architecture: Architecture, tokens: int = 128, labels: int = 3, head: s
 
 
 def head_macs(base: Base, tokens: int = 128, labels: int = 3, head: str = CLASSIFICATION) -> int:
-    """Of what follows the encoder, for one sequence: a pooler and a classifier see one token, other heads all."""
+    """The head's MACs for one sequence: a pooler and a classifier see one token, other heads see all tokens."""
     outputs = _outputs(head, labels)
     if head == "masked_lm":
         return tokens * (base.embedding or base.width) * (base.width + base.vocabulary)
@@ -168,17 +167,17 @@ def _outputs(head: str, labels: int) -> int:
 
 
 def _pooled(head: str) -> bool:
-    """Whether it predicts something of sentences, from their pooled states; such a head may have experts."""
+    """Whether the head sees the pooled state of a sentence; such a head may have experts."""
     return head in (CLASSIFICATION, "regression")
 
 
 def _prediction_layer(base: Base, outputs: int) -> int:
-    """Of one expert of a head that has several."""
+    """The parameters of one expert of a head that has several."""
     return _linear(base.width, base.width) + _linear(base.width, outputs)
 
 
 def _idle_params(architecture: Architecture) -> int:
-    """Of the encoder's experts that a token does not pass."""
+    """The parameters of the encoder's experts to which a token is not routed."""
     base = architecture.base
     idle = (base.attention_experts - 1) * 4 * _linear(base.width, base.width) * base.depth
     for genes in architecture.layers:
@@ -188,12 +187,12 @@ def _idle_params(architecture: Architecture) -> int:
 
 
 def _products(base: Base, tokens: int) -> int:
-    """MACs of queries by keys and of probabilities by values, of all layers."""
+    """MACs of the products of queries and keys and of probabilities and values, of all layers."""
     return base.depth * 2 * tokens**2 * base.width
 
 
 def _gate(width: int, experts: int) -> int:
-    """The parameters of a gate, and its MACs for one token; there is none before one expert."""
+    """The parameters of a gate, which are also its MACs for one token; a single expert has no gate."""
     return width * experts if experts > 1 else 0
 
 
@@ -209,7 +208,7 @@ def _block_params(base: Base, genes: Genes, project: int) -> int:
 
 
 def _maps_params(base: Base, genes: Genes, project: int) -> int:
-    """Of the linear maps of one expert of one block."""
+    """The parameters of the linear maps of one expert of one block."""
     inner_maps = 1 + genes.graph.gated
     return inner_maps * _linear(base.width, genes.inner(base)) + _linear(project, base.width)
 

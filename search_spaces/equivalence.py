@@ -19,37 +19,40 @@ from search_spaces.graph import FFNGraph
 from search_spaces.operations import LINEAR, OPERATIONS, UNARY, gelu_erf
 from search_spaces.terms import GraphError
 
-# As float32 has. A few would merge similar functions; from about 28 on, rounding errors would begin to part twins.
+# The precision of float32. Far fewer bits would merge similar functions; from about 28 on, rounding errors would begin
+# to separate equal ones.
 BITS = 24
 
 _PROBES, _TOKENS, _OUTER = 32, 8, 6
-# By the order of inner and outer width.
+# The inner width of the probes where the real one is smaller than, equal to or larger than the model's width.
 _INNER = {-1: 4, 0: _OUTER, 1: 9}
 
 
 def fingerprint(graph: FFNGraph, base: Base, inner: int) -> str:
-    """A text that graphs share which compute the same function of input and weights, and others do not, in a layer of
-    `base` whose blocks have `inner` channels.
+    """A text that is equal for graphs that compute the same function of input and weights, and different for others,
+    in a layer of `base` whose blocks have `inner` channels.
 
-    The graph runs in float64, on fixed inputs and weights of small widths. Of the real widths only the order matters:
-    it says which channels a binary operation combines (see `FFNGraph.widths`). The weights are the same for every
-    graph; `project` has the leading columns it needs.
+    The graph runs in float64 on fixed inputs and weights of small widths. Only the order of the real widths matters: it
+    says which channels a binary operation combines (see `FFNGraph.widths`). The weights are the same for every graph;
+    `project` uses as many leading columns as it needs.
 
     The whole output is rounded to BITS significant bits, values below 1 to multiples of 2**-BITS, and hashed. So
-    functions are the same if they agree to the precision of float32. Twins whose results differ in the
-    last bits of float64 round to the same number but for about one value in 2**(50 - BITS).
+    functions count as the same if they agree to the precision of float32. Where the results of equal functions differ
+    in the last bits of float64, all but about one value in 2**(50 - BITS) round to the same number.
 
-    Raises GraphError if the output is not finite.
+    Raises:
+        GraphError: the output is not finite.
     """
     order = (inner > base.width) - (inner < base.width)
     return _fingerprint(graph, order, base.mismatch, base.gelu)
 
 
 def function_key(architecture: Architecture) -> str:
-    """A text that is equal for architectures that compute the same function of input and weights: the same base,
-    and in every layer the same fingerprint, inner width, channels that its experts share, and other genes.
+    """A text that is equal for architectures that compute the same function of input and weights: they have the same
+    base, and in every layer the same fingerprint, inner width, number of shared channels, and other genes.
 
-    Raises GraphError if a layer's output is not finite.
+    Raises:
+        GraphError: the output of a layer's graph is not finite.
     """
     value = architecture.to_json()
     base = architecture.base
@@ -67,10 +70,10 @@ def _probe(order: int) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarr
     """Inputs (probes, tokens, outer), and of every linear map the transposed weight (probes, in, out) and the bias
     (probes, 1, out).
 
-    Their scales cover all magnitudes, independently of each other, so that at every place of a graph there are
-    values in each branch of `max` and on the whole way into each saturation: `max(elu(a),leaky_relu(a))` is
-    `leaky_relu(a)` down to a = -100. Scales differ between the tokens, the probes and the channels of the output,
-    never between values that a linear map adds up, where the largest would hide the others.
+    Their scales cover all magnitudes, independently of each other, so that everywhere in a graph values reach each
+    branch of `max` and every part of each saturation: `max(elu(a),leaky_relu(a))` is `leaky_relu(a)` down to a = -100.
+    Scales differ between tokens, probes and channels of the output, but not between values that a linear map adds up,
+    where the largest would hide the others.
     """
     inner = _INNER[order]
     x_PTD = _uniform("x", (_PROBES, _TOKENS, _OUTER), (_PROBES, _TOKENS, 1), 0.1, 1e5)
@@ -109,7 +112,7 @@ def _fingerprint(graph: FFNGraph, order: int, mismatch: str, gelu: str) -> str:
         assert function is not None  # it is no linear map
         return function(inputs[0]) if op in UNARY else _combine(function, inputs[0], inputs[1], mismatch)
 
-    # Saturation overflows on its way, exp(1000) in sigmoid(-1000) = 0; what matters is the output.
+    # Intermediate overflow is harmless, such as exp(1000) in sigmoid(-1000) = 0; only the output must be finite.
     with np.errstate(all="ignore"):
         output_PTD = graph.fold(apply)[-1]
     if not np.isfinite(output_PTD).all():

@@ -24,7 +24,7 @@ _ROLES = {"wb1": "expand", "wb2": "project"}
 
 
 def parse_released(text: str) -> tuple[FFNGraph, int, Fraction]:
-    """Graph, stack and expansion of a released string. Raises GraphError."""
+    """The graph, stack and expansion that a released string describes. Raises GraphError."""
     names: set[str] = set()
 
     def formula(name: str, arguments: tuple[str, ...]) -> str:
@@ -94,16 +94,16 @@ def _architecture(released: str) -> Architecture:
     return Architecture(_BASE, tuple(Genes(*parse_released(text)) for text in RELEASED[released]))
 
 
-_FOUND = _architecture("efficientbert")
+_EFFICIENTBERT = _architecture("efficientbert")
 
 PUBLISHED: dict[str, Architecture] = {
     "base": _architecture("base"),
     "stage1": _architecture("stage1"),
     "stage2": _architecture("stage2"),
-    "efficientbert": _FOUND,
-    "efficientbert-tiny": _FOUND.transferred(_TINY),
-    "efficientbert++": _FOUND.transferred(_DEEP),
-    "efficientbert-tinybert6": _FOUND.transferred(_TINYBERT6),
+    "efficientbert": _EFFICIENTBERT,
+    "efficientbert-tiny": _EFFICIENTBERT.transferred(_TINY),
+    "efficientbert++": _EFFICIENTBERT.transferred(_DEEP),
+    "efficientbert-tinybert6": _EFFICIENTBERT.transferred(_TINYBERT6),
     "bert-base": Architecture.uniform(_BERT),
     "bert-large": Architecture.uniform(Base(depth=24, width=1024, heads=16, inner=4096, gelu="erf")),
     **{
