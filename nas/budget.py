@@ -1,4 +1,4 @@
-"""The budget of a search, the space inside it, and the baselines that just fit."""
+"""The budget of a search, the space inside it, and the baselines that just keep it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from distill.files import cache_folder
+from distill.tasks.types import TOKEN_CLASSIFICATION
 from distill.training.loop import make_accelerator
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas.config.schema import ConfigError, StudyConfig
@@ -20,17 +21,19 @@ from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Limit, Space
 from supernet.importance import allocate
 
-# Least inner neurons that global importance leaves a layer.
+# Fewest inner neurons that global importance leaves a layer.
 LEAST = 4
 # Sentences of a batch that latencies are for; each has the study's `max_length` tokens.
 LATENCY_BATCH = 1
+# The head with the fewest parameters and MACs, if it has one output.
+SMALLEST_HEAD = TOKEN_CLASSIFICATION
 # In place of a bound, where a cost is minimised and not bounded.
 NO_LIMIT = 10**18
 
 
 @dataclass(frozen=True)
-class LatencyOf:
-    """Microseconds of a layer's blocks."""
+class LayerLatency:
+    """The latency of a layer's blocks in microseconds, by a table."""
 
     table: LatencyTable
 
@@ -45,29 +48,49 @@ def limits_of(
     `max_length` tokens.
 
     Raises:
-        ConfigError: the limit is not one, or the machine is too busy to measure on.
+        ConfigError: the machine is too busy to measure on.
     """
-    table = config.space
+    space = config.space
     base, graph = workspace.base()
-    found = []
-    if table.max_macs is not None or "macs" in config.goals:
-        whole = cost.macs(Architecture.uniform(base, graph), labels=workspace.labels, head=workspace.folders.task.kind)
-        fixed = whole - base.depth * cost.ffn_macs(base, Genes(graph))
-        found.append(Limit("macs", fixed, cost.ffn_macs, table.max_macs or NO_LIMIT))
-    if table.max_latency is not None or "latency" in config.goals:
-        measured = latencies_of(config, workspace, device, on_progress)
-        most = NO_LIMIT
-        if table.max_latency is not None:
-            try:
-                most = resolve(parse_latency(table.max_latency), measured)
-            except ValueError as error:
-                raise ConfigError(f"space.max_latency: {error}") from None
-        found.append(Limit("latency", measured.fixed, LatencyOf(measured), most))
-    return tuple(found)
+    limits = macs_limits(config, base, graph, workspace.labels, workspace.folders.task.kind)
+    if space.max_latency is not None or "latency" in config.goals:
+        table = latencies_of(config, workspace, device, on_progress)
+        most = NO_LIMIT if space.max_latency is None else resolve(parse_latency(space.max_latency), table)
+        limits = (*limits, Limit("latency", table.fixed, LayerLatency(table), most))
+    return limits
+
+
+def macs_limits(config: StudyConfig, base: Base, graph: FFNGraph, labels: int, head: str) -> tuple[Limit, ...]:
+    """The limit of the MACs of models with this head, where the study bounds or minimises them."""
+    if config.space.max_macs is None and "macs" not in config.goals:
+        return ()
+    base_model = cost.macs(Architecture.uniform(base, graph), labels=labels, head=head)
+    fixed = base_model - base.depth * cost.ffn_macs(base, Genes(graph))
+    return (Limit("macs", fixed, cost.ffn_macs, config.space.max_macs or NO_LIMIT),)
+
+
+def check_feasible(
+    config: StudyConfig,
+    base: Base,
+    graph: FFNGraph,
+    start: Architecture | None = None,
+    vary: frozenset[str] = frozenset({GRAPHS, SIZES}),
+) -> None:
+    """Refuse a budget of parameters and MACs that no architecture of a stage keeps, before there are rows or weights.
+
+    The task's head is not known before its rows are read, so the smallest of all heads is counted, and no least number
+    of parameters: what is refused here fits with no head.
+
+    Raises:
+        search_spaces.spaces.SpaceError: nothing keeps the budget.
+    """
+    open_below = config.model_copy(update={"space": config.space.model_copy(update={"min_params": 1})})
+    limits = macs_limits(config, base, graph, 1, SMALLEST_HEAD)
+    budgeted_space(open_below, base, graph, 1, limits=limits, start=start, vary=vary, head=SMALLEST_HEAD)
 
 
 def device_type(device: str) -> str:
-    """What `--device` means here: "cpu" or "cuda"."""
+    """The device that `--device` chooses here: "cpu" or "cuda"."""
     return device if device != "auto" else make_accelerator(device).device.type
 
 
@@ -106,14 +129,15 @@ def budgeted_space(
     vary: frozenset[str] = frozenset({GRAPHS, SIZES}),
     head: str = cost.CLASSIFICATION,
 ) -> Space:
-    """The space of a stage, with the configuration's sizes and parameter box; of models with this head (`cost.HEADS`).
+    """The space of a stage, with the configuration's sizes and its budget, for models with this head (`cost.HEADS`).
 
-    The box reaches up to `max_params` or, without it, to what the uniform slice has, and no further than the largest
-    uniform slice that keeps to the `limits`; and down by `slack` of what the FFNs there have above the smallest. Slices
-    are dense, also where there are experts. Where sizes do not vary, or a cost is minimised, it has no lower end.
+    The most parameters are `max_params` or, without it, those of the uniform slice. The fewest are `min_params` or,
+    without it, a share of `slack` of the way down to the smallest architecture, from the most parameters or those of
+    the largest uniform slice that keeps to the `limits`, whichever are fewer. Uniform slices are dense, also where
+    there are experts. Where sizes do not vary, or a cost is minimised, there is no lower bound.
 
     Raises:
-        search_spaces.spaces.SpaceError: nothing fits the box.
+        search_spaces.spaces.SpaceError: nothing keeps the budget.
     """
     table = config.space
     most = table.max_params
@@ -124,14 +148,14 @@ def budgeted_space(
     if least is None and len(config.goals) > 1:
         least = 1
     if least is None:
-        ends = [(end(table.stacks), end(table.expansions)) for end in (min, max)]
-        smallest, largest = (Architecture.uniform(base, graph, stack, expansion) for stack, expansion in ends)
-        reached = min(most, cost.params(largest, labels, head))
+        sizes = [(choose(table.stacks), choose(table.expansions)) for choose in (min, max)]
+        smallest, largest = (
+            cost.params(Architecture.uniform(base, graph, stack, expansion), labels, head) for stack, expansion in sizes
+        )
+        upper = min(most, largest)
         if limits:
-            uniform = largest_uniform(base, graph, labels, most, limits, head)
-            reached = min(reached, cost.params(uniform, labels, head))
-        lowest = cost.params(smallest, labels, head)
-        least = reached - int(table.slack * max(0, reached - lowest))
+            upper = min(upper, cost.params(largest_uniform(base, graph, labels, most, limits, head), labels, head))
+        least = upper - int(table.slack * max(0, upper - smallest))
     return Space(
         base=base,
         stacks=table.stacks,
@@ -158,46 +182,48 @@ def largest_uniform(
     limits: tuple[Limit, ...] = (),
     head: str = cost.CLASSIFICATION,
 ) -> Architecture:
-    """The uniform slice, one block a layer, of the largest inner width with at most `most` parameters that keeps to
-    the limits; of one channel if none does.
+    """The uniform slice, with one block in each layer, of the largest inner width that keeps to the limits and has at
+    most `most` parameters; the slice with one inner channel if none does.
     """
 
-    def at(inner: int) -> Architecture:
+    def of_width(inner: int) -> Architecture:
         return Architecture.uniform(base, graph=graph, expansion=Fraction(inner, base.inner))
 
     def fits(architecture: Architecture) -> bool:
-        kept = all(limit.total(architecture) <= limit.most for limit in limits)
-        return kept and cost.params(architecture, labels, head) <= most
+        within_limits = all(limit.total(architecture) <= limit.most for limit in limits)
+        return within_limits and cost.params(architecture, labels, head) <= most
 
     low, high = 1, base.inner
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(at(middle)) else (low, middle - 1)
-    return at(low)
+        low, high = (middle, high) if fits(of_width(middle)) else (low, middle - 1)
+    return of_width(low)
 
 
 def kept_importance(importance: Sequence[Tensor]) -> Callable[[Architecture], float]:
-    """What gives an architecture's share of the supernet's importance, that of the inner neurons of its lowest blocks.
-    Of a mixture that of a dense layer as wide as one expert.
+    """A zero-cost proxy: the share of the supernet's importance that an architecture keeps. It counts the inner neurons
+    of each layer's lowest block; a layer of experts counts as a dense one of an expert's width.
 
     Args:
-        importance: for every layer that of its lowest block's inner neurons, in descending order.
+        importance: of every layer's lowest block that of its inner neurons (inner,), in descending order.
     """
-    sums = [own.double().cumsum(0).tolist() for own in importance]
-    whole = sum(own[-1] for own in sums)
+    sums_by_layer = [scores.double().cumsum(0).tolist() for scores in importance]
+    total = sum(sums[-1] for sums in sums_by_layer)
 
     @lru_cache(65_536)
-    def kept(architecture: Architecture) -> float:
-        pairs = zip(architecture.layers, sums, strict=True)
-        return float(sum(own[genes.inner(architecture.base) - 1] for genes, own in pairs)) / whole
+    def kept_share(architecture: Architecture) -> float:
+        layers = zip(architecture.layers, sums_by_layer, strict=True)
+        return float(sum(sums[genes.inner(architecture.base) - 1] for genes, sums in layers)) / total
 
-    return kept
+    return kept_share
 
 
 def globally_important(space: Space, graph: FFNGraph, workspace: Workspace) -> Architecture:
-    """As many inner neurons as the uniform slice has, given to the layers by importance over the whole network."""
+    """The architecture with as many inner neurons as the uniform slice, given to the layers by importance over the
+    whole network.
+    """
     base = space.base
     uniform = largest_uniform(base, graph, space.labels, space.max_params, space.limits, space.head)
     total = base.depth * uniform.layers[0].inner(base)
-    kept = allocate(workspace.importance(), total, min(LEAST, total // base.depth))
-    return Architecture(base, tuple(Genes(graph, 1, Fraction(inner, base.inner)) for inner in kept))
+    widths = allocate(workspace.importance(), total, min(LEAST, total // base.depth))
+    return Architecture(base, tuple(Genes(graph, 1, Fraction(inner, base.inner)) for inner in widths))

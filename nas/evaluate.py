@@ -1,10 +1,11 @@
-"""One candidate to its score: inherit, distil for a few steps, measure on the search split."""
+"""One candidate to its score: it inherits weights, is trained for a few steps, and is measured on the search split."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 from accelerate import Accelerator
 from safetensors.torch import load_file
@@ -20,23 +21,30 @@ from distill.training.teacher import load_model, load_tokenizer
 from distill.training.teacher_outputs import SavedTeacher
 from nas.preparation.phases import CANDIDATE, TrainingPhase, training_phases
 from nas.preparation.workspace import Workspace, projections, raw_teacher
-from search_spaces.architecture import Architecture
-from supernet.build import build, load_weights
+from search_spaces.architecture import DENSE, Architecture
+from supernet.build import build
 from supernet.inherit import inherit
 
-# Rows of the search split that intermediate scores, and the loads of experts, are measured on.
+# Rows of the search split on which intermediate scores and the loads of experts are measured.
 INTERMEDIATE_ROWS = 500
 
-# Called with the number of training steps so far and the score then.
-Report = Callable[[int, float], None]
-# Called with the same and the model as it is then.
-AfterStep = Callable[[int, PreTrainedModel], None]
+# Called with a number of training steps and the intermediate score after them.
+ReportScore = Callable[[int, float], None]
+
+
+def ignore_score(step: int, score: float) -> None:
+    """The report of a caller that wants the final score alone."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """The task's metric on the search split, its standard error, the scores behind it by their names, and how experts
-    shared the tokens of the search split's first rows.
+    """What an evaluation found.
+
+    Attributes:
+        value: the first metric of the task on the search split.
+        standard_error: of `value`.
+        parts: other scores of the candidate by their names.
+        loads: how each router's experts shared the tokens of the search split's first rows.
     """
 
     value: float
@@ -45,8 +53,30 @@ class Score:
     loads: tuple[Load, ...] = ()
 
 
+class CandidateEvaluator(Protocol):
+    """What gives candidates their scores; a worker loads it once."""
+
+    def evaluate(
+        self,
+        architecture: Architecture,
+        seed: int,
+        rungs: Sequence[Fraction] = (),
+        report: ReportScore = ignore_score,
+    ) -> Score:
+        """The score of a candidate.
+
+        Args:
+            seed: of the order of batches and of dropout.
+            rungs: shares of the training steps after which an intermediate score is reported.
+            report: called with these.
+
+        Raises:
+            distill.training.loop.Diverged: the loss or the logits stopped being finite.
+        """
+
+
 class Evaluator:
-    """What all candidates of a study need, loaded once per process."""
+    """Trains candidates of stages 1 and 2; all that they have in common is loaded once."""
 
     def __init__(self, workspace: Workspace, device: str = "auto", accelerator: Accelerator | None = None) -> None:
         self.workspace = workspace
@@ -59,60 +89,97 @@ class Evaluator:
         self.task = workspace.folders.task
         self.search_rows, self.search_split = workspace.folders.rows("search"), workspace.folders.split("search")
         self.frequencies = workspace.frequencies()
-
-    def student(self, architecture: Architecture) -> PreTrainedModel:
-        """The candidate with its inherited weights."""
-        model = build(architecture, self.task.kind, like=self.like)
-        load_weights(model, inherit(self.weights, architecture, self.frequencies, self.config.seed))
-        return model
+        self.projections = projections(workspace.supernet)
+        self._teachers: dict[bool, PreTrainedModel] = {}
 
     @cached_property
     def training_phases(self) -> tuple[TrainingPhase, ...]:
         """What every candidate goes through."""
         return training_phases(self.config, CANDIDATE, self.workspace.folders)
 
-    def train(
+    @cached_property
+    def saved_outputs(self) -> dict[str, Saved]:
+        """The teacher's saved outputs for candidates of the study's own seed, by the tables of the training phases."""
+        return {table: Saved(self.teacher_config, SavedTeacher(path)) for table, path in self.workspace.outputs}
+
+    def evaluate(
         self,
         architecture: Architecture,
-        plan: Sequence[TrainingPhase],
         seed: int,
-        after_step: AfterStep = lambda step, model: None,
-    ) -> PreTrainedModel:
-        """A candidate, trained. All candidates of one seed see the same batches in the same order.
+        rungs: Sequence[Fraction] = (),
+        report: ReportScore = ignore_score,
+    ) -> Score:
+        """Train a candidate and measure it on the search split, as `CandidateEvaluator.evaluate`.
+
+        The score before the last training phase, the one on the task, is reported too, as that of step 0.
+        """
+        steps = self.training_phases[-1].recipe.steps if self.training_phases else 0
+        reported_steps = {0} | ({int(rung * steps) for rung in rungs} - {steps})
+        intermediate: dict[int, float] = {}
+        model = self.student(architecture)
+
+        def report_intermediate(step: int) -> None:
+            if step in reported_steps and step not in intermediate:
+                intermediate[step] = self.score(model, INTERMEDIATE_ROWS).value
+                report(step, intermediate[step])
+
+        self.train(model, self.training_phases, seed, report_intermediate)
+        score = self.score(model)
+        loads = self.loads(model, self.search_rows, INTERMEDIATE_ROWS) if has_experts(architecture) else ()
+        return Score(score.value, score.standard_error, {"inherited": intermediate[0]}, loads)
+
+    def student(self, architecture: Architecture) -> PreTrainedModel:
+        """The candidate with its inherited weights."""
+        weights = inherit(self.weights, architecture, self.frequencies, self.config.seed)
+        return build(architecture, self.task.kind, like=self.like, weights=weights)
+
+    def train(
+        self,
+        model: PreTrainedModel,
+        phases: Sequence[TrainingPhase],
+        seed: int,
+        after_step: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """Train a student in place. All students of one seed see the same batches in the same order.
 
         Args:
-            after_step: called before and after every step of the last training.
+            after_step: called in the last phase with the number of its finished steps, also before the first step.
 
         Raises:
             distill.training.loop.Diverged: the loss stopped being finite.
         """
-        model = self.student(architecture)
-        learned = projections(self.workspace.supernet)
-        for found in plan[:-1]:
-            learned = self.distil(model, found, seed, learned)
-        after_step(0, model)
-        for found in plan[-1:]:
-            self.distil(model, found, seed, learned, lambda step, loss: after_step(step, model))
-        return model
+        learned: Mapping[str, Tensor] = self.projections
+        for phase in phases[:-1]:
+            learned = self.distil(model, phase, seed, learned)
+        after_step(0)
+        for phase in phases[-1:]:
+            self.distil(model, phase, seed, learned, lambda step, loss: after_step(step))
 
     def distil(
         self,
         model: PreTrainedModel,
-        found: TrainingPhase,
+        phase: TrainingPhase,
         seed: int,
         learned: Mapping[str, Tensor],
         after_step: Callable[[int, float], None] | None = None,
         keep: Path | None = None,
     ) -> dict[str, Tensor]:
-        """One training of a model by the study's objective; takes and returns its learned projections."""
-        saved = self.saved(found, seed)
+        """One training phase of a student, in place; takes and returns the learned projections of the objective.
+
+        Args:
+            keep: folder of the state from which an interrupted training goes on.
+
+        Raises:
+            distill.training.loop.Diverged: the loss stopped being finite.
+        """
+        saved = self.saved(phase, seed)
         return distil(
             model,
-            None if saved else self.teacher(found.raw),
-            found.rows,
+            None if saved else self._live_teacher(phase.raw),
+            phase.rows,
             self.config.objective.name,
-            found.settings,
-            found.recipe,
+            phase.settings,
+            phase.recipe,
             accelerator=self.accelerator,
             tokenizer=self.tokenizer,
             seed=seed,
@@ -123,58 +190,36 @@ class Evaluator:
             score=lambda: self.score(model).value,
         )
 
-    def saved(self, found: TrainingPhase, seed: int) -> Saved | None:
-        """The teacher's saved outputs, where they serve: to candidates of the study's own seed."""
-        kept = dict(self.workspace.outputs).get(found.table)
-        own = seed == self.config.seed and any(found is one for one in self.training_phases)
-        return Saved(self.teacher_config, SavedTeacher(kept)) if kept and own else None
+    def saved(self, phase: TrainingPhase, seed: int) -> Saved | None:
+        """The teacher's saved outputs if they are those of this training: a candidate's, with the study's own seed."""
+        if seed != self.config.seed or not any(phase is own for own in self.training_phases):
+            return None
+        return self.saved_outputs.get(phase.table)
 
     def teacher(self, raw: bool = False) -> PreTrainedModel:
-        """The teacher, fine-tuned on the task, or as it was before."""
+        """A new copy of the teacher: fine-tuned on the task, or `raw`, as it was before."""
         if raw:
             return raw_teacher(self.config, self.task)
         return load_model(str(self.workspace.teacher), self.task.labels, self.task.kind)
 
+    def _live_teacher(self, raw: bool) -> PreTrainedModel:
+        """The teacher that runs in every step of a training, loaded once."""
+        if raw not in self._teachers:
+            self._teachers[raw] = self.teacher(raw)
+        return self._teachers[raw]
+
     def score(self, model: PreTrainedModel, first: int | None = None) -> metrics.Score:
-        """The task's metric on the search split, or on its `first` rows."""
-        pad_id = self.like.pad_token_id
-        found = evaluate(
+        """The task's first metric on the search split, or on its `first` rows."""
+        scores = evaluate(
             model,
             self.search_rows,
             self.search_split,
             self.task,
             accelerator=self.accelerator,
-            pad_id=pad_id,
+            pad_id=self.like.pad_token_id,
             first=first,
         )
-        return found[self.task.metrics[0]]
-
-    def evaluate(
-        self,
-        architecture: Architecture,
-        seed: int,
-        rungs: Sequence[Fraction] = (),
-        report: Report = lambda step, score: None,
-    ) -> Score:
-        """Train a candidate and score it on the search split; `report` gets a glance before the training on the task,
-        and one at each of `rungs`, shares of its steps.
-
-        Raises:
-            distill.training.loop.Diverged: the loss or the logits stopped being finite.
-        """
-        steps = self.training_phases[-1].recipe.steps if self.training_phases else 0
-        wanted = {0} | ({int(rung * steps) for rung in rungs} - {steps})
-        glances = {}
-
-        def glance(step: int, model: PreTrainedModel) -> None:
-            if step in wanted and step not in glances:
-                glances[step] = self.score(model, INTERMEDIATE_ROWS).value
-                report(step, glances[step])
-
-        model = self.train(architecture, self.training_phases, seed, glance)
-        score = self.score(model)
-        loads = self.loads(model, self.search_rows, INTERMEDIATE_ROWS)
-        return Score(score.value, score.standard_error, {"inherited": glances[0]}, loads)
+        return scores[self.task.metrics[0]]
 
     def loads(self, model: PreTrainedModel, rows: Encoded, first: int | None = None) -> tuple[Load, ...]:
         """How the model's experts share the tokens of a split, or of its `first` rows; none where it is dense."""
@@ -182,7 +227,9 @@ class Evaluator:
         return tuple(expert_load(model, batches, accelerator=self.accelerator))
 
 
-@lru_cache(maxsize=1)
-def evaluator(workspace: Workspace, device: str) -> Evaluator:
-    """The evaluator of this process; a worker keeps it from one trial to the next."""
-    return Evaluator(workspace, device)
+def has_experts(architecture: Architecture) -> bool:
+    """Whether a token passes only some of the weights, in any layer or in the head."""
+    base = architecture.base
+    return max(base.attention_experts, base.head_experts) > 1 or any(
+        genes.experts != DENSE for genes in architecture.layers
+    )

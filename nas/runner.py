@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ from distill.cpu.allocator import give_back_freed_memory
 from distill.training.loop import Diverged
 from nas import interrupt
 from nas.config.schema import ConfigError
-from nas.evaluate import Score, evaluator
-from nas.preparation.one_shot import one_shot_evaluator
+from nas.evaluate import CandidateEvaluator, Evaluator, Score
+from nas.evaluate_one_shot import OneShotEvaluator
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
 from search_spaces.architecture import Architecture
@@ -56,6 +57,8 @@ GONE = re.compile(
 )
 # Seconds that a cluster has to answer.
 ANSWER = 40
+
+NO_GPU = "--device cuda: the cluster has no GPU; choose cpu or auto"
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -76,13 +79,9 @@ class Cluster:
 
 @contextlib.contextmanager
 def connected(cluster: Cluster) -> Iterator[None]:
-    """A Ray session: a local one that ends with the block, or one of the cluster at `cluster.address`.
-
-    Raises:
-        ConfigError: there is no cluster.
+    """A Ray session: a local one that ends with the block, or one of the cluster at `cluster.address`, which
+    `check_cluster` has found.
     """
-    if cluster.address is not None:
-        check_address(cluster.address)
     path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the study has the errors of trials
     ray.init(
@@ -99,24 +98,38 @@ def connected(cluster: Cluster) -> Iterator[None]:
         ray.shutdown()
 
 
-def check_address(address: str) -> None:
-    """Refuse the address of no cluster. In another process, as Ray prints much and tries for a quarter of an hour.
+def check_cluster(cluster: Cluster) -> None:
+    """Refuse a cluster that does not answer, or that lacks the device.
+
+    Raises:
+        ConfigError: as `gpus_at`, or the device is "cuda" and the cluster has no GPU.
+    """
+    if cluster.address is not None and not gpus_at(cluster.address) and cluster.device == "cuda":
+        raise ConfigError(NO_GPU)
+
+
+def gpus_at(address: str) -> int:
+    """How many GPUs the cluster at this address has.
+
+    Another process connects to it, as Ray prints much and tries for a quarter of an hour.
 
     Raises:
         ConfigError: there is no cluster, or it does not let us in.
     """
     if not re.fullmatch(r"auto|[^/]+:\d+", address):
         raise ConfigError(f"--address {address!r}: give HOST:PORT of a Ray cluster's head, as `ray start` prints it")
-    connect = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False)"
+    connect = (
+        "import sys, ray; ray.init(sys.argv[1], log_to_driver=False); print(ray.cluster_resources().get('GPU', 0))"
+    )
     command = (sys.executable, "-c", connect, address)
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=ANSWER)
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=ANSWER)
     except subprocess.TimeoutExpired:
         reason = f"no answer for {ANSWER} seconds"
     except subprocess.CalledProcessError as error:
         reason = re.split(r"^(?=[\w.]+: )", error.stderr, flags=re.MULTILINE)[-1].strip()
     else:
-        return
+        return int(float(done.stdout.split()[-1]))
     raise ConfigError(
         f"--address {address}: no connection to a Ray cluster ({reason}); does it run, with this RAY_AUTH_MODE?"
     )
@@ -149,7 +162,7 @@ def run(
         return
     gpus = 0.0 if cluster.device == "cpu" else gpus_per_trial(cluster.workers)
     if cluster.device == "cuda" and not gpus:
-        raise ConfigError("--device cuda: the cluster has no GPU; choose cpu or auto")
+        raise ConfigError(NO_GPU)
     trainable = tune.with_parameters(
         evaluate or evaluate_trial, workspace=workspace, device=cluster.device, rungs=tuple(rungs)
     )
@@ -198,21 +211,24 @@ def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, ru
             f"{workspace.supernet} is not on this node: point FFN_NAS_CACHE to a folder that all nodes share"
         )
     try:
-        if workspace.one_shot:
-            score = one_shot_evaluator(workspace, device).evaluate(architecture)
-        else:
-            score = evaluator(workspace, device).evaluate(
-                architecture,
-                config[ledger.SEED],
-                rungs,
-                lambda step, value: tune.report({"step": step, "score": value}),
-            )
+        score = evaluator_of(workspace, device).evaluate(
+            architecture,
+            config[ledger.SEED],
+            rungs,
+            lambda step, value: tune.report({"step": step, "score": value}),
+        )
     except Diverged as error:
         tune.report({ledger.FAILURE: f"diverged: {error}"})
     except (MemoryError, torch.OutOfMemoryError) as error:
         tune.report({ledger.FAILURE: f"out of memory: {error}"})
     else:
         tune.report({"final": score.value, "attributes": attributes_of(score)})
+
+
+@lru_cache(maxsize=1)
+def evaluator_of(workspace: Workspace, device: str) -> CandidateEvaluator:
+    """What scores the candidates in this process; a worker keeps it from one trial to the next."""
+    return OneShotEvaluator(workspace, device) if workspace.one_shot else Evaluator(workspace, device)
 
 
 def attributes_of(score: Score) -> dict[str, Any]:

@@ -147,8 +147,8 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
 
     from nas.preparation.prepare import prepare
     from nas.progress import Progress
-    from nas.runner import Cluster
-    from nas.stages import Search, incumbent_of
+    from nas.runner import Cluster, check_cluster
+    from nas.stages import Search, check_stage
     from nas.study.folder import Folder
     from nas.study.ledger import formula
     from nas.study.lock import sole_driver
@@ -163,7 +163,8 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
     storage = options.storage or folder.storage
     folder.check(config, stages, options.resume)
     start = Architecture.load(options.start) if options.start else None
-    incumbent_of(folder, stages[0], start)
+    check_stage(config, folder, stages[0], start)
+    check_cluster(cluster)
     with Progress() as progress:
         search = Search(
             config,

@@ -14,6 +14,7 @@ from distill.files import write_text
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas.budget import (
     budgeted_space,
+    check_feasible,
     device_type,
     globally_important,
     kept_importance,
@@ -23,13 +24,14 @@ from nas.budget import (
 )
 from nas.config.schema import ConfigError, StageTable, StudyConfig
 from nas.latency.table import measure_whole
+from nas.preparation.checks import check
 from nas.preparation.one_shot import prepare_one_shot
-from nas.preparation.workspace import Workspace
+from nas.preparation.workspace import Workspace, base_of_study
 from nas.runner import Cluster, connected, run
 from nas.samplers import SAMPLERS, Proposer
 from nas.study import ledger
 from nas.study.folder import Folder
-from search_spaces.architecture import DENSE, Architecture
+from search_spaces.architecture import DENSE, Architecture, Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space
 
@@ -74,7 +76,6 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, incumbent: Archi
     if stage == "single":
         together = config.stage1.trials + config.stage2.trials
         table = table.model_copy(update={"trials": config.single_trials or together})
-    vary = {"2": frozenset({GRAPHS}), "3": frozenset({SIZES})}.get(stage, frozenset({GRAPHS, SIZES}))
     space = budgeted_space(
         config,
         base,
@@ -83,7 +84,7 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, incumbent: Archi
         limits=limits,
         edit_rate=table.edit_rate,
         start=incumbent,
-        vary=vary,
+        vary=varied(stage),
         head=workspace.folders.task.kind,
     )
     if incumbent is None:
@@ -98,6 +99,11 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, incumbent: Archi
         if stage == "2":
             starts.append((all_base_graphs(incumbent, graph), TWIN_OF_WINNER, None))
     return Plan(stage, table, space, starts, incumbent, one_shot=stage == "3")
+
+
+def varied(stage: str) -> frozenset[str]:
+    """What a stage varies: graphs, sizes, or both."""
+    return {"2": frozenset({GRAPHS}), "3": frozenset({SIZES})}.get(stage, frozenset({GRAPHS, SIZES}))
 
 
 def all_base_graphs(architecture: Architecture, graph: FFNGraph) -> Architecture:
@@ -128,15 +134,32 @@ def incumbent_of(folder: Folder, stage: str, given: Architecture | None) -> Arch
     return Architecture.from_json(json.loads(before.read_text(encoding="utf-8"))["winner"]["architecture"])
 
 
-def check_incumbent(incumbent: Architecture | None, config: StudyConfig, workspace: Workspace) -> None:
-    """Refuse an architecture that candidates of this study could not inherit from.
+def check_stage(config: StudyConfig, folder: Folder, stage: str, given: Architecture | None) -> None:
+    """Refuse a stage that cannot be run, as far as the configurations of the models say so: before anything is trained.
+
+    Args:
+        given: the architecture to refine, if it is not the winner of the stage before.
+
+    Raises:
+        ConfigError, distill.training.teacher.TeacherError: the configuration cannot work, or there is nothing to
+            refine, or candidates could not inherit from it.
+        search_spaces.spaces.SpaceError: no architecture keeps the budget of parameters and MACs.
+    """
+    incumbent = incumbent_of(folder, stage, given)
+    check(config)
+    base, graph = base_of_study(config)
+    check_incumbent(incumbent, config, base)
+    check_feasible(config, base, graph, incumbent, varied(stage))
+
+
+def check_incumbent(incumbent: Architecture | None, config: StudyConfig, base: Base) -> None:
+    """Refuse an architecture from which candidates on this base could not start.
 
     Raises:
         ConfigError: it is on another base, or has more blocks than the supernet.
     """
     if incumbent is None:
         return
-    base, _ = workspace.base()
     if incumbent.base != base:
         raise ConfigError(f"the architecture to refine has the base {incumbent.base}; this study's is {base}")
     most, stack = max(config.space.stacks), max(genes.stack for genes in incumbent.layers)
@@ -171,7 +194,7 @@ class Search:
             ConfigError, search_spaces.spaces.SpaceError: it has nothing to start from, or nothing keeps the budget.
         """
         incumbent = incumbent_of(self.folder, stage, given)
-        check_incumbent(incumbent, self.config, self.workspace)
+        check_incumbent(incumbent, self.config, self.workspace.base()[0])
         limits = limits_of(self.config, self.workspace, self.cluster.device, self.on_progress)
         return plan(self.config, self.workspace, stage, incumbent, limits)
 

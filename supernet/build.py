@@ -128,9 +128,19 @@ def build(
     head: str = CLASSIFICATION,
     labels: int = 2,
     like: PretrainedConfig | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> PreTrainedModel:
-    """A fresh model of `architecture`; `head` is a key of `HEADS`, `like` as for `config_of`."""
-    return HEADS[head](config_of(architecture, labels, like))
+    """A model of `architecture`, with these weights, or with random ones.
+
+    Args:
+        head: key of `HEADS`.
+        labels, like: as for `config_of`.
+        weights: all of the model's, such as `supernet.inherit.inherit` returns.
+    """
+    model = HEADS[head](config_of(architecture, labels, like))
+    if weights is not None:
+        model.load_state_dict(weights, strict=True)
+    return model
 
 
 def head_of(model: PreTrainedModel) -> str:

@@ -49,6 +49,7 @@ def inherit(
             raise ValueError(f"the supernet must be dense: {name} is of {len(tensor)} experts")
     inherited: dict[str, Tensor] = {}
     block_counts = [0] * len(layers)
+    projected_widths = [project_width(base, genes) for genes in layers]
     for name, tensor in weights.items():
         match = _LAYER.fullmatch(name)
         if not match:
@@ -66,7 +67,7 @@ def inherit(
         if number >= genes.stack or module == "router" or (module == "gate" and not genes.graph.gated):
             continue
         block_counts[layer] = max(block_counts[layer], number + 1)
-        inherited[name] = tensor = _block_tensor(tensor, base, genes, module, kind, name)
+        inherited[name] = tensor = _block_tensor(tensor, base, genes, projected_widths[layer], module, kind, name)
         gate = name.replace(".expand.", ".gate.")
         if module == "expand" and genes.graph.gated and gate not in weights:
             inherited[gate] = torch.full_like(tensor, float(kind == "bias"))
@@ -88,16 +89,19 @@ def inherit(
     return routing_tables(architecture, prefix, frequencies, seed) | inherited
 
 
-def _block_tensor(tensor: Tensor, base: Base, genes: Genes, module: str, kind: str, name: str) -> Tensor:
+def _block_tensor(
+    tensor: Tensor, base: Base, genes: Genes, projected: int, module: str, kind: str, name: str
+) -> Tensor:
     """A tensor of a block cut for these genes; those of several experts are stacked along a new first dimension.
 
     Args:
+        projected: input width of `project`.
         module: "expand", "gate", "project" or "LayerNorm".
         kind: "weight" or "bias".
         name: in the supernet, for errors.
     """
     count = genes.experts.count
-    inner, projected = genes.inner(base), project_width(base, genes)
+    inner = genes.inner(base)
     dimension = {"expand": 0, "gate": 0, "project": None if kind == "bias" else 1}.get(module)
     if dimension is None:
         return _copies(tensor, count if module == "project" else 1)

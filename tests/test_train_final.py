@@ -25,8 +25,9 @@ from distill.tasks.encoding import load_encoded
 from distill.tasks.metrics import standard_error
 from nas.config.load import load_config
 from nas.evaluate import Evaluator
+from nas.evaluate_one_shot import OneShotEvaluator
 from nas.final.command import main
-from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot
+from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.prepare import prepare
 from nas.stages import plan
 from search_spaces import PUBLISHED, Architecture, cost

@@ -32,10 +32,10 @@ from benchmarks.processes import in_new_process
 from benchmarks.report import Report
 from benchmarks.search.orchestration import demo_sampler, demo_space, empty_workspace, fill, sleep
 from nas.config.load import load_config
-from nas.evaluate import Evaluator, evaluator
+from nas.evaluate import Evaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
-from nas.runner import Cluster, connected, evaluate_trial
+from nas.runner import Cluster, connected, evaluate_trial, evaluator_of
 from nas.runner import run as run_trials
 from nas.stages import BASE_MODEL, UNIFORM, plan, sampler_of
 from nas.study import ledger
@@ -55,7 +55,7 @@ def evaluate_and_log(config: dict[str, Any], *, log: Path, workspace: Workspace,
     """Evaluate a trial as `nas.runner.evaluate_trial` does, after a line in `log` with this process's memory."""
     gc.collect()
     line = {"pid": os.getpid(), "peak": peak_rss(), "between": asdict(memory(os.getpid()))}
-    evaluator(workspace, device)
+    evaluator_of(workspace, device)
     line |= {"loaded": asdict(memory(os.getpid())), "time": time.time()}
     with log.open("a") as file:
         print(json.dumps(line), file=file)

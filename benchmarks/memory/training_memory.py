@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from nas.evaluate import Evaluator
 from search_spaces.architecture import Architecture
@@ -44,9 +43,10 @@ def training_memory(evaluator: Evaluator, architecture: Architecture) -> dict[st
     sizes: dict[str, int] = {}
     known: set[int] = set()
     of_steps: list[int] = []
+    model = evaluator.student(architecture)
     with kept_for_backward(known) as kept:
 
-        def after_step(step: int, model: PreTrainedModel) -> None:
+        def after_step(step: int) -> None:
             parameters = list(model.parameters())
             known.update(parameter.untyped_storage().data_ptr() for parameter in parameters)
             of_steps.append(sum(kept.values()))
@@ -54,5 +54,5 @@ def training_memory(evaluator: Evaluator, architecture: Architecture) -> dict[st
             sizes["weights"] = size(parameters)
             sizes["gradients"] = size([parameter for parameter in parameters if parameter.requires_grad])
 
-        evaluator.train(architecture, evaluator.training_phases, evaluator.config.seed, after_step)
+        evaluator.train(model, evaluator.training_phases, evaluator.config.seed, after_step)
     return sizes | {"moments": 2 * sizes["gradients"], "kept for the backward pass": max(of_steps)}

@@ -17,7 +17,9 @@ from benchmarks.search.winner import scores_after_training
 from nas.budget import limits_of
 from nas.config.load import load_config
 from nas.evaluate import Evaluator
-from nas.preparation.prepare import Preparation, prepare
+from nas.preparation.context import preparation_context
+from nas.preparation.prepare import prepare
+from nas.preparation.teacher import prepare_task
 from nas.stages import CONFIRMATION, UNIFORM, plan
 from nas.study import ledger
 from nas.study.folder import Folder
@@ -98,8 +100,7 @@ def winners(out: Path, preset: str, seed: int, report: Report) -> tuple[dict[str
     config = load_config(preset, {"seed": seed})
     workspace = prepare(config)
     for task in config.tasks:  # also what only stage 3 needs
-        prepared = Preparation(config.model_copy(update={"tasks": (task,)}))
-        assert prepared.data.exists() and prepared.teacher.exists()
+        prepare_task(preparation_context(config.model_copy(update={"tasks": (task,)})))
     workers = min(2, os.cpu_count() or 1)
     folders = {name: Folder(out / name) for name in (ALL_STAGES, STAGE_1, STAGE_3)}
     if not folders[ALL_STAGES].best("3").exists():

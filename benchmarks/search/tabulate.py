@@ -31,7 +31,8 @@ from distill.training.progress import ignore_progress
 from nas.budget import budgeted_space
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
-from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot
+from nas.evaluate_one_shot import OneShotEvaluator
+from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from search_spaces.architecture import Architecture, Genes
@@ -82,7 +83,7 @@ class Tree:
         """Each member's row and its accuracy on every task."""
         states, masks, expected, tasks = [], [], [], []
         for task, (_, data, _) in self.evaluator.tasks.items():
-            first = self.evaluator.first or len(data)
+            first = self.evaluator.rows_per_task or len(data)
             order = [chosen[chosen < first] for chosen in eval_batches(data, EVALUATION_BATCH)]
             for chosen in (chosen for chosen in order if len(chosen)):
                 batch = collate(data, chosen, self.evaluator.pad_id)

@@ -43,7 +43,8 @@ def scores_after_training(
 
     @cache  # an architecture can have several names
     def score(architecture: Architecture, seed: int) -> float:
-        model = evaluator.train(architecture, phases, seed)
+        model = evaluator.student(architecture)
+        evaluator.train(model, phases, seed)
         scores = evaluate(model, dev, split, task, accelerator=evaluator.accelerator, pad_id=pad_id)
         del model
         gc.collect()

@@ -8,14 +8,15 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from benchmarks.report import Report
-from distill.tasks.encoding import load_encoded
 from distill.tasks.metrics import accuracy, standard_error
 from distill.tasks.readers.embedded import TASKS, demo_task
 from distill.tasks.task import Split, TaskData
 from distill.training.evaluation import measure
 from distill.training.teacher import load_model
 from nas.config.load import load_config
-from nas.preparation.prepare import Preparation, check
+from nas.preparation.checks import check
+from nas.preparation.context import preparation_context
+from nas.preparation.teacher import prepare_task
 
 WORD = re.compile(r"\w+")
 
@@ -49,11 +50,12 @@ def run(options: Namespace, report: Report) -> None:
     for name in options.tasks or TASKS:
         config = load_config("demo", {"tasks": [name]})
         check(config)
-        prepared = Preparation(config)
-        data = demo_task(name, prepared.corpus())
-        teacher = load_model(str(prepared.teacher), prepared.task.labels)
-        rows = load_encoded(prepared.data / "dev.npz")
-        score = measure(teacher, rows, accelerator=prepared.accelerator, pad_id=prepared.tokenizer.pad_token_id)
+        context = preparation_context(config)
+        folders = prepare_task(context)
+        data = demo_task(name, context.corpus())
+        teacher = load_model(str(folders.teacher), folders.task.labels)
+        rows = folders.rows("dev")
+        score = measure(teacher, rows, accelerator=context.accelerator, pad_id=context.tokenizer.pad_token_id)
         bag = accuracy(bag_of_words(data), data.dev.labels)
         with_errors = (f"{one:.4f} ± {standard_error(one, len(rows)):.4f}" for one in (score, bag))
         chance = 1 / len(data.task.labels)

@@ -22,6 +22,7 @@ from nas.final.folder import STATE, is_first_process
 from nas.final.measurements import Measurements, measure, table
 from nas.final.training import final_phases, starting_point, train
 from nas.preparation.prepare import prepare
+from nas.preparation.workspace import base_of_study
 from search_spaces.architecture import Architecture, Base
 from supernet.build import check_exportable
 
@@ -77,10 +78,11 @@ def run(final: FinalRun) -> int:
     check_exportable(final.architecture)
     console = Console(highlight=False, soft_wrap=True, quiet=not is_first_process())
     with Progress(console) as progress:
-        workspace = prepare(final.config, final.device, progress.prepare, outputs=False)
-        base, graph = workspace.base()
+        base, graph = base_of_study(final.config)
         architecture = final.architecture.transferred(base) if final.transfer else final.architecture
-        check_architecture(architecture, base, final.config, workspace.folders.task.kind)
+        check_architecture(architecture, base, final.config)
+        workspace = prepare(final.config, final.device, progress.prepare, outputs=False)
+        check_head(architecture, workspace.folders.task.kind)
         evaluator = Evaluator(workspace, final.device)
         if is_first_process():
             write_text(final.state / "training.json", final.identity())
@@ -113,11 +115,11 @@ def check_resumed(final: FinalRun) -> None:
         raise ConfigError(f"--resume: {final.out} is of another configuration, architecture or seed")
 
 
-def check_architecture(architecture: Architecture, base: Base, config: StudyConfig, kind: str) -> None:
-    """Refuse an architecture that cannot inherit from the supernet of this configuration, or cannot do its task.
+def check_architecture(architecture: Architecture, base: Base, config: StudyConfig) -> None:
+    """Refuse an architecture that cannot inherit from the supernet of this configuration.
 
     Raises:
-        ConfigError: it is on another base, its stacks are too large, or its head is of another kind of task.
+        ConfigError: it is on another base, or its stacks are too large.
     """
     if without_experts(architecture.base) != without_experts(base):
         raise ConfigError(
@@ -127,6 +129,10 @@ def check_architecture(architecture: Architecture, base: Base, config: StudyConf
     stack, largest = max(genes.stack for genes in architecture.layers), max(config.space.stacks)
     if stack > largest:
         raise ConfigError(f"the architecture has a stack of {stack}; the supernet has {largest}")
+
+
+def check_head(architecture: Architecture, kind: str) -> None:
+    """Raises ConfigError where the architecture has experts in its head and the head of this kind of task cannot."""
     if architecture.base.head_experts > 1 and kind not in (CLASSIFICATION, REGRESSION):
         raise ConfigError(f"the architecture has experts in its head, which a {kind} has not")
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from distill.objectives import OBJECTIVES
-from distill.training.progress import losses
+from distill.training.progress import ProgressCallback, losses
 from nas.budget import limits_of
 from nas.config.schema import ConfigError
 from nas.evaluate import Evaluator
-from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot
-from nas.preparation.phases import FINAL, ON_TEXT, TrainingPhase, training_phase
-from nas.preparation.prepare import ProgressCallback, training
+from nas.evaluate_one_shot import OneShotEvaluator
+from nas.preparation.one_shot import prepare_one_shot
+from nas.preparation.phases import FINAL, ON_TEXT, TrainingPhase, refusing_divergence, training_phase
 from nas.preparation.workspace import projections
 from nas.stages import plan
 from search_spaces.architecture import Architecture
@@ -86,6 +86,9 @@ def train(
     learned = projections(evaluator.workspace.supernet)
     for phase in phases:
         label = PHASE_NAMES[phase.table]
-        with training(phase.table), losses(tensorboard, f"{name}/{label}", evaluator.accelerator) as log_loss:
+        with (
+            refusing_divergence(phase.table),
+            losses(tensorboard, f"{name}/{label}", evaluator.accelerator) as log_loss,
+        ):
             report = partial(after_step, log_loss, f"{name}: {label}", phase.recipe.steps)
             learned = evaluator.distil(model, phase, seed, learned, report, state / phase.table)

@@ -21,8 +21,9 @@ from search_spaces.architecture import ArchitectureError, Base
 from search_spaces.graph import GELU, FFNGraph
 from supernet.build import base_of_teacher
 
-# File in the supernet's folder; no part of any exported model.
-PROJECTIONS = "projections.safetensors"
+# Files in the supernet's folder that are no part of any exported model: projections of the objective that the warm-up
+# learned, and the importance of the inner neurons.
+PROJECTIONS, IMPORTANCE = "projections.safetensors", "importance.safetensors"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Workspace:
 
     def importance(self) -> list[Tensor]:
         """Importance of the inner neurons of each layer's lowest block, in the supernet's (descending) order."""
-        stored = load_file(self.supernet / "importance.safetensors")
+        stored = load_file(self.supernet / IMPORTANCE)
         return [stored[f"{layer}"] for layer in range(len(stored))]
 
     def frequencies(self) -> Tensor:
@@ -63,6 +64,11 @@ class Workspace:
     def labels(self) -> int:
         """Outputs of the task's head."""
         return int(AutoConfig.from_pretrained(self.teacher).num_labels)
+
+
+def base_of_study(config: StudyConfig) -> tuple[Base, FFNGraph]:
+    """As `student_base`, before there is a fine-tuned teacher: fine-tuning leaves its shape as it is."""
+    return student_base(config, load_config(config.teacher))
 
 
 def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:

@@ -267,11 +267,9 @@ class NasBertForMaskedLM(NasBertPreTrainedModel, BertForMaskedLM):
         self.post_init()
 
 
-def _linear_head(model: Any, config: NasBertConfig, outputs: int) -> nn.Linear:
-    """The linear map of a head; sets the model's `dropout`, which the library's forward methods use."""
-    probability = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
-    model.dropout = nn.Dropout(probability)
-    return nn.Linear(config.hidden_size, outputs)
+def _head_dropout(config: NasBertConfig) -> nn.Dropout:
+    """The dropout before a head: a model's `dropout`, which the library's forward methods use."""
+    return nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
 
 
 class ExpertHead(nn.Module):
@@ -299,7 +297,8 @@ class NasBertForSequenceClassification(NasBertPreTrainedModel, BertForSequenceCl
         BertPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.bert = NasBertModel(config)
-        head = _linear_head(self, config, config.num_labels)
+        self.dropout = _head_dropout(config)
+        head = nn.Linear(config.hidden_size, config.num_labels)
         self.classifier = head if config.head_experts == 1 else ExpertHead(config, config.num_labels)
         self.post_init()
 
@@ -311,7 +310,8 @@ class NasBertForTokenClassification(NasBertPreTrainedModel, BertForTokenClassifi
         BertPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.bert = NasBertModel(config, add_pooling_layer=False)
-        self.classifier = _linear_head(self, config, config.num_labels)
+        self.dropout = _head_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
 

@@ -6,7 +6,16 @@ from fractions import Fraction
 import pytest
 import torch
 
-from nas.budget import NO_LIMIT, budgeted_space, globally_important, kept_importance, largest_uniform, limits_of
+from nas.budget import (
+    NO_LIMIT,
+    SMALLEST_HEAD,
+    budgeted_space,
+    check_feasible,
+    globally_important,
+    kept_importance,
+    largest_uniform,
+    limits_of,
+)
 from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
 from search_spaces import Architecture, Base, Space, SpaceError, cost
@@ -151,3 +160,22 @@ def test_limits_are_those_of_the_study(house: House, workspace: Workspace) -> No
     assert latency.total(architecture) == latency.fixed + 2 * latency.of(base, architecture.layers[0])
     # Measured once.
     assert limits_of(bound.config, bound, "cpu") == (macs, latency)
+
+
+@pytest.mark.parametrize("head", cost.HEADS)
+@pytest.mark.parametrize("limit", ["max_params", "max_macs"])
+def test_the_early_check_refuses_only_what_fits_with_no_head(head: str, limit: str) -> None:
+    smallest = Architecture.uniform(BASE, expansion=Fraction(1, 4))
+    costs = {"max_params": cost.params(smallest, 1, head), "max_macs": cost.macs(smallest, labels=1, head=head)}
+    refused = []
+    for most in range(costs[limit] - 3000, costs[limit] + 1):
+        config = load_config("demo", TABLE | {f"space.{limit}": most, "space.slack": 1.0})
+        try:
+            check_feasible(config, BASE, GELU)
+        except SpaceError:
+            refused.append(most)
+    # Nothing from the cost of the smallest architecture on, whatever its head.
+    assert costs[limit] not in refused
+    assert refused == list(range(costs[limit] - 3000, costs[limit] - 3000 + len(refused)))
+    if head == SMALLEST_HEAD:
+        assert refused[-1] == costs[limit] - 1

@@ -19,7 +19,7 @@ from optuna.trial import TrialState
 
 from nas import runner
 from nas.config.schema import ConfigError
-from nas.runner import Cluster, check_address, connected, cpus_per_trial
+from nas.runner import Cluster, connected, cpus_per_trial, gpus_at
 from nas.study import ledger
 from tests.nas.house import PATIENCE, House, states, trials_of, wait
 from tests.nas.test_kills import facts
@@ -152,7 +152,7 @@ def test_a_node_is_lost(nodes: tuple[str, Node, Node], searched: Path, house: Ho
 @pytest.mark.parametrize("address", ["nonsense", "ray://127.0.0.1:10001", "127.0.0.1", "", "http://127.0.0.1:8265"])
 def test_addresses_that_cannot_be(address: str) -> None:
     with pytest.raises(ConfigError, match="give HOST:PORT"):
-        check_address(address)
+        gpus_at(address)
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_addresses_of_no_cluster(house: House, tmp_path: Path, monkeypatch: pyte
     with socket.create_server(("", 0)) as silent:
         for address in (f"127.0.0.1:{silent.getsockname()[1]}", "no.such.host:6379"):
             with pytest.raises(ConfigError, match="no connection to a Ray cluster"):
-                check_address(address)
+                gpus_at(address)
 
 
 @pytest.mark.slow

@@ -16,9 +16,10 @@ from distill.tasks.metrics import standard_error
 from distill.training.evaluation import measure
 from distill.training.loop import Diverged
 from distill.training.teacher_outputs import SavedTeacher
-from nas.evaluate import Evaluator, evaluator
+from nas.evaluate import Evaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
+from nas.runner import evaluator_of
 from search_spaces import Architecture
 from tests.nas.house import House
 from tests.tiny import inputs
@@ -102,5 +103,5 @@ def test_broken_weights_are_no_score(workspace: Workspace, tmp_path: Path) -> No
 
 
 def test_a_process_loads_its_evaluator_once(house: House, workspace: Workspace) -> None:
-    assert evaluator(workspace, "cpu") is evaluator(replace(workspace, config=house.config), "cpu")
-    evaluator.cache_clear()
+    assert evaluator_of(workspace, "cpu") is evaluator_of(replace(workspace, config=house.config), "cpu")
+    evaluator_of.cache_clear()

@@ -187,15 +187,15 @@ def test_what_a_stage_refines(tmp_path: Path) -> None:
 
 def test_what_candidates_could_not_inherit_from(house: House, workspace: Workspace) -> None:
     base, graph = workspace.base()
-    check_incumbent(None, house.config, workspace)
-    check_incumbent(Architecture.uniform(base, graph=graph, stack=2), house.config, workspace)
+    check_incumbent(None, house.config, base)
+    check_incumbent(Architecture.uniform(base, graph=graph, stack=2), house.config, base)
     with pytest.raises(ConfigError, match=r"has a stack of 3; the supernet has 2: space.stacks"):
-        check_incumbent(Architecture.uniform(base, graph=graph, stack=3), house.config, workspace)
+        check_incumbent(Architecture.uniform(base, graph=graph, stack=3), house.config, base)
     hashed = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 4), experts=Experts(2, routing="hash"))
-    check_incumbent(hashed, house.config, workspace)
+    check_incumbent(hashed, house.config, base)
     timed = house.config.model_copy(update={"space": house.config.space.model_copy(update={"max_latency": "0.5x"})})
     with pytest.raises(ConfigError, match=r"has layers of 2 hash, shared .*; latencies are measured of what space.exp"):
-        check_incumbent(hashed, timed, workspace)
+        check_incumbent(hashed, timed, base)
     other = replace(base, inner=base.inner + 1)
     with pytest.raises(ConfigError, match=r"the architecture to refine has the base .*; this study's is "):
-        check_incumbent(Architecture.uniform(other, graph=graph), house.config, workspace)
+        check_incumbent(Architecture.uniform(other, graph=graph), house.config, base)

@@ -20,10 +20,14 @@ from nas.budget import budgeted_space
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluate import Evaluator
+from nas.evaluate_one_shot import OneShotEvaluator
 from nas.preparation import data
-from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot, weights
+from nas.preparation.context import preparation_context
+from nas.preparation.data import stored_task
+from nas.preparation.one_shot import prepare_one_shot, weights_file
 from nas.preparation.phases import TrainingPhase
-from nas.preparation.prepare import Preparation, prepare
+from nas.preparation.prepare import prepare
+from nas.preparation.teacher import prepare_data
 from nas.preparation.workspace import Workspace
 from nas.search import overrides, parser
 from nas.study import ledger
@@ -83,7 +87,7 @@ def test_stage_3_scores_what_the_slice_computes_alone(house: House, tmp_path: Pa
     assert workspace.one_shot is not None
     architecture = half(workspace)
     score = OneShotEvaluator(workspace, "cpu").evaluate(architecture)
-    stored = load_file(weights(workspace.one_shot))
+    stored = load_file(weights_file(workspace.one_shot))
     for name, folders in zip(workspace.config.tasks, workspace.tasks, strict=True):
         like = AutoConfig.from_pretrained(folders.teacher)
         alone = build(architecture, folders.task.kind, like=like)
@@ -119,8 +123,8 @@ def test_expert_loads_of_stage_3_are_of_all_tasks(house: House, tmp_path: Path) 
 
 
 def keys(config: StudyConfig) -> tuple[str, str]:
-    made = Preparation(config, "cpu")
-    return made.data_key, made.teacher_key
+    context = preparation_context(config, "cpu")
+    return context.data_key, context.teacher_key
 
 
 def test_what_is_read_again_when_something_changes(house: House, tmp_path: Path) -> None:
@@ -206,9 +210,9 @@ def test_data_of_the_command_line(house: House, tmp_path: Path) -> None:
     (tmp_path / "b" / "dev.txt").write_text("paru X\n")
     given = ["--stage", "1", "--preset", str(preset), "--data", str(tmp_path / "b"), "--tasks", "conll"]
     config = load_config(str(preset), overrides(parser().parse_args(given)))
-    made = Preparation(config, "cpu")
-    assert made.task.labels == ("X", "Y")
-    assert made.data_key != Preparation(load_config(str(preset)), "cpu").data_key
+    context = preparation_context(config, "cpu")
+    assert stored_task(prepare_data(context)).labels == ("X", "Y")
+    assert context.data_key != preparation_context(load_config(str(preset)), "cpu").data_key
 
 
 @pytest.mark.parametrize(
@@ -273,10 +277,13 @@ def test_a_candidate_by_every_objective(house: House, tmp_path: Path, kind: str,
     evaluator, live = Evaluator(workspace, "cpu"), Live(workspace, "cpu")
     steps: list[int] = []
     start = evaluator.student(half(workspace)).state_dict()
-    model = evaluator.train(half(workspace), evaluator.training_phases, 0, lambda step, model: steps.append(step))
+    model = evaluator.student(half(workspace))
+    evaluator.train(model, evaluator.training_phases, 0, steps.append)
     assert steps == list(range(14))
     learned = model.state_dict()
-    expected = live.train(half(workspace), live.training_phases, 0).state_dict()
+    taught = live.student(half(workspace))
+    live.train(taught, live.training_phases, 0)
+    expected = taught.state_dict()
     moved = [name for name, tensor in start.items() if not torch.equal(learned[name], tensor)]
     assert any(".ffn." in name for name in moved)
     heads = {name: tensor for name, tensor in learned.items() if name.startswith(("classifier", "qa_outputs"))}

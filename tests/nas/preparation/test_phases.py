@@ -17,10 +17,13 @@ from nas.budget import budgeted_space
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluate import Evaluator
-from nas.preparation.data import TaskFolders
-from nas.preparation.one_shot import OneShotEvaluator, prepare_one_shot, turns_of
+from nas.evaluate_one_shot import OneShotEvaluator
+from nas.preparation.context import preparation_context
+from nas.preparation.one_shot import prepare_one_shot, turns_of
 from nas.preparation.phases import portion, training_phase
-from nas.preparation.prepare import Preparation, prepare
+from nas.preparation.prepare import prepare
+from nas.preparation.supernet import new_supernet, supernet_importance
+from nas.preparation.teacher import prepare_task
 from nas.preparation.workspace import Workspace, objectives, student_base
 from search_spaces import Architecture, cost
 from search_spaces.published import PUBLISHED
@@ -123,8 +126,8 @@ def test_a_supernet_warmed_up_on_text(house: House, protocol: Path, tmp_path: Pa
     (tmp_path / "a.txt").write_text("Bado kule moni.\nParu.\n" * 20)
     places = {"corpus": str(tmp_path / "a.txt"), "warmup.steps": 5}
     config = load_config(str(protocol), places)
-    warm = Preparation(config, "cpu")
-    cold = Preparation(load_config(str(protocol), places | {"warmup.steps": 0}), "cpu")
+    warm = prepare(config, "cpu")
+    cold = prepare(load_config(str(protocol), places | {"warmup.steps": 0}), "cpu")
     assert torch.equal(head(warm.supernet), head(cold.supernet)), "text has no labels"
     encoder = "bert.encoder.layer.0.ffn.0.expand.bias"
     assert not torch.equal(*(load_file(made.supernet / "model.safetensors")[encoder] for made in (warm, cold)))
@@ -132,9 +135,9 @@ def test_a_supernet_warmed_up_on_text(house: House, protocol: Path, tmp_path: Pa
     for layer in load_file(warm.supernet / "importance.safetensors").values():
         assert (layer >= 0).all() and layer[0] > 0 and torch.equal(layer, layer.sort(descending=True).values)
     first = warm.supernet
-    assert Preparation(load_config(str(protocol), places | {"text_teacher": "task"}), "cpu").supernet != first
+    assert prepare(load_config(str(protocol), places | {"text_teacher": "task"}), "cpu").supernet != first
     (tmp_path / "a.txt").write_text("Bado kule.\nParu.\n" * 20)
-    assert Preparation(config, "cpu").supernet != first
+    assert prepare(config, "cpu").supernet != first
 
 
 def test_sentences_of_a_text_count_alike_in_importance(house: House, protocol: Path, tmp_path: Path) -> None:
@@ -144,12 +147,14 @@ def test_sentences_of_a_text_count_alike_in_importance(house: House, protocol: P
 
     def importance(batch_size: int) -> list[torch.Tensor]:
         changes = places | {"warmup.batch_size": batch_size, "warmup.importance_batches": 4 // batch_size}
-        made = Preparation(load_config(str(protocol), changes), "cpu")
-        phase = training_phase(made.config, "warmup", made.folders)
+        context = preparation_context(load_config(str(protocol), changes), "cpu")
+        config, folders = context.config, prepare_task(context)
+        teacher = AutoConfig.from_pretrained(folders.teacher)
+        phase = training_phase(config, "warmup", folders)
         assert phase is not None and sorted(phase.rows.lengths)[0] < sorted(phase.rows.lengths)[-1]
-        model = made.new_supernet(student_base(made.config, made.teacher_config)[0])
-        goal, _ = objectives(made.config, phase.settings, phase.recipe, model.config, made.teacher_config)[-1]
-        return [layer[0] for layer in made.importance(model, phase, goal.state_dict())]
+        model = new_supernet(context, folders, student_base(config, teacher)[0])
+        objective, _ = objectives(config, phase.settings, phase.recipe, model.config, teacher)[-1]
+        return [layer[0] for layer in supernet_importance(context, folders, model, phase, objective.state_dict())]
 
     single, *others = (importance(size) for size in (1, 2, 4))
     for other in others:
@@ -162,10 +167,12 @@ def test_candidates_learn_from_text_before_the_task(protocol: Path) -> None:
     evaluator = Evaluator(workspace, "cpu")
     architecture = half(workspace)
     steps: list[int] = []
-    model = evaluator.train(architecture, evaluator.training_phases, 0, lambda step, model: steps.append(step))
+    model = evaluator.student(architecture)
+    evaluator.train(model, evaluator.training_phases, 0, steps.append)
     assert steps == list(range(evaluator.training_phases[-1].recipe.steps + 1))
     # Text alone leaves the head as it is.
-    on_text = evaluator.train(architecture, evaluator.training_phases[:1], 0)
+    on_text = evaluator.student(architecture)
+    evaluator.train(on_text, evaluator.training_phases[:1], 0)
     start = evaluator.student(architecture)
     assert torch.equal(on_text.classifier.weight, start.classifier.weight)
     assert not torch.equal(on_text.bert.pooler.dense.weight, model.bert.pooler.dense.weight)
@@ -174,7 +181,9 @@ def test_candidates_learn_from_text_before_the_task(protocol: Path) -> None:
     # Kept outputs are the teachers': the raw one's on text, the fine-tuned one's on the task.
     live = Evaluator(prepare(load_config(str(protocol), {"teacher_cache": 0}), "cpu"), "cpu")
     assert live.workspace.outputs == () and live.workspace.supernet == workspace.supernet
-    other = live.train(architecture, live.training_phases, 0).state_dict()
+    taught_live = live.student(architecture)
+    live.train(taught_live, live.training_phases, 0)
+    other = taught_live.state_dict()
     moved = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
     apart = sum(float((tensor - other[name]).square().sum()) for name, tensor in moved.items())
     far = sum(float((tensor - start.state_dict()[name]).square().sum()) for name, tensor in moved.items())
@@ -191,7 +200,7 @@ def test_a_disk_without_room(protocol: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_epochs_of_several_tasks(protocol: Path) -> None:
     config = load_config(str(protocol), {"sharing.epochs": 1})
-    folders = {task: TaskFolders(Preparation(alone(config, task), "cpu").data, Path()) for task in config.tasks}
+    folders = {task: prepare_task(preparation_context(alone(config, task), "cpu")) for task in config.tasks}
     plan = {task: found for task in folders if (found := training_phase(config, "sharing", folders[task]))}
     counts = Counter(turns_of(config, plan))
     assert counts == {task: -(-len(one.rows) // 8) for task, one in plan.items()}

@@ -16,7 +16,10 @@ from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.evaluate import Evaluator
 from nas.preparation.phases import settings_of
-from nas.preparation.prepare import Preparation, prepare, set_dropout
+from nas.preparation.context import preparation_context
+from nas.preparation.prepare import prepare
+from nas.preparation.supernet import set_dropout
+from nas.preparation.teacher import prepare_task
 from nas.preparation.workspace import Workspace, objectives, projections
 from search_spaces import Architecture, Base
 from supernet.build import full_architecture
@@ -76,7 +79,7 @@ def test_a_teacher_stops_early(house: House, workspace: Workspace) -> None:
         if share and what == "teacher: fine-tuning":
             shares.append(share)
 
-    assert Preparation(config, "cpu", on_progress).teacher != workspace.teacher
+    assert prepare_task(preparation_context(config, "cpu", on_progress)).teacher != workspace.teacher
     assert shares[-1] == pytest.approx(3 / 6, abs=0.05)
 
 

@@ -1,0 +1,107 @@
+"""One candidate of stage 3 to its score: a slice of the trained one-shot supernet, measured on all tasks."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from statistics import fmean
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel
+
+from distill.training.evaluation import Load, evaluate, expert_load, split_batches
+from distill.training.loop import make_accelerator
+from nas.evaluate import INTERMEDIATE_ROWS, ReportScore, Score, ignore_score
+from nas.preparation.one_shot import regression_tasks, weights_file
+from nas.preparation.workspace import Workspace
+from search_spaces.architecture import Architecture
+from supernet.build import build, load_weights
+from supernet.one_shot import OneShotSupernet
+
+
+def mean_loads(loads: Sequence[Sequence[Load]]) -> tuple[Load, ...]:
+    """For every router the mean of its shares over the tasks, each of which counts alike.
+
+    Args:
+        loads: of every task, those of the same routers in the same order.
+    """
+    means = []
+    for router_loads in zip(*loads, strict=True):
+        shares = zip(*(load.shares for load in router_loads), strict=True)
+        means.append(replace(router_loads[0], shares=tuple(map(fmean, shares))))
+    return tuple(means)
+
+
+class OneShotEvaluator:
+    """Scores slices of the trained one-shot supernet; loaded once per process."""
+
+    def __init__(self, workspace: Workspace, device: str = "auto") -> None:
+        assert workspace.one_shot is not None
+        config = workspace.config
+        self.accelerator = make_accelerator(device)
+        self.like = AutoConfig.from_pretrained(workspace.supernet)
+        self.tasks = {
+            name: (folders.task, folders.rows("search"), folders.split("search"))
+            for name, folders in zip(config.tasks, workspace.tasks, strict=True)
+        }
+        self.kind = workspace.tasks[0].task.kind
+        stored = Architecture.load(workspace.one_shot / "architecture.json")
+        heads = {
+            name: nn.Linear(self.like.hidden_size, AutoConfig.from_pretrained(folders.teacher).num_labels)
+            for name, folders in zip(config.tasks, workspace.tasks, strict=True)
+        }
+        self.supernet = OneShotSupernet(
+            build(stored, self.kind, like=self.like),
+            heads,
+            config.space.experts,
+            workspace.frequencies(),
+            regression_tasks(workspace),
+            config.seed,
+        )
+        self.supernet.load_state_dict(load_file(weights_file(workspace.one_shot)))
+        self.pad_id = self.like.pad_token_id
+        self.first_task = config.task
+        self.rows_per_task = config.sharing.rows
+
+    def evaluate(
+        self,
+        architecture: Architecture,
+        seed: int = 0,
+        rungs: Sequence[Fraction] = (),
+        report: ReportScore = ignore_score,
+    ) -> Score:
+        """The mean over the tasks of their metrics on their search splits. As nothing is trained, neither the seed nor
+        the rungs make a difference, and there are no intermediate scores to report.
+
+        Raises:
+            distill.training.loop.Diverged: a logit is not finite.
+        """
+        scores = {}
+        loads = []
+        for name, (task, rows, split) in self.tasks.items():
+            self.supernet.activate(architecture, name)
+            metrics = evaluate(
+                self.supernet,
+                rows,
+                split,
+                task,
+                accelerator=self.accelerator,
+                pad_id=self.pad_id,
+                first=self.rows_per_task,
+            )
+            scores[name] = metrics[task.metrics[0]]
+            batches = (batch for _, batch in split_batches(rows, self.pad_id, INTERMEDIATE_ROWS))
+            loads.append(expert_load(self.supernet, batches, accelerator=self.accelerator))
+        value = sum(score.value for score in scores.values()) / len(scores)
+        error = sum(score.standard_error**2 for score in scores.values()) ** 0.5 / len(scores)
+        return Score(value, error, {name: score.value for name, score in scores.items()}, mean_loads(loads))
+
+    def student(self, architecture: Architecture) -> PreTrainedModel:
+        """A model of this architecture with weights of its own, cut out of the supernet, for the first task."""
+        self.supernet.activate(architecture, self.first_task)
+        model = build(architecture, self.kind, like=self.like)
+        with torch.no_grad():
+            state = self.supernet.state()
+            load_weights(model, {name: state[name].clone() for name in model.state_dict()})
+        return model

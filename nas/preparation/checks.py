@@ -1,0 +1,42 @@
+"""What can be refused in the first seconds: checks that need neither weights nor rows."""
+
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from distill.objectives import OBJECTIVES
+from distill.training.teacher import load_config
+from nas.config.schema import ConfigError, StudyConfig
+from nas.preparation import data
+from nas.preparation.phases import CANDIDATE, settings_of, table_of
+from nas.preparation.workspace import objectives, student_base
+from search_spaces.architecture import Architecture
+from supernet.build import build, config_of
+
+
+def check(config: StudyConfig) -> None:
+    """Refuse what cannot work before anything is trained.
+
+    Raises:
+        ConfigError, distill.training.teacher.TeacherError: as `nas.preparation.prepare.prepare`.
+    """
+    config.objective.check()
+    data.check_tasks(config)
+    teacher = load_config(config.teacher)
+    base, graph = student_base(config, teacher)
+    for name, positions in (("teacher", teacher.max_position_embeddings), ("base", base.positions)):
+        if config.max_length > positions:
+            raise ConfigError(f"max_length: the {name} has {positions} positions, not {config.max_length}")
+    student = Architecture.uniform(base, graph=graph)
+    try:
+        for name in ("warmup", *CANDIDATE, "sharing_pretrain", "sharing"):
+            if table := table_of(config, name):
+                objectives(config, settings_of(config, name), table.build(1), config_of(student), teacher)
+        objective_spec = OBJECTIVES[config.objective.name]
+        if objective_spec.training_context is not None:
+            with torch.device("meta"):
+                models = build(student, like=teacher), AutoModelForSequenceClassification.from_config(teacher)
+            settings = objective_spec.defaults | config.objective.settings()
+            with objective_spec.training_context(*models, settings=settings, steps=1, seed=config.seed):
+                pass
+    except ValueError as error:
+        raise ConfigError(f"objective and base: {error}") from None

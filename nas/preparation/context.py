@@ -1,0 +1,83 @@
+"""What every step of the preparation uses: configuration, tokenizer, device, and the cache with its keys."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from distill.files import cache_folder, fingerprint
+from distill.objectives.outputs import Batch
+from distill.tasks.encoding import Encoded, training_batches
+from distill.tasks.readers.corpora import Corpus, embedded_corpus
+from distill.training.loop import make_accelerator
+from distill.training.progress import ProgressCallback, ignore_progress
+from distill.training.recipe import Recipe
+from distill.training.teacher import load_tokenizer, source_fingerprint
+from nas.config.schema import StudyConfig
+from nas.preparation import data
+from nas.preparation.nodes import keep_on_every_node
+
+# Part of every key: raise it when what is kept in the cache changes its meaning.
+FORMAT = 2
+
+
+@dataclass(frozen=True)
+class PreparationContext:
+    """The first task of a configuration on its way through the preparation.
+
+    Attributes:
+        cache: the user's cache folder.
+        corpus: reads the text of this installation, once.
+        data_key: changes when the encoded rows or the text do.
+        teacher_key: changes when the rows or the fine-tuning of the teacher do.
+    """
+
+    config: StudyConfig
+    accelerator: Accelerator
+    tokenizer: Any
+    on_progress: ProgressCallback
+    cache: Path
+    corpus: Callable[[], Corpus]
+    data_key: str
+    teacher_key: str
+
+    def keep(self, path: Path, make: Callable[[Path], None]) -> Path:
+        """The file or folder `path` of the cache, made if it does not exist yet; see `keep_on_every_node`."""
+        return keep_on_every_node(path, make, self.accelerator)
+
+    def batches(self, rows: Encoded, batch_size: int, steps: int, seed: int) -> Iterator[Batch]:
+        """Training batches of these rows, padded."""
+        return training_batches(rows, batch_size, steps, seed, self.tokenizer.pad_token_id)
+
+    def recipe_batches(self, rows: Encoded, recipe: Recipe, seed: int) -> Iterator[Batch]:
+        """The batches of a training by this recipe."""
+        return self.batches(rows, recipe.batch_size, recipe.batches, seed)
+
+
+def preparation_context(
+    config: StudyConfig, device: str = "auto", on_progress: ProgressCallback = ignore_progress
+) -> PreparationContext:
+    """Read as much of the rows and the text as their keys need.
+
+    Raises:
+        ConfigError, distill.training.teacher.TeacherError: rows, text or tokenizer cannot be read.
+    """
+    accelerator, tokenizer = make_accelerator(device), load_tokenizer(config.teacher)
+    corpus = cache(embedded_corpus)
+    on_progress("text", None)
+    rows_key = fingerprint(
+        FORMAT, data.rows_key(config, corpus), source_fingerprint(config.teacher), config.task, config.max_length
+    )
+    return PreparationContext(
+        config=config,
+        accelerator=accelerator,
+        tokenizer=tokenizer,
+        on_progress=on_progress,
+        cache=cache_folder(),
+        corpus=corpus,
+        data_key=fingerprint(rows_key, data.text_key(config, corpus)),
+        teacher_key=fingerprint(rows_key, config.finetune.model_dump(), config.seed),
+    )

@@ -1,0 +1,79 @@
+"""The teacher's outputs on the batches of the candidates, computed once and kept on disk."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from distill.files import fingerprint
+from distill.objectives import OBJECTIVES
+from distill.tasks.encoding import batches
+from distill.training.teacher_outputs import save_outputs, saved_bytes
+from nas.config.schema import ConfigError
+from nas.preparation.context import FORMAT, PreparationContext
+from nas.preparation.data import TaskFolders
+from nas.preparation.phases import CANDIDATE, TrainingPhase, on_text, training_phases
+from nas.preparation.supernet import live_teacher
+from nas.preparation.workspace import objectives
+
+
+def prepare_outputs(context: PreparationContext, folders: TaskFolders, supernet: Path) -> tuple[tuple[str, Path], ...]:
+    """The teacher's outputs on the batches that candidates of the study's own seed see, from the cache or made.
+
+    Args:
+        supernet: folder of the supernet, whose configuration the candidates share.
+
+    Returns:
+        For every training phase of a candidate its table and the folder of the outputs, except for the phases whose
+        outputs `teacher_cache` has no room for.
+
+    Raises:
+        ConfigError: the disk has no room for them.
+    """
+    student_config = AutoConfig.from_pretrained(supernet)
+    paths = [
+        (phase.table, _phase_outputs(context, folders, phase, student_config))
+        for phase in training_phases(context.config, CANDIDATE, folders)
+    ]
+    return tuple((table, path) for table, path in paths if path)
+
+
+def _phase_outputs(
+    context: PreparationContext, folders: TaskFolders, phase: TrainingPhase, student_config: Any
+) -> Path | None:
+    """The folder of the outputs for one training phase; None if they are not kept."""
+    config, recipe = context.config, phase.recipe
+    teacher_config = AutoConfig.from_pretrained(folders.teacher)
+    of_phases = objectives(config, phase.settings, recipe, student_config, teacher_config, phase.rows)
+    needs = frozenset[str]().union(*(objective.teacher_needs for objective, _ in of_phases))
+    key = fingerprint(
+        FORMAT,
+        context.data_key if on_text(config, phase.table) else None,
+        context.teacher_key,
+        [recipe.batch_size, recipe.batches, getattr(config, phase.table).share, phase.raw],
+        sorted(needs),
+        config.seed,
+    )
+    path = context.cache / "outputs" / key
+    chosen = batches(phase.rows, recipe.batch_size, recipe.batches, config.seed)
+    size = saved_bytes(teacher_config, needs, ((len(rows), int(phase.rows.lengths[rows].max())) for rows in chosen))
+    teacher_takes_part = OBJECTIVES[config.objective.name].training_context is not None
+    if teacher_takes_part or size > config.teacher_cache:
+        return None
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(path.parent).free
+        if size > free:
+            raise ConfigError(
+                f"teacher_cache: the teacher's outputs for {phase.table} take {size / 1e9:.1f} GB and "
+                f"{path.parent} has {free / 1e9:.1f} GB free; make room, or have the teacher run in every step: "
+                "teacher_cache = 0"
+            )
+
+    def write(folder: Path) -> None:
+        context.on_progress("teacher: outputs for the candidates", None)
+        teacher = live_teacher(context, folders, needs, phase.raw)
+        save_outputs(teacher, context.recipe_batches(phase.rows, recipe, config.seed), folder)
+
+    return context.keep(path, write)

@@ -1,0 +1,188 @@
+"""The supernet: built from the teacher or anew, warmed up by distillation, with its neurons in order of importance."""
+
+import random
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedModel
+
+from distill.files import fingerprint
+from distill.objectives.outputs import Batch, run
+from distill.tasks.encoding import single_rows
+from distill.training.teacher import load_model, source_fingerprint
+from distill.training.teacher_outputs import LiveTeacher
+from nas.config.schema import StudyConfig
+from nas.preparation.context import FORMAT, PreparationContext
+from nas.preparation.data import TaskFolders
+from nas.preparation.phases import TrainingPhase, on_text, refusing_divergence, training_phase
+from nas.preparation.workspace import IMPORTANCE, PROJECTIONS, objectives, raw_teacher, student_base
+from search_spaces import cost
+from search_spaces.architecture import Architecture, Base
+from search_spaces.graph import FFNGraph
+from search_spaces.spaces import Space
+from supernet.build import from_scratch, from_teacher, layer_output_statistics, load_weights
+from supernet.importance import neuron_importance, sort_channels, summed_loss
+from supernet.warmup import warm_up
+
+# Part of the keys of supernets that learned from text: every sentence counts alike in the importance of their neurons.
+TEXT_IMPORTANCE = "of sentences"
+# Batches over which the inputs of further blocks are averaged.
+STATISTICS_BATCHES = 8
+
+
+def prepare_supernet(context: PreparationContext, folders: TaskFolders) -> Path:
+    """The folder of the warmed-up supernet, its inner channels in descending order of importance, and of that
+    importance, from the cache or made.
+
+    Raises:
+        ConfigError: the warm-up diverged.
+    """
+    config = context.config
+    if isinstance(config.base, str):
+        base_key: Any = source_fingerprint(config.teacher if config.base == "teacher" else config.base)
+    else:
+        base_key = config.base.model_dump()
+    key = fingerprint(
+        FORMAT,
+        context.teacher_key,
+        base_key,
+        config.model_dump(mode="json", include={"dropout", "warmup", "objective", "seed"}),
+        [config.space.mismatch, max(config.space.stacks)],
+        config.space.edit_rate if config.warmup.graphs == "sampled" else None,
+        [context.data_key, config.text_teacher, TEXT_IMPORTANCE] if config.warmup.source == "text" else None,
+    )
+    return context.keep(context.cache / "supernets" / key, lambda path: _make_supernet(context, folders, path))
+
+
+def _make_supernet(context: PreparationContext, folders: TaskFolders, folder: Path) -> None:
+    config = context.config
+    base, graph = student_base(config, AutoConfig.from_pretrained(folders.teacher))
+    supernet = new_supernet(context, folders, base)
+    set_dropout(supernet, config.dropout)
+    phase = training_phase(config, "warmup", folders)
+    projections = _warm_up(context, folders, supernet, base, graph, phase) if phase else {}
+    context.on_progress("supernet: importance of its neurons", None)
+    scores = supernet_importance(context, folders, supernet, phase, projections)
+    load_weights(supernet, sort_channels(supernet.state_dict(), scores, supernet.config))
+    supernet.save_pretrained(folder)
+    context.tokenizer.save_pretrained(folder)
+    if projections:
+        save_file(projections, folder / PROJECTIONS)
+    of_lowest_blocks = {
+        f"{layer}": block_scores[0].sort(descending=True).values for layer, block_scores in enumerate(scores)
+    }
+    save_file(of_lowest_blocks, folder / IMPORTANCE)
+
+
+def new_supernet(context: PreparationContext, folders: TaskFolders, base: Base) -> PreTrainedModel:
+    """A supernet at its starting point: a copy of the teacher or of another checkpoint, or random weights."""
+    config, task = context.config, folders.task
+    stack = max(config.space.stacks)
+    torch.manual_seed(config.seed)  # another checkpoint may have no head
+    if not isinstance(config.base, str):
+        return from_scratch(base, stack, like=AutoConfig.from_pretrained(folders.teacher), head=task.kind)
+    source = str(folders.teacher) if config.base == "teacher" else config.base
+    model = load_model(source, task.labels, task.kind)
+    batches = context.batches(folders.rows("train"), config.warmup.batch_size, STATISTICS_BATCHES, config.seed)
+    return from_teacher(model.eval(), stack, layer_output_statistics(model, list(batches)), base.mismatch)
+
+
+def _warm_up(
+    context: PreparationContext,
+    folders: TaskFolders,
+    supernet: PreTrainedModel,
+    base: Base,
+    graph: FFNGraph,
+    phase: TrainingPhase,
+) -> dict[str, Tensor]:
+    """Train the supernet in place; returns the learned projections."""
+    config = context.config
+    teacher_config = AutoConfig.from_pretrained(folders.teacher)
+    draw_graphs = graph_draws(config, base, graph)
+    projections: dict[str, Tensor] = {}
+    step_numbers = count(1)
+    with refusing_divergence("warmup"):
+        for objective, recipe in objectives(
+            config, phase.settings, phase.recipe, supernet.config, teacher_config, phase.rows
+        ):
+            warm_up(
+                supernet,
+                base,
+                context.recipe_batches(phase.rows, recipe, config.seed + 1),
+                objective,
+                recipe,
+                teacher=live_teacher(context, folders, objective.teacher_needs, phase.raw),
+                accelerator=context.accelerator,
+                draw_graphs=draw_graphs,
+                seed=config.seed,
+                after_step=lambda step, loss: context.on_progress(
+                    "supernet: warm-up", next(step_numbers) / phase.recipe.steps
+                ),
+            )
+            projections |= objective.state_dict()
+    return projections
+
+
+def supernet_importance(
+    context: PreparationContext,
+    folders: TaskFolders,
+    supernet: PreTrainedModel,
+    phase: TrainingPhase | None,
+    projections: dict[str, Tensor],
+) -> list[list[Tensor]]:
+    """Importance of the inner neurons of every layer and block for the loss of the warm-up, as `neuron_importance`.
+
+    The loss is that on labels. After a warm-up on text, which leaves the head untrained, it is the loss of the
+    objective's last phase with the teacher's outputs; every sentence then counts alike, whatever its length and the
+    other sentences of its batch.
+    """
+    config = context.config
+    batch_size, number = config.warmup.batch_size, config.warmup.importance_batches
+    if phase is None or not on_text(config, "warmup"):
+        batches = context.batches(folders.rows("train"), batch_size, number, config.seed + 2)
+        return neuron_importance(supernet, batches, summed_loss)
+    teacher_config = AutoConfig.from_pretrained(folders.teacher)
+    objective, _ = objectives(config, phase.settings, phase.recipe, supernet.config, teacher_config)[-1]
+    objective.load_state_dict({name: projections[name] for name in objective.state_dict()})
+    objective.to(supernet.device)
+    teacher = live_teacher(context, folders, objective.teacher_needs, phase.raw)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return objective(run(model, batch, objective.needs), teacher(0, batch), batch)
+
+    # The objective's losses are means over the tokens of a batch, in which a long sentence has the greater part.
+    batches = context.batches(phase.rows, batch_size, number, config.seed + 2)
+    return neuron_importance(supernet, (sentence for batch in batches for sentence in single_rows(batch)), loss)
+
+
+def live_teacher(
+    context: PreparationContext, folders: TaskFolders, needs: frozenset[str], raw: bool = False
+) -> LiveTeacher:
+    """The teacher that runs in every step: fine-tuned on the task, or `raw`, as it was before."""
+    task = folders.task
+    model = raw_teacher(context.config, task) if raw else load_model(str(folders.teacher), task.labels, task.kind)
+    return LiveTeacher(model, needs, context.accelerator)
+
+
+def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[], list[FFNGraph]] | None:
+    """Draws a graph for every layer from the space; None where the warm-up uses the base graph alone."""
+    if config.warmup.graphs == "gelu":
+        return None
+    full = Architecture.uniform(base, graph=graph)
+    space = Space(base, (1,), (Fraction(1),), 1, cost.params(full), config.space.edit_rate, graph=graph)
+    rng = random.Random(config.seed)
+    return lambda: [genes.graph for genes in space.sample(rng).layers]
+
+
+def set_dropout(model: PreTrainedModel, probability: float) -> None:
+    """Give every dropout of the model, and its configuration, this probability."""
+    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = probability
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = probability

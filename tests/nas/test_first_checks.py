@@ -1,0 +1,60 @@
+"""Mistakes that can be seen without rows or weights end a search before anything is made."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from nas.preparation.workspace import base_of_study
+from nas.search import main
+from search_spaces import Architecture, Base
+from tests.nas.house import House
+
+
+@pytest.fixture
+def refused(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> "Refused":
+    monkeypatch.setenv("FFN_NAS_CACHE", str(tmp_path / "cache"))
+    return Refused(house, tmp_path, capsys)
+
+
+class Refused:
+    """Runs a search with an empty cache that must end in a mistake and leave nothing behind."""
+
+    def __init__(self, house: House, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.house, self.folder, self.capsys = house, folder, capsys
+
+    def __call__(self, *arguments: object) -> str:
+        """The one line of the mistake."""
+        cache, results = self.folder / "cache", self.folder / "results"
+        always = ("--preset", self.house.preset, "--out", results, "--device", "cpu")
+        assert main([*map(str, always), *map(str, arguments)]) == 2
+        assert not cache.exists() and not results.exists()
+        error = self.capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+
+@pytest.mark.parametrize("limit", [("--max-params", "3"), ("--max-macs", "100")])
+@pytest.mark.parametrize("stage", ["1", "all"])
+def test_a_budget_that_nothing_keeps(refused: Refused, stage: str, limit: tuple[str, str]) -> None:
+    assert "no architecture" in refused("--stage", stage, *limit)
+
+
+def test_a_budget_that_nothing_around_the_incumbent_keeps(refused: Refused, house: House, tmp_path: Path) -> None:
+    base, graph = base_of_study(house.config)
+    Architecture.uniform(base, graph=graph).save(tmp_path / "full.json")
+    smaller = ("--from", tmp_path / "full.json", "--max-params", "1000")
+    assert "no architecture" in refused("--stage", "2", *smaller)
+
+
+def test_an_incumbent_on_another_base(refused: Refused, tmp_path: Path) -> None:
+    other = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
+    Architecture.uniform(other, expansion=Fraction(1, 2)).save(tmp_path / "other.json")
+    message = refused("--stage", "3", "--from", tmp_path / "other.json")
+    assert "the architecture to refine has the base" in message
+
+
+def test_an_address_of_no_cluster(refused: Refused) -> None:
+    assert "--address 'nonsense': give HOST:PORT" in refused("--stage", "1", "--address", "nonsense")

@@ -1,0 +1,85 @@
+"""Through which files one candidate goes, from its proposal to its score in the study."""
+
+import sys
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+
+from nas import runner, stages
+from nas.preparation.workspace import Workspace
+from nas.study import ledger
+from search_spaces import Architecture, Genes
+from tests.nas.house import PROJECT
+
+PACKAGES = ("nas", "supernet", "distill", "search_spaces")
+
+
+def is_candidate(value: Any) -> bool:
+    """Whether this is an architecture, as a value or as a trial's configuration, a layer of it, or a model of it."""
+    if isinstance(value, dict):
+        return ledger.ARCHITECTURE in value
+    return isinstance(value, Architecture | Genes) or (isinstance(value, nn.Module) and hasattr(value, "base_model"))
+
+
+def files_that_receive_it(run: Callable[[], None]) -> list[str]:
+    """The file of every function of the project, in the order of the calls, that gets the candidate as an argument.
+    Methods of an architecture and of a model are the candidate itself: their `self` does not count.
+    """
+    files = []
+
+    def on_call(frame: FrameType, event: str, argument: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event != "call" or not path.is_relative_to(PROJECT):
+            return
+        place = path.relative_to(PROJECT)
+        names = frame.f_code.co_varnames[: frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount]
+        arguments = [frame.f_locals.get(name) for name in names if name != "self"]
+        if place.parts[0] in PACKAGES and any(map(is_candidate, arguments)):
+            files.append(str(place))
+
+    sys.setprofile(on_call)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return files
+
+
+def test_a_candidate_goes_through_few_files_and_seldom_back(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = stages.plan(workspace.config, workspace, "1", None, ())
+    sampler = stages.sampler_of(plan, workspace)
+    study = ledger.open_study(f"sqlite:///{tmp_path}/study.db", plan.study, sampler, workspace.config.goals)
+    proposals = runner.Proposals(study, plan.space, plan.table.sampler, workspace, 10)
+    handlers = runner.Recorder(study, lambda *trial: None), runner.Rungs(study, 0.5, lambda *trial: None)
+
+    def propose_and_evaluate() -> None:
+        config: Any = proposals.suggest("")
+        trial: Any = SimpleNamespace(config=config)
+
+        def report(result: dict[str, Any]) -> None:
+            """What Ray does with a worker's report, in this process."""
+            result = result | {"time_total_s": 1.0}
+            handlers[0].on_trial_result(0, [], trial, result)
+            handlers[1].on_trial_result(None, trial, result)
+
+        monkeypatch.setattr(runner.tune, "report", report)
+        runner.evaluate_trial(config, workspace, "cpu", plan.table.rungs)
+
+    propose_and_evaluate()  # loads what all candidates share
+    files = files_that_receive_it(propose_and_evaluate)
+    assert len(ledger.scored(study)) == 2
+    stays = [file for file, _ in groupby(files)]
+    visited = set(stays)
+    # What its functions say of the architecture as a value: whether it is new, in the budget, and what it costs.
+    of_the_value = {file for file in visited if file.startswith("search_spaces")}
+    assert len(of_the_value) <= 4
+    assert len(visited - of_the_value) <= 10
+    assert len(stays) <= 33
+    runner.evaluator_of.cache_clear()
