@@ -15,8 +15,8 @@ from distill.training.teacher_outputs import SavedTeacher
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.evaluate import Evaluator
-from nas.preparation.phases import settings_of
 from nas.preparation.context import preparation_context
+from nas.preparation.phases import settings_of
 from nas.preparation.prepare import prepare
 from nas.preparation.supernet import set_dropout
 from nas.preparation.teacher import prepare_task
