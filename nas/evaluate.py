@@ -21,7 +21,7 @@ from distill.training.teacher import load_model, load_tokenizer
 from distill.training.teacher_outputs import SavedTeacher
 from nas.preparation.phases import CANDIDATE, TrainingPhase, training_phases
 from nas.preparation.workspace import Workspace, projections, raw_teacher
-from search_spaces.architecture import DENSE, Architecture
+from search_spaces.architecture import Architecture
 from supernet.build import build
 from supernet.inherit import inherit
 
@@ -125,7 +125,7 @@ class Evaluator:
 
         self.train(model, self.training_phases, seed, report_intermediate)
         score = self.score(model)
-        loads = self.loads(model, self.search_rows, INTERMEDIATE_ROWS) if has_experts(architecture) else ()
+        loads = self.loads(model, self.search_rows, INTERMEDIATE_ROWS) if architecture.has_experts else ()
         return Score(score.value, score.standard_error, {"inherited": intermediate[0]}, loads)
 
     def student(self, architecture: Architecture) -> PreTrainedModel:
@@ -225,11 +225,3 @@ class Evaluator:
         """How the model's experts share the tokens of a split, or of its `first` rows; none where it is dense."""
         batches = (batch for _, batch in split_batches(rows, self.like.pad_token_id, first))
         return tuple(expert_load(model, batches, accelerator=self.accelerator))
-
-
-def has_experts(architecture: Architecture) -> bool:
-    """Whether a token passes only some of the weights, in any layer or in the head."""
-    base = architecture.base
-    return max(base.attention_experts, base.head_experts) > 1 or any(
-        genes.experts != DENSE for genes in architecture.layers
-    )

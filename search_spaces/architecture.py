@@ -261,6 +261,12 @@ class Architecture:
             if fault := genes.fault(self.base):
                 raise ArchitectureError(f"layers[{place}].{fault}")
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer's FFN, the attention or the head has several experts."""
+        several = max(self.base.attention_experts, self.base.head_experts) > 1
+        return several or any(genes.experts != DENSE for genes in self.layers)
+
     @cached_property
     def _hash(self) -> int:
         return hash((self.base, self.layers))

@@ -84,7 +84,7 @@ def inherit(
         del inherited["classifier.bias"]
         head = initial_head(base.head_experts, classifier, seed)
         inherited |= {f"classifier.{name}": tensor for name, tensor in head.items()}
-    if any(name.endswith(".router.table") for name in weights):
+    if not architecture.has_experts or any(name.endswith(".router.table") for name in weights):
         return inherited
     return routing_tables(architecture, prefix, frequencies, seed) | inherited
 

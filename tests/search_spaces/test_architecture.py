@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -272,3 +273,13 @@ def test_genes_check_their_expansion(expansion: Any) -> None:
 def test_the_number_of_layers_is_checked() -> None:
     with pytest.raises(ArchitectureError, match=r"layers: 3 given, but base\.depth is 4"):
         Architecture(SMALL.base, SMALL.layers[:3])
+
+
+def test_which_architectures_have_experts() -> None:
+    base = PUBLISHED["efficientbert"].base
+    dense = Architecture.uniform(base)
+    assert not dense.has_experts
+    mixture = replace(dense.layers[-1], expansion=Fraction(1, 4), experts=Experts(2, routing="hash"))
+    assert Architecture(base, (*dense.layers[:-1], mixture)).has_experts
+    for field in ("attention_experts", "head_experts"):
+        assert Architecture.uniform(replace(base, **{field: 2})).has_experts
