@@ -46,6 +46,7 @@ from nas.evaluate import CandidateEvaluator, Evaluator, Score
 from nas.evaluate_one_shot import OneShotEvaluator
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
+from nas.study.attributes import EXPERT_LOAD, score_attribute
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 
@@ -232,9 +233,9 @@ def evaluator_of(workspace: Workspace, device: str) -> CandidateEvaluator:
 
 
 def attributes_of(score: Score) -> dict[str, Any]:
-    """What a trial remembers of a score beside the value: the scores behind it under `ledger.score_of` their names."""
-    parts = {ledger.score_of(name): value for name, value in score.parts.items()}
-    loads = {ledger.EXPERT_LOAD: [load.to_json() for load in score.loads]} if score.loads else {}
+    """The attributes of a trial that say more of its score than the value."""
+    parts = {score_attribute(name): value for name, value in score.parts.items()}
+    loads = {EXPERT_LOAD: [load.to_json() for load in score.loads]} if score.loads else {}
     return {"standard_error": score.standard_error, **parts, **loads}
 
 
@@ -259,7 +260,7 @@ class Proposals(Searcher):
                 # One that runs may lose its worker and be wanted again.
                 return None if ledger.running(self.study) else Searcher.FINISHED
             trial, architecture = ledger.ask(self.study, self.space, self.origin, self.labels)
-            if not ledger.replay(self.study, trial.number):
+            if not ledger.resolve_duplicate(self.study, trial.number):
                 return {
                     "number": trial.number,
                     ledger.ARCHITECTURE: json.dumps(architecture.to_json()),
@@ -306,9 +307,9 @@ class Rungs(FIFOScheduler):
         ledger.report(self.study, number, step, result["score"])
         # With two goals a low score may be that of a small architecture.
         compared = step > 0 and len(self.study.directions) == 1
-        if not compared or not ledger.is_hopeless(self.study, number, step, self.share):
+        if not compared or not ledger.should_prune(self.study, number, step, self.share):
             return TrialScheduler.CONTINUE
-        ledger.stop(self.study, number, step, {"seconds": round(result["time_total_s"], 2)})
+        ledger.prune(self.study, number, step, {"seconds": round(result["time_total_s"], 2)})
         self.watch(self.study, number)
         return TrialScheduler.STOP
 
@@ -341,7 +342,7 @@ class Recorder(tune.Callback):
             return  # the worker was lost after its last report
         text = Path(trial.error_file).read_text(encoding="utf-8").strip() if trial.error_file else "unknown error"
         if GONE.search(text):
-            ledger.lose(self.study, number)
+            ledger.requeue_lost(self.study, number)
         else:
             reason = f"error: {text.splitlines()[-1]}"
             ledger.fail(self.study, number, " ".join(reason.split())[:1000])

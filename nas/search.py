@@ -149,8 +149,8 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
     from nas.progress import Progress
     from nas.runner import Cluster, check_cluster
     from nas.stages import Search, check_stage
+    from nas.study.attributes import formula
     from nas.study.folder import Folder
-    from nas.study.ledger import formula
     from nas.study.lock import sole_driver
     from nas.study.storage import needed
     from search_spaces.architecture import Architecture

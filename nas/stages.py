@@ -30,7 +30,9 @@ from nas.preparation.workspace import Workspace, base_of_study
 from nas.runner import Cluster, connected, run
 from nas.samplers import SAMPLERS, Proposer
 from nas.study import ledger
+from nas.study.attributes import formula
 from nas.study.folder import Folder
+from nas.study.parameters import Parameters
 from search_spaces.architecture import DENSE, Architecture, Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space
@@ -203,7 +205,7 @@ class Search:
         with connected(self.cluster):
             winner = self.stage(first)
             for stage in rest:
-                self.say(f"winner of stage {BEFORE[stage]}: {ledger.formula(winner)}")
+                self.say(f"winner of stage {BEFORE[stage]}: {formula(winner)}")
                 self.say(f"stage {stage}")
                 winner = self.stage(plan(self.config, self.workspace, stage, winner, first.space.limits))
         return winner
@@ -217,7 +219,7 @@ class Search:
         sampler = sampler_of(plan, workspace)
         study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, self.config.goals)
         ledger.requeue_unfinished(study)
-        ledger.enqueue_missing(study, plan.starts)
+        ledger.enqueue_missing(study, Parameters.of(plan.space), plan.starts)
         run(
             study,
             plan.space,
@@ -255,7 +257,9 @@ class Search:
             for seed in seeds
             for trial in ranked
         ]
-        if ledger.enqueue_missing(study, wanted):
+        # The finalists of different stages differ in everything.
+        parameters = Parameters.of(plan.space, frozenset({GRAPHS, SIZES}))
+        if ledger.enqueue_missing(study, parameters, wanted):
             self.say(f"confirming {len(ranked)} of {plan.study} with {len(seeds)} fresh seeds each")
         run(
             study,
@@ -297,8 +301,8 @@ class Search:
 
 def sampler_of(plan: Plan, workspace: Workspace) -> Proposer:
     """The stage's sampler, which is told what each architecture keeps of the supernet's importance."""
-    hint = kept_importance(workspace.importance())
-    return SAMPLERS[plan.table.sampler](plan.space, workspace.config.seed, hint)
+    proxy = kept_importance(workspace.importance())
+    return SAMPLERS[plan.table.sampler](plan.space, workspace.config.seed, proxy)
 
 
 def finalists(study: optuna.Study, count: int) -> list[FrozenTrial]:

@@ -39,6 +39,7 @@ from nas.runner import Cluster, connected, evaluate_trial, evaluator_of
 from nas.runner import run as run_trials
 from nas.stages import BASE_MODEL, UNIFORM, plan, sampler_of
 from nas.study import ledger
+from nas.study.parameters import Parameters
 from nas.study.storage import sqlite_url
 
 # The numbers of candidates, and the shares of the driver's trials, after which there is a row.
@@ -77,7 +78,7 @@ def measure_worker(workspace: Workspace, candidates: int, folder: Path) -> tuple
     config = workspace.config
     stage = plan(config, workspace, "1", None, ())
     study = ledger.open_study(sqlite_url(folder / "study.db"), stage.study, sampler_of(stage, workspace))
-    ledger.enqueue_missing(study, stage.starts)
+    ledger.enqueue_missing(study, Parameters.of(stage.space), stage.starts)
     log, cluster = folder / "worker.jsonl", Cluster(workers=1)
     with connected(cluster), watching(lambda: next((line["pid"] for line in read(log)), None)) as samples:
         run_trials(

@@ -14,25 +14,29 @@ from search_spaces.spaces import Space
 
 OPERATIONS = (*UNARY, *BINARY, "gate")
 SEGMENTS = ("pre", "mid", "post")
-# Weights of a doubling of a layer's channels, of a block more, of an operation, and of one in a certain layer.
+# Weights of twice as many channels in a layer, of one more block, of an operation in any layer and of an operation in
+# a given layer.
 DOUBLING, BLOCK, OPERATION, PLACED = sqrt(0.3), 0.5, 1.0, 0.5
-# Of each number that describes experts.
+# The weight of each number that describes experts.
 EXPERTS = 0.4
 
 
 def widths(space: Space) -> tuple[float, ...]:
-    """The logarithms to base 2 of the inner channels that a layer can have in all its blocks, ascending."""
+    """The distinct logarithms to base 2 of the numbers of inner channels that a layer can have in all its blocks
+    together, ascending.
+    """
     sizes = (Genes(space.graph, *size) for size in space.sizes)
     return tuple(sorted({log2(genes.stack * genes.inner(space.base)) for genes in sizes}))
 
 
 def encode(architectures: Sequence[Architecture], steps: tuple[float, ...]) -> np.ndarray:
-    """A row of numbers for each architecture of one base; it may have any graphs and sizes.
+    """A row of numbers for each architecture; all are on one base and may have any graphs and sizes.
 
-    Of every layer: how far the logarithm of its inner channels is on the way from each of the `steps` to the next, and
-    its blocks. A linear model of that is any function of a layer's width, with the prior of a Brownian motion over its
-    logarithm. Then how often each operation occurs in each segment of the graphs (before `expand`, between the linear
-    maps, after `project`), in all layers and in each. At last each layer's experts, all zero where it is dense.
+    The first columns are, for every layer, how far the logarithm of its inner channels is on the way from each of the
+    `steps` (`widths`) to the next. A linear model of these columns is any function of a layer's width, with the prior
+    of a Brownian motion over its logarithm. Then come the number of blocks of every layer; how often each operation
+    occurs in each segment of the graphs (before `expand`, between the linear maps, after `project`), in all layers
+    together and in each layer; and the experts of every layer, which are all zero where it is dense.
     """
     return np.stack([_row(architecture, steps) for architecture in architectures], dtype=np.float32)
 
@@ -40,14 +44,14 @@ def encode(architectures: Sequence[Architecture], steps: tuple[float, ...]) -> n
 @lru_cache(maxsize=65_536)
 def _row(architecture: Architecture, steps: tuple[float, ...]) -> np.ndarray:
     below, gaps = np.array(steps[:-1]), np.diff(steps)
-    logs = np.array([[log2(genes.stack * genes.inner(architecture.base))] for genes in architecture.layers])
-    ways = np.clip((logs - below) / gaps, 0, 1) * np.sqrt(gaps)
+    log_channels = np.array([[log2(genes.stack * genes.inner(architecture.base))] for genes in architecture.layers])
+    progress = np.clip((log_channels - below) / gaps, 0, 1) * np.sqrt(gaps)
     blocks = [genes.stack for genes in architecture.layers]
     counts = np.stack([_counts(genes.graph) for genes in architecture.layers])
     experts = np.array([_experts(genes.experts) for genes in architecture.layers])
     return np.concatenate(
         (
-            DOUBLING * ways.ravel(),
+            DOUBLING * progress.ravel(),
             BLOCK * np.array(blocks),
             OPERATION * counts.sum(axis=0),
             PLACED * counts.ravel(),
@@ -58,20 +62,20 @@ def _row(architecture: Architecture, steps: tuple[float, ...]) -> np.ndarray:
 
 @lru_cache(maxsize=65_536)
 def _counts(graph: FFNGraph) -> np.ndarray:
-    """How often each operation occurs in each segment."""
+    """How often each operation occurs in each segment: a flat array of segments times operations."""
 
     def segment(op: str, inputs: tuple[int, ...]) -> int:
         return {"expand": 1, "gate": 1, "project": 2}.get(op, max(inputs, default=0))
 
     counts = np.zeros((len(SEGMENTS), len(OPERATIONS)))
-    for node, place in zip(graph.nodes, graph.fold(segment), strict=True):
+    for node, row in zip(graph.nodes, graph.fold(segment), strict=True):
         if node.op in OPERATIONS:
-            counts[place, OPERATIONS.index(node.op)] += 1
+            counts[row, OPERATIONS.index(node.op)] += 1
     return counts.ravel()
 
 
 def _experts(experts: Experts) -> tuple[float, ...]:
-    """Numbers that are all zero for a dense layer."""
+    """Numbers that describe experts, all zero for a dense layer."""
     routings = (float(experts.count > 1 and experts.routing == routing) for routing in ROUTINGS)
-    bound = 0.0 if experts.capacity is None else float(1 / experts.capacity)
-    return log2(experts.count), float(experts.shared), log2(experts.top_k), bound, *routings
+    inverse_capacity = 0.0 if experts.capacity is None else float(1 / experts.capacity)
+    return log2(experts.count), float(experts.shared), log2(experts.top_k), inverse_capacity, *routings

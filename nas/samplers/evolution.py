@@ -8,18 +8,24 @@ from nas.samplers.random import RandomSampler
 from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
 
-POPULATION = 12
-TOURNAMENT = 4
+POPULATION_SIZE = 12
+TOURNAMENT_SIZE = 4
 
 
 class Evolution(RandomSampler):
-    """Neighbours of the best of `TOURNAMENT` random ones of the youngest `POPULATION` that have a score."""
+    """Neighbours of the winner of a tournament: the best of `TOURNAMENT_SIZE` random members of the population, which
+    are the youngest `POPULATION_SIZE` trials with a score. The first `POPULATION_SIZE` proposals are random.
+    """
 
-    several = False
+    multi_objective = False
 
-    def propose(self, tried: list[Observation], rng: random.Random) -> Iterator[Architecture]:
-        scored = [(one.values[0], one.architecture) for one in self.evidence(tried) if one.values]
-        if len(scored) >= POPULATION:
-            _, parent = max(rng.sample(scored[-POPULATION:], TOURNAMENT), key=itemgetter(0))
+    def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
+        scored = [
+            (observation.values[0], observation.architecture)
+            for observation in self.informative(observations)
+            if observation.values
+        ]
+        if len(scored) >= POPULATION_SIZE:
+            _, parent = max(rng.sample(scored[-POPULATION_SIZE:], TOURNAMENT_SIZE), key=itemgetter(0))
             yield from self.space.neighbours(parent, rng)
-        yield from super().propose(tried, rng)
+        yield from super().propose(observations, rng)

@@ -1,4 +1,4 @@
-"""LaNAS (Wang et al., 2019): a tree learned from the scores parts the space into good and bad regions."""
+"""LaNAS (Wang et al., 2019): a tree learned from the scores partitions the space into good and bad regions."""
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,34 +22,34 @@ from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 
-# Trials with a score before the first proposal that is not random, and where there is a hint.
-START, HINTED = 5, 2
-# Random members that give a hint its scale, and how far equal hints may differ, relatively.
-DRAWN, ROUNDING = 200, 1e-9
+# Trials with a score before the first proposal that is not random; fewer where there is a zero-cost proxy.
+N_STARTUP_TRIALS, N_STARTUP_TRIALS_WITH_PROXY = 5, 2
+# Random members by which a proxy is normalised, and the relative difference below which its values count as equal.
+PROXY_SAMPLES, PROXY_TOLERANCE = 200, 1e-9
 # The tree is learned from the first PHASE trials, and again whenever there are GROWTH times as many.
 PHASE, GROWTH = 10, 1.5
 # The constant of exploration, in standard deviations of the scores.
 EXPLORATION = 1.0
-# Candidates for a proposal: random members, and neighbours of each of the leaf's best.
+# Candidates for a proposal: random members, and neighbours of each of the leaf's best trials.
 RANDOM, PARENTS, NEIGHBOURS = 12, 2, 8
-# The surrogate learns from the smallest region around the leaf that has so many trials.
+# The surrogate learns from the smallest region around the leaf that has at least this many trials.
 REGION = 100
-# Of the surrogate: the variance of its smooth part, and of the noise.
+# The prior variances of the surrogate's smooth part and of the noise.
 SMOOTH, NOISE = 0.5, 0.2
-# What the classifiers and the surrogate are given is made here and needs no check in every call.
+# The inputs of the classifiers and of the surrogate are made here and need no validation in every call.
 UNCHECKED = config_context(assume_finite=True, skip_parameter_validation=True)
 
 
 @dataclass(frozen=True)
 class Region:
-    """A node of the tree: the trials in it, and what parts it from its sibling (nothing does at the root)."""
+    """A node of the tree: its trials, and the classifier that separates it from its sibling (None at the root)."""
 
     rows: np.ndarray
     classifier: Ridge | None = None
     good: bool = True
 
     def has(self, features: np.ndarray) -> np.ndarray:
-        """Which rows of features the classifier puts on this side."""
+        """Whether the classifier assigns each row of features to this region."""
         if self.classifier is None:
             return np.ones(len(features), dtype=bool)
         return (self.classifier.predict(features) > 0) == self.good
@@ -57,101 +57,101 @@ class Region:
 
 class LaNAS(RandomSampler):
     """The members with the greatest expected improvement among candidates in the leaf of the tree to which the upper
-    confidence bounds lead. A hint is one feature more, scaled to mean 0 and variance 1 of random members.
+    confidence bounds lead. A zero-cost proxy is one more feature, scaled to mean 0 and variance 1 over random members.
     """
 
-    several = False
-    # Least trials on either side of a split.
-    least = 5
+    multi_objective = False
+    # The fewest trials on either side of a split.
+    min_samples_leaf = 5
 
-    def __init__(self, space: Space, seed: int, hint: ZeroCostProxy | None = None) -> None:
-        super().__init__(space, seed, None if hint is None else scaled(hint, space))
-        self.start = START if self.hint is None else HINTED
+    def __init__(self, space: Space, seed: int, proxy: ZeroCostProxy | None = None) -> None:
+        super().__init__(space, seed, None if proxy is None else normalised(proxy, space))
+        self.n_startup_trials = N_STARTUP_TRIALS if self.proxy is None else N_STARTUP_TRIALS_WITH_PROXY
 
-    def propose(self, tried: list[Observation], rng: random.Random) -> Iterator[Architecture]:
-        evidence = self.evidence(tried)
-        if sum(one.values is not None for one in evidence) >= self.start:
-            with libraries().limit(limits=1):
-                found = self.ordered(evidence, rng)
-            yield from found
-        yield from super().propose(tried, rng)
+    def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
+        informative = self.informative(observations)
+        if sum(observation.values is not None for observation in informative) >= self.n_startup_trials:
+            with blas_libraries().limit(limits=1):
+                proposed = self.ordered(informative, rng)
+            yield from proposed
+        yield from super().propose(observations, rng)
 
-    def ordered(self, evidence: Sequence[Observation], rng: random.Random) -> list[Architecture]:
+    def ordered(self, observations: Sequence[Observation], rng: random.Random) -> list[Architecture]:
         """Candidates in the leaf, the best first."""
-        architectures = [one.architecture for one in evidence]
-        features, values = self.features(architectures), ranks(evidence)
-        path = descend(features, values, self.least)
+        architectures = [observation.architecture for observation in observations]
+        features, values = self.features(architectures), ranks(observations)
+        path = descend(features, values, self.min_samples_leaf)
         leaf = path[-1].rows
         best = [architectures[row] for row in leaf[np.argsort(-values[leaf], kind="stable")]]
         known = set(architectures)
-        new = [one for one in dict.fromkeys(self.candidates(best, rng)) if one not in known]
+        new = [candidate for candidate in dict.fromkeys(self.candidates(best, rng)) if candidate not in known]
         if not new:
             return []
-        around = next(region.rows for region in reversed(path) if len(region.rows) >= min(REGION, len(values)))
-        others = self.features(new)
-        inside = within(path, others)
-        order = self.order(others[inside], features[around], values[around])
+        region = next(region.rows for region in reversed(path) if len(region.rows) >= min(REGION, len(values)))
+        new_features = self.features(new)
+        inside = within(path, new_features)
+        order = self.order(new_features[inside], features[region], values[region])
         return [new[inside[row]] for row in order]
 
     def features(self, architectures: Sequence[Architecture]) -> np.ndarray:
-        """A row for each: the encoding, and the hint where there is one."""
+        """A row for each architecture: the encoding, and the value of the proxy where there is one."""
         encoded = encode(architectures, widths(self.space))
-        if self.hint is None:
+        if self.proxy is None:
             return encoded
-        return np.column_stack((encoded, [self.hint(one) for one in architectures]))
+        return np.column_stack((encoded, [self.proxy(architecture) for architecture in architectures]))
 
     def candidates(self, best: list[Architecture], rng: random.Random) -> Iterator[Architecture]:
-        """Random members, and neighbours of the first ones of `best`."""
+        """Random members, and neighbours of the first `PARENTS` of `best`."""
         for _ in range(RANDOM):
             yield self.space.sample(rng)
         for parent in best[:PARENTS]:
             yield from islice(self.space.neighbours(parent, rng), NEIGHBOURS)
 
     def order(self, new: np.ndarray, features: np.ndarray, values: np.ndarray) -> Iterable[int]:
-        """The rows of `new`, the best first, by what the surrogate learns from features and values."""
+        """The rows of `new`, the best first, by a surrogate fitted to features and values."""
         return np.argsort(-expected_improvement(fit(features, values), new), kind="stable")
 
 
 @cache
-def libraries() -> ThreadpoolController:
-    """The libraries of linear algebra, whose threads only wait for each other at problems as small as a sampler's."""
+def blas_libraries() -> ThreadpoolController:
+    """The libraries of linear algebra, which are faster on one thread at problems as small as a sampler's."""
     return ThreadpoolController().select(user_api="blas")
 
 
-def scaled(hint: ZeroCostProxy, space: Space) -> ZeroCostProxy | None:
-    """The hint with mean 0 and variance 1 of random members; None where it is the same for all of them."""
+def normalised(proxy: ZeroCostProxy, space: Space) -> ZeroCostProxy | None:
+    """The proxy scaled to mean 0 and variance 1 over random members; None where it is the same for all of them."""
     rng = random.Random(0)
-    found = np.array([hint(space.sample(rng)) for _ in range(DRAWN)])
-    mean, deviation = float(found.mean()), float(found.std())
-    if deviation <= ROUNDING * abs(mean):
+    values = np.array([proxy(space.sample(rng)) for _ in range(PROXY_SAMPLES)])
+    mean, deviation = float(values.mean()), float(values.std())
+    if deviation <= PROXY_TOLERANCE * abs(mean):
         return None
-    return lambda architecture: (hint(architecture) - mean) / deviation
+    return lambda architecture: (proxy(architecture) - mean) / deviation
 
 
-def ranks(evidence: Sequence[Observation]) -> np.ndarray:
+def ranks(observations: Sequence[Observation]) -> np.ndarray:
     """Standard normal quantiles of the scores' ranks, so that neither scale nor outliers matter.
 
-    A trial without a score counts as average while it runs, so that others keep their distance; as the lower quartile
-    if it was stopped early; as the worst if it failed.
+    A trial without a score counts as average while it is running, so that other proposals keep their distance; as the
+    lower quartile if it was pruned; as the worst if it failed.
     """
-    scores = np.array([one.values[0] if one.values else np.nan for one in evidence])
-    there = ~np.isnan(scores)
+    scores = np.array([observation.values[0] if observation.values else np.nan for observation in observations])
+    scored = ~np.isnan(scores)
     values = np.zeros(len(scores))
-    values[there] = norm.ppf((rankdata(scores[there]) - 0.5) / there.sum())
+    values[scored] = norm.ppf((rankdata(scores[scored]) - 0.5) / scored.sum())
     for state, value in ((TrialState.PRUNED, norm.ppf(0.25)), (TrialState.FAIL, values.min())):
-        values[[one.state == state for one in evidence]] = value
+        values[[observation.state == state for observation in observations]] = value
     return values
 
 
 @UNCHECKED
-def descend(features: np.ndarray, values: np.ndarray, least: int) -> list[Region]:
-    """From the root to a leaf, always into the child of the higher upper confidence bound
+def descend(features: np.ndarray, values: np.ndarray, min_samples_leaf: int) -> list[Region]:
+    """The path from the root to a leaf, always into the child with the higher upper confidence bound
 
         mean + 2 EXPLORATION sqrt(2 ln(trials of the parent) / trials of the child)     (Wang et al., equation 3)
 
-    A region is parted by a classifier of those above the median among the trials that the tree is learned from. All
-    trials are visits of the regions where the classifiers put them. A region is a leaf where it would be parted into
-    less than `least` trials.
+    A region is split by a classifier that learns, from those of its trials that the tree is learned from, which are
+    above their median. Every trial counts as a visit of the regions to which the classifiers assign it. A region is a
+    leaf where either side of a split would have fewer than `min_samples_leaf` of the trials that are learned from.
     """
     learned = PHASE
     while learned * GROWTH <= len(values):
@@ -159,16 +159,16 @@ def descend(features: np.ndarray, values: np.ndarray, least: int) -> list[Region
     path = [Region(np.arange(len(values)))]
     while True:
         rows = path[-1].rows
-        own = rows[rows < learned]
-        above = values[own] > np.median(values[own])
+        train_rows = rows[rows < learned]
+        above = values[train_rows] > np.median(values[train_rows])
         if not above.any():  # the median is the highest score, more than once
-            above = values[own] == values[own].max()
-        if len(own) < 2 * least or above.all():
+            above = values[train_rows] == values[train_rows].max()
+        if len(train_rows) < 2 * min_samples_leaf or above.all():
             return path
-        classifier = Ridge().fit(features[own], np.where(above, 1.0, -1.0))
+        classifier = Ridge().fit(features[train_rows], np.where(above, 1.0, -1.0))
         sides = classifier.predict(features[rows]) > 0
         children = [Region(rows[sides == good], classifier, good) for good in (True, False)]
-        if min((child.rows < learned).sum() for child in children) < least:
+        if min((child.rows < learned).sum() for child in children) < min_samples_leaf:
             return path
 
         def bound(child: Region, parent: int = len(rows)) -> float:
@@ -180,7 +180,7 @@ def descend(features: np.ndarray, values: np.ndarray, least: int) -> list[Region
 
 @UNCHECKED
 def within(path: Sequence[Region], features: np.ndarray) -> np.ndarray:
-    """The rows of features inside the deepest region of the path that has any."""
+    """The indices of the rows of features inside the deepest region of the path that has any."""
     rows = np.arange(len(features))
     for region in path:
         deeper = rows[region.has(features[rows])]
@@ -192,14 +192,14 @@ def within(path: Sequence[Region], features: np.ndarray) -> np.ndarray:
 
 @UNCHECKED
 def fit(features: np.ndarray, values: np.ndarray) -> GaussianProcessRegressor:
-    """A Gaussian process of a linear and a smooth part."""
+    """A Gaussian process with a linear and a smooth part."""
     kernel = DotProduct(0.7) + ConstantKernel(SMOOTH) * RBF(1.5)
     return GaussianProcessRegressor(kernel, alpha=NOISE, optimizer=None).fit(features, values)
 
 
 @UNCHECKED
 def expected_improvement(surrogate: GaussianProcessRegressor, features: np.ndarray) -> np.ndarray:
-    """How much each row is expected to surpass the best trial, both as the surrogate sees them without noise."""
+    """By how much each row is expected to exceed the best trial, where the surrogate predicts both without noise."""
     best = surrogate.predict(surrogate.X_train_).max()
     mean, deviation = surrogate.predict(features, return_std=True)
     gain = (mean - best) / deviation

@@ -1,4 +1,4 @@
-"""Local search: neighbours of the best, from there when one is better."""
+"""Local search with restarts."""
 
 import random
 from collections.abc import Iterator
@@ -7,27 +7,27 @@ from nas.samplers.random import RandomSampler
 from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
 
-# Neighbours in a row without improvement after which the search starts again.
+# Trials in a row without improvement after which the search restarts.
 PATIENCE = 30
 
 
 class LocalSearch(RandomSampler):
-    """Neighbours, in random order, of the best since the last start; where `PATIENCE` of them are no better, or none
-    is left, it starts again from a random architecture.
+    """Neighbours, in random order, of the best architecture since the last restart. After `PATIENCE` trials without
+    improvement, or where no neighbour is left, the search restarts from a random architecture.
     """
 
-    several = False
+    multi_objective = False
 
-    def propose(self, tried: list[Observation], rng: random.Random) -> Iterator[Architecture]:
+    def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
         best: tuple[float, Architecture] | None = None
-        misses = 0
-        for one in self.evidence(tried):
-            if one.values and (best is None or one.values[0] > best[0]):
-                best, misses = (one.values[0], one.architecture), 0
-            elif best is not None and one.state.is_finished():
-                misses += 1
-                if misses == PATIENCE:
-                    best, misses = None, 0
+        without_improvement = 0
+        for observation in self.informative(observations):
+            if observation.values and (best is None or observation.values[0] > best[0]):
+                best, without_improvement = (observation.values[0], observation.architecture), 0
+            elif best is not None and observation.state.is_finished():
+                without_improvement += 1
+                if without_improvement == PATIENCE:
+                    best, without_improvement = None, 0
         if best is not None:
             yield from self.space.neighbours(best[1], rng)
-        yield from super().propose(tried, rng)
+        yield from super().propose(observations, rng)

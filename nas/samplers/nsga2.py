@@ -8,26 +8,30 @@ from optuna.samplers.nsgaii._elite_population_selection_strategy import NSGAIIEl
 from optuna.trial import FrozenTrial, TrialState
 
 from nas.samplers.random import RandomSampler
-from nas.study.ledger import IN_BOX, TWIN, Observation, architecture_of
+from nas.study.attributes import DUPLICATE_OF, IN_BUDGET
+from nas.study.ledger import Observation, architecture_of
 from search_spaces.architecture import Architecture
 
-POPULATION = 12
+POPULATION_SIZE = 12
 
 
 class NSGA2(RandomSampler):
-    """Neighbours of random parents, which are those of all trials that NSGA-II would let survive (non-dominated first,
-    then the least crowded). The first `POPULATION` are random.
+    """Neighbours of random parents: the trials that NSGA-II would let survive of all so far, the non-dominated first,
+    then the least crowded. The first `POPULATION_SIZE` proposals are random.
 
     The parents are selected anew for every proposal, so that no worker waits for a generation to end. With one
-    objective they are the best so far.
+    objective they are the best trials so far.
     """
 
     def proposals(
-        self, study: Study, trial: FrozenTrial, tried: list[Observation], rng: random.Random
+        self, study: Study, trial: FrozenTrial, observations: list[Observation], rng: random.Random
     ) -> Iterator[Architecture]:
-        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        able = [one for one in complete if one.user_attrs[IN_BOX] and TWIN not in one.user_attrs]
-        if len(able) >= POPULATION:
-            parents = NSGAIIElitePopulationSelectionStrategy(population_size=POPULATION)(study, able)
+        candidates = [
+            complete
+            for complete in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            if complete.user_attrs[IN_BUDGET] and DUPLICATE_OF not in complete.user_attrs
+        ]
+        if len(candidates) >= POPULATION_SIZE:
+            parents = NSGAIIElitePopulationSelectionStrategy(population_size=POPULATION_SIZE)(study, candidates)
             yield from self.space.neighbours(architecture_of(rng.choice(parents)), rng)
-        yield from self.propose(tried, rng)
+        yield from self.propose(observations, rng)

@@ -1,4 +1,4 @@
-"""The one interface of samplers that propose whole architectures, given all that was tried."""
+"""The interface of all samplers: they propose whole architectures, given the trials so far."""
 
 import random
 from abc import abstractmethod
@@ -18,11 +18,11 @@ from search_spaces.equivalence import function_key
 from search_spaces.errors import UserError
 from search_spaces.spaces import GRAPHS, Space
 
-# A guess at what an architecture is worth, before any evaluation; higher is better.
+# What an architecture is expected to be worth before any evaluation; higher is better.
 ZeroCostProxy = Callable[[Architecture], float]
 
-# Proposals in a row that may be known functions before neighbours of what was tried are looked at one by one.
-TRIES = 30
+# Proposals that may compute what a trial computes before neighbours of the trials are looked at one by one.
+MAX_PROPOSALS = 30
 
 
 class SamplerError(UserError, ValueError):
@@ -30,51 +30,55 @@ class SamplerError(UserError, ValueError):
 
 
 class Proposer(BaseSampler):
-    """A sampler of whole architectures; subclasses say what comes next.
+    """A sampler of whole architectures; subclasses implement `propose`.
 
-    A proposal depends on the seed, the hint, the number of proposals before it and the trials of the study alone, so a
-    continued search proposes what an uninterrupted one would have proposed. No function is proposed twice while there
-    is another one in reach. Optuna sees the choices that spell the architecture.
+    A proposal depends on the seed, the proxy, the number of proposals before it and the trials of the study alone, so a
+    resumed search proposes what an uninterrupted one would have proposed. No function is proposed twice while another
+    one can be found. Optuna is given the choices that spell the architecture (`Space.choices`).
 
     Args:
-        hint: a subclass may learn from the trials how much it tells.
+        proxy: a subclass may learn from the trials how well it predicts scores.
     """
 
     # Whether it can serve a study of several objectives.
-    several: ClassVar[bool] = False
+    multi_objective: ClassVar[bool] = False
 
-    def __init__(self, space: Space, seed: int, hint: ZeroCostProxy | None = None) -> None:
+    def __init__(self, space: Space, seed: int, proxy: ZeroCostProxy | None = None) -> None:
         self.space = space
         self.seed = seed
-        self.hint = hint
+        self.proxy = proxy
         self._current: tuple[int, dict[str, str | float]] = (-1, {})
-        self._inside: dict[Architecture, bool] = {}
+        self._in_budget: dict[Architecture, bool] = {}
 
     @abstractmethod
-    def propose(self, tried: list[Observation], rng: random.Random) -> Iterator[Architecture]:
-        """Members of the space, at least one, the best proposal first.
+    def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
+        """Yields members of the space, at least one, the best proposal first.
 
-        The first one is taken that computes what no trial computed; not more are asked for than that needs.
+        The first one is taken that computes what no trial computes; the iterator is not advanced further.
 
         Args:
-            tried: all trials that are running or have ended, in order.
-            rng: all randomness of this proposal.
+            observations: all trials that are running or have ended, in order.
+            rng: the source of all randomness of this proposal.
         """
 
     def proposals(
-        self, study: Study, trial: FrozenTrial, tried: list[Observation], rng: random.Random
+        self, study: Study, trial: FrozenTrial, observations: list[Observation], rng: random.Random
     ) -> Iterator[Architecture]:
-        """As `propose`; overridden where one of Optuna's samplers has a say, which needs the study."""
-        return self.propose(tried, rng)
+        """As `propose`; overridden where one of Optuna's samplers, which need the study, takes part."""
+        return self.propose(observations, rng)
 
-    def evidence(self, tried: list[Observation]) -> list[Observation]:
-        """The trials that say something about the space: not those outside the budget, such as the base model, nor
-        those with an infinite score.
+    def informative(self, observations: list[Observation]) -> list[Observation]:
+        """The trials to learn from: neither those outside the budget, such as the base model, nor those with an
+        infinite score.
         """
-        return [one for one in tried if self._keeps_budget(one.architecture) and all(map(isfinite, one.values or ()))]
+        return [
+            observation
+            for observation in observations
+            if self._keeps_budget(observation.architecture) and all(map(isfinite, observation.values or ()))
+        ]
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        if len(study.directions) > 1 and not self.several:
+        if len(study.directions) > 1 and not self.multi_objective:
             name = type(self).__name__
             raise SamplerError(f"{name} maximises one score, and this study has {len(study.directions)} objectives")
 
@@ -92,42 +96,44 @@ class Proposer(BaseSampler):
         seed = f"{self.seed}/{trial.number}"
         if self._current[0] != trial.number:
             rng = random.Random(seed)
-            tried = history(study)
-            architecture = self._first_new(self.proposals(study, trial, tried, rng), tried, rng)
+            observations = history(study)
+            architecture = self._first_new(self.proposals(study, trial, observations, rng), observations, rng)
             self._current = (trial.number, self.space.choices(architecture))
         if param_name not in self._current[1]:
-            # Choices that were fixed when the trial was enqueued may ask for others than the proposal's.
+            # Choices that were fixed when the trial was enqueued may lead to others than the proposal's.
             assert isinstance(param_distribution, CategoricalDistribution)
             choices = [str(choice) for choice in param_distribution.choices]
             return self.space.draw(param_name, choices, random.Random(f"{seed}/{param_name}"))
         return self._current[1][param_name]
 
     def _keeps_budget(self, architecture: Architecture) -> bool:
-        if architecture not in self._inside:
-            self._inside[architecture] = self.space.keeps_budget(architecture)
-        return self._inside[architecture]
+        if architecture not in self._in_budget:
+            self._in_budget[architecture] = self.space.keeps_budget(architecture)
+        return self._in_budget[architecture]
 
     def _first_new(
-        self, proposals: Iterator[Architecture], tried: list[Observation], rng: random.Random
+        self, proposals: Iterator[Architecture], observations: list[Observation], rng: random.Random
     ) -> Architecture:
-        """The first proposal that computes what no trial does, else such a member near the trials, else any one."""
-        known = {one.key for one in tried}
+        """The first proposal that computes what no trial computes, else such a member near the trials, else the first
+        proposal.
+        """
+        known = {observation.key for observation in observations}
         first = None
-        for architecture in islice(proposals, TRIES):
+        for architecture in islice(proposals, MAX_PROPOSALS):
             if function_key(architecture) not in known:
                 return architecture
             first = first or architecture
         assert first is not None  # the promise of `propose`
-        reached = {one.architecture for one in tried}
-        if GRAPHS not in self.space.vary and sum(one in self.space for one in reached) >= self.space.size_count():
+        reached = {observation.architecture for observation in observations}
+        if GRAPHS not in self.space.vary and sum(member in self.space for member in reached) >= self.space.size_count():
             return first  # the space is exhausted
-        waiting = [one.architecture for one in tried]
-        rng.shuffle(waiting)
-        while waiting:
-            for neighbour in self.space.neighbours(waiting.pop(), rng):
+        to_expand = [observation.architecture for observation in observations]
+        rng.shuffle(to_expand)
+        while to_expand:
+            for neighbour in self.space.neighbours(to_expand.pop(), rng):
                 if function_key(neighbour) not in known:
                     return neighbour
                 if neighbour not in reached:
                     reached.add(neighbour)
-                    waiting.append(neighbour)
+                    to_expand.append(neighbour)
         return first

@@ -1,4 +1,4 @@
-"""Independent draws from the space's own distribution."""
+"""Random search."""
 
 import random
 from collections.abc import Iterator
@@ -9,10 +9,12 @@ from search_spaces.architecture import Architecture
 
 
 class RandomSampler(Proposer):
-    """Sizes exactly uniform in the box, operations mostly the base graph's (`Space.sample`)."""
+    """Independent draws from the space's own distribution (`Space.sample`): sizes uniform inside the budget, operations
+    mostly the base graph's.
+    """
 
-    several = True
+    multi_objective = True
 
-    def propose(self, tried: list[Observation], rng: random.Random) -> Iterator[Architecture]:
+    def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
         while True:
             yield self.space.sample(rng)

@@ -11,48 +11,52 @@ from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from nas.samplers.random import RandomSampler
+from nas.study.attributes import choices_of
 from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 
-START = 8
+# Complete trials before the first proposal that is not random.
+N_STARTUP_TRIALS = 8
+# Of every size, which is a position among those that are left of the budget (`Space.suggest`).
+SIZE = FloatDistribution(0.0, 1.0)
 
 
 class TPE(RandomSampler):
-    """`TPESampler` for all sizes together once `START` trials are complete; operations are drawn as `RandomSampler`
-    does.
+    """`TPESampler` for all sizes together once `N_STARTUP_TRIALS` trials are complete; operations are drawn as
+    `RandomSampler` does.
 
-    Over the operations Optuna's estimator prefers what the other trials have not tried, and with a segment's eleven
-    choices and tens of trials that edits nearly every segment of every layer at once.
+    Over the operations Optuna's estimator prefers what other trials have not tried, and with a segment's eleven choices
+    and tens of trials that edits nearly every segment of every layer at once.
     """
 
     def proposals(
-        self, study: Study, trial: FrozenTrial, tried: list[Observation], rng: random.Random
+        self, study: Study, trial: FrozenTrial, observations: list[Observation], rng: random.Random
     ) -> Iterator[Architecture]:
         ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
-        if sum(one.state == TrialState.COMPLETE for one in ended) < START:
-            yield from self.propose(tried, rng)
-        trials = [_sizes_of(one) for one in ended]
+        if sum(trial.state == TrialState.COMPLETE for trial in ended) < N_STARTUP_TRIALS:
+            yield from self.propose(observations, rng)
+        trials = [_with_sizes_alone(trial) for trial in ended]
         # In a study of the sizes alone, since the estimator writes down what it draws.
         seed = rng.randrange(2**31)
         sampler = TPESampler(n_startup_trials=0, multivariate=True, constant_liar=False, seed=seed)
         sizes = optuna.create_study(directions=study.directions, sampler=sampler)
-        sizes.add_trials([one for one in trials if one.params])
-        distributions = {name: distribution for one in trials for name, distribution in one.distributions.items()}
+        sizes.add_trials([trial for trial in trials if trial.params])
+        distributions = {name: distribution for trial in trials for name, distribution in trial.distributions.items()}
         while True:
             yield self.space.suggest(_Estimated(self.space, rng, sizes.ask(distributions).params))
 
 
-def _sizes_of(trial: FrozenTrial) -> FrozenTrial:
-    """A trial that ended with the parameters of its sizes only; without any where its architecture was given."""
-    floats: dict[str, BaseDistribution] = {
-        name: one for name, one in trial.distributions.items() if isinstance(one, FloatDistribution)
-    }
+def _with_sizes_alone(trial: FrozenTrial) -> FrozenTrial:
+    """A trial that ended with its sizes for parameters; without any where its architecture was enqueued."""
+    choices = choices_of(trial.user_attrs, trial.params)
+    sizes = {name: choice for name, choice in choices.items() if not isinstance(choice, str)}
+    distributions: dict[str, BaseDistribution] = dict.fromkeys(sizes, SIZE)
     return optuna.create_trial(
         state=trial.state,
         values=trial.values,
-        params={name: trial.params[name] for name in floats},
-        distributions=floats,
+        params=sizes,
+        distributions=distributions,
         intermediate_values=trial.intermediate_values,
     )
 

@@ -20,6 +20,7 @@ from nas.runner import Proposals, Recorder, Rungs
 from nas.samplers import SAMPLERS
 from nas.stages import CONFIRMATION, Plan, plan
 from nas.study import ledger
+from nas.study.parameters import Parameters
 from nas.study.storage import sqlite_url
 from tests.nas.house import PATIENCE, House, states, trials_of
 
@@ -62,7 +63,8 @@ def live(folder: Path, sampler: str, first: Plan, workspace: Workspace) -> None:
     study = ledger.open_study(sqlite_url(folder / "study.db"), "stage-1", SAMPLERS[sampler](first.space, 0))
     try:
         ledger.requeue_unfinished(study)
-        ledger.enqueue_missing(study, [*first.starts, (first.starts[1][0], "the same again", None)])
+        again = (first.starts[1][0], "the same again", None)
+        ledger.enqueue_missing(study, Parameters.of(first.space), [*first.starts, again])
         proposals = Proposals(study, first.space, sampler, workspace, trials=14)
         recorder = Recorder(study, lambda study, number: None)
         rungs = Rungs(study, 0.5, lambda study, number: None)
@@ -86,7 +88,7 @@ def test_killed_before_any_write(sampler: str, fate: Fate, house: House, workspa
     writes, fate.left = fate.NEVER - fate.left, fate.NEVER
     whole = list(map(facts, trials_of(tmp_path / "whole")))
     assert {"COMPLETE", "PRUNED", "FAIL"} == {trial[1].name for trial in whole}
-    assert any(ledger.TWIN in trial[4] for trial in whole)
+    assert any(ledger.DUPLICATE_OF in trial[4] for trial in whole)
     rng = random.Random(0)
     for search in range(3):
         done, kills = False, 0

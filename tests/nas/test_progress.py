@@ -18,7 +18,7 @@ def test_lines() -> None:
     text = io.StringIO()
     study = optuna.create_study(direction="maximize", study_name="stage-1")
     for origin in ("base model", "random", "random"):
-        study.enqueue_trial({}, user_attrs={ledger.ORIGIN: origin, ledger.IN_BOX: origin == "random"})
+        study.enqueue_trial({}, user_attrs={ledger.ORIGIN: origin, ledger.IN_BUDGET: origin == "random"})
         study.ask()
     attributes = {"standard_error": 0.0125, "params": 15_400_000, "seconds": 12.3}
     with Progress(Console(file=text, width=200)) as progress:

@@ -17,6 +17,7 @@ from nas.runner import Proposals, Recorder
 from nas.samplers import SAMPLERS
 from nas.stages import plan
 from nas.study import ledger
+from nas.study.parameters import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
 from tests.nas.house import House, descendants, states, trials_of, wait
@@ -28,11 +29,11 @@ def expected(house: House, workspace: Workspace) -> list[Architecture]:
     """What an uninterrupted search evaluates: the baselines, then the sampler's draws."""
     first = plan(house.config, workspace, "1", None, ())
     study = optuna.create_study(direction="maximize", sampler=SAMPLERS["random"](first.space, house.config.seed))
-    ledger.enqueue_missing(study, first.starts)
+    ledger.enqueue_missing(study, Parameters.of(first.space), first.starts)
     found: list[Architecture] = []
     while len(found) < TRIALS:
         trial, architecture = ledger.ask(study, first.space, "random", workspace.labels)
-        if not ledger.replay(study, trial.number):
+        if not ledger.resolve_duplicate(study, trial.number):
             found.append(architecture)
     return found
 
@@ -82,7 +83,7 @@ def test_a_trial_whose_worker_is_lost_is_tried_again_but_not_for_ever(
 ) -> None:
     study.enqueue_trial({})
     study.enqueue_trial({})
-    for attempt in range(1, ledger.ATTEMPTS):
+    for attempt in range(1, ledger.MAX_ATTEMPTS):
         assert study.ask().number == 0
         assert fail_with(error, study, 0, tmp_path) == [0]
         assert study.trials[0].state == TrialState.WAITING
@@ -90,7 +91,7 @@ def test_a_trial_whose_worker_is_lost_is_tried_again_but_not_for_ever(
     assert study.ask().number == 0
     assert fail_with(error, study, 0, tmp_path) == [0]
     assert study.trials[0].state == TrialState.FAIL
-    assert study.trials[0].user_attrs[ledger.FAILURE] == f"the worker was lost {ledger.ATTEMPTS} times"
+    assert study.trials[0].user_attrs[ledger.FAILURE] == f"the worker was lost {ledger.MAX_ATTEMPTS} times"
     assert study.ask().number == 1
 
 
@@ -100,13 +101,13 @@ def test_the_last_trial_may_be_wanted_again(trials: int | None, house: House, wo
     first = plan(house.config, workspace, "1", None, ())
     url = sqlite_url(house.root / f"{trials}.db")
     study = ledger.open_study(url, "stage-1", SAMPLERS["random"](first.space, 0))
-    ledger.enqueue_missing(study, first.starts[:2])
+    ledger.enqueue_missing(study, Parameters.of(first.space), first.starts[:2])
     proposals = Proposals(study, first.space, "random", workspace, trials)
     asked = [proposals.suggest(name) for name in "ab"]
     assert [config["number"] for config in asked if isinstance(config, dict)] == [0, 1]
     assert proposals.suggest("c") is None
     ledger.complete(study, 0, 0.5, {})
-    ledger.lose(study, 1)
+    ledger.requeue_lost(study, 1)
     assert proposals.suggest("d") == asked[1]
     ledger.complete(study, 1, 0.5, {})
     assert proposals.suggest("e") == Proposals.FINISHED
@@ -153,7 +154,7 @@ def test_a_search_survives_everything(searched: Path, house: House, workspace: W
     assert {trial.state for trial in trials} == {TrialState.COMPLETE}
     assert [trial.user_attrs[ledger.ATTEMPT] for trial in trials if ledger.ATTEMPT in trial.user_attrs] == [2]
     # The same trials as an unkilled run, none lost and none twice.
-    evaluated = [trial for trial in trials if ledger.TWIN not in trial.user_attrs]
+    evaluated = [trial for trial in trials if ledger.DUPLICATE_OF not in trial.user_attrs]
     assert [ledger.architecture_of(trial) for trial in evaluated] == expected(house, workspace)
     # What had ended stayed as it was.
     for earlier in (first, second):

@@ -18,6 +18,7 @@ from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
 from nas.search import main
 from nas.study import ledger
+from nas.study.attributes import score_attribute
 from search_spaces import Architecture, cost
 from tests.nas.house import House, states, trials_of
 
@@ -38,7 +39,7 @@ def test_trials(searched: Path, house: House, workspace: Workspace) -> None:
         assert facts["macs"] == cost.macs(architecture, labels=workspace.labels)
         assert facts["standard_error"] == standard_error(trial.value or 0.0, rows)
         assert sorted(trial.intermediate_values) == [0, 3]
-        assert trial.intermediate_values[0] == facts[ledger.score_of("inherited")]
+        assert trial.intermediate_values[0] == facts[score_attribute("inherited")]
         assert facts["seconds"] > 0
         assert facts["formula"].count(";") == base.depth - 1
         if trial.number:

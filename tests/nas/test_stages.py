@@ -25,6 +25,7 @@ from nas.stages import (
 )
 from nas.study import ledger
 from nas.study.folder import Folder
+from nas.study.parameters import Parameters
 from search_spaces import Architecture, Base, FFNGraph, Genes, Space, cost
 from search_spaces.architecture import Experts
 from search_spaces.graph import GELU
@@ -41,7 +42,7 @@ def study_of(*rows: tuple[Architecture, float | None], origin: str = "random") -
     """A study in memory with these scores; None is a failure."""
     study = optuna.create_study(direction="maximize")
     for architecture, score in rows:
-        ledger.enqueue(study, architecture, origin)
+        ledger.enqueue(study, Parameters.of(SPACE), architecture, origin)
         trial, _ = ledger.ask(study, SPACE, origin, labels=4)
         if score is None:
             ledger.fail(study, trial.number, "diverged")
@@ -108,7 +109,7 @@ def test_what_a_stage_refines_is_always_a_finalist() -> None:
     a, b, c = inside(3)
     study = study_of((a, 0.5), origin=WINNER)
     for architecture, score in ((b, 0.8), (c, 0.9)):
-        ledger.enqueue(study, architecture, "random")
+        ledger.enqueue(study, Parameters.of(SPACE), architecture, "random")
         ledger.complete(study, ledger.ask(study, SPACE, "random", 4)[0].number, score, {"standard_error": 0.01})
     assert [trial.number for trial in finalists(study, 1)] == [2, 0]
     assert [trial.number for trial in finalists(study, 3)] == [2, 1, 0]
@@ -120,7 +121,7 @@ def test_the_front_of_two_goals() -> None:
     study = optuna.create_study(directions=["maximize", "minimize"])
     study.set_user_attr(ledger.GOALS, ["score", "params"])
     for architecture, score in rows:
-        ledger.enqueue(study, architecture, "nsga2")
+        ledger.enqueue(study, Parameters.of(SPACE), architecture, "nsga2")
         ledger.complete(study, ledger.ask(study, SPACE, "nsga2", 4)[0].number, score, {"standard_error": 0.01})
     costs = [cost.params(architecture, 4) for architecture, _ in rows]
     assert [trial.values for trial in study.trials] == [list(pair) for pair in zip(scores, costs, strict=True)]
@@ -137,9 +138,9 @@ def test_what_is_outside_the_box_is_no_rival_on_the_front() -> None:
     study = optuna.create_study(directions=["maximize", "minimize"])
     study.set_user_attr(ledger.GOALS, ["score", "params"])
     for architecture, score in ((outside[0], 0.9), (member, 0.5), (outside[1], 0.6), (member, 0.5)):
-        ledger.enqueue(study, architecture, "nsga2")
+        ledger.enqueue(study, Parameters.of(SPACE), architecture, "nsga2")
         number = ledger.ask(study, SPACE, "nsga2", 4)[0].number
-        if not ledger.replay(study, number):
+        if not ledger.resolve_duplicate(study, number):
             ledger.complete(study, number, score, {"standard_error": 0.01})
     best = confirmed(study, 2)
     assert [row["trial"] for row in best["front"]] == [row["trial"] for row in best["finalists"]] == [1]

@@ -12,6 +12,7 @@ from nas.budget import budgeted_space
 from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
+from nas.study.attributes import score_attribute
 from search_spaces import Architecture, cost
 from tests.nas.house import House, trials_of
 
@@ -27,7 +28,7 @@ def winner(folder: Path, stage: str) -> Architecture:
 
 
 def without_duplicates(trials: list[FrozenTrial]) -> list[FrozenTrial]:
-    return [trial for trial in trials if ledger.TWIN not in trial.user_attrs]
+    return [trial for trial in trials if ledger.DUPLICATE_OF not in trial.user_attrs]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_stage_2_varies_graphs_alone(refined: Path, workspace: Workspace) -> Non
     for trial in trials:
         layers = ledger.architecture_of(trial).layers
         assert [(a.stack, a.expansion) for a in layers] == [(a.stack, a.expansion) for a in start.layers]
-        assert trial.user_attrs[ledger.score_of("inherited")] > 0
+        assert trial.user_attrs[score_attribute("inherited")] > 0
     assert len({ledger.architecture_of(trial) for trial in trials}) > 2
 
 
@@ -74,7 +75,7 @@ def test_stage_3_varies_sizes_alone_and_trains_none(refined: Path, house: House,
         assert trial.user_attrs["params"] <= space.max_params
         assert trial.intermediate_values == {}
         # The score is the mean over the tasks, each of which has a head.
-        parts = [trial.user_attrs[ledger.score_of(task)] for task in house.config.tasks]
+        parts = [trial.user_attrs[score_attribute(task)] for task in house.config.tasks]
         assert trial.values == pytest.approx([sum(parts) / 2])
     stored = load_config(str(refined / "config.toml"))
     assert (stored.stage3.trials, stored.sharing.sandwich, stored.stage2.trials) == (7, True, 4)
@@ -93,8 +94,8 @@ def test_no_winner_was_confirmed_to_be_worse_than_the_one_before(refined: Path) 
     assert len(set(trained)) == len(trained)
     assert len(without_duplicates(trials)) < len(trials)
     for trial in trials:
-        if ledger.TWIN in trial.user_attrs:
-            twin = trials[trial.user_attrs[ledger.TWIN]]
+        if ledger.DUPLICATE_OF in trial.user_attrs:
+            twin = trials[trial.user_attrs[ledger.DUPLICATE_OF]]
             assert (trial.values, trial.state) == (twin.values, TrialState.COMPLETE)
 
 
@@ -116,7 +117,7 @@ def test_two_goals_give_a_front(house: House, tmp_path: Path) -> None:
             architecture = ledger.architecture_of(trial)
             assert trial.user_attrs["macs"] == cost.macs(architecture, labels=3)
     best = json.loads((tmp_path / "tiny" / "stage-1" / "best.json").read_text())
-    inside = [trial for trial in trials if trial.values and trial.user_attrs[ledger.IN_BOX]]
+    inside = [trial for trial in trials if trial.values and trial.user_attrs[ledger.IN_BUDGET]]
     for row in best["front"]:
         better = [t for t in inside if t.values[0] >= row["score"] and t.values[1] <= row["macs"]]
         assert {(trial.values[0], trial.values[1]) for trial in better} == {(row["score"], row["macs"])}
@@ -131,7 +132,7 @@ def test_a_latency_limit_is_kept_and_finalists_are_measured(house: House, tmp_pa
         pytest.skip(result.stderr)
     assert (result.returncode, result.stderr) == (0, "")
     trials = trials_of(tmp_path / "tiny")
-    limit = max(trial.user_attrs["latency"] for trial in trials if trial.user_attrs[ledger.IN_BOX])
+    limit = max(trial.user_attrs["latency"] for trial in trials if trial.user_attrs[ledger.IN_BUDGET])
     assert all(isinstance(trial.user_attrs["latency"], int) for trial in trials)
     best = json.loads((tmp_path / "tiny" / "stage-1" / "best.json").read_text())
     for row in best["finalists"]:

@@ -31,6 +31,7 @@ from benchmarks.search.table import LABELS, Table, load
 from nas.samplers import SAMPLERS
 from nas.stages import CONFIRMATION
 from nas.study import ledger
+from nas.study.parameters import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces.architecture import Architecture
 
@@ -151,7 +152,7 @@ def test_costs_are_those_of_the_ledger(tmp_path: Path) -> None:
     def trials(name: str, seconds: list[float], origin: str = "random") -> None:
         study = ledger.open_study(url, name)
         for one in seconds:
-            ledger.enqueue(study, space.sample(rng), origin)
+            ledger.enqueue(study, Parameters.of(space), space.sample(rng), origin)
             trial, _ = ledger.ask(study, space, origin, LABELS)
             ledger.complete(study, trial.number, 0.8, {"seconds": one})
 

@@ -30,7 +30,7 @@ from nas.preparation.prepare import prepare
 from nas.preparation.teacher import prepare_data
 from nas.preparation.workspace import Workspace
 from nas.search import overrides, parser
-from nas.study import ledger
+from nas.study.attributes import score_attribute
 from search_spaces import Architecture, Experts
 from search_spaces.spaces import SIZES
 from supernet.build import build, load_weights
@@ -310,7 +310,7 @@ def test_a_whole_search_on_a_user_s_own_rows(house: House, tmp_path: Path) -> No
     found = tmp_path / "both"
     for trial in trials_of(found, "stage-3"):
         if trial.values:
-            parts = [trial.user_attrs[ledger.score_of(task)] for task in ("mine", "number")]
+            parts = [trial.user_attrs[score_attribute(task)] for task in ("mine", "number")]
             assert trial.values == pytest.approx([sum(parts) / 2])
     final = house.run("train_final.py", found / "architecture.json", "--skip-base")
     assert (final.returncode, final.stderr) == (0, "")

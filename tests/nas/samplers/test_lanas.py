@@ -17,15 +17,15 @@ from nas.samplers import SAMPLERS, ZeroCostProxy, evolution, lanas, local
 from nas.samplers.encoding import BLOCK, DOUBLING, EXPERTS, OPERATION, OPERATIONS, PLACED, SEGMENTS, encode, widths
 from nas.samplers.lanas import (
     GROWTH,
-    HINTED,
+    N_STARTUP_TRIALS,
+    N_STARTUP_TRIALS_WITH_PROXY,
     PHASE,
-    START,
     LaNAS,
     descend,
     expected_improvement,
     fit,
+    normalised,
     ranks,
-    scaled,
     within,
 )
 from nas.study.ledger import Observation
@@ -251,18 +251,18 @@ def test_the_surrogate_is_a_gaussian_process() -> None:
 
 
 def test_the_first_proposals_are_random() -> None:
-    evidence = [tried(score, seed=score) for score in range(START)]
+    observations = [tried(score, seed=score) for score in range(N_STARTUP_TRIALS)]
 
-    def proposed(count: int, hint: ZeroCostProxy | None = None) -> list[Architecture]:
-        return list(islice(LaNAS(SPACE, 0, hint).propose(evidence[:count], random.Random(7)), 5))
+    def proposed(count: int, proxy: ZeroCostProxy | None = None) -> list[Architecture]:
+        return list(islice(LaNAS(SPACE, 0, proxy).propose(observations[:count], random.Random(7)), 5))
 
     rng = random.Random(7)
     drawn = [SPACE.sample(rng) for _ in range(5)]
-    assert proposed(START - 1) == drawn
-    assert proposed(START) != drawn
-    # With a hint fewer trials tell something.
-    assert proposed(HINTED - 1, wanted) == drawn
-    assert proposed(HINTED, wanted) != drawn
+    assert proposed(N_STARTUP_TRIALS - 1) == drawn
+    assert proposed(N_STARTUP_TRIALS) != drawn
+    # With a proxy fewer trials tell something.
+    assert proposed(N_STARTUP_TRIALS_WITH_PROXY - 1, wanted) == drawn
+    assert proposed(N_STARTUP_TRIALS_WITH_PROXY, wanted) != drawn
 
 
 def wanted(architecture: Architecture) -> float:
@@ -273,8 +273,8 @@ def wanted(architecture: Architecture) -> float:
 def test_proposals_go_towards_better_ones() -> None:
     """The surrogate's first choice is better than nearly all random members, with 20 trials to learn from."""
     members = [SPACE.sample(random.Random(seed)) for seed in range(60)]
-    evidence = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in members[:20]]
-    proposed = next(LaNAS(SPACE, 0).propose(evidence, random.Random(0)))
+    observations = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in members[:20]]
+    proposed = next(LaNAS(SPACE, 0).propose(observations, random.Random(0)))
     assert sum(wanted(one) >= wanted(proposed) for one in members) <= 6
 
 
@@ -282,32 +282,32 @@ def test_proposals_go_towards_better_ones() -> None:
 def test_what_a_hint_tells_is_learned(sign: int) -> None:
     """Of few trials, so that proposals are better with it than without, also where it is the wrong way round."""
 
-    def first(count: int, seed: int, hint: ZeroCostProxy | None) -> float:
+    def first(count: int, seed: int, proxy: ZeroCostProxy | None) -> float:
         members = [SPACE.sample(random.Random(100 * seed + number)) for number in range(count)]
-        evidence = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in members]
-        return wanted(next(LaNAS(SPACE, 0, hint).propose(evidence, random.Random(seed))))
+        observations = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in members]
+        return wanted(next(LaNAS(SPACE, 0, proxy).propose(observations, random.Random(seed))))
 
-    hinted, alone = (
-        [first(6, seed, hint) for seed in range(20)] for hint in (lambda one: sign * 1e-3 * wanted(one) + 7, None)
+    with_proxy, alone = (
+        [first(6, seed, proxy) for seed in range(20)] for proxy in (lambda one: sign * 1e-3 * wanted(one) + 7, None)
     )
-    assert np.mean(hinted) > np.mean(alone) + 0.3
+    assert np.mean(with_proxy) > np.mean(alone) + 0.3
 
 
 def test_a_hint_that_is_the_same_for_all_changes_nothing() -> None:
-    evidence = [tried(score, seed=score) for score in range(30)]
+    observations = [tried(score, seed=score) for score in range(30)]
     # One that rounds differently for some of them.
     same, alone = (
-        list(islice(LaNAS(SPACE, 0, hint).propose(evidence, random.Random(0)), 5))
-        for hint in (lambda one: 0.1 * (1 + 1e-14 * wanted(one)), None)
+        list(islice(LaNAS(SPACE, 0, proxy).propose(observations, random.Random(0)), 5))
+        for proxy in (lambda one: 0.1 * (1 + 1e-14 * wanted(one)), None)
     )
     assert same == alone
 
 
 def test_a_hint_has_the_scale_of_random_members() -> None:
-    hint = scaled(lambda one: 1e-3 * wanted(one) + 7, SPACE)
-    assert hint is not None
+    proxy = normalised(lambda one: 1e-3 * wanted(one) + 7, SPACE)
+    assert proxy is not None
     rng = random.Random(1)
-    found = [hint(SPACE.sample(rng)) for _ in range(1000)]
+    found = [proxy(SPACE.sample(rng)) for _ in range(1000)]
     assert np.mean(found) == pytest.approx(0, abs=0.15)
     assert np.std(found) == pytest.approx(1, abs=0.1)
 
@@ -321,10 +321,10 @@ def test_linear_algebra_has_one_thread_while_a_proposal_is_made() -> None:
             assert set(threads()) == {1}
             return super().order(new, features, values)
 
-    evidence = [tried(score, seed=score) for score in range(30)]
+    observations = [tried(score, seed=score) for score in range(30)]
     with threadpool_limits(2):
         before = threads()
-        next(Watched(SPACE, 0).propose(evidence, random.Random(0)))
+        next(Watched(SPACE, 0).propose(observations, random.Random(0)))
         assert threads() == before
 
 
@@ -332,14 +332,14 @@ def test_a_proposal_never_starves() -> None:
     """Where all candidates of the leaf are known, other members follow."""
     tiny = Space(BASE, (1,), EXPANSIONS[:2], 1, 10**9, edit_rate=0.0)
     members = [tiny.sample(random.Random(seed)) for seed in range(40)]
-    evidence = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in members]
-    assert len(list(islice(LaNAS(tiny, 0).propose(evidence, random.Random(0)), 50))) == 50
+    observations = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in members]
+    assert len(list(islice(LaNAS(tiny, 0).propose(observations, random.Random(0)), 50))) == 50
 
 
 def test_evolution_forgets_the_old() -> None:
     """However good they were: parents are the youngest `POPULATION` only."""
     old = [tried(100.0, seed=seed) for seed in range(5)]
-    young = [tried(float(seed), seed=100 + seed) for seed in range(evolution.POPULATION)]
+    young = [tried(float(seed), seed=100 + seed) for seed in range(evolution.POPULATION_SIZE)]
     near: set[Architecture] = set()
     for seed in range(20):
         rng = random.Random(seed)
@@ -356,8 +356,8 @@ def test_local_search_starts_again() -> None:
     worse = [tried(0.0, seed=1 + seed) for seed in range(local.PATIENCE)]
     sampler = SAMPLERS["local"](SPACE, 0)
 
-    def child(evidence: list[Observation]) -> Architecture:
-        return next(sampler.propose(evidence, random.Random(3)))
+    def child(observations: list[Observation]) -> Architecture:
+        return next(sampler.propose(observations, random.Random(3)))
 
     assert distance(best.architecture, child([best, *worse[:-1]])) == 1
     assert child([best, *worse]) == SPACE.sample(random.Random(3))

@@ -17,6 +17,7 @@ from sqlalchemy import Engine, event
 from nas.samplers import SAMPLERS, SamplerError
 from nas.samplers.encoding import OPERATIONS
 from nas.study import ledger
+from nas.study.parameters import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
 from search_spaces.equivalence import function_key
@@ -81,7 +82,7 @@ def tell(study: optuna.Study, number: int, outcome: float | TrialState) -> None:
     if outcome == TrialState.FAIL:
         ledger.fail(study, number, "diverged")
     elif outcome == TrialState.PRUNED:
-        ledger.stop(study, number, 30, {})
+        ledger.prune(study, number, 30, {})
     else:
         assert isinstance(outcome, float)
         ledger.complete(study, number, outcome, {})
@@ -135,16 +136,17 @@ def test_any_outcome_leaves_new_proposals(sampler: str, outcome: str) -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_the_parameters_of_a_trial_spell_the_architecture(sampler: str) -> None:
+def test_the_choices_of_a_trial_spell_the_architecture(sampler: str) -> None:
     study = new_study(sampler, 0)
     for _ in range(16):
         number, architecture = ask(study)
         tell(study, number, OUTCOMES["random"](number))
         trial = study.trials[number]
-        assert SPACE.suggest(FixedTrial(trial.params)) == architecture
+        choices = trial.user_attrs[ledger.CHOICES]
+        assert SPACE.suggest(FixedTrial(choices)) == architecture
         assert ledger.architecture_of(trial) == architecture
         # The space spells most with fewer names; what a new trial is given, an old one can be compared by.
-        assert set(trial.params) == set(SPACE.choices(architecture))
+        assert set(choices) == set(SPACE.choices(architecture))
 
 
 @pytest.fixture
@@ -224,7 +226,7 @@ def test_baselines_that_are_no_members(sampler: str, kind: str) -> None:
         Architecture(BASE, (Genes(strange, 1, odd), *START.layers[1:])),
     ]
     for baseline in baselines:
-        ledger.enqueue(study, baseline, "baseline")
+        ledger.enqueue(study, Parameters.of(space), baseline, "baseline")
     found = []
     for _ in range(20):
         number, architecture = ask(study, space)
@@ -238,7 +240,7 @@ def test_baselines_that_are_no_members(sampler: str, kind: str) -> None:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_several_objectives_are_refused_or_served(sampler: str) -> None:
     study = new_study(sampler, 0, two=True)
-    if SAMPLERS[sampler].several:
+    if SAMPLERS[sampler].multi_objective:
         for _ in range(16):
             number, architecture = ask(study)
             assert architecture in SPACE

@@ -13,6 +13,7 @@ from nas.preparation.workspace import Workspace
 from nas.runner import attributes_of
 from nas.samplers import SAMPLERS
 from nas.study import ledger
+from nas.study.attributes import EXPERT_LOAD, score_attribute
 from search_spaces import Architecture, cost
 from search_spaces.spaces import Limit
 from tests.nas import rows
@@ -21,9 +22,20 @@ from tests.nas.study.test_ledger import SPACE
 
 # All that a trial remembers by names that a task may have.
 TAKEN = (
-    *(ledger.ARCHITECTURE, ledger.ORIGIN, ledger.SEED, ledger.FAILURE, ledger.IN_BOX, ledger.FUNCTION, ledger.TWIN),
-    *(ledger.RUNG, ledger.ATTEMPT, "formula", "params", "params_active", "macs", "latency", "seconds"),
-    *("standard_error", ledger.EXPERT_LOAD, "inherited", "score"),
+    *(ledger.ARCHITECTURE, ledger.ORIGIN, ledger.SEED, ledger.FAILURE, ledger.IN_BUDGET, ledger.FUNCTION),
+    *(
+        ledger.DUPLICATE_OF,
+        ledger.CHOICES,
+        ledger.RUNG,
+        ledger.ATTEMPT,
+        "formula",
+        "params",
+        "params_active",
+        "macs",
+        "latency",
+        "seconds",
+    ),
+    *("standard_error", EXPERT_LOAD, "inherited", "score"),
 )
 
 
@@ -38,13 +50,13 @@ def test_scores_of_tasks_hide_nothing() -> None:
         ledger.complete(study, trial.number, score.value, attributes_of(score) | {"seconds": 1.0})
     with_parts, without = (trial.user_attrs for trial in study.get_trials())
     assert with_parts["standard_error"] == 0.01
-    assert with_parts[ledger.EXPERT_LOAD] == [load.to_json()]
+    assert with_parts[EXPERT_LOAD] == [load.to_json()]
     assert with_parts["latency"] == 10
-    assert with_parts.keys() - without.keys() == {ledger.score_of(name) for name in TAKEN}
-    assert {name: with_parts[ledger.score_of(name)] for name in TAKEN} == parts
+    assert with_parts.keys() - without.keys() == {score_attribute(name) for name in TAKEN}
+    assert {name: with_parts[score_attribute(name)] for name in TAKEN} == parts
     assert all(with_parts[key] == value for key, value in trials[0].user_attrs.items())
     missing = [key for key in without if key not in trials[1].user_attrs]
-    assert missing == ["standard_error", ledger.EXPERT_LOAD, "seconds"]
+    assert missing == ["standard_error", EXPERT_LOAD, "seconds"]
 
 
 @pytest.mark.slow
@@ -70,6 +82,6 @@ def test_a_search_on_tasks_of_such_names(house: House, workspace: Workspace, tmp
     for trial in scored:
         facts = trial.user_attrs
         assert facts["params"] == cost.params(ledger.architecture_of(trial), 3)
-        parts = [facts[ledger.score_of(name)] for name in ("params", "standard_error")]
+        parts = [facts[score_attribute(name)] for name in ("params", "standard_error")]
         assert trial.values == pytest.approx([sum(parts) / 2])
         assert 0 < facts["standard_error"] < 0.2 and facts["standard_error"] != parts[1]

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 
 from nas.samplers import SAMPLERS
 from nas.study import ledger
+from nas.study.parameters import Parameters
 from nas.study.storage import StorageError, sqlite_url
 from search_spaces import Architecture, Base, Space, cost
+from search_spaces.operations import BINARY, UNARY
 from tests.tiny import architectures
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
@@ -49,11 +50,11 @@ def ask(study: optuna.Study) -> tuple[int, Architecture]:
     return trial.number, architecture
 
 
-def test_what_is_in_line_comes_first_and_whole(study: optuna.Study) -> None:
+def test_enqueued_architectures_come_first_and_whole(study: optuna.Study) -> None:
     """An architecture of genes that the space does not have, such as the base model, too."""
     queue = list(architectures(3, BASE))
     for number, architecture in enumerate(queue):
-        ledger.enqueue(study, architecture, f"baseline {number}", seed=5 if number else None)
+        ledger.enqueue(study, Parameters.of(SPACE), architecture, f"baseline {number}", seed=5 if number else None)
     assert [ask(study)[1] for _ in queue] == queue
     number, drawn = ask(study)
     trials = study.get_trials()
@@ -77,7 +78,7 @@ def test_costs_are_those_of_the_model_with_its_head(study: optuna.Study, head: s
     assert facts["params"] == cost.params(architecture, 3, head) <= space.max_params
     assert facts["params_active"] == cost.params_active(architecture, 3, head)
     assert facts["macs"] == cost.macs(architecture, labels=3, head=head)
-    assert facts[ledger.IN_BOX]
+    assert facts[ledger.IN_BUDGET]
 
 
 def test_ends_of_a_trial(study: optuna.Study, url: str) -> None:
@@ -101,9 +102,9 @@ def test_ends_of_a_trial(study: optuna.Study, url: str) -> None:
     assert [trial.number for trial in ledger.scored(study)] == [0]
 
 
-def test_settle_puts_running_trials_in_line_again(study: optuna.Study) -> None:
+def test_running_trials_are_requeued_after_a_kill(study: optuna.Study) -> None:
     special = next(architectures(1, BASE))
-    ledger.enqueue(study, special, "base model", seed=3)
+    ledger.enqueue(study, Parameters.of(SPACE), special, "base model", seed=3)
     asked = [ask(study)[1] for _ in range(4)]
     ledger.complete(study, 1, 0.5, {})
     assert ledger.requeue_unfinished(study) == 3
@@ -144,16 +145,30 @@ def test_an_interrupted_sequence_of_draws_is_the_uninterrupted_one(study: optuna
     assert len(ledger.finished(study)) == 30
 
 
-def test_a_trial_killed_while_its_genes_were_drawn_is_drawn_to_the_end(study: optuna.Study) -> None:
+OPERATIONS = ("none", *UNARY, *BINARY)
+
+
+def test_a_trial_of_which_a_part_was_drawn_is_drawn_to_the_end(study: optuna.Study) -> None:
+    """As Optuna's own `ask` leaves it where its process is killed."""
     whole = memory()
     expected = [ask(whole)[1] for _ in range(3)]
     ask(study)
-    trial = study.ask()
-    operations = whole.trials[1].distributions["layer1/pre/op"]
-    assert isinstance(operations, CategoricalDistribution)
-    trial.suggest_categorical("layer1/pre/op", operations.choices)
+    study.ask().suggest_categorical("layer1/pre/op", OPERATIONS)
     assert ledger.requeue_unfinished(study) == 2
     assert [ask(study)[1] for _ in range(3)] == expected
+    assert [trial.user_attrs[ledger.CHOICES] for trial in study.trials] == [
+        trial.user_attrs[ledger.CHOICES] for trial in whole.trials
+    ]
+    assert study.trials[1].params.items() > whole.trials[1].params.items()
+
+
+def test_choices_that_a_user_enqueues_are_kept(study: optuna.Study) -> None:
+    study.enqueue_trial({"layer1/pre/op": "tanh", "layer2/post/op": "none"})
+    number, architecture = ask(study)
+    assert architecture in SPACE
+    assert study.trials[number].params["layer 1/operation before expand"] == "tanh"
+    assert study.trials[number].params["layer 2/operation after project"] == "none"
+    assert study.trials[number].user_attrs[ledger.ARCHITECTURE] == json.dumps(architecture.to_json())
 
 
 @pytest.mark.parametrize(

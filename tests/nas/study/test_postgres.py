@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.lock import StudyInUse, sole_driver
+from nas.study.parameters import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
 from tests.nas.house import House, trials_of, wait
@@ -79,27 +80,27 @@ def drive(url: str, goals: tuple[str, ...]) -> tuple[Any, ...]:
         study = ledger.open_study(url, "s/stage-1", SAMPLERS["random"](SPACE, 0), goals)
         left = ledger.requeue_unfinished(study)
         assert left == (2 if cut else 0)
-        told.append(ledger.enqueue_missing(study, wanted))
+        told.append(ledger.enqueue_missing(study, Parameters.of(SPACE), wanted))
         running: list[int] = []
         for end in ("scored", "failed", "stopped", "lost"):
             while len(running) < 3:
                 trial, architecture = ledger.ask(study, SPACE, "random", labels=3)
                 told.append((trial.number, architecture))
-                if not ledger.replay(study, trial.number):
+                if not ledger.resolve_duplicate(study, trial.number):
                     running.append(trial.number)
             number = running.pop(rng.randrange(3))
             for step in range(2 if len(goals) == 1 else 0):
                 ledger.report(study, number, step, rng.random())
-                told.append(ledger.is_hopeless(study, number, step, 0.5))
+                told.append(ledger.should_prune(study, number, step, 0.5))
             match end:
                 case "scored":
                     ledger.complete(study, number, rng.random(), {"standard_error": 1 / 3, "parts": [1.0, "×"]})
                 case "failed":
                     ledger.fail(study, number, f"diverged: {'×' * 2000}")
                 case "stopped":
-                    ledger.stop(study, number, 1, {"seconds": 0.1})
+                    ledger.prune(study, number, 1, {"seconds": 0.1})
                 case "lost":
-                    ledger.lose(study, number)
+                    ledger.requeue_lost(study, number)
         views = (ledger.finished, ledger.ranked, ledger.scored, ledger.waiting, ledger.running)
         told.append(([[trial.number for trial in view(study)] for view in views], ledger.history(study)))
         study._storage._backend.engine.dispose()  # type: ignore[attr-defined]

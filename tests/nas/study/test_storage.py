@@ -97,8 +97,8 @@ def test_the_cache_is_what_the_database_has(url: str) -> None:
         (
             lambda: ledger.complete(study, 0, float("inf"), {"seconds": 1.5}),
             lambda: ledger.fail(study, 1, "diverged"),
-            lambda: ledger.stop(study, 2, 30, {}),
-            lambda: ledger.lose(study, 3),
+            lambda: ledger.prune(study, 2, 30, {}),
+            lambda: ledger.requeue_lost(study, 3),
         )
     ):
         write(number)

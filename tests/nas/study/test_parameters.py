@@ -1,0 +1,171 @@
+"""A trial's parameters, constraints and metric names are what Optuna and its dashboard compare trials by."""
+
+import random
+import warnings
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import optuna
+import pytest
+
+from nas.samplers import SAMPLERS
+from nas.study import ledger
+from nas.study.attributes import constraints
+from nas.study.parameters import OTHER_EXPERTS, Parameters
+from nas.study.storage import sqlite_url
+from search_spaces import DENSE, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
+from search_spaces.spaces import GRAPHS, SIZES, Limit
+
+BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
+HALF = Architecture.uniform(BASE, expansion=Fraction(1, 2))
+MIDDLE = cost.params(HALF, 3)
+EXPANSIONS = (Fraction(1), Fraction(1, 2), Fraction(1, 4))
+SPACE = Space(BASE, (1, 2), EXPANSIONS, MIDDLE - 2000, MIDDLE, edit_rate=0.5)
+SPLIT = Experts(4, Fraction(2, 3))
+EDITED = Architecture(BASE, (Genes(FFNGraph.parse("tanh(project(gelu(expand(x))))"), 2, Fraction(1, 4)),) * 3)
+SPACES = {
+    "stage 1": SPACE,
+    "stage 2": replace(SPACE, start=EDITED, vary=frozenset({GRAPHS}), min_params=1, max_params=10**9),
+    "stage 3": replace(SPACE, start=HALF, vary=frozenset({SIZES})),
+    "experts": replace(SPACE, experts=(DENSE, SPLIT)),
+    "one stack": replace(SPACE, stacks=(1,)),
+    "gated": replace(SPACE, gated=True),
+    "limit": replace(SPACE, limits=(Limit("macs", 7, cost.ffn_macs, 3 * cost.ffn_macs(BASE, HALF.layers[0]) + 7),)),
+}
+SIZE_NAMES = {"inner width", "stack"}
+OPERATION_NAMES = {"operation before expand", "operation between", "operation after project"}
+NAMES = {
+    "stage 2": OPERATION_NAMES,
+    "stage 3": SIZE_NAMES,
+    "experts": SIZE_NAMES | OPERATION_NAMES | {"experts"},
+    "one stack": OPERATION_NAMES | {"inner width"},
+}
+
+
+def searched(space: Space, url: str, count: int = 12) -> optuna.Study:
+    """A study of the base model, which has the best score, of a uniform slice and of proposals."""
+    study = ledger.open_study(url, "stage-1", SAMPLERS["random"](space, 0))
+    baselines = [(Architecture.uniform(BASE), "base model", None), (HALF, "uniform slice", None)]
+    ledger.enqueue_missing(study, Parameters.of(space), baselines)
+    rng = random.Random(0)
+    while len(study.trials) < count or ledger.waiting(study):
+        number = ledger.ask(study, space, "random", 3)[0].number
+        if ledger.resolve_duplicate(study, number):
+            continue
+        if number % 5 == 4:
+            ledger.prune(study, number, 3, {})
+        elif number % 7 == 5:
+            ledger.fail(study, number, "diverged")
+        else:
+            ledger.complete(study, number, rng.random() if number else 2.0, {"standard_error": 0.01})
+    return study
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_all_trials_have_the_same_parameters(kind: str, tmp_path: Path) -> None:
+    """Waiting baselines too, as a dashboard that is opened early leaves out for ever what they lack."""
+    space, url = SPACES[kind], sqlite_url(tmp_path / "study.db")
+    names = NAMES.get(kind, SIZE_NAMES | OPERATION_NAMES)
+    expected = {f"layer {layer}/{name}" for layer in (1, 2, 3) for name in names}
+    study = ledger.open_study(url, "waiting")
+    ledger.enqueue(study, Parameters.of(space), Architecture.uniform(BASE), "base model")
+    assert study.trials[0].params.keys() == expected
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+    study = searched(space, url)
+    distributions = study.trials[0].distributions
+    assert distributions.keys() == expected
+    for trial in study.trials:
+        assert trial.distributions == distributions
+        for name, value in trial.params.items():
+            assert distributions[name]._contains(distributions[name].to_internal_repr(value))
+    # Optuna refuses to copy a study whose distributions change.
+    copied = sqlite_url(tmp_path / "copy.db")
+    optuna.copy_study(from_study_name="stage-1", from_storage=url, to_storage=copied)
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_values_are_those_of_the_architecture(gated: bool) -> None:
+    """Sizes by their definition; of operations, what the grammar calls each segment's own."""
+    space = replace(SPACE, gated=gated, edit_rate=0.9, experts=(DENSE, SPLIT))
+    parameters = Parameters.of(space)
+    rng = random.Random(0)
+    seen = set()
+    for _ in range(300):
+        architecture = space.sample(rng)
+        values, choices = parameters.values(architecture), space.choices(architecture)
+        for layer, genes in enumerate(architecture.layers, 1):
+            assert values[f"layer {layer}/inner width"] == int(genes.expansion * 48)
+            assert values[f"layer {layer}/stack"] == genes.stack
+            assert values[f"layer {layer}/experts"] == ("4 hash, shared 2/3" if genes.experts == SPLIT else "dense")
+            operations = [
+                values[f"layer {layer}/operation {place}"] for place in ("before expand", "between", "after project")
+            ]
+            assert operations == [choices[f"layer{layer}/{segment}/op"] for segment in ("pre", "mid", "post")]
+            seen |= set(operations)
+    assert len(seen) == 11
+
+
+def test_values_of_what_no_space_has() -> None:
+    """A graph that the grammar cannot spell, and experts of an architecture that is to be refined."""
+    graph = FFNGraph.parse("relu(tanh(project(tanh(sigmoid(expand(gelu(mul(x,tanh(x)))))))))")
+    strange = Architecture(BASE, (Genes(graph, 1, Fraction(1, 48), Experts(2)),) * 3)
+    parameters = Parameters.of(replace(SPACE, experts=(DENSE, SPLIT)))
+    assert {name.partition("/")[2]: value for name, value in parameters.values(strange).items()} == {
+        "inner width": 1,
+        "stack": 1,
+        "experts": OTHER_EXPERTS,
+        "operation before expand": "mul",
+        "operation between": "tanh",
+        "operation after project": "relu",
+    }
+
+
+def test_layers_of_deep_models_are_in_order() -> None:
+    names = list(Parameters(12, 48, 1, ("dense",), frozenset({SIZES})).distributions)
+    assert names == sorted(names)
+    assert names[0] == "layer 01/inner width" and names[-1] == "layer 12/inner width"
+
+
+def test_the_best_trial_keeps_the_budget(tmp_path: Path) -> None:
+    study = searched(SPACE, sqlite_url(tmp_path / "study.db"))
+    assert study.trials[0].value == 2.0 == max(trial.value or 0 for trial in study.trials)
+    assert study.best_trial.number == ledger.ranked(study)[0].number != 0
+    assert study.best_trials == [study.best_trial]
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_constraints_hold_where_the_budget_is_kept(kind: str) -> None:
+    space = SPACES[kind]
+    rng = random.Random(1)
+    kept = []
+    for _ in range(300):
+        layers = (Genes(space.graph, rng.choice((1, 2)), Fraction(rng.randint(1, 48), 48)) for _ in range(3))
+        architecture = Architecture(BASE, tuple(layers))
+        kept.append(space.keeps_budget(architecture))
+        assert kept[-1] == all(value <= 0 for value in constraints(architecture, space))
+    assert any(kept) and (kind == "stage 2" or not all(kept))
+
+
+@pytest.mark.parametrize("goals", [("score",), ("score", "params")])
+def test_metrics_have_names(goals: tuple[str, ...], tmp_path: Path) -> None:
+    url = sqlite_url(tmp_path / "study.db")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        study = ledger.open_study(url, "stage-1", goals=goals)
+    assert study.metric_names == list(goals)
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+def test_importances_find_what_decides_the_score(tmp_path: Path) -> None:
+    """The inner width of layer 2 alone does."""
+    study = ledger.open_study(sqlite_url(tmp_path / "study.db"), "stage-1", SAMPLERS["random"](SPACE, 0))
+    for _ in range(40):
+        trial, architecture = ledger.ask(study, SPACE, "random", 3)
+        ledger.complete(study, trial.number, architecture.layers[1].inner(BASE), {"standard_error": 0.01})
+    importances = optuna.importance.get_param_importances(study)
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+    assert len(importances) == 15
+    assert max(importances, key=lambda name: importances[name]) == "layer 2/inner width"
