@@ -34,7 +34,7 @@ def parser() -> Parser:
     result.add_argument("--study", help="name of the study and its folder (default: the preset's name)")
     result.add_argument("--out", type=Path, default=Path("results"), help="folder of all studies (default: results)")
     result.add_argument("--trials", type=int, help="candidates to evaluate in a stage, the baselines among them")
-    result.add_argument("--sampler", help="lanas, evolution, local, random, tpe, or nsga2 for two goals")
+    result.add_argument("--sampler", help="one of nas.samplers, such as lanas; nsga2 for two goals")
     result.add_argument(
         "--objective", help="score (default); or two goals: score,params or score,macs or score,latency"
     )
@@ -131,8 +131,9 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
     sampler = options.sampler
     if sampler is None and options.objective not in (None, "score"):
         sampler = "nsga2"
-    # The configuration of a study with two goals is valid only if all stages, also those that do not run, use nsga2.
-    named = ("1", "2", "3") if sampler == "nsga2" else stages_of(options)
+    # The configuration of a study with two goals is valid only if the samplers of all stages are for two goals, also of
+    # those that do not run.
+    named = stages_of(options) if options.objective in (None, "score") else ("1", "2", "3")
     for stage in named:
         result[f"stage{stage.replace('single', '1')}.sampler"] = sampler
     for stage in stages_of(options):
@@ -145,9 +146,9 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
     # These import torch, transformers and ray, which takes seconds.
     from transformers.utils import logging as transformers_logging
 
+    from nas.cluster import Cluster, check_cluster
     from nas.preparation.prepare import prepare
     from nas.progress import Progress
-    from nas.runner import Cluster, check_cluster
     from nas.stages import Search, check_stage
     from nas.study.attributes import formula
     from nas.study.folder import Folder
@@ -175,7 +176,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
             prefix=f"{path.name}/" if options.storage else "",
             say=progress.say,
             on_progress=progress.prepare,
-            watch=progress.trial,
+            on_trial=progress.trial,
         )
         first = search.first(stages[0], start)
         progress.prepared()

@@ -22,12 +22,13 @@ from nas.budget import (
     latencies_of,
     limits_of,
 )
+from nas.cluster import Cluster, connected
 from nas.config.schema import ConfigError, StageTable, StudyConfig
 from nas.latency.table import measure_whole
 from nas.preparation.checks import check
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.workspace import Workspace, base_of_study
-from nas.runner import Cluster, connected, run
+from nas.runner import run
 from nas.samplers import SAMPLERS, Proposer
 from nas.study import ledger
 from nas.study.attributes import formula
@@ -187,7 +188,7 @@ class Search:
     prefix: str = ""
     say: Callable[[str], None] = print
     on_progress: ProgressCallback = ignore_progress
-    watch: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
+    on_trial: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
 
     def first(self, stage: str, given: Architecture | None = None) -> Plan:
         """The plan of the stage to begin with, which refines `given` or the winner before it.
@@ -229,7 +230,7 @@ class Search:
             origin=plan.table.sampler,
             stop=plan.table.stop,
             rungs=plan.table.rungs,
-            watch=partial(self._watch, total=plan.table.trials),
+            on_trial=partial(self._on_trial, total=plan.table.trials),
         )
         ranked = finalists(study, plan.table.confirm)
         if not ranked:
@@ -268,7 +269,7 @@ class Search:
             self.cluster,
             trials=None,
             origin=CONFIRMATION,
-            watch=partial(self._watch, total=len(ledger.waiting(study)) + len(ledger.finished(study))),
+            on_trial=partial(self._on_trial, total=len(ledger.waiting(study)) + len(ledger.finished(study))),
         )
         scores: dict[str, dict[int, float]] = {}
         for trial in ledger.scored(study):
@@ -295,8 +296,8 @@ class Search:
                 f"{whole / 1e3:.2f} ms measured whole"
             )
 
-    def _watch(self, study: optuna.Study, number: int, total: int) -> None:
-        self.watch(study, number, total)
+    def _on_trial(self, study: optuna.Study, number: int, total: int) -> None:
+        self.on_trial(study, number, total)
 
 
 def sampler_of(plan: Plan, workspace: Workspace) -> Proposer:

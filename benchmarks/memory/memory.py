@@ -31,6 +31,7 @@ from benchmarks.memory.training_memory import training_memory
 from benchmarks.processes import in_new_process
 from benchmarks.report import Report
 from benchmarks.search.orchestration import demo_sampler, demo_space, empty_workspace, fill, sleep
+from nas.cluster import Cluster, connected
 from nas.config.load import load_config
 from nas.evaluate import Evaluator
 from nas.preparation.prepare import prepare
@@ -91,7 +92,7 @@ def measure_worker(workspace: Workspace, candidates: int, folder: Path) -> tuple
             stop=stage.table.stop,
             rungs=stage.table.rungs,
             evaluate=functools.partial(evaluate_and_log, log=log),
-            watch=lambda study, number: None,
+            on_trial=lambda study, number: None,
         )
     lines = read(log)
     assert len({line["pid"] for line in lines}) == 1, "the worker was lost"
@@ -181,7 +182,7 @@ def drive(folder: Path, trials: int, marks: Sequence[int]) -> tuple[list[Memory]
     study = ledger.open_study(sqlite_url(folder / "study.db"), "stage-1", demo_sampler(space, "lanas"))
     after: dict[int, Memory] = {}
 
-    def watch(study: Any, number: int) -> None:
+    def on_trial(study: Any, number: int) -> None:
         count = len(ledger.finished(study))
         if count in marks and count not in after:
             gc.collect()
@@ -198,7 +199,7 @@ def drive(folder: Path, trials: int, marks: Sequence[int]) -> tuple[list[Memory]
             origin="lanas",
             rungs=(Fraction(1, 2),),
             evaluate=functools.partial(sleep, seconds=0.0, spread=0.0),
-            watch=watch,
+            on_trial=on_trial,
         )
     return [after[mark] for mark in marks], peak_rss()
 

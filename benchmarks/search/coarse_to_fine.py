@@ -32,6 +32,7 @@ from benchmarks.search.table import LABELS, Table, load
 from benchmarks.search.winner import FIRST_SEED
 from nas.samplers import SAMPLERS
 from nas.study import ledger
+from nas.study.parameters import Parameters
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.graph import FFNGraph
@@ -150,7 +151,7 @@ def run_stage(table: Table, view: View, sampler: MakeSampler, seed: int, known: 
     proposer = sampler(view.space, seed, lambda architecture: table.proxy(view.whole(architecture)))
     study = optuna.create_study(direction="maximize", sampler=proposer)
     for architecture in known:
-        ledger.enqueue(study, architecture, "known")
+        ledger.enqueue(study, Parameters.of(view.space), architecture, "known")
     evaluated: dict[Architecture, Architecture] = {}
     for _ in range(len(known) + budget):
         trial, member = ledger.ask(study, view.space, "benchmark", LABELS)

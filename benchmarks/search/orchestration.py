@@ -27,12 +27,13 @@ from transformers import BertConfig
 from benchmarks.measuring import summarise
 from benchmarks.report import Report
 from nas.budget import kept_importance
+from nas.cluster import Cluster, connected
 from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
-from nas.runner import Cluster, connected
 from nas.runner import run as run_trials
 from nas.samplers import SAMPLERS, Proposer
 from nas.study import ledger
+from nas.study.parameters import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base
@@ -107,7 +108,7 @@ def fill(study: optuna.Study, space: Space, trials: int) -> None:
     """Put so many finished trials into a study."""
     rng = random.Random(SEED)
     for _ in range(trials):
-        ledger.enqueue(study, space.sample(rng), "before")
+        ledger.enqueue(study, Parameters.of(space), space.sample(rng), "before")
         trial, architecture = ledger.ask(study, space, "before", 2)
         ledger.report(study, trial.number, 30, 0.7)
         ledger.complete(study, trial.number, score_of(repr(architecture)), {"standard_error": 0.01})
@@ -132,7 +133,7 @@ def measure(folder: Path, options: Namespace) -> dict[str, Any]:
             rungs=(Fraction(1, 2),),
             stop=STOP,
             evaluate=functools.partial(sleep, seconds=options.seconds, spread=options.spread, log=log),
-            watch=lambda study, number: None,
+            on_trial=lambda study, number: None,
         )
     # By worker, the time when each trial began, and what it slept in all, which is in the last line of a trial.
     slept: dict[str, dict[float, float]] = {}

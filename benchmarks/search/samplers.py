@@ -20,7 +20,7 @@ from benchmarks.measuring import summarise
 from benchmarks.report import Report
 from benchmarks.search.table import LABELS, Table, load
 from nas.samplers import SAMPLERS, Proposer, ZeroCostProxy
-from nas.samplers.lanas import START, LaNAS
+from nas.samplers.lanas import N_STARTUP_TRIALS, LaNAS
 from nas.study import ledger
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
@@ -91,14 +91,14 @@ class Mutated(Encoded):
 def with_late_proxy(space: Space, seed: int, proxy: ZeroCostProxy) -> Proposer:
     """LaNAS with the proxy, and with as many random proposals as without it."""
     sampler = LaNAS(space, seed, proxy)
-    sampler.start = START
+    sampler.n_startup_trials = N_STARTUP_TRIALS
     return sampler
 
 
 class Treeless(LaNAS):
     """All of LaNAS but the tree."""
 
-    least = MOST
+    min_samples_leaf = MOST
 
 
 ABLATION: dict[str, MakeSampler] = {

@@ -73,6 +73,15 @@ def _experts(value: Any) -> Experts:
         raise ValueError(re.sub("^experts[.:] ?", "", str(error))) from None
 
 
+def _sampler(value: str) -> str:
+    from nas.samplers import SAMPLERS  # imports scikit-learn, which takes a second
+
+    if value not in SAMPLERS:
+        meant = did_you_mean(value, SAMPLERS)
+        raise ValueError(f"there is no sampler {value!r}{meant} (samplers: {', '.join(SAMPLERS)})")
+    return value
+
+
 Expansion = Annotated[Fraction, BeforeValidator(_share), PlainSerializer(str)]
 ExpertsTable = Annotated[Experts, PlainValidator(_experts), PlainSerializer(Experts.to_json)]
 Latency = Annotated[str, AfterValidator(_latency)]
@@ -82,7 +91,7 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-SamplerName = Literal["lanas", "evolution", "local", "random", "tpe", "nsga2"]
+SamplerName = Annotated[str, AfterValidator(_sampler)]
 
 
 class Table(BaseModel):
@@ -358,10 +367,15 @@ class StudyConfig(Table):
 
     @model_validator(mode="after")
     def _samplers_suit_goals(self) -> "StudyConfig":
+        from nas.samplers import SAMPLERS
+
         for name in ("stage1", "stage2", "stage3"):
             sampler = getattr(self, name).sampler
-            if (sampler == "nsga2") != (len(self.goals) > 1):
-                wanted = "nsga2 is for two goals" if sampler == "nsga2" else "two goals need nsga2"
+            if len(self.goals) not in SAMPLERS[sampler].n_objectives:
+                for_two = [known for known, kind in SAMPLERS.items() if 2 in kind.n_objectives]
+                wanted = f"two goals need one of {', '.join(for_two)}"
+                if len(self.goals) == 1:
+                    wanted = f"{sampler} is for two goals"
                 raise ValueError(f"{name}.sampler is {sampler} and goals are {','.join(self.goals)}: {wanted}")
         return self
 

@@ -17,7 +17,7 @@ class Evolution(RandomSampler):
     are the youngest `POPULATION_SIZE` trials with a score. The first `POPULATION_SIZE` proposals are random.
     """
 
-    multi_objective = False
+    n_objectives = (1,)
 
     def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
         scored = [

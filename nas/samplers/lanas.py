@@ -60,7 +60,7 @@ class LaNAS(RandomSampler):
     confidence bounds lead. A zero-cost proxy is one more feature, scaled to mean 0 and variance 1 over random members.
     """
 
-    multi_objective = False
+    n_objectives = (1,)
     # The fewest trials on either side of a split.
     min_samples_leaf = 5
 

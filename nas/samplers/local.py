@@ -16,7 +16,7 @@ class LocalSearch(RandomSampler):
     improvement, or where no neighbour is left, the search restarts from a random architecture.
     """
 
-    multi_objective = False
+    n_objectives = (1,)
 
     def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
         best: tuple[float, Architecture] | None = None

@@ -23,6 +23,8 @@ class NSGA2(RandomSampler):
     objective they are the best trials so far.
     """
 
+    n_objectives = (2,)
+
     def proposals(
         self, study: Study, trial: FrozenTrial, observations: list[Observation], rng: random.Random
     ) -> Iterator[Architecture]:

@@ -40,8 +40,8 @@ class Proposer(BaseSampler):
         proxy: a subclass may learn from the trials how well it predicts scores.
     """
 
-    # Whether it can serve a study of several objectives.
-    multi_objective: ClassVar[bool] = False
+    # The numbers of objectives of the studies that it is for.
+    n_objectives: ClassVar[tuple[int, ...]] = (1,)
 
     def __init__(self, space: Space, seed: int, proxy: ZeroCostProxy | None = None) -> None:
         self.space = space
@@ -78,7 +78,7 @@ class Proposer(BaseSampler):
         ]
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        if len(study.directions) > 1 and not self.multi_objective:
+        if len(study.directions) > max(self.n_objectives):
             name = type(self).__name__
             raise SamplerError(f"{name} maximises one score, and this study has {len(study.directions)} objectives")
 

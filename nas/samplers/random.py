@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from typing import ClassVar
 
 from nas.samplers.proposer import Proposer
 from nas.study.ledger import Observation
@@ -13,7 +14,7 @@ class RandomSampler(Proposer):
     mostly the base graph's.
     """
 
-    multi_objective = True
+    n_objectives: ClassVar[tuple[int, ...]] = (1, 2)
 
     def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
         while True:

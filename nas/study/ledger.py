@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 import optuna
@@ -316,6 +317,12 @@ def counted(study: optuna.Study) -> int:
     """How many trials are `running` or `finished`."""
     trials = study.get_trials(deepcopy=False)
     return sum(trial.state != TrialState.WAITING and DUPLICATE_OF not in trial.user_attrs for trial in trials)
+
+
+def trailing_duplicates(study: optuna.Study) -> int:
+    """How many of the latest trials, one after the other, are duplicates."""
+    trials = study.get_trials(deepcopy=False)
+    return sum(1 for _ in takewhile(lambda trial: DUPLICATE_OF in trial.user_attrs, reversed(trials)))
 
 
 @dataclass(frozen=True)

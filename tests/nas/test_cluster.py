@@ -17,9 +17,9 @@ import pytest
 import ray
 from optuna.trial import TrialState
 
-from nas import runner
+from nas import cluster
+from nas.cluster import Cluster, connected, cpus_per_trial, gpus_at
 from nas.config.schema import ConfigError
-from nas.runner import Cluster, connected, cpus_per_trial, gpus_at
 from nas.study import ledger
 from tests.nas.house import PATIENCE, House, states, trials_of, wait
 from tests.nas.test_kills import facts
@@ -163,7 +163,7 @@ def test_addresses_of_no_cluster(house: House, tmp_path: Path, monkeypatch: pyte
     assert result.stderr.count("\n") == 1
     # It is not in the way of the corrected command.
     assert house.run(*house.search(tmp_path, "--trials", "2")).returncode == 0
-    monkeypatch.setattr(runner, "ANSWER", 10)
+    monkeypatch.setattr(cluster, "TIMEOUT", 10)
     with socket.create_server(("", 0)) as silent:
         for address in (f"127.0.0.1:{silent.getsockname()[1]}", "no.such.host:6379"):
             with pytest.raises(ConfigError, match="no connection to a Ray cluster"):

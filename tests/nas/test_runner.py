@@ -1,26 +1,33 @@
-"""Searches that are cut short, and workers that are lost."""
+"""Searches that are cut short, workers that are lost, and spaces that are exhausted."""
 
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import optuna
+import psutil
 import pytest
+import torch
 from optuna.trial import FrozenTrial, TrialState
+from ray import tune
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayTaskError
 
+from nas import runner
+from nas.cluster import Cluster, connected
 from nas.preparation.workspace import Workspace
-from nas.runner import Proposals, Recorder
+from nas.runner import MAX_DUPLICATES, Evaluate, Proposals, Recorder, is_out_of_memory, run
 from nas.samplers import SAMPLERS
 from nas.stages import plan
 from nas.study import ledger
 from nas.study.parameters import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
-from tests.nas.house import House, descendants, states, trials_of, wait
+from search_spaces.spaces import SIZES
+from tests.nas.house import PATIENCE, House, descendants, states, trials_of, wait
 
 TRIALS = 30
 
@@ -74,10 +81,88 @@ def test_a_fault_of_a_trial_is_its_failure(error: Exception, study: optuna.Study
     assert study.trials[0].user_attrs == {ledger.FAILURE: "error: RuntimeError: no room"}
 
 
-LOW = OutOfMemoryError("Task was killed due to the node running low on memory.\nMemory on the node was 22.9GB / 24GB.")
+# As Ray 2.60 says it, up to a list of all processes.
+LOW = OutOfMemoryError(
+    "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.2, ID: 1ab383fa) "
+    "was 22.90GB used / 23.54GB limit (0.972812)\nOOM kill reason: Memory usage 24588692480B exceeded threshold\n\n"
+    "Top 10 memory users: PID\tMEM(GB)\tCOMMAND\n20776\t1.23\tray::ImplicitFunc.train\nSet max_restarts to retry."
+)
 
 
-@pytest.mark.parametrize("error", [ActorDiedError(), ActorUnavailableError("connection reset by peer", b"x" * 16), LOW])
+def test_a_worker_that_is_killed_for_memory_is_a_finding_at_once(study: optuna.Study, tmp_path: Path) -> None:
+    """It would be killed again, and may take others with it."""
+    study.ask()
+    assert fail_with(LOW, study, 0, tmp_path) == [0]
+    assert study.trials[0].state == TrialState.FAIL
+    assert study.trials[0].user_attrs == {
+        ledger.FAILURE: "out of memory: 1 worker(s) were killed due to the node running low on memory. "
+        "Memory on the node was 22.90GB used / 23.54GB limit (0.972812)"
+    }
+
+
+def test_errors_of_memory() -> None:
+    """What torch's CPU allocator raises is a RuntimeError like many others."""
+    with pytest.raises(RuntimeError) as too_large:
+        torch.empty(2**48)
+    assert is_out_of_memory(too_large.value)
+    with pytest.raises(RuntimeError) as mismatch:
+        torch.zeros(2, 3) @ torch.zeros(2, 3)
+    assert not is_out_of_memory(mismatch.value)
+    assert is_out_of_memory(MemoryError()) and is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+
+
+def too_large(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
+    """`evaluate_trial` of a candidate that needs a thousand terabytes."""
+    runner.evaluator_of = lambda workspace, device: TooLarge()  # type: ignore[assignment, return-value]
+    runner.evaluate_trial(config, workspace, device, rungs)
+
+
+class TooLarge:
+    def evaluate(self, *arguments: object) -> None:
+        torch.empty(2**48)
+
+
+def greedy(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
+    """Fills a sixth of the memory, which Ray must not let it do."""
+    tune.report({"step": 0, "score": 0.5})
+    blocks = []
+    for _ in range(psutil.virtual_memory().total // 6 // 2**26):
+        blocks.append(b"x" * 2**26)
+        time.sleep(0.1)
+    time.sleep(PATIENCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluate", [too_large, greedy])
+def test_a_candidate_without_memory_fails_at_once(
+    evaluate: Evaluate, house: House, workspace: Workspace, study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = psutil.virtual_memory()
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    monkeypatch.setenv("RAY_memory_usage_threshold", f"{1 - memory.available / memory.total + 0.08:.3f}")
+    first = plan(house.config, workspace, "1", None, ())
+    ledger.enqueue_missing(study, Parameters.of(first.space), first.starts[:1])
+    seen: list[int] = []
+    local = Cluster(workers=1, device="cpu")
+    with connected(local):
+        run(
+            study,
+            first.space,
+            workspace,
+            local,
+            trials=None,
+            origin="random",
+            evaluate=evaluate,
+            on_trial=lambda study, number: seen.append(number),
+        )
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL]
+    assert study.trials[0].user_attrs[ledger.FAILURE].startswith("out of memory: ")
+    assert ledger.ATTEMPT not in study.trials[0].user_attrs
+    assert seen == [0]
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), ActorUnavailableError("connection reset by peer", b"x" * 16)])
 def test_a_trial_whose_worker_is_lost_is_tried_again_but_not_for_ever(
     error: Exception, study: optuna.Study, tmp_path: Path
 ) -> None:
@@ -111,6 +196,43 @@ def test_the_last_trial_may_be_wanted_again(trials: int | None, house: House, wo
     assert proposals.suggest("d") == asked[1]
     ledger.complete(study, 1, 0.5, {})
     assert proposals.suggest("e") == Proposals.FINISHED
+
+
+def test_an_exhausted_space_ends_the_stage_once_nothing_is_running(
+    house: House, workspace: Workspace, tmp_path: Path
+) -> None:
+    """A space of one architecture beside the base model, and trials for ten."""
+    base, graph = workspace.base()
+    uniform = Architecture.uniform(base, graph, expansion=Fraction(1, 2))
+    space = replace(
+        plan(house.config, workspace, "1", None, ()).space,
+        stacks=(1,),
+        expansions=(Fraction(1, 2),),
+        start=uniform,
+        vary=frozenset({SIZES}),
+    )
+    study = ledger.open_study(sqlite_url(tmp_path / "study.db"), "stage-1", SAMPLERS["random"](space, 0))
+    ledger.enqueue(study, Parameters.of(space), Architecture.uniform(base, graph), "base model")
+    proposals = Proposals(study, space, "random", workspace, 10)
+    first, second = (proposals.suggest(name) for name in "ab")
+    assert isinstance(first, dict) and isinstance(second, dict)
+    assert proposals.suggest("c") is None
+    assert len(study.trials) == 2 + MAX_DUPLICATES
+    # Neither waiting for the two trials nor resuming the study adds more duplicates.
+    assert proposals.suggest("c") is None
+    ledger.complete(study, first["number"], 0.5, {})
+    ledger.requeue_lost(study, second["number"])
+    assert proposals.suggest("d") == second
+    ledger.requeue_unfinished(study)
+    resumed = Proposals(study, space, "random", workspace, 10)
+    assert resumed.suggest("e") == second
+    assert resumed.suggest("f") is None
+    ledger.complete(study, second["number"], 0.6, {})
+    assert resumed.suggest("g") == Proposals.FINISHED
+    assert Proposals(study, space, "random", workspace, 10).suggest("h") == Proposals.FINISHED
+    assert len(study.trials) == 2 + MAX_DUPLICATES
+    assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

@@ -146,7 +146,10 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--stage", "1", "--max-latency", "0.25"], "space.max_latency: "),
         (["--stage", "1", "--objective", "speed"], "goals: 'speed' is none of score; score,params; "),
         (["--stage", "1", "--objective", "params,score"], "goals: 'params,score' is none of "),
-        (["--stage", "1", "--objective", "score,params", "--sampler", "lanas"], "two goals need nsga2"),
+        (
+            ["--stage", "1", "--objective", "score,params", "--sampler", "lanas"],
+            "two goals need one of random",
+        ),
         (["--stage", "1", "--sampler", "nsga2"], "nsga2 is for two goals"),
         (["--stage", "1", "--from", "a.json"], "--from is what stage 2 or 3 refines"),
         (["--stage", "2", "--from", "no.json", "--out", "nowhere"], "no.json: no such file"),

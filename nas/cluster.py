@@ -1,0 +1,132 @@
+"""The Ray cluster that trials run on: a local session or a running cluster, and each trial's share of it."""
+
+import contextlib
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.air.execution._internal import RayActorManager
+from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.tune.execution import tune_controller
+
+from nas.config.schema import ConfigError
+
+# Settings of Ray and Ray Tune, where the environment has none: no files per trial; Ctrl-C as KeyboardInterrupt; no
+# snapshots; the driver's working directory in its workers, as teachers may have relative paths; the behaviour of the
+# next version, and the old output, of which both are silent.
+SETTINGS = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+# Seconds that a cluster has to answer.
+TIMEOUT = 40
+NO_GPU = "--device cuda: the cluster has no GPU; choose cpu or auto"
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Where trials run: `workers` at a time, each with its share of the processors."""
+
+    workers: int = 2
+    address: str | None = None
+    device: str = "auto"
+
+
+class ActorManager(RayActorManager):
+    """Ray Tune's manager of workers, but a worker that Ray killed because the memory ran out fails its trial alone. In
+    Ray 2.60 its error, which is neither a task's nor an actor's, ends the whole run.
+    """
+
+    def _actor_task_failed(self, tracked_actor_task: Any, exception: Exception) -> None:
+        if isinstance(exception, OutOfMemoryError):
+            exception = RayActorError(error_msg=str(exception))
+        super()._actor_task_failed(tracked_actor_task, exception)
+
+
+@contextlib.contextmanager
+def connected(cluster: Cluster) -> Iterator[None]:
+    """A Ray session: a local one that ends with the block, or one of the cluster at `cluster.address`, which
+    `check_cluster` has found.
+    """
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    tune_controller.RayActorManager = ActorManager
+    path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # errors of trials are in the study
+    ray.init(
+        address=cluster.address or "local",  # by default Ray would join whatever cluster this machine is part of
+        include_dashboard=None if cluster.address else False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        # One arena: memory that a candidate frees is there for the next one, whichever thread asks.
+        runtime_env={"env_vars": {"PYTHONPATH": path, "MALLOC_ARENA_MAX": "1"}},
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Check that a cluster answers and has the device.
+
+    Raises:
+        ConfigError: as `gpus_at`, or the device is "cuda" and the cluster has no GPU.
+    """
+    if cluster.address is not None and not gpus_at(cluster.address) and cluster.device == "cuda":
+        raise ConfigError(NO_GPU)
+
+
+def gpus_at(address: str) -> int:
+    """How many GPUs the cluster at an address has.
+
+    Another process connects to it, because Ray prints much and tries for a quarter of an hour.
+
+    Raises:
+        ConfigError: there is no cluster, or it refuses the connection.
+    """
+    if not re.fullmatch(r"auto|[^/]+:\d+", address):
+        raise ConfigError(f"--address {address!r}: give HOST:PORT of a Ray cluster's head, as `ray start` prints it")
+    connect = (
+        "import sys, ray; ray.init(sys.argv[1], log_to_driver=False); print(ray.cluster_resources().get('GPU', 0))"
+    )
+    command = (sys.executable, "-c", connect, address)
+    try:
+        completed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        reason = f"no answer for {TIMEOUT} seconds"
+    except subprocess.CalledProcessError as error:
+        reason = re.split(r"^(?=[\w.]+: )", error.stderr, flags=re.MULTILINE)[-1].strip()
+    else:
+        return int(float(completed.stdout.split()[-1]))
+    raise ConfigError(
+        f"--address {address}: no connection to a Ray cluster ({reason}); does it run, with this RAY_AUTH_MODE?"
+    )
+
+
+def cpus_per_trial(workers: int) -> int:
+    """The most processors a trial can have with so many trials side by side on the cluster's nodes; at least 1."""
+    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    shares = range(1, max(nodes) + 1)
+    return max((share for share in shares if sum(node // share for node in nodes) >= workers), default=1)
+
+
+def gpus_per_trial(workers: int) -> float:
+    """A trial's share of a GPU with so many trials side by side on the cluster's GPUs: all of one, or equal parts; 0
+    where there is no GPU.
+    """
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    return 1 / max(1, -(-workers // gpus)) if gpus else 0.0
