@@ -36,7 +36,7 @@ from nas.config.load import load_config
 from nas.evaluate import Evaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
-from nas.runner import Cluster, connected, evaluate_trial, evaluator_of
+from nas.runner import evaluate_trial, evaluator_of
 from nas.runner import run as run_trials
 from nas.stages import BASE_MODEL, UNIFORM, plan, sampler_of
 from nas.study import ledger
