@@ -23,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *options = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
     if name in ("-h", "--help"):
         print(f"usage: {PROGRAM} (--list | NAME [--help | options])")
+        print("--list says of each benchmark how long it takes on two processor cores.")
         return DONE
     if name == "--list":
         width = max(map(len, CATALOGUE))

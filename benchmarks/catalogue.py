@@ -24,7 +24,7 @@ CATALOGUE = {
     "experts": Benchmark("speed.experts", "the cost of a layer of experts", "2 minutes"),
     "latency": Benchmark("speed.latency", "predicted against measured latency of whole models", "2 minutes"),
     "memory": Benchmark("memory.memory", "memory of a worker and of the driver", "20 minutes"),
-    "scaling": Benchmark("scaling.scaling", "how the cost of a candidate grows with its size", "30 minutes"),
+    "scaling": Benchmark("scaling.scaling", "how the cost of a candidate grows with its size", "10 minutes"),
     "plan": Benchmark("scaling.plan", "the cost of the published search, from measured rates", "1 minute"),
     "samplers": Benchmark(
         "search.samplers", "evaluations that each sampler needs on the tabulated space", "10 minutes"
@@ -34,7 +34,7 @@ CATALOGUE = {
     "winner": Benchmark("search.winner", "winners of a search against baselines of their size", "15 minutes"),
     "orchestration": Benchmark("search.orchestration", "the cost of a trial beside its training", "3 minutes"),
     "duplicates": Benchmark("search.duplicates", "mistakes of the fingerprints of functions", "5 minutes"),
-    "evidence": Benchmark("signals.evidence", "signals that predict the score after full training", "4 hours"),
+    "evidence": Benchmark("signals.evidence", "signals that predict the score after full training", "3 hours"),
     "agreement": Benchmark("signals.agreement", "whether saved outputs and bfloat16 change scores", "30 minutes"),
     "recipes": Benchmark("training.recipes", "every distillation objective on the same student", "2 hours"),
     "mixtures": Benchmark("training.mixtures", "ablations of mixtures of experts", "1 hour"),

@@ -1,0 +1,61 @@
+"""Counts of evaluations and improvements against their definitions; every part of the ablation searches the table."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.__main__ import main
+from benchmarks.search import samplers
+from benchmarks.search.samplers import ABLATION, MOST, evaluations_until_good, improvements, search
+from benchmarks.search.table import GOOD_SHARE, Table, load
+
+
+@pytest.fixture(scope="module")
+def table() -> Table:
+    return load()
+
+
+def test_good_architectures_are_the_best_share(table: Table) -> None:
+    good = [score for score in table.scores.values() if score >= table.good]
+    # Ties with the last of them are good too.
+    assert len(good) >= int(GOOD_SHARE * len(table.scores)) > len([score for score in good if score > table.good])
+
+
+def test_evaluations_are_counted_up_to_the_first_good_one(table: Table) -> None:
+    assert evaluations_until_good(table, [0.0, table.good, 1.0]) == 2
+    assert evaluations_until_good(table, [0.0] * MOST) == MOST
+
+
+@given(st.lists(st.integers(0, 9).map(lambda number: number / 10), min_size=1, max_size=30))
+def test_improvements_give_the_best_score_so_far(scores: list[float]) -> None:
+    steps = improvements(scores)
+    assert [number for number, _ in steps] == sorted({number for number, _ in steps})
+    best = [max(score for number, score in steps if number <= count) for count in range(1, len(scores) + 1)]
+    assert best == pytest.approx(np.maximum.accumulate(scores))
+
+
+@pytest.mark.parametrize("name", ABLATION)
+def test_every_part_of_the_ablation_searches(name: str, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    monkeypatch.setattr(samplers, "SHOWN", 8)
+    monkeypatch.setattr(samplers, "MOST", 8)
+    assert set(search(table, ABLATION[name], 0)) <= set(table.scores.values())
+
+
+def test_raw_numbers_are_of_every_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(samplers, "SHOWN", 8)
+    monkeypatch.setattr(samplers, "MOST", 8)
+    path = tmp_path / "samplers.json"
+    assert main(["samplers", "--seeds", "2", "--first-seed", "5", "--json", str(path)]) == 0
+    content = json.loads(path.read_text())
+    assert content["seeds"] == [5, 6]
+    assert set(content["results"]) == {"lanas", "evolution", "local", "random", "tpe"}
+    assert all(len(of["evaluations until good"]) == 2 for of in content["results"].values())
+    assert "| random" in capsys.readouterr().out
