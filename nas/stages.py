@@ -41,7 +41,7 @@ from search_spaces.spaces import GRAPHS, SIZES, Space
 BASE_MODEL, UNIFORM, GLOBAL = "base model", "uniform slice", "global importance"
 WINNER, TWIN_OF_WINNER = "winner so far", "its twin of base graphs"
 CONFIRMATION = "confirmation"
-# Stages that refine an architecture, and the stage whose winner that is unless another one is given.
+# Stages that refine an architecture, each with the stage whose winner it refines unless another one is given.
 BEFORE = {"2": "1", "3": "2"}
 
 Start = tuple[Architecture, str, int | None]
@@ -49,7 +49,7 @@ Start = tuple[Architecture, str, int | None]
 
 @dataclass(frozen=True)
 class Plan:
-    """One stage: the space, what is evaluated first, what may be spent, and what is evaluated how.
+    """One stage: its search space, its baselines, and what it may spend.
 
     `one_shot`: candidates are slices of a one-shot supernet and are not trained. `incumbent`: the architecture
     that the stage refines.
@@ -116,10 +116,10 @@ def all_base_graphs(architecture: Architecture, graph: FFNGraph) -> Architecture
 
 
 def incumbent_of(folder: Folder, stage: str, given: Architecture | None) -> Architecture | None:
-    """What a stage refines: what it has begun with, or what is given, or the winner of the stage before it.
+    """The architecture that a stage refines: what it has begun with, the given one, or the winner of the stage before.
 
     Raises:
-        ConfigError: there is none, or another one than it has begun with.
+        ConfigError: there is none, or the given one is not the one that the stage has begun with.
     """
     if stage not in BEFORE:
         return None
@@ -178,7 +178,7 @@ def check_incumbent(incumbent: Architecture | None, config: StudyConfig, base: B
 
 @dataclass
 class Search:
-    """Where a study is kept and run, and how one hears of it."""
+    """A search: its configuration, where it is stored and run, and the callbacks that show its progress."""
 
     config: StudyConfig
     folder: Folder
@@ -286,9 +286,11 @@ class Search:
     def _measure(self, best: dict[str, Any]) -> None:
         """Add to every finalist the latency of its whole model beside the table's."""
         table = latencies_of(self.config, self.workspace, self.cluster.device, self.on_progress)
-        found = {f"{place}": Architecture.from_json(row["architecture"]) for place, row in enumerate(best["finalists"])}
-        for place, measured in measure_whole(found, table, device_type(self.cluster.device)).items():
-            row = best["finalists"][int(place)]
+        finalists = {
+            f"{number}": Architecture.from_json(row["architecture"]) for number, row in enumerate(best["finalists"])
+        }
+        for number, measured in measure_whole(finalists, table, device_type(self.cluster.device)).items():
+            row = best["finalists"][int(number)]
             whole = round(1e6 * measured.whole.median)
             row |= {"latency_us": measured.predicted, "latency_measured_us": whole}
             self.say(
@@ -301,7 +303,7 @@ class Search:
 
 
 def sampler_of(plan: Plan, workspace: Workspace) -> Proposer:
-    """The stage's sampler, which is told what each architecture keeps of the supernet's importance."""
+    """The stage's sampler. Its zero-cost proxy is the share of the supernet's importance that an architecture keeps."""
     proxy = kept_importance(workspace.importance())
     return SAMPLERS[plan.table.sampler](plan.space, workspace.config.seed, proxy)
 
@@ -340,7 +342,7 @@ def front(ranked: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 
 def summary(ranked: list[FrozenTrial], confirmed: dict[str, list[float]], study: optuna.Study) -> dict[str, Any]:
-    """Finalists, and the winner: the one of the best mean over fresh seeds; with two goals also the front."""
+    """The finalists, and the winner: the one with the best mean over fresh seeds. With two goals also the front."""
     rows = []
     for trial in ranked:
         fresh = confirmed[trial.user_attrs[ledger.FUNCTION]]
@@ -363,7 +365,7 @@ def summary(ranked: list[FrozenTrial], confirmed: dict[str, list[float]], study:
 
 
 def row_of(trial: FrozenTrial) -> dict[str, Any]:
-    """What a file of results says of a trial."""
+    """A trial as the file of results has it."""
     attributes = trial.user_attrs
     return {
         "trial": trial.number,

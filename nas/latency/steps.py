@@ -1,4 +1,4 @@
-"""What the steps of a block are called, and how long each takes in the place where it is used.
+"""The names of the steps of a block, and the time that each takes where it is used.
 
 "expand 96", "relu 96", "add 96 384" (on values of those widths, in channels), and "norm", what a block does to its
 graph's output. Experts have "expand 96, 4 hash top 1" (all of them together), "route, 4 hash top 1" (their choice) and
@@ -45,13 +45,13 @@ GATED = FFNGraph.parse("project(mul(expand(x),gate(x)))")
 def step_names(graph: FFNGraph, base: Base, inner: int, experts: Experts = DENSE) -> list[str]:
     """The steps of a graph, one for each node after the input."""
     widths = graph.widths(base.width, inner, base.mismatch)
-    found = []
+    names = []
     for node in graph.nodes[1:]:
-        own = [inner] if node.op in ("expand", "gate") else [widths[place] for place in node.inputs]
-        # Of experts, a `project` of another width than `inner` is taken for one of that width.
+        step_widths = [inner] if node.op in ("expand", "gate") else [widths[number] for number in node.inputs]
+        # A `project` of experts counts as one of width `inner`, also where it has another width.
         of_experts = node.op in LINEAR and experts != DENSE
-        found.append(_of_experts(node.op, inner, experts) if of_experts else _name(node.op, *own))
-    return found
+        names.append(_of_experts(node.op, inner, experts) if of_experts else _name(node.op, *step_widths))
+    return names
 
 
 def kind(experts: Experts) -> str:

@@ -1,8 +1,8 @@
-"""How long models take on this device: measured whole, or added up from a table of measured steps.
+"""Latency of models on this device: measured as a whole, or added up from a table of measured steps.
 
-A search asks for the latency of thousands of architectures before it builds any. So every step that a block can
-take is timed by itself, once, in the place where it is used: behind the attention of a whole model, with its
-inputs just made and its weights as far away as they are in use. An architecture then takes
+A search asks for the latency of thousands of architectures before it builds any. Therefore every step that a block can
+take is timed once, by itself, where it is used: behind the attention of a whole model, with inputs that were just
+computed and weights that are as far away in the memory hierarchy as in use. The latency of an architecture is
 
     fixed + scale * (the times of its steps, added up)
 
@@ -63,15 +63,15 @@ _UNITS = {"ms": 1_000, "s": 1_000_000, "x": 1}
 
 
 class TooBusy(RuntimeError):
-    """What was measured makes no sense: something else takes the device's time."""
+    """The measurements make no sense, because other work takes the device's time."""
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds of one forward pass: their quartiles, and `quiet`, an estimate for a device that does nothing else.
+    """Seconds of one forward pass: the quartiles, and `quiet`, an estimate for a device that does nothing else.
 
-    On a busy device there may be no pass that nothing interrupts, but many a piece of one: for `quiet` a pass is cut
-    before every linear map, and the lower quartiles of the pieces are added up.
+    On a busy device every pass may be interrupted somewhere, but most pieces of a pass are not: for `quiet` a pass is
+    cut before every linear map, and the lower quartiles of the pieces are added up.
     """
 
     lower: float
@@ -84,8 +84,8 @@ class Latency:
 def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE_ROUNDS) -> dict[str, Latency]:
     """Time a float32 forward pass of every model on `batch`, round after round (fewer where they take too long).
 
-    In its turn a model runs twice, and the second pass counts: the first one brings back into the caches what the
-    models before it have driven out.
+    In its turn a model runs twice and the second pass is timed: the first one brings back into the processor's caches
+    what the models before have driven out.
     """
     inputs = {name: batch[name] for name in INPUTS if name in batch}
     cuda = inputs["input_ids"].is_cuda
@@ -94,7 +94,7 @@ def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE
     # A module that models share is cut once.
     parts = {part for model in models.values() for part in model.modules()}
     linear = [part for part in parts if isinstance(part, nn.Linear | ExpertLinear)]
-    hooks = [part.register_forward_pre_hook(lambda part, given: cuts.append(time.perf_counter())) for part in linear]
+    hooks = [part.register_forward_pre_hook(lambda part, inputs: cuts.append(time.perf_counter())) for part in linear]
     try:
         for model in models.values():
             model.eval()
@@ -230,7 +230,7 @@ def latency_table(
     experts: Sequence[Experts] = (),
     on_progress: ProgressCallback = ignore_progress,
 ) -> LatencyTable:
-    """The table of this device, kept in the folder `cache`; measured where it is not there yet.
+    """The table of this device, kept in the folder `cache`; measured if it is not there yet.
 
     Args:
         base: of the architectures.
@@ -252,13 +252,13 @@ def latency_table(
     widths = sorted(set(inner_widths))
     # The folder that the teacher was read from makes it no slower.
     like = {name: value for name, value in teacher.to_dict().items() if name != "_name_or_path"}
-    place = (_device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
+    device_and_versions = (_device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
     # What their channels are makes experts no slower.
-    kinds = {kind(one): one for one in experts if one != DENSE}
-    key = fingerprint(FORMAT, asdict(base), like, widths, batch, tokens, place, sorted(kinds))
+    kinds = {kind(layer_experts): layer_experts for layer_experts in experts if layer_experts != DENSE}
+    key = fingerprint(FORMAT, asdict(base), like, widths, batch, tokens, device_and_versions, sorted(kinds))
 
     def make(path: Path) -> None:
-        # What is drawn later must not depend on whether the table was there.
+        # Random numbers that are drawn later must not depend on whether the table had to be measured.
         with torch.random.fork_rng(devices=[]):
             examples = example(base.vocabulary, batch, tokens, device)
             table = _measure(base, teacher, widths, list(kinds.values()), examples, on_progress)
@@ -279,12 +279,12 @@ class Measured:
 def measure_whole(
     architectures: Mapping[str, Architecture], table: LatencyTable, device: str, rounds: int = WHOLE_ROUNDS
 ) -> dict[str, Measured]:
-    """Measure models of the architectures, with random weights, on what `table` was measured on."""
+    """Measure models of the architectures, with random weights, on sentences like those of `table`."""
     with torch.random.fork_rng(devices=[]):
         models = {name: build(architecture).to(device) for name, architecture in architectures.items()}
     vocabulary = min(architecture.base.vocabulary for architecture in architectures.values())
-    found = latencies(models, example(vocabulary, table.batch, table.tokens, device), rounds)
-    return {name: Measured(table.total(architectures[name]), latency) for name, latency in found.items()}
+    measured = latencies(models, example(vocabulary, table.batch, table.tokens, device), rounds)
+    return {name: Measured(table.total(architectures[name]), latency) for name, latency in measured.items()}
 
 
 def _measure(
@@ -334,7 +334,7 @@ def line(sums: Sequence[float], whole: Sequence[float]) -> tuple[float, float]:
 def _references(base: Base, widths: Sequence[int]) -> Iterator[Architecture]:
     """Endless architectures of random graphs, gelu the most frequent operation, and random stacks.
 
-    Each has one inner width, so that their sizes differ much.
+    All layers of one have the same inner width, so that sizes differ much.
     """
     rng = random.Random(0)
     for inner in cycle(widths):

@@ -1,4 +1,4 @@
-"""What a study has in place: its folders, its students' base, its objective and its teachers."""
+"""The folders that the preparation fills, and what is derived from them: base, objective and teacher of a study."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,9 +28,14 @@ PROJECTIONS, IMPORTANCE = "projections.safetensors", "importance.safetensors"
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where everything lies: folders of encoded data, fine-tuned teacher and supernet; of the teacher's saved outputs
-    for the candidates, by the tables of their trainings; and for stage 3 the folders of all tasks and of the
-    one-shot supernet.
+    """The folders of a prepared study.
+
+    Attributes:
+        data: encoded rows of the task that stages 1 and 2 search on, and the text without labels.
+        teacher: the teacher, fine-tuned on that task.
+        outputs: the teacher's saved outputs for the candidates, by the tables of their training phases.
+        tasks: data and teachers of all tasks; only for stage 3.
+        one_shot: the one-shot supernet of stage 3.
     """
 
     config: StudyConfig
@@ -57,12 +62,12 @@ class Workspace:
 
     @property
     def folders(self) -> TaskFolders:
-        """Of the task that stages 1 and 2 search on."""
+        """Data and teacher of the task that stages 1 and 2 search on."""
         return TaskFolders(self.data, self.teacher)
 
     @property
     def labels(self) -> int:
-        """Outputs of the task's head."""
+        """Number of outputs of the task's head."""
         return int(AutoConfig.from_pretrained(self.teacher).num_labels)
 
 
@@ -78,13 +83,13 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
         ConfigError, distill.training.teacher.TeacherError: there is no such base, or it cannot learn from this teacher.
     """
     if isinstance(config.base, str):
-        own = teacher if config.base == "teacher" else load_config(config.base)
-        if own.vocab_size != teacher.vocab_size:
+        start = teacher if config.base == "teacher" else load_config(config.base)
+        if start.vocab_size != teacher.vocab_size:
             raise ConfigError(
-                f"base: {config.base} has a vocabulary of {own.vocab_size:,} and the teacher one of "
+                f"base: {config.base} has a vocabulary of {start.vocab_size:,} and the teacher one of "
                 f"{teacher.vocab_size:,}; both read the same tokens"
             )
-        base, graph = base_of_teacher(own)
+        base, graph = base_of_teacher(start)
     else:
         try:
             base, graph = config.base.build(teacher.vocab_size), GELU
@@ -118,7 +123,7 @@ def objectives(
 
 
 def projections(supernet: Path) -> dict[str, Tensor]:
-    """What the warm-up of the supernet in this folder learned beside it for the objective."""
+    """The objective's projections that were learned in the warm-up of the supernet in this folder."""
     file = supernet / PROJECTIONS
     return load_file(file) if file.exists() else {}
 
