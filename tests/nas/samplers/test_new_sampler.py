@@ -1,0 +1,44 @@
+"""A sampler from outside the package: an entry in the table is all that a search needs of it."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nas import search
+from nas.config.load import load_config
+from nas.config.schema import ConfigError
+from nas.samplers import SAMPLERS, Proposer
+from nas.study import ledger
+from nas.study.ledger import Observation
+from search_spaces import Architecture
+from tests.nas.house import House, trials_of
+
+
+class Smallest(Proposer):
+    """The smallest of ten random members."""
+
+    def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
+        members = [self.space.sample(rng) for _ in range(10)]
+        yield from sorted(members, key=lambda member: sum(genes.inner(member.base) for genes in member.layers))
+
+
+def test_a_configuration_asks_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="there is no sampler 'smallest'"):
+        load_config("demo", {"stage1.sampler": "smallest"})
+    monkeypatch.setitem(SAMPLERS, "smallest", Smallest)
+    assert load_config("demo", {"stage1.sampler": "smallest"}).stage1.sampler == "smallest"
+    with pytest.raises(ConfigError, match=r"stage1\.sampler is smallest and goals are score,params: two goals need"):
+        load_config("demo", {"stage1.sampler": "smallest", "goals": "score,params"})
+
+
+@pytest.mark.slow
+def test_a_search_with_it(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SAMPLERS, "smallest", Smallest)
+    monkeypatch.setenv("FFN_NAS_CACHE", str(house.cache))
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    arguments = ["--stage", "1", "--preset", str(house.preset), "--study", "s", "--out", str(tmp_path), "--trials", "5"]
+    assert search.main([*arguments, "--sampler", "smallest", "--workers", "1", "--device", "cpu"]) == 0
+    trials = trials_of(tmp_path / "s")
+    assert [trial.user_attrs[ledger.ORIGIN] for trial in trials].count("smallest") >= 2

@@ -1,0 +1,96 @@
+"""What optuna-dashboard draws of a study, in a real browser."""
+
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from nas.samplers import SAMPLERS
+from nas.study import ledger
+from nas.study.parameters import Parameters
+from nas.study.storage import sqlite_url
+from search_spaces import Architecture
+from tests.nas.study.test_parameters import BASE, HALF, SPACES
+
+CHROMIUM = shutil.which("chromium")
+PATIENCE = 60
+# Studies by their ids in the dashboard, which count from 1: space, sampler, goals.
+STUDIES = {
+    "stage 1": ("lanas", ("score",)),
+    "stage 2": ("lanas", ("score",)),
+    "stage 3": ("lanas", ("score",)),
+    "experts": ("random", ("score",)),
+    "gated": ("nsga2", ("score", "params")),
+}
+
+
+def fill(url: str, kind: str) -> None:
+    """Twenty trials, the base model among them, whose scores are mostly the inner width of the lowest layer."""
+    space, (sampler, goals) = SPACES[kind], STUDIES[kind]
+    study = ledger.open_study(url, kind, SAMPLERS[sampler](space, 0), goals)
+    baselines = [(Architecture.uniform(BASE), "base model", None), (HALF, "uniform slice", None)]
+    ledger.enqueue_missing(study, Parameters.of(space), baselines)
+    rng = random.Random(0)
+    while len(study.trials) < 20:
+        trial, architecture = ledger.ask(study, space, sampler, 3)
+        if not ledger.resolve_duplicate(study, trial.number):
+            score = architecture.layers[0].inner(BASE) + rng.random()
+            ledger.complete(study, trial.number, score, {"standard_error": 0.01})
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def dashboard(url: str) -> Iterator[str]:
+    """The address of a dashboard, once it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    command = (Path(sys.executable).with_name("optuna-dashboard"), url, "--port", str(port))
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            end = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    urlopen(f"{address}/dashboard").close()
+                    break
+                except URLError:
+                    assert time.monotonic() < end and process.poll() is None
+                    time.sleep(0.2)
+            yield address
+        finally:
+            process.kill()
+
+
+def rendered(page: str, profile: Path) -> str:
+    """The page's elements after its scripts ran."""
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
+    command = (CHROMIUM, *options, f"--user-data-dir={profile}", "--virtual-time-budget=20000", "--dump-dom", page)
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=2 * PATIENCE).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: the Debian package chromium")
+def test_plots_are_drawn(tmp_path: Path) -> None:
+    url = sqlite_url(tmp_path / "study.db")
+    for kind in STUDIES:
+        fill(url, kind)
+    with dashboard(url) as address:
+        for number, kind in enumerate(STUDIES, 1):
+            analytics = rendered(f"{address}/dashboard/studies/{number}/analytics", tmp_path / "profile")
+            contour = analytics.partition('id="graph-contour"')[2].partition('id="graph-rank"')[0]
+            assert 'class="contourlevel"' in contour, kind
+            assert contour.count('class="point"') >= 2, kind
+            overview = rendered(f"{address}/dashboard/studies/{number}", tmp_path / "profile")
+            importances = overview.partition('id="graph-hyperparameter-importances"')[2]
+            labels = [name for name in Parameters.of(SPACES[kind]).distributions if f">{name}<" in importances]
+            assert len(labels) == len(Parameters.of(SPACES[kind]).distributions), kind

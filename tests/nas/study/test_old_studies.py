@@ -1,0 +1,55 @@
+"""Studies of version 0.1, whose parameters are the choices of the space, can be read and resumed."""
+
+import shutil
+from pathlib import Path
+
+import optuna
+import pytest
+
+from nas.samplers import SAMPLERS
+from nas.stages import finalists
+from nas.study import ledger
+from nas.study.attributes import choices_of
+from nas.study.parameters import Parameters
+from nas.study.storage import sqlite_url
+from search_spaces.spaces import Space
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A copy of what the demo's three stages wrote."""
+    shutil.copy(Path(__file__).parent / "fixtures" / "version_0_1.db", tmp_path / "study.db")
+    return sqlite_url(tmp_path / "study.db")
+
+
+@pytest.mark.parametrize(("stage", "expected"), [("1", [2, 4, 1]), ("2", [4, 0]), ("3", [0, 1])])
+def test_finalists_are_those_of_the_old_version(stage: str, expected: list[int], url: str) -> None:
+    study = ledger.open_study(url, f"stage-{stage}")
+    assert [trial.number for trial in finalists(study, len(expected))][: len(expected)] == expected
+    assert study.metric_names == ["score"]
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "nsga2"])
+def test_a_search_goes_on(sampler: str, url: str) -> None:
+    """New trials have the new parameters; of the old ones the choices are still known."""
+    study = ledger.open_study(url, "stage-1")
+    drawn = [trial for trial in study.trials if trial.params]
+    baselines = [trial for trial in study.trials if not trial.params]
+    assert drawn and baselines
+    assert [choices_of(trial.user_attrs, trial.params) for trial in drawn] == [trial.params for trial in drawn]
+    assert not any(choices_of(trial.user_attrs, trial.params) for trial in baselines)
+    architectures = [ledger.architecture_of(trial) for trial in drawn]
+    base, layers = architectures[0].base, [genes for one in architectures for genes in one.layers]
+    stacks = tuple(sorted({genes.stack for genes in layers}))
+    space = Space(base, stacks, tuple(sorted({genes.expansion for genes in layers})), 1, 10**9, labels=2)
+    study.sampler = SAMPLERS[sampler](space, 0)
+    count = len(study.trials)
+    for number in range(count, count + 8):
+        trial, architecture = ledger.ask(study, space, sampler, 2)
+        assert trial.number == number and architecture in space
+        assert trial.params == Parameters.of(space).values(architecture)
+        ledger.complete(study, number, 0.5 + number / 100, {"standard_error": 0.01})
+    assert len(ledger.history(study)) >= count
+    assert isinstance(study.best_trial, optuna.trial.FrozenTrial)
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
