@@ -7,7 +7,7 @@ from datetime import date
 import pytest
 
 THIRDS = 3
-# Of the first two hundred numbers this one divides the slow tests most evenly by how long they take.
+# Of the first two hundred numbers this one divides the slow tests most evenly, by estimates of how long they take.
 SALT = 165
 _CHOSEN = pytest.StashKey[int]()
 _NAMES = pytest.StashKey[list[str]]()
