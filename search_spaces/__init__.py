@@ -1,7 +1,7 @@
-"""What an architecture is: operations, graphs, genes, their cost, and the spaces they are searched in.
+"""Architectures and the search spaces they come from: operations, FFN graphs, genes and costs.
 
-Values only: nothing here needs a deep-learning library. The names below are imported when they are first used, so that
-a command that needs only the errors does not wait for networkx and numpy.
+This package consists of plain values and does not need a deep-learning library. The names below are imported lazily, on
+first use, so that a command that needs only the error classes does not wait for networkx and numpy.
 """
 
 from importlib import import_module

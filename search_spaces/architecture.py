@@ -1,10 +1,10 @@
-"""Architectures as values: the base model, the genes of every layer, and the JSON that both have in files.
+"""Immutable architectures: the base model, the genes of every layer, and their JSON format.
 
 {"version": 1, "base": {"depth": 6, "width": 540, ...},
  "layers": [{"graph": "project(gelu(expand(x)))", "stack": 1, "expansion": "1/2",
              "experts": {"count": 4, "shared": "2/3", "routing": "hash"}}, ...]}
 
-Keys with a default value may be left out, as "experts" is in a dense layer.
+Keys with a default value may be omitted, such as "experts" in a dense layer.
 """
 
 import json
@@ -30,7 +30,7 @@ from search_spaces.routing import ROUTINGS, RoutingKind
 VERSION = 1
 MAX_STACK = 16
 MAX_BYTES = 1_000_000
-# Far larger than any encoder, and small enough that sums of sizes fit into a machine's integers.
+# Upper bounds, far larger than any encoder and small enough that sums of sizes fit into machine integers.
 LARGEST = {
     "depth": 256,
     "width": 65_536,
@@ -60,10 +60,10 @@ class Base:
             embeddings of the previous, this and the next word are concatenated and mapped to the width.
         gelu: the form of the operation `gelu`, "tanh", or "erf" as in a base copied from a model with the exact GELU.
         mismatch: how a binary operation treats different widths, see `FFNGraph.widths`.
-        attention_experts: attentions of every layer, of which a gate chooses one for each token: its query, key, value
-            and output maps (MiniMoE's "x,y experts": this is x).
-        head_experts: prediction layers of a classifier, of which a gate chooses one for each sentence (MicroBERT,
-            equations 4 and 5); 1 is the usual linear map.
+        attention_experts: number of experts of each layer's attention. Every expert has its own query, key, value and
+            output maps, and a gate chooses one expert for each token (this is the x of MiniMoE's "x,y experts").
+        head_experts: number of prediction layers of a classifier, among which a gate chooses one for each sentence
+            (MicroBERT, equations 4 and 5); 1 is the usual linear classifier.
 
     Raises:
         ArchitectureError: a value is of the wrong type or size, or the heads do not divide the width.
@@ -99,27 +99,27 @@ class Base:
 
 @dataclass(frozen=True)
 class Experts:
-    """The experts of each block of a layer, and how tokens are routed to them. One expert is a dense layer.
+    """The experts of each block of a layer, and how tokens are routed to them. A single expert means a dense layer.
 
-    An expert computes the layer's graph at the layer's inner width m, with linear maps of its own; residual and
-    LayerNorm are outside of it. Experts are cut from a dense FFN of inner width e whose channels are in order of
-    importance (MoEBERT, section 3.1): all experts have its first s = floor(shared * m) channels, and expert i of E has
-    every E-th of the other channels from the i-th on, up to m channels in all. So `shared` = 2/3 at m = 768 is
-    MoEBERT's s = 512, and `shared` = 1 makes E copies (MiniMoE).
+    Every expert computes the layer's graph at the layer's inner width m with its own linear maps; the block's residual
+    connection and LayerNorm are common to all of them. The experts are slices of a dense FFN of inner width e whose
+    channels are sorted by importance (MoEBERT, section 3.1): all experts get the first s = floor(shared * m) channels,
+    and expert i of E also gets every E-th of the other channels, starting with the i-th, until it has m channels. So
+    `shared` = 2/3 at m = 768 is MoEBERT's s = 512, and `shared` = 1 makes E copies (MiniMoE).
 
     Args:
         count: number of experts, E.
-        shared: the share of an expert's channels that all experts have in common.
+        shared: fraction of an expert's channels that all experts have in common.
         routing: a name in `search_spaces.routing.ROUTINGS`: "hash", a random table from tokens to experts for every
             layer; "balanced_hash", a table that balances the tokens' frequencies; "token_gate" or "sentence_gate", a
-            learned gate that sees the token or the mean of its sentence.
-        top_k: experts that process a token; their outputs are added up, weighted by the gate's probabilities or, with a
-            hash, by 1 / top_k.
-        capacity: an expert takes at most ceil(capacity * top_k * tokens / E) tokens of a sentence, the first ones; the
-            others keep their residual alone. None: there is no such limit.
+            learned gate on the token's hidden state or on the mean over its sentence.
+        top_k: number of experts that process each token. Their outputs are summed, weighted by the gate's probabilities
+            or, with hash routing, by 1 / top_k.
+        capacity: an expert processes at most the first ceil(capacity * top_k * tokens / E) tokens of a sentence that
+            are routed to it. Tokens beyond that only pass through the residual connection. None means no limit.
 
     Raises:
-        ArchitectureError: a value is of the wrong type or size, or does not go with the others.
+        ArchitectureError: a value is of the wrong type or size, or is incompatible with the others.
     """
 
     count: int = 1
@@ -171,7 +171,7 @@ class Experts:
         return ", ".join(parts + ([f"capacity {self.capacity}"] if self.capacity is not None else []))
 
     def to_json(self) -> dict[str, Any]:
-        """Values that `json.dumps` takes; the inverse of `from_json`."""
+        """JSON-serialisable values; the inverse of `from_json`."""
         if self.count == 1:
             return {"count": 1}
         value: dict[str, Any] = {"count": self.count, "shared": str(self.shared), "routing": self.routing}
@@ -193,8 +193,9 @@ DENSE = Experts()
 
 @dataclass(frozen=True)
 class Genes:
-    """One layer's FFN: `stack` blocks of the same graph, dense or of several experts. The inner width of a block, or of
-    each of its experts, is floor(expansion * inner width of the base).
+    """The searched properties of one layer's FFN: `stack` blocks of one graph, either dense or with several experts.
+
+    The inner width of a block, or of each of its experts, is floor(expansion * inner width of the base).
     """
 
     graph: FFNGraph
@@ -223,12 +224,12 @@ class Genes:
         return self.experts.shared.numerator * self.inner(base) // self.experts.shared.denominator
 
     def most(self, base: Base) -> int:
-        """The largest inner width of an expert: the shared channels and its part of the base's other channels."""
+        """The largest possible inner width of an expert: the shared channels plus an equal part of the others."""
         shared = self.shared(base)
         return shared + (base.inner - shared) // self.experts.count
 
     def fault(self, base: Base) -> str:
-        """Why a layer of this base cannot have these genes, beginning with the gene's name; empty if it can."""
+        """Why these genes are invalid on this base, starting with the gene's name; empty if they are valid."""
         inner = self.inner(base)
         if inner < 1:
             return f"expansion: {self.expansion} of the inner width {base.inner} leaves no channel"
@@ -244,10 +245,11 @@ class Genes:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A base and the genes of all its layers, lowest first; a hashable value.
+    """A base and the genes of all its layers, lowest first. Architectures are immutable and hashable.
 
     Raises:
-        ArchitectureError: the number of layers is not the base's depth, or a layer cannot have its genes.
+        ArchitectureError: the number of layers is not the base's depth, or the genes of a layer are invalid on the
+            base.
     """
 
     base: Base
@@ -263,7 +265,7 @@ class Architecture:
 
     @property
     def has_experts(self) -> bool:
-        """Whether a layer's FFN, the attention or the head has several experts."""
+        """Whether any FFN, the attention or the head has several experts."""
         several = max(self.base.attention_experts, self.base.head_experts) > 1
         return several or any(genes.experts != DENSE for genes in self.layers)
 
@@ -275,7 +277,7 @@ class Architecture:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without the hash, which another process computes differently.
+        # Leave out the cached hash, which is different in another process.
         return type(self), (self.base, self.layers)
 
     @classmethod
@@ -287,15 +289,15 @@ class Architecture:
         expansion: Fraction | int = 1,
         experts: Experts = DENSE,
     ) -> "Architecture":
-        """The same genes in every layer; by default the base model itself."""
+        """An architecture with the same genes in every layer; by default the base model itself."""
         return cls(base, (Genes(graph, stack, Fraction(expansion), experts),) * base.depth)
 
     def transferred(self, base: Base) -> "Architecture":
-        """The same genes on another base. On one that is n times as deep every layer's genes serve n layers, as
-        EfficientBERT++ uses EfficientBERT's twice.
+        """The same genes on another base. If that base is n times as deep, the genes of each layer are repeated for n
+        consecutive layers, as EfficientBERT++ does with EfficientBERT's (n = 2).
 
         Raises:
-            ArchitectureError: the base's depth is no multiple of this one's, or a layer of it cannot have these genes.
+            ArchitectureError: the base's depth is not a multiple of this one's, or the genes are invalid on it.
         """
         repeats, rest = divmod(base.depth, self.base.depth)
         if rest:
@@ -303,9 +305,9 @@ class Architecture:
         return Architecture(base, tuple(genes for genes in self.layers for _ in range(repeats)))
 
     def to_json(self) -> dict[str, Any]:
-        """Values that `json.dumps` takes; the inverse of `from_json`."""
+        """JSON-serialisable values; the inverse of `from_json`."""
         base = asdict(self.base)
-        # Studies store keys that are made of this JSON, so what was added later is left out where it is not used.
+        # Studies store keys derived from this JSON. Omitting these fields at their defaults keeps stored keys valid.
         for name in ("attention_experts", "head_experts"):
             if base[name] == 1:
                 del base[name]
@@ -358,7 +360,7 @@ class Architecture:
         raise ArchitectureError(f"{os.fspath(path)}: {reason}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write readable JSON, atomically: another process never sees a part of the file."""
+        """Write indented JSON atomically: other processes never see a partial file."""
         path = Path(path)
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         temporary.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")

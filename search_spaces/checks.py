@@ -1,4 +1,4 @@
-"""Checks of the values in architectures, most of which come from files; their errors begin with the value's place."""
+"""Validation of the values in architectures, most of which come from files. Errors start with the value's location."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -9,11 +9,11 @@ from search_spaces.numbers import fraction
 
 
 class ArchitectureError(UserError, ValueError):
-    """A value or file is no architecture; the message begins with the place of the mistake."""
+    """A value or file is not a valid architecture; the message starts with the location of the mistake."""
 
 
 def check_integer(place: str, value: object, largest: int) -> None:
-    """Refuse what is not a whole number from 1 to `largest`."""
+    """Raise ArchitectureError unless the value is an integer from 1 to `largest`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ArchitectureError(f"{place}: must be a whole number, not {shortened(value)}")
     if not 1 <= value <= largest:
@@ -29,7 +29,7 @@ def as_fraction(place: str, value: object) -> Fraction:
 
 
 def as_object(place: str, value: object, required: Sequence[str], optional: Sequence[str] = ()) -> Mapping[str, Any]:
-    """`value`, if it is a JSON object with all required keys and no unknown ones."""
+    """`value`, checked to be a JSON object with all required keys and no unknown ones. Raises ArchitectureError."""
     if not isinstance(value, dict):
         raise ArchitectureError(f"{place}: must be a JSON object, not {shortened(value)}")
     known = (*required, *optional)
@@ -44,7 +44,7 @@ def as_object(place: str, value: object, required: Sequence[str], optional: Sequ
 
 
 def without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object as a dictionary; for `object_pairs_hook` of `json.loads`, which keeps the last of equal keys."""
+    """An `object_pairs_hook` for `json.loads` that rejects repeated keys, of which json would keep the last."""
     result = dict(pairs)
     if len(result) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -54,5 +54,5 @@ def without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_constant(name: str) -> None:
-    """For `parse_constant` of `json.loads`, which would read NaN and infinities."""
+    """A `parse_constant` for `json.loads` that rejects NaN and infinities."""
     raise ArchitectureError(f"{name} is not a number that JSON has")

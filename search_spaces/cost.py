@@ -1,23 +1,23 @@
 """What an architecture costs in closed form: parameters and multiply-accumulates (MACs).
 
-The model is BERT as Hugging Face builds it: word, position and token-type embeddings with a LayerNorm; per
-layer the linear maps for query, key, value and output with a LayerNorm; per block `expand` (d -> e), `gate`
-(d -> e) where the graph has one, `project` (w -> d, where w is the width of the value it is really applied to)
-and a LayerNorm; and a head, one of `HEADS`: of sentences a pooler and a classifier; of tokens (tags, or the first and
-the last one of an answer) a classifier alone; of masked words the map and LayerNorm before the word embedding, which
-it shares, and a bias for each word. All linear maps have biases. Experts have all linear maps of a block (or of an
-attention) to themselves; a gate (d -> E, without bias) chooses among them. Tables of hash routing are no parameters,
-and that a capacity makes experts compute less is left out of account.
+The model is BERT as Hugging Face builds it: word, position and token-type embeddings with a LayerNorm; per layer the
+linear maps for query, key, value and output with a LayerNorm; per block `expand` (d -> e), `gate` (d -> e) where the
+graph has one, `project` (w -> d, where w is the width of the value it is really applied to) and a LayerNorm; and a
+head, one of `HEADS`. A sentence-level head has a pooler and a classifier; a token-level head (tags, or the start and
+end of an answer) a classifier alone; a masked-LM head has a linear map and a LayerNorm before the output embedding,
+which is tied to the word embedding, and a bias for each word. All linear maps have biases. Each expert has its own copy
+of all linear maps of a block (or of an attention); a gate (d -> E, without bias) chooses among the experts. Hash
+routing tables do not count as parameters, and the MACs that a capacity saves are not subtracted.
 
-`labels` are the classes of a classification or of tags; the other heads have as many outputs as they have. Papers count
-differently; functions that follow a paper name it.
+`labels` is the number of classes or tags; the outputs of the other heads are fixed. Papers count differently; functions
+that follow a paper name it.
 """
 
 from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.errors import did_you_mean
 
 CLASSIFICATION = "classification"
-# The heads by the kind of task, and their number of outputs where the task does not decide it.
+# The heads by kind of task, with their number of outputs; None if it depends on the task's labels.
 HEADS: dict[str, int | None] = {
     CLASSIFICATION: None,
     "regression": 1,
@@ -28,12 +28,14 @@ HEADS: dict[str, int | None] = {
 
 
 def params(architecture: Architecture, labels: int = 3, head: str = CLASSIFICATION) -> int:
-    """All stored parameters of the deployable model, its head included. Raises ValueError for an unknown head."""
+    """The number of stored parameters of the deployable model, including its head. Raises ValueError for an unknown
+    head.
+    """
     return params_encoder(architecture) + head_params(architecture.base, labels, head)
 
 
 def params_active(architecture: Architecture, labels: int = 3, head: str = CLASSIFICATION) -> int:
-    """The parameters that take part in computing one token: all but those of experts to which it is not routed."""
+    """The number of parameters used for one token: all except those of experts to which it is not routed."""
     base = architecture.base
     idle = 0
     if _pooled(head):
@@ -54,19 +56,19 @@ def params_effective(architecture: Architecture) -> int:
 
 
 def params_minimoe(architecture: Architecture) -> int:
-    """MiniMoE's count of its students (table 5): the encoder, and query, key and value maps on top of it that only
-    distillation uses.
+    """The parameters as MiniMoE counts its students (table 5): the encoder plus the query, key and value maps on top of
+    it that are used in distillation only.
     """
     width = architecture.base.width
     return params_encoder(architecture) + 3 * _linear(width, width)
 
 
 def params_published(architecture: Architecture, teacher_width: int = 768) -> int:
-    """The count of EfficientBERT's tables, and of TinyBERT and the student in MicroBERT's table 1.
+    """The parameters as counted in EfficientBERT's tables, and for TinyBERT and the student in MicroBERT's table 1.
 
-    It includes the linear map from the student's width to the teacher's, which only distillation uses, leaves
-    out the head, and takes the input of `project` to be as wide as the output of `expand`. A
-    `gate`, which the papers do not have, counts like a second `expand`.
+    This includes the linear map from the student's width to the teacher's, which is used in distillation only, excludes
+    the head, and assumes that the input of `project` is as wide as the output of `expand`. A `gate`, which the papers
+    do not have, counts like a second `expand`.
     """
     base = architecture.base
     ffn = sum(genes.stack * _block_params(base, genes, project=genes.inner(base)) for genes in architecture.layers)
@@ -99,15 +101,15 @@ def ffn_params(base: Base, genes: Genes) -> int:
 
 
 def project_width(base: Base, genes: Genes) -> int:
-    """The real input width of `project`, in channels."""
+    """The actual input width of `project`, in channels."""
     number = genes.graph.find("project")
     widths = genes.graph.widths(base.width, genes.inner(base), base.mismatch)
     return widths[genes.graph.nodes[number].inputs[0]]
 
 
 def macs_linear(architecture: Architecture, tokens: int = 128) -> int:
-    """MACs of the encoder's linear maps for one sequence of `tokens` tokens, gates left out; MiniMoE's GFLOPs are these
-    at 128 tokens.
+    """MACs of the encoder's linear maps, without gates, for one sequence of `tokens` tokens. MiniMoE reports these at
+    128 tokens as GFLOPs.
     """
     base = architecture.base
     attention = base.depth * 4 * base.width**2
@@ -115,13 +117,13 @@ def macs_linear(architecture: Architecture, tokens: int = 128) -> int:
 
 
 def speedup(architecture: Architecture) -> float:
-    """How many times fewer MACs the linear maps take than those of the dense base model: MoEBERT's "x2 speedup"."""
+    """MACs of the dense base model's linear maps, divided by those of this architecture: MoEBERT's "x2 speedup"."""
     return macs_linear(Architecture.uniform(architecture.base)) / macs_linear(architecture)
 
 
 def flops(architecture: Architecture, tokens: int = 128) -> int:
-    """The FLOPs in the tables of TinyBERT and MicroBERT, for one sequence of `tokens` tokens: two for each MAC of the
-    encoder's linear maps, of the attention products, and of one more map (d -> d) of every token.
+    """FLOPs as counted in the tables of TinyBERT and MicroBERT, for one sequence of `tokens` tokens: two for each MAC
+    of the encoder's linear maps, of the attention products, and of one further map (d -> d) applied to every token.
     """
     base = architecture.base
     return 2 * (macs_linear(architecture, tokens) + _products(base, tokens) + tokens * base.width**2)
@@ -146,7 +148,7 @@ def macs(architecture: Architecture, tokens: int = 128, labels: int = 3, head: s
 
 
 def head_macs(base: Base, tokens: int = 128, labels: int = 3, head: str = CLASSIFICATION) -> int:
-    """The head's MACs for one sequence: a pooler and a classifier see one token, other heads see all tokens."""
+    """The head's MACs for one sequence: a pooler with a classifier processes one token, other heads all tokens."""
     outputs = _outputs(head, labels)
     if head == "masked_lm":
         return tokens * (base.embedding or base.width) * (base.width + base.vocabulary)
@@ -167,7 +169,7 @@ def _outputs(head: str, labels: int) -> int:
 
 
 def _pooled(head: str) -> bool:
-    """Whether the head sees the pooled state of a sentence; such a head may have experts."""
+    """Whether the head's input is the pooled state of a sentence; such a head may have experts."""
     return head in (CLASSIFICATION, "regression")
 
 
@@ -187,7 +189,7 @@ def _idle_params(architecture: Architecture) -> int:
 
 
 def _products(base: Base, tokens: int) -> int:
-    """MACs of the products of queries and keys and of probabilities and values, of all layers."""
+    """MACs of the attention products of all layers: queries with keys, and probabilities with values."""
     return base.depth * 2 * tokens**2 * base.width
 
 

@@ -1,7 +1,7 @@
-"""How many ways there are to choose one option for every layer so that the summed costs stay within bounds.
+"""Counts the ways to choose one option for every layer so that the summed costs stay within bounds.
 
-A cost is a tuple of whole numbers, one for each budget. The first entry of a sum is bounded from both sides and the
-others from above. Dynamic programming over the layers counts exactly, so that a draw can be uniform without rejection.
+A cost is a tuple of integers, one for each budget. The first entry of a sum is bounded from both sides, the others only
+from above. Dynamic programming over the layers gives exact counts, which allow uniform sampling without rejection.
 """
 
 from bisect import bisect_left
@@ -19,7 +19,7 @@ Cost = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Bounds:
-    """Contains the costs whose first entry is at least `low` and none of whose entries exceeds that of `high`."""
+    """The set of costs whose first entry is at least `low` and whose entries are all at most those of `high`."""
 
     low: int
     high: Cost
@@ -28,7 +28,7 @@ class Bounds:
         return self.low <= total[0] and all(spent <= most for spent, most in zip(total, self.high, strict=True))
 
     def without(self, cost: Cost) -> "Bounds":
-        """The bounds of the rest of a sum of which `cost` is a part."""
+        """The bounds on the remaining summands of a sum that includes `cost`."""
         return Bounds(self.low - cost[0], tuple(most - spent for most, spent in zip(self.high, cost, strict=True)))
 
 
@@ -38,13 +38,15 @@ def add(*costs: Cost) -> Cost:
 
 
 def count_within(costs: Sequence[Sequence[Cost]], bounds: Bounds) -> int:
-    """In how many ways one cost of every layer can be chosen so that their sum is within the bounds."""
+    """The number of ways to choose one cost of every layer so that their sum is within the bounds."""
     first, *rest = sorted(tuple(layer) for layer in costs)
     return sum(count_rest(tuple(rest), bounds.without(cost), bounds.high) for cost in first)
 
 
 def count_rest(costs: tuple[tuple[Cost, ...], ...], bounds: Bounds, cap: Cost) -> int:
-    """The same for layers in sorted order. No sum may exceed `cap`, the upper bound of all layers together."""
+    """As `count_within`, for layers in sorted order. `cap` is the upper bound of all layers together: the dynamic
+    programme ignores larger sums.
+    """
     if bounds.low > bounds.high[0] or min(bounds.high) < 0:
         return 0
     if len(cap) > 1:
@@ -56,7 +58,7 @@ def count_rest(costs: tuple[tuple[Cost, ...], ...], bounds: Bounds, cap: Cost) -
 
 @lru_cache(maxsize=65_536)
 def _count_several(costs: tuple[tuple[Cost, ...], ...], bounds: Bounds, cap: Cost) -> int:
-    """The same for several budgets. Cached because the first layer of all draws has the same bounds."""
+    """`count_rest` for several budgets. Cached because the first layer has the same bounds in every draw."""
     totals, ways = _tuples(costs, cap)
     first = np.searchsorted(totals[:, 0], bounds.low)
     last = np.searchsorted(totals[:, 0], bounds.high[0], side="right")
@@ -65,9 +67,12 @@ def _count_several(costs: tuple[tuple[Cost, ...], ...], bounds: Bounds, cap: Cos
 
 
 def invert(ways: Sequence[int], position: float) -> int:
-    """The option in which `position` of all ways, from 0 to 1, lies. Options without a way are never chosen."""
+    """The option at `position`, from 0 to 1, of the cumulative distribution; each option weighs its number of ways.
+
+    Options with zero ways are never chosen.
+    """
     everything = sum(ways)
-    # Exact even where the numbers of ways exceed what a float holds.
+    # Fractions are exact even if the numbers of ways exceed the range of a float.
     index = min(max(int(Fraction(position) * everything), 0), everything - 1)
     for option, count in enumerate(ways):
         if index < count:
@@ -77,16 +82,17 @@ def invert(ways: Sequence[int], position: float) -> int:
 
 
 def position_of(ways: Sequence[int], option: int) -> float:
-    """The middle of the positions for which `invert` returns `option`."""
+    """The midpoint of the interval of positions for which `invert` returns `option`."""
     return float(Fraction(2 * sum(ways[:option]) + ways[option], 2 * sum(ways)))
 
 
 @lru_cache(maxsize=128)
 def _sums(costs: tuple[tuple[Cost, ...], ...], cap: Cost) -> tuple[list[Cost], list[int]]:
-    """The distinct sums up to `cap` of one cost of one entry per layer, ascending, and before each (and at the end) the
-    number of ways to stay below it.
+    """For a single budget: the distinct sums, up to `cap`, of one cost per layer in ascending order, and the cumulative
+    counts: before each sum (and at the end) the number of ways to stay below it.
 
-    `cap` leaves out sums that no bounds allow. `costs` is sorted, so that the order of layers is no part of the key.
+    `cap` excludes sums that no bounds allow. `costs` is sorted so that the cache key is independent of the layers'
+    order.
     """
     if not costs:
         return [(0,)], [0, 1]
@@ -104,8 +110,10 @@ def _sums(costs: tuple[tuple[Cost, ...], ...], cap: Cost) -> tuple[list[Cost], l
 
 @lru_cache(maxsize=128)
 def _tuples(costs: tuple[tuple[Cost, ...], ...], cap: Cost) -> tuple[np.ndarray, np.ndarray]:
-    """The same for several entries: the distinct sums (N, entries), ascending, and the ways to each (N,)."""
-    # Python's integers where those of the machine could not hold the number of all ways.
+    """For several budgets: the distinct sums (N, budgets) in ascending order, and the number of ways (N,) to reach
+    each.
+    """
+    # Use Python integers if the number of all ways might not fit into 64 bits.
     exact = np.int64 if prod(map(len, costs)) < 2**62 else np.object_
     if not costs:
         return np.zeros((1, len(cap)), np.int64), np.ones(1, exact)

@@ -1,7 +1,8 @@
-"""Which graphs, and which architectures, are the same function.
+"""Detection of graphs, and of architectures, that compute the same function.
 
-`fingerprint` hashes what a graph computes on fixed inputs and weights; `function_key` does so for an architecture. No
-rules of algebra are needed: whatever a rule would prove equal computes equal values.
+`fingerprint` hashes the output of a graph on fixed inputs and weights, and `function_key` combines the fingerprints of
+an architecture's layers. This needs no algebraic rewriting: expressions that are algebraically equal have equal
+outputs.
 """
 
 import hashlib
@@ -19,8 +20,8 @@ from search_spaces.graph import FFNGraph
 from search_spaces.operations import LINEAR, OPERATIONS, UNARY, gelu_erf
 from search_spaces.terms import GraphError
 
-# The precision of float32. Far fewer bits would merge similar functions; from about 28 on, rounding errors would begin
-# to separate equal ones.
+# The precision of float32. With far fewer bits similar functions would collide; from about 28 bits on, rounding errors
+# would begin to separate equal ones.
 BITS = 24
 
 _PROBES, _TOKENS, _OUTER = 32, 8, 6
@@ -29,16 +30,16 @@ _INNER = {-1: 4, 0: _OUTER, 1: 9}
 
 
 def fingerprint(graph: FFNGraph, base: Base, inner: int) -> str:
-    """A text that is equal for graphs that compute the same function of input and weights, and different for others,
-    in a layer of `base` whose blocks have `inner` channels.
+    """A key that identifies the function of input and weights that a graph computes, in a layer of `base` whose blocks
+    have `inner` channels: the same for graphs that compute the same function, different for all others.
 
     The graph runs in float64 on fixed inputs and weights of small widths. Only the order of the real widths matters: it
     says which channels a binary operation combines (see `FFNGraph.widths`). The weights are the same for every graph;
     `project` uses as many leading columns as it needs.
 
     The whole output is rounded to BITS significant bits, values below 1 to multiples of 2**-BITS, and hashed. So
-    functions count as the same if they agree to the precision of float32. Where the results of equal functions differ
-    in the last bits of float64, all but about one value in 2**(50 - BITS) round to the same number.
+    functions count as the same if they agree to the precision of float32. If the outputs of equal functions differ in
+    the last bits of float64, all but about one value in 2**(50 - BITS) still round to the same number.
 
     Raises:
         GraphError: the output is not finite.
@@ -48,8 +49,8 @@ def fingerprint(graph: FFNGraph, base: Base, inner: int) -> str:
 
 
 def function_key(architecture: Architecture) -> str:
-    """A text that is equal for architectures that compute the same function of input and weights: they have the same
-    base, and in every layer the same fingerprint, inner width, number of shared channels, and other genes.
+    """A key that is the same for architectures that compute the same function of input and weights: those with the same
+    base and, in every layer, the same fingerprint, inner width, number of shared channels, and other genes.
 
     Raises:
         GraphError: the output of a layer's graph is not finite.
@@ -67,13 +68,13 @@ def function_key(architecture: Architecture) -> str:
 
 @cache
 def _probe(order: int) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Inputs (probes, tokens, outer), and of every linear map the transposed weight (probes, in, out) and the bias
-    (probes, 1, out).
+    """The probe inputs (probes, tokens, outer) and, for every linear map, its transposed weight (probes, in, out) and
+    its bias (probes, 1, out).
 
-    Their scales cover all magnitudes, independently of each other, so that everywhere in a graph values reach each
-    branch of `max` and every part of each saturation: `max(elu(a),leaky_relu(a))` is `leaky_relu(a)` down to a = -100.
-    Scales differ between tokens, probes and channels of the output, but not between values that a linear map adds up,
-    where the largest would hide the others.
+    The scales of inputs and weights vary independently over several orders of magnitude, so that at every node of a
+    graph values reach both branches of `max` and all parts of each saturating activation: `max(elu(a),leaky_relu(a))`
+    equals `leaky_relu(a)` down to a = -100. Scales differ between tokens, probes and output channels, but not between
+    values that a linear map sums up, where the largest would hide the others.
     """
     inner = _INNER[order]
     x_PTD = _uniform("x", (_PROBES, _TOKENS, _OUTER), (_PROBES, _TOKENS, 1), 0.1, 1e5)
@@ -87,10 +88,10 @@ def _probe(order: int) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarr
 
 
 def _uniform(name: str, shape: tuple[int, ...], scales: tuple[int, ...], low: float, high: float) -> np.ndarray:
-    """Uniform in [-1, 1], times scales of the broadcast shape `scales`, which are spread evenly from `low` to `high`
-    on a logarithmic axis.
+    """Uniform values in [-1, 1], multiplied by scales of the broadcastable shape `scales` that are evenly spaced from
+    `low` to `high` on a logarithmic axis.
     """
-    # The streams of RandomState are fixed for good, unlike those of numpy's newer generators.
+    # numpy guarantees that the streams of RandomState never change, unlike those of its newer generators.
     random = np.random.RandomState(zlib.crc32(name.encode()))
     spread = random.permutation(np.geomspace(low, high, math.prod(scales)))
     return random.uniform(-1, 1, shape) * spread.reshape(scales)
@@ -112,7 +113,7 @@ def _fingerprint(graph: FFNGraph, order: int, mismatch: str, gelu: str) -> str:
         assert function is not None  # it is no linear map
         return function(inputs[0]) if op in UNARY else _combine(function, inputs[0], inputs[1], mismatch)
 
-    # Intermediate overflow is harmless, such as exp(1000) in sigmoid(-1000) = 0; only the output must be finite.
+    # Overflow in intermediate results is harmless, such as exp(1000) in sigmoid(-1000) = 0; the output must be finite.
     with np.errstate(all="ignore"):
         output_PTD = graph.fold(apply)[-1]
     if not np.isfinite(output_PTD).all():
@@ -132,7 +133,7 @@ def _combine(function: Callable[..., np.ndarray], a: np.ndarray, b: np.ndarray, 
 
 def _rounded(values: np.ndarray) -> np.ndarray:
     exponents = BITS - np.maximum(np.frexp(values)[1], 0)
-    # Adding zero makes -0 the same as 0.
+    # Adding zero turns -0 into 0.
     return np.ldexp(np.rint(np.ldexp(values, exponents)), -exponents) + 0.0
 
 

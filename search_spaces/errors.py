@@ -1,4 +1,4 @@
-"""Users' mistakes: one base class for all of them, and how messages quote values and suggest better ones.
+"""The base class of all user errors, and helpers for messages that quote values and suggest corrections.
 
 Every command turns a `UserError` into one line on stderr and exit status 2 (`distill.cli.guard`). Each package derives
 its own errors from it, so that callers can still tell them apart.
@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 
 class UserError(Exception):
-    """A value, file or option that cannot be used; the message says which, where, and what would be right."""
+    """A value, file or option is invalid; the message says which one, where, and what is valid instead."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -21,7 +21,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def shortened(value: object, limit: int = 60) -> str:
-    """`repr(value)`, cut to a length that fits into one line of an error."""
+    """`repr(value)`, truncated so that it fits into a one-line error message."""
     # Never the full repr: the value may be megabytes of text, or lists nested a thousand deep.
     text = repr(value[: limit + 1]) if isinstance(value, str) else reprlib.repr(value)
     return text if len(text) <= limit + 2 else f"{text[: limit - 3]}..."

@@ -1,6 +1,6 @@
-"""Graphs as mathematics: sympy expressions for proofs in tests, and LaTeX for people. No network needs this to run.
+"""Graphs as mathematical formulas: sympy expressions for proofs in tests, and LaTeX for people.
 
-Functions import sympy when they are called, because that takes half a second and most commands never call them.
+Models do not need this module. Its functions import sympy lazily, which takes half a second and is rarely needed.
 """
 
 from functools import lru_cache
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def meaning(op: str, *arguments: "sympy.Expr") -> "sympy.Expr":
-    """The value of an operation on sympy expressions, by its `Operation.meaning`.
+    """The result of an operation on sympy expressions, as defined by its `Operation.meaning`.
 
     The linear maps `expand`, `project` and `gate` are the undefined real functions W_1, W_2 and W_3.
     """
@@ -28,7 +28,7 @@ def meaning(op: str, *arguments: "sympy.Expr") -> "sympy.Expr":
 def expression(graph: FFNGraph, named: bool = False) -> "sympy.Expr":
     """The function of a graph as a sympy expression of the real symbol `x`.
 
-    With `named`, activations stay functions of their names (`gelu(x)`) instead of being written out.
+    With `named`, activations are symbolic functions (`gelu(x)`) instead of being written out.
     """
     import sympy
 
@@ -36,7 +36,7 @@ def expression(graph: FFNGraph, named: bool = False) -> "sympy.Expr":
         if op == "x":
             return sympy.Symbol("x", real=True)
         if named and op in UNARY:
-            # Otherwise LaTeX would show what follows an underscore as a subscript.
+            # Otherwise LaTeX would print the part after an underscore as a subscript.
             name = r"\operatorname{" + op.replace("_", r"\_") + "}" if "_" in op else op
             return sympy.Function(name, real=True)(*inputs)
         return meaning(op, *inputs)

@@ -1,17 +1,17 @@
-"""Which graphs the search space has: how a trial's choices spell a graph, and which choices spell a given graph.
+"""The grammar of the graphs in a search space: a graph from a trial's choices, and the choices for a given graph.
 
 A graph is
 
     post(project(mid(expand(pre(x)))))
 
-where `pre`, `mid` and `post` are segments. A segment is the identity (not `mid`), an activation of the segment's input,
-or a binary operation of the segment's input with itself or with an earlier value of the layer. Both arguments and the
-result of a binary operation may be activated. So `x` and intermediate results are reused, and graphs that break the
-rules of EfficientBERT (section 3.2: no activation on an activation, no linear map on a linear map, no binary operation
-on two equal arguments) cannot be spelled. With `gated`, `mid` may also use `gate(pre)`, a second linear map: GeGLU is
-`mul(gelu(expand(x)),gate(x))`.
+where `pre`, `mid` and `post` are segments. A segment is the identity (except `mid`), an activation of the segment's
+input, or a binary operation of the segment's input with itself or with an earlier value of the layer. An activation may
+be applied to either argument and to the result of a binary operation. So `x` and intermediate results can be reused,
+while graphs that break the rules of EfficientBERT (section 3.2: no activation of an activation, no linear map of a
+linear map, no binary operation on two equal arguments) cannot be expressed. With `gated`, `mid` may also use
+`gate(pre)`, a second linear map: GeGLU is `mul(gelu(expand(x)),gate(x))`.
 
-Values are written as formulas here; `FFNGraph.parse` makes a graph of the last one.
+In this module values are represented by their formulas; `FFNGraph.parse` converts the final one to a graph.
 """
 
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ class Trial(Protocol):
 
 
 def suggest_graph(trial: Trial, name: str, activation: str, gated: bool) -> FFNGraph:
-    """The graph that the trial's choices spell; the names of its parameters begin with `name`.
+    """The graph that a trial's choices define. The names of all parameters start with `name`.
 
-    The first choice of every parameter gives `project(activation(expand(x)))`.
+    Taking the first choice of every parameter gives `project(activation(expand(x)))`.
     """
     pre = _suggest_segment(trial, f"{name}/pre", "none", "x", {})
     earlier = _earlier_values(pre)
@@ -44,12 +44,12 @@ def suggest_graph(trial: Trial, name: str, activation: str, gated: bool) -> FFNG
 
 
 def choices_of(graph: FFNGraph, name: str, gated: bool) -> dict[str, str] | None:
-    """The choices with which `suggest_graph` gives this graph; None if no choices do."""
+    """The choices for which `suggest_graph` returns this graph; None if the grammar cannot express it."""
     formulas = graph.texts
     pre = formulas[graph.nodes[graph.find("expand")].inputs[0]]
     mid = formulas[graph.nodes[graph.find("project")].inputs[0]]
     earlier = _earlier_values(pre)
-    # The formula of each segment's result, its input, and what else it may use.
+    # For each segment the formula of its result, its input, and the earlier values that it may use.
     segments: tuple[tuple[str, str, dict[str, str]], ...] = (
         (pre, "x", {}),
         (mid, f"expand({pre})", earlier | _gate(pre, gated)),
@@ -69,8 +69,8 @@ def _activations() -> tuple[str, ...]:
 
 
 def _earlier_values(pre: str) -> dict[str, str]:
-    """The values before `expand`, by the names they have in choices."""
-    # Where `pre` is x or an activation of x, the choice of "x" and of an activation gives it already.
+    """The values before `expand`, by their names in choices."""
+    # If `pre` is x or an activation of x, it is already available as "x" with an activation.
     return {"x": "x"} if pre in ("x", *(f"{unary}(x)" for unary in UNARY)) else {"x": "x", "pre": pre}
 
 
@@ -81,8 +81,8 @@ def _gate(pre: str, gated: bool) -> dict[str, str]:
 def _suggest_segment(trial: Trial, name: str, first: str, segment_input: str, earlier: dict[str, str]) -> str:
     """The formula of one segment; `first` is its operation in the base graph.
 
-    The choices of one parameter name are always the same, as samplers need it. So where choices depend on earlier ones,
-    the name says on which.
+    Samplers require that the same parameter name always has the same choices. Where the choices depend on earlier ones,
+    these are therefore part of the name.
     """
     operations = (first, *(op for op in (*UNARY, *BINARY) if op != first))
     op = trial.suggest_categorical(f"{name}/op", operations)
@@ -107,7 +107,7 @@ def _suggest_segment(trial: Trial, name: str, first: str, segment_input: str, ea
 
 
 def _choices_of_segment(formula: str, segment_input: str, earlier: dict[str, str]) -> dict[str, str] | None:
-    """The inverse of `_suggest_segment`, with keys that lack the segment's name."""
+    """The inverse of `_suggest_segment`; its keys do not include the segment's name."""
     if formula == segment_input:
         return {"op": "none"}
     op, outer, inside = formula.partition("(")[0], PLAIN, formula
@@ -143,7 +143,7 @@ def _activate(activation: str, value: str) -> str:
 
 
 def _activation_of(formula: str, value: str) -> str | None:
-    """The activation that makes `formula` of `value`; None if none does."""
+    """The activation that turns `value` into `formula`; None if there is none."""
     return next((activation for activation in _activations() if _activate(activation, value) == formula), None)
 
 

@@ -1,14 +1,14 @@
-"""The feed-forward network of a layer as a value: a directed acyclic graph of operations, held by networkx.
+"""The feed-forward network of a layer as an immutable directed acyclic graph of operations, stored in networkx.
 
-The text form is the formula read as a tree, `tanh(project(gelu(expand(x))))`; subterms that are spelled twice
-are one node, so a formula describes a graph whose intermediate results are reused.
+The text form is a formula such as `tanh(project(gelu(expand(x))))`. Equal subterms of a formula are one node of the
+graph, so intermediate results are reused.
 
-Every value has a static kind: "outer" (the width of the model, like the input `x`), "inner" (what `expand`
-and `gate` make) or "mixed" (a binary operation of the two). `expand` and `gate` lead from outer to inner,
-`project` from inner or mixed to outer; `expand` and `project` occur exactly once, `gate` at most once. So a
-path to the output that passes `expand` or `gate` passes one of them, and then `project`. With a gate, GeGLU is
-`project(mul(gelu(expand(x)),gate(x)))`, and SwiGLU the same with `swish` (Shazeer, 2020). EfficientBERT's rules of
-style (no activation on an activation, and so on) belong to the search space, not to this type.
+Every value has a static kind: "outer" (as wide as the model, like the input `x`), "inner" (the output width of `expand`
+and `gate`) or "mixed" (a binary operation on both). `expand` and `gate` map outer to inner values, `project` maps inner
+or mixed values to outer ones; `expand` and `project` occur exactly once, `gate` at most once. So a path to the output
+that contains `expand` or `gate` contains exactly one of the two, followed by `project`. With a gate, GeGLU is
+`project(mul(gelu(expand(x)),gate(x)))`, and SwiGLU the same with `swish` (Shazeer, 2020). EfficientBERT's restrictions
+on graphs (no activation of an activation, and so on) are part of the search space and are not checked here.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -40,20 +40,20 @@ class FFNGraph:
     """An immutable, hashable graph with one input `x` and one output of the model's width.
 
     `FFNGraph(digraph)` takes any `networkx.DiGraph` or `MultiDiGraph`: its nodes may have any names and need the
-    attribute `op`; an edge has the attribute `position`, the place or places of its source among the arguments of
-    its target (by default 0).
+    attribute `op`; an edge has the attribute `position`, the index or indices of its source among the arguments of its
+    target (by default 0).
 
-    Equal formulas are equal values, whatever they were made from: equal subterms are one node, and nodes are numbered
-    in post-order from the output, so node 0 is the input, every node comes after its arguments, and the last node is
-    the output.
+    Graphs with the same formula are equal, however they were constructed: equal subterms are one node, and nodes are
+    numbered in post-order from the output, so node 0 is the input, every node comes after its arguments, and the last
+    node is the output.
 
     Attributes:
-        digraph: the graph with these numbers as nodes, their `op`, and on every edge `position`, a tuple of places:
-            `(0, 1)` where both arguments are the same node. Neither its structure nor its attributes can be changed;
-            `digraph.copy()` is an ordinary DiGraph.
-        nodes: the same as a tuple, for what walks the graph often.
+        digraph: the graph with these numbers as nodes, their `op`, and on every edge `position`, a tuple of argument
+            indices: `(0, 1)` if both arguments are the same node. Neither its structure nor its attributes can be
+            changed; `digraph.copy()` is an ordinary DiGraph.
+        nodes: the same graph as a tuple of nodes, for fast iteration.
 
-    Raises GraphError if the digraph is no such graph; the message names its nodes.
+    Raises GraphError if the digraph is not a valid FFN graph; the message names the digraph's nodes.
     """
 
     digraph: "nx.DiGraph[int]"
@@ -130,12 +130,11 @@ class FFNGraph:
         return any(node.op == "gate" for node in self.nodes)
 
     def widths(self, outer: int, inner: int, mismatch: str = "narrow") -> tuple[int, ...]:
-        """The number of channels of every node's value, for a model `outer` wide whose `expand` and `gate` make
-        `inner` channels.
+        """The number of channels of every node's value, for a model of width `outer` and an inner width of `inner`.
 
-        A binary operation on different widths keeps the leading channels of the narrower one ("narrow":
-        EfficientBERT), or works on those and lets the rest of the wider one pass unchanged ("wide": its
-        transfer to TinyBERT).
+        A binary operation on values of different widths combines the leading channels that both have. The remaining
+        channels of the wider value are dropped ("narrow": EfficientBERT) or appended unchanged ("wide": its transfer to
+        TinyBERT).
         """
         if mismatch not in MISMATCH:
             raise ValueError(f"mismatch: must be 'narrow' or 'wide', not {shortened(mismatch)}")
@@ -144,10 +143,10 @@ class FFNGraph:
         return tuple(self.fold(lambda op, inputs: fixed[op] if op in fixed else choose(inputs)))
 
     def positions(self) -> dict[int, tuple[float, float]]:
-        """Where to draw every node, as (x, y) between -1 and 1, by networkx's layout in columns.
+        """The position of every node in a drawing, (x, y) between -1 and 1, from networkx's multipartite layout.
 
-        A node stands one column to the right of the last of its arguments, so the input is leftmost and the output
-        rightmost. `networkx.draw(graph.digraph, graph.positions())` draws the graph.
+        A node is one column to the right of its rightmost argument, so the input is leftmost and the output rightmost.
+        `networkx.draw(graph.digraph, graph.positions())` draws the graph.
         """
         columns = dict(enumerate(nx.topological_generations(self.digraph)))
         layout = nx.multipartite_layout(self.digraph, subset_key=columns)
@@ -158,7 +157,7 @@ class FFNGraph:
         return next(number for number, node in enumerate(self.nodes) if node.op == op)
 
     def fold(self, combine: Callable[[str, tuple[T, ...]], T]) -> list[T]:
-        """One result per node, from the operation and the results of its arguments, arguments first."""
+        """Evaluate `combine(op, results of the arguments)` for every node in order; returns a result for each node."""
         results: list[T] = []
         for op, inputs in self.nodes:
             results.append(combine(op, tuple([results[number] for number in inputs])))
@@ -182,7 +181,7 @@ def _check_operation(op: object, inputs: int) -> None:
 
 
 def _digraph_from_list(items: Sequence[object]) -> "nx.DiGraph[Any]":
-    """The digraph of a JSON list of nodes, which is checked only as far as a digraph could not show the fault."""
+    """The digraph of a JSON list of nodes. Checks only for mistakes that could not be found in the digraph."""
     if len(items) > MAX_TERMS:
         raise GraphError(f"{len(items)} nodes; at most {MAX_NODES} are allowed")
     operations: dict[Hashable, object] = {"x": "x"}
@@ -220,7 +219,7 @@ def _add_edge(digraph: "nx.DiGraph[Any]", source: Hashable, target: Hashable, in
 
 
 def _formula_of(digraph: "nx.DiGraph[Any]") -> str:
-    """The formula of any digraph, whose shape it checks. Raises GraphError, which names the digraph's nodes."""
+    """Check the structure of a digraph and return its formula. Raises GraphError, which names the digraph's nodes."""
     if not isinstance(digraph, nx.Graph) or not digraph.is_directed():
         raise GraphError(f"must be a directed graph of networkx, not {shortened(digraph)}")
     if not digraph:
@@ -290,7 +289,7 @@ def _parsed(text: str) -> FFNGraph:
 
 
 class _Attributes(dict[str, Any]):
-    """The attributes of a node or an edge: written once, when networkx adds it. Copies are ordinary dictionaries."""
+    """Attributes of a node or an edge, read-only once networkx has set them. Copies are ordinary dictionaries."""
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         if self:
@@ -308,7 +307,7 @@ class _Attributes(dict[str, Any]):
 
 def _frozen_digraph(nodes: Sequence[Node]) -> "nx.DiGraph[int]":
     digraph: nx.DiGraph[int] = nx.DiGraph()
-    # Of this digraph only: `copy` makes one with networkx's own dictionaries.
+    # Set on this instance alone: `copy` returns a digraph with networkx's ordinary dictionaries.
     digraph.node_attr_dict_factory = digraph.edge_attr_dict_factory = _Attributes
     for number, node in enumerate(nodes):
         digraph.add_node(number, op=node.op)

@@ -1,6 +1,7 @@
-"""The members of a search space that are near an architecture: one step away from a member, or nearest to any other.
+"""The members of a search space near an architecture: the neighbours of a member, and the member nearest to any other
+architecture.
 
-What leaves the budget is mended by construction; nothing is drawn and rejected.
+Steps that leave the budget are repaired by construction, without rejection sampling.
 """
 
 import random
@@ -16,9 +17,9 @@ from search_spaces.grammar import choices_of, suggest_graph
 if TYPE_CHECKING:
     from search_spaces.spaces import Space
 
-# The share of steps that change a graph, where both graphs and sizes vary.
+# The fraction of steps that change a graph if both graphs and sizes are searched.
 GRAPH_STEPS = 1 / 3
-# The search for the nearest member descends from so many random starts.
+# Number of random starts of the coordinate descent to the nearest member.
 STARTS = 3
 
 
@@ -65,8 +66,8 @@ def nearest(space: "Space", architecture: Architecture) -> Architecture:
 
 
 def distance(space: "Space", option: Genes, wanted: Genes) -> float:
-    """How much two layers differ in size: |log ratio| of all inner channels, |difference| of the stacks, |log ratio| of
-    the experts' counts, and 1 if the experts differ in anything.
+    """The difference in size between two layers: |log ratio| of the total inner channels + |difference| of the stacks +
+    |log ratio| of the experts' counts, + 1 if any setting of the experts differs.
     """
     channels, wanted_channels = (genes.stack * genes.inner(space.base) for genes in (option, wanted))
     experts = abs(log(option.experts.count / wanted.experts.count)) + (option.experts != wanted.experts)
@@ -109,7 +110,10 @@ def _graph_steps(space: "Space", architecture: Architecture, rng: random.Random)
 def _within_budget(
     space: "Space", architecture: Architecture, layer: int, genes: Genes, rng: random.Random
 ) -> Iterator[Architecture]:
-    """The architecture with these genes in one layer, and another size in a second one if the budget needs that."""
+    """The architecture with these genes in one layer and, if the budget requires it, another size in a second layer.
+
+    Yields nothing if no size of a second layer fits.
+    """
     layers = list(architecture.layers)
     layers[layer] = genes
     changed = Architecture(space.base, tuple(layers))
@@ -133,7 +137,7 @@ def _within_budget(
 def _descend(
     chosen: list[int], costs: Sequence[Sequence[Cost]], distances: Sequence[Sequence[float]], bounds: Bounds
 ) -> list[int]:
-    """Change the options of at most two layers at a time, always to the least distance, while that helps."""
+    """Coordinate descent: make the best change of at most two layers at a time until none reduces the distance."""
     while True:
         best, gain = None, 1e-9
         spent = add(*(row[option] for row, option in zip(costs, chosen, strict=True)))
@@ -156,12 +160,12 @@ def _descend(
         chosen[i], chosen[j] = a, b
 
 
-# What the parameters of one layer's graph are called here, where only one layer is spelled at a time.
+# Prefix of the parameter names of a graph; only one layer's graph is processed at a time here.
 _NAME = "layer"
 
 
 class _EditedTrial:
-    """Gives the stored choices; what an edit asks for the first time is drawn uniformly."""
+    """A trial that replays stored choices. Parameters that only exist after an edit are drawn uniformly."""
 
     def __init__(self, choices: dict[str, str], rng: random.Random) -> None:
         self.choices = choices

@@ -1,4 +1,4 @@
-"""How people write exact numbers, the same in architecture files, presets and options."""
+"""Parsing of exact numbers, with the same notation in architecture files, presets and command-line options."""
 
 import re
 from fractions import Fraction
@@ -10,9 +10,10 @@ _FRACTION = re.compile(r"\+?(\d{1,15}/\d{1,15}|\d{1,15}\.?|\d{0,15}\.\d{1,15})",
 
 
 def fraction(value: object) -> Fraction:
-    """The exact value of a fraction ("2/3"), a decimal ("0.125", ".5", 0.125) or a whole number; none is negative.
+    """The exact value of a non-negative fraction ("2/3"), decimal ("0.125", ".5", 0.125) or whole number.
 
-    Raises ValueError, whose message is to follow the number's place or name.
+    Raises:
+        ValueError: the value is none of these; the caller prefixes the message with the name of the value.
     """
     is_number = isinstance(value, int | float | Fraction) and not isinstance(value, bool)
     text = str(value) if is_number else value.strip() if isinstance(value, str) else ""

@@ -1,8 +1,8 @@
 """The primitive operations of a feed-forward network (EfficientBERT, table 1), and its linear maps.
 
-An operation is one entry of `UNARY` or `BINARY`: the search space draws it from there, formulas may name it, and
-fingerprints and LaTeX follow from the entry. To run, it also needs an entry in `supernet.model.ffn`, which has the
-same two tables for PyTorch because that file ships in every checkpoint.
+An operation is added by an entry in `UNARY` or `BINARY`, which makes it available to the search space, to formulas, to
+fingerprints and to LaTeX. To run in a model it also needs an entry in `supernet.model.ffn`, which has the same two
+tables for PyTorch because that file ships inside every checkpoint.
 """
 
 import math
@@ -15,11 +15,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Operation:
-    """What an operation computes, defined twice.
+    """A primitive operation, defined symbolically and numerically.
 
-    meaning: its mathematical definition in sympy's notation, of one argument `a` or of two, `a` and `b`.
-    function: the same on numpy arrays of one shape, element by element; None for a linear map, whose weights belong
-        to a layer.
+    meaning: its definition as a sympy expression of one argument `a` or of two, `a` and `b`.
+    function: the same, element-wise on numpy arrays of equal shape; None for a linear map, whose weights belong to a
+        layer.
     """
 
     meaning: str
@@ -37,7 +37,7 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
 
 
 def gelu_erf(x: np.ndarray) -> np.ndarray:
-    """The exact GELU, which `gelu` stands for on a base with `gelu="erf"`: x / 2 * erfc(-x / sqrt(2))."""
+    """The exact GELU, x / 2 * erfc(-x / sqrt(2)), used for `gelu` on a base with `gelu="erf"`."""
     z = -x / math.sqrt(2)
     erfc = np.where(z < 0, 2.0, 0.0)
     # Outside this range float64 rounds erfc to 2 or to 0.
@@ -65,7 +65,7 @@ LINEAR: dict[str, Operation] = {
     "project": Operation("W_2(a)"),
     "gate": Operation("W_3(a)"),
 }
-# A view of the three tables, which also shows what is added to them later.
+# A live view of the three tables, which includes operations that are added to them at run time.
 OPERATIONS: Mapping[str, Operation] = ChainMap(LINEAR, UNARY, BINARY)
 
 

@@ -5,8 +5,8 @@ A released string names both linear maps of a layer `linear<stack>_<1/expansion>
 `wb2`: `linear2_2(gelu(linear2_2(max(x,tanh(x)),wb1)),wb2)` is `project(gelu(expand(max(x,tanh(x)))))`, two
 blocks, half width.
 
-The paper counts 16.0 M parameters for EfficientBERT++. That is what an inner width of 540 gives, and what is
-used here; the released configuration has 360, hence 14.24 M.
+The paper counts 16.0 M parameters for EfficientBERT++, which corresponds to the inner width of 540 used here. The
+released configuration has an inner width of 360, hence 14.24 M.
 """
 
 import os
@@ -28,7 +28,7 @@ def parse_released(text: str) -> tuple[FFNGraph, int, Fraction]:
     names: set[str] = set()
 
     def formula(name: str, arguments: tuple[str, ...]) -> str:
-        """The term as a formula of ours; the name of a weight stays as it is."""
+        """Translate a released term to a formula of `FFNGraph`; names of weights are kept."""
         if name in _ROLES and not arguments:
             return name
         weights = [argument for argument in arguments if argument in _ROLES]

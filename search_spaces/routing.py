@@ -1,7 +1,7 @@
-"""The ways in which tokens are sent to the experts of a layer, as far as everything that does not compute them has to
-know: what an architecture may say, what it costs, and how its weights start.
+"""The kinds of routing from tokens to the experts of a layer.
 
-The modules that route are `supernet.model.routing.ROUTERS`, under the same names.
+This module has only the properties that architectures, cost functions and weight initialisation need. The router
+modules themselves are in `supernet.model.routing.ROUTERS`, under the same names.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ class RoutingKind:
     """The properties of a routing.
 
     Attributes:
-        learned: a gate, a linear map from the width to the experts, decides; every block of a layer has its own. If
-            not, a fixed table from token ids to experts decides, and all blocks of a layer share it.
-        by_sentence: all tokens of a sentence go to the same experts, by one decision of the gate.
-        needs_frequencies: the table is made from the frequencies of the token ids in training data.
+        learned: whether tokens are routed by a learned gate, a linear map from the width to the experts that every
+            block of a layer has for itself. Otherwise they are routed by a fixed table from token ids to experts, which
+            all blocks of a layer share.
+        by_sentence: whether the gate decides once for each sentence, so that all of its tokens go to the same experts.
+        needs_frequencies: whether the table is computed from the frequencies of the token ids in training data.
     """
 
     learned: bool

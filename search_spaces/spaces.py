@@ -1,9 +1,10 @@
-"""The spaces of the search: graph, stack, expansion and experts of every layer, or some of them, within a budget.
+"""Search spaces: graph, stack, expansion and experts of every layer, or some of these, within a budget.
 
-Every draw and every mutation is valid by construction; nothing is drawn and rejected. `grammar` says which graphs there
-are. Sizes are drawn exactly uniformly from all combinations of (stack, expansion, experts) within the budget: each
-layer's choice inverts the distribution function of that uniform law, given the layers below it. The law needs only the
-number of ways to reach each total, which dynamic programming over the layers counts (`counting`).
+Every sample and every mutation is valid by construction, without rejection sampling. `grammar` defines the graphs.
+Sizes, the combinations of (stack, expansion, experts) of all layers, are sampled exactly uniformly from those within
+the budget: layer by layer, a uniform number is mapped through the inverse of the conditional distribution function,
+given the layers below. This only needs the number of ways to reach each total cost, which dynamic programming counts
+(`counting`).
 """
 
 import random
@@ -23,7 +24,7 @@ from search_spaces.grammar import Trial, choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.operations import UNARY
 
-# A space caches the costs of so many genes, and the options of so many graphs.
+# Size of each cache of a space: costs by genes, and options by graph.
 CACHED = 16_384
 
 GRAPHS, SIZES = "graphs", "sizes"
@@ -33,14 +34,14 @@ Value = TypeVar("Value")
 
 
 class SpaceError(UserError, ValueError):
-    """The space is empty, or one of its settings makes no sense."""
+    """The space is empty, one of its settings is invalid, or an architecture is outside of it."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """An upper bound `most` of a cost that adds up over the layers, in whole numbers.
+    """An upper bound `most` on an integer cost that is additive over the layers.
 
-    The cost of an architecture is `fixed` plus `of(base, genes)` of every layer.
+    The cost of an architecture is `fixed` plus the sum of `of(base, genes)` over its layers.
     """
 
     name: str
@@ -55,25 +56,26 @@ class Limit:
 
 @dataclass(frozen=True)
 class Space:
-    """Architectures on `base` within a budget.
+    """All architectures on `base` within a budget.
 
     Args:
-        base: what all architectures share.
-        stacks, expansions, experts: the sizes of a layer; any of them that go together (`sizes`).
-        min_params, max_params: bounds of the parameters, `cost.params` with `labels` and `head`.
-        edit_rate: the probability with which `sample` draws another operation than the base graph's.
+        base: the part that all architectures have in common.
+        stacks, expansions, experts: the choices for each layer; all compatible combinations are allowed (`sizes`).
+        min_params, max_params: bounds on the number of parameters, `cost.params` with `labels` and `head`.
+        edit_rate: the probability with which `sample` draws an operation other than the base graph's.
         graph: the base graph, an activation between the linear maps.
         gated: whether graphs may have a second linear map beside `expand`.
-        limits: bounds of further costs.
-        start: an architecture near whose graphs draws stay.
-        vary: what differs from `start` at all. `{"graphs"}` keeps its stacks, expansions and experts, which need not be
-            among those of the space; `{"sizes"}` keeps its graphs.
+        limits: bounds on further costs.
+        start: an architecture; samples stay close to its graphs.
+        vary: which genes may differ from those of `start`. `{"graphs"}` keeps its stacks, expansions and experts, which
+            need not be among those of the space; `{"sizes"}` keeps its graphs.
 
-    A graph that combines different widths costs less ("narrow") or more ("wide") than the base graph. Where a drawn
-    graph would leave no sizes within the budget, its layer keeps the base graph (or the start's); that takes a budget
-    so tight that the layers above cannot make up for it.
+    A graph that combines values of different widths costs less ("narrow") or more ("wide") than the base graph. If no
+    sizes would fit the budget with a sampled graph, its layer keeps the base graph (or the start's). This only happens
+    if the budget is so tight that the layers above cannot compensate.
 
-    Raises SpaceError, among others if no architecture of base graphs is within the budget.
+    Raises:
+        SpaceError: a setting is invalid, or no architecture of base graphs (or the start's) is within the budget.
     """
 
     base: Base
@@ -122,9 +124,9 @@ class Space:
             raise SpaceError(self._nothing_fits())
 
     def suggest(self, trial: Trial) -> Architecture:
-        """The architecture that the trial's choices spell; any choices give a member of the space.
+        """The architecture that a trial's choices define; any choices give a member of the space.
 
-        Calls only `suggest_categorical`, always with the same choices for the same name, and `suggest_float` in [0, 1].
+        Only calls `suggest_categorical`, always with the same choices for the same name, and `suggest_float` in [0, 1].
         """
         graphs = list(self.start_graphs)
         costs = [self.costs(layer, graph) for layer, graph in enumerate(graphs)]
@@ -132,7 +134,7 @@ class Space:
             for layer in range(self.base.depth):
                 graph = suggest_graph(trial, _layer_name(layer), self.activation, self.gated)
                 row = self.costs(layer, graph)
-                # With the start's graphs in all layers to come, some sizes are within the budget; that must stay so.
+                # Invariant: with the start's graphs in all remaining layers, some sizes fit the budget.
                 if row == costs[layer] or count_within([*costs[:layer], row, *costs[layer + 1 :]], self.bounds):
                     graphs[layer], costs[layer] = graph, row
 
@@ -149,10 +151,10 @@ class Space:
         return Architecture(self.base, tuple(layers))
 
     def choices(self, architecture: Architecture) -> dict[str, str | float]:
-        """The values of a trial's parameters with which `suggest` gives this architecture.
+        """The values of a trial's parameters for which `suggest` returns this architecture.
 
         Raises:
-            SpaceError: no values do: it is outside the budget, or has a graph or size that the space does not have.
+            SpaceError: there are none: it is outside the budget, or has a graph or size that is not in the space.
         """
         if architecture not in self:
             raise SpaceError(f"the architecture is no member of the space: {self._why_not(architecture)}")
@@ -177,7 +179,7 @@ class Space:
         return isinstance(architecture, Architecture) and not self._why_not(architecture)
 
     def keeps_budget(self, architecture: Architecture) -> bool:
-        """Whether its costs are within the budget; its genes need not be the space's."""
+        """Whether the architecture's costs are within the budget; its genes need not be in the space."""
         return add(*(self.cost(genes) for genes in architecture.layers)) in self.bounds
 
     def sample(self, rng: random.Random) -> Architecture:
@@ -187,8 +189,8 @@ class Space:
     def draw(self, name: str, choices: Sequence[str], rng: random.Random) -> str:
         """One random choice for the parameter `name` of `suggest`.
 
-        An operation is the base graph's, which is listed first, with probability 1 - edit_rate; with a `start`, so is
-        every choice the start's. All other choices are uniform.
+        With probability 1 - edit_rate an operation is the base graph's, which is the first of `choices`; if there is a
+        `start`, this applies to every choice of a graph, and the start's is taken. Otherwise the choice is uniform.
         """
         usual = self._start_choices.get(name, choices[0] if name.endswith("/op") else None)
         if usual is None:
@@ -197,55 +199,55 @@ class Space:
         return rng.choice(others) if rng.random() < self.edit_rate else usual
 
     def neighbours(self, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
-        """Members one step away, in random order: one layer has another size or one choice of its graph is another.
+        """Members one step away, in random order: the size of one layer, or one choice of its graph, is changed.
 
-        A step that leaves the budget is made good by another size of a random second layer, where one fits. An
-        architecture that is no member has its nearest member as the first neighbour, and that one's neighbours follow.
+        A step that leaves the budget is repaired by changing the size of a random second layer, if one fits. For an
+        architecture outside the space, the first neighbour is its nearest member, followed by that member's neighbours.
         """
         return neighbourhood.neighbours(self, architecture, rng)
 
     def nearest(self, architecture: Architecture) -> Architecture:
-        """A member like the given architecture of the same base, which may have any graphs and sizes.
+        """A member close to the given architecture, which must have the same base but may have any graphs and sizes.
 
-        Graphs that the space cannot spell become the base graph (or the start's). Sizes descend from random ones to the
-        least sum of the layers' `neighbourhood.distance`, two layers at a time, so the member is the nearest one or
-        close to it.
+        Graphs outside the space become the base graph (or the start's). For the sizes, coordinate descent from random
+        starts, over two layers at a time, minimises the sum of the layers' `neighbourhood.distance`, so the result is
+        the nearest member or close to it.
         """
         return neighbourhood.nearest(self, architecture)
 
     @cached_property
     def sizes(self) -> tuple[tuple[int, Fraction, Experts], ...]:
-        """All (stack, expansion, experts) that a layer can have: those with experts that the base has channels for."""
+        """All combinations of (stack, expansion, experts) for which the base has enough channels."""
         sizes = product(self.stacks, self.expansions, self.experts)
         return tuple(size for size in sizes if not Genes(self.graph, *size).fault(self.base))
 
     def size_count(self) -> int:
-        """The number of combinations of (stack, expansion, experts) within the budget, with the base graph (or the
-        start's) in every layer.
+        """The number of ways to choose the sizes of all layers within the budget, with the base graph (or the start's)
+        in every layer.
         """
         costs = [self.costs(layer, graph) for layer, graph in enumerate(self.start_graphs)]
         return count_within(costs, self.bounds)
 
     @property
     def varies_graphs(self) -> bool:
-        """Whether members differ in their graphs."""
+        """Whether graphs are searched."""
         return GRAPHS in self.vary
 
     @property
     def varies_sizes(self) -> bool:
-        """Whether members differ in their stacks, expansions and experts."""
+        """Whether stacks, expansions and experts are searched."""
         return SIZES in self.vary
 
     @property
     def activation(self) -> str:
-        """The activation of the base graph; empty if that has another form than a base graph must have."""
+        """The activation of the base graph; empty if the graph does not have the form of a base graph."""
         activation = self.graph.nodes[-2].op
         return activation if str(self.graph) == f"project({activation}(expand(x)))" else ""
 
     @cached_property
     def start_graphs(self) -> tuple[FFNGraph, ...]:
-        """Every layer's graph where nothing else is drawn: the start's, or the base graph where the space cannot spell
-        that one.
+        """Every layer's default graph: the start's, or the base graph if there is no start or its graph is outside the
+        space.
         """
         if self.start is None:
             return (self.graph,) * self.base.depth
@@ -253,18 +255,18 @@ class Space:
         return tuple(graph if self.spells(graph) or not self.varies_graphs else self.graph for graph in graphs)
 
     def spells(self, graph: FFNGraph) -> bool:
-        """Whether some choices give this graph."""
+        """Whether the space's grammar can express this graph."""
         return choices_of(graph, "", self.gated) is not None
 
     @cached_property
     def bounds(self) -> Bounds:
-        """The bounds of the layers' summed costs: parameters, and the cost of every limit."""
+        """The bounds on the summed costs of the layers: parameters, then the cost of every limit."""
         fixed = fixed_params(self.base, self.labels, self.head)
         most = (self.max_params - fixed, *(limit.most - limit.fixed for limit in self.limits))
         return Bounds(self.min_params - fixed, most)
 
     def cost(self, genes: Genes) -> Cost:
-        """What a layer adds to each entry of `bounds`."""
+        """What a layer with these genes contributes to each entry of `bounds`."""
         return _cached(
             self._cost_of_genes,
             genes,
@@ -280,7 +282,7 @@ class Space:
         return self.options_and_costs(layer, graph)[1]
 
     def draw_sizes(self, costs: Sequence[tuple[Cost, ...]], random_position: Callable[[], float]) -> list[int]:
-        """One option of every layer, uniform within the budget where positions are uniform from 0 to 1."""
+        """The index of one option per layer, uniform within the budget if `random_position` is uniform in [0, 1]."""
         chosen: list[int] = []
         bounds = self.bounds
         for layer, row in enumerate(costs):
@@ -290,7 +292,7 @@ class Space:
 
     @cached_property
     def _start_choices(self) -> dict[str, str]:
-        """The choices that spell the start's graphs."""
+        """The choices that define the start's graphs."""
         if self.start is None:
             return {}
         spelled = [choices_of(graph, _layer_name(layer), self.gated) for layer, graph in enumerate(self.start_graphs)]
@@ -305,8 +307,8 @@ class Space:
         return {}
 
     def options_and_costs(self, layer: int, graph: FFNGraph) -> tuple[tuple[Genes, ...], tuple[Cost, ...]]:
-        """A layer's `options` and their `costs`; a space with fewer options of a layer overrides this."""
-        # Where sizes vary, all layers have the same options.
+        """A layer's `options` and their `costs`. Subclasses that restrict the options of a layer override this."""
+        # If sizes are searched, all layers have the same options.
         fixed_layer = None if self.varies_sizes else layer
         return _cached(self._options_of_graph, (fixed_layer, graph), lambda: self._new_options(fixed_layer, graph))
 
@@ -321,12 +323,12 @@ class Space:
         return tuple(genes for _, genes in priced), tuple(cost for cost, _ in priced)
 
     def _ways(self, costs: Sequence[tuple[Cost, ...]], layer: int, bounds: Bounds) -> list[int]:
-        """For each option of a layer, in how many ways the layers above it can stay within the rest of the bounds."""
+        """For each option of a layer, the number of ways in which the layers above it fit the remaining bounds."""
         above = tuple(sorted(costs[layer + 1 :]))
         return [count_rest(above, bounds.without(cost), self.bounds.high) for cost in costs[layer]]
 
     def _why_not(self, architecture: Architecture) -> str:
-        """In which respect the architecture is no member; empty if it is one."""
+        """The reason why the architecture is not a member; empty if it is one."""
         if architecture.base != self.base:
             return "it is on another base"
         for layer, genes in enumerate(architecture.layers):
@@ -360,7 +362,7 @@ class Space:
 
 
 def _cached(cache: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
-    """The cached value of a key, which is made if there is none."""
+    """The cached value of a key; calls `make` if there is none."""
     if key not in cache:
         if len(cache) >= CACHED:
             cache.clear()

@@ -1,4 +1,4 @@
-"""Formulas as text: `name` and `name(term, ...)`, read within limits and without recursion, as files may be hostile."""
+"""A parser for formulas of the form `name` and `name(term, ...)`, bounded and non-recursive as files are untrusted."""
 
 import re
 from collections.abc import Callable
@@ -14,17 +14,18 @@ _TOKEN = re.compile(r"\s*([A-Za-z_]\w*|\S)")
 
 
 class GraphError(UserError, ValueError):
-    """A text or structure is no feed-forward graph."""
+    """The text or structure is not a valid feed-forward graph."""
 
 
 def read_terms(text: str, make: Callable[[str, tuple[T, ...]], T]) -> T:
-    """Read `name` and `name(term, ...)`; calls `make(name, arguments)` as each term closes, returns the last
-    result.
+    """Parse a formula bottom-up: call `make(name, arguments)` for each complete term and return the outermost result.
 
-    Works without recursion and stops reading at MAX_TERMS, so hostile text is refused quickly. Raises
-    GraphError.
+    Does not recurse and stops reading at MAX_TERMS, so hostile text is rejected quickly.
+
+    Raises:
+        GraphError: the text is not a formula, or has too many terms.
     """
-    # A term has at most four tokens of its own: its name, two brackets and a comma.
+    # A term contributes at most four tokens: its name, two brackets and a comma.
     matches = islice(_TOKEN.finditer(text.rstrip()), 4 * MAX_TERMS + 1)
     tokens = [(match[1], match.start(1)) for match in matches]
     if len(tokens) > 4 * MAX_TERMS or sum(_is_name(token) for token, _ in tokens) > MAX_TERMS:
