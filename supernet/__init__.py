@@ -1,1 +1,1 @@
-"""The student encoder, the supernet it inherits from, and what happens to their weights."""
+"""The student encoder, the supernet it inherits from, and the transformations of their weights."""

@@ -1,4 +1,4 @@
-"""From an architecture to a model; and the supernet, which starts from a teacher or from random weights."""
+"""Models from architectures, and supernets that are initialised from a teacher or with random weights."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +24,7 @@ from supernet.model.modeling_nas_bert import (
     export_fault,
 )
 
-# The model classes by their heads: none, or one for a kind of task.
+# The model class for each head: "none", or one for a kind of task.
 HEADS: dict[str, type[PreTrainedModel]] = {
     "none": NasBertModel,
     MASKED_LM: NasBertForMaskedLM,
@@ -44,7 +44,7 @@ INHERITED = (
     "pad_token_id",
 )
 
-# For the `hidden_act` of a teacher: the activation of the base graph, and the form of gelu.
+# For each `hidden_act` of a teacher: the activation of the base graph, and the form of gelu.
 ACTIVATIONS: dict[str, tuple[str, str]] = {
     "gelu": ("gelu", "erf"),
     "gelu_new": ("gelu", "tanh"),
@@ -63,8 +63,9 @@ def config_of(architecture: Architecture, labels: int = 2, like: PretrainedConfi
 
     Args:
         labels: the number of outputs.
-        like: gives what an architecture does not say (labels, dropout, epsilon of LayerNorm, padding token), usually
-            the configuration of the supernet or the teacher; `BertConfig`'s defaults without it.
+        like: configuration, usually of the supernet or the teacher, from which settings outside the architecture are
+            copied (label names, dropout, epsilon of LayerNorm, padding token). Without it, `BertConfig`'s defaults are
+            used.
     """
     base = architecture.base
     ffn = []
@@ -104,7 +105,7 @@ def config_of(architecture: Architecture, labels: int = 2, like: PretrainedConfi
 
 
 def expert_settings(experts: Experts) -> dict[str, Any]:
-    """The entry `experts` of a layer in `NasBertConfig.ffn`."""
+    """The value of the key `experts` in a layer's entry of `NasBertConfig.ffn`."""
     capacity = None if experts.capacity is None else str(experts.capacity)
     return {"count": experts.count, "routing": experts.routing, "top_k": experts.top_k, "capacity": capacity}
 
@@ -114,8 +115,9 @@ class ExportError(UserError, ValueError):
 
 
 def check_exportable(architecture: Architecture) -> None:
-    """Raise ExportError if a checkpoint of this architecture would lack code, see `export_fault`; to be called before a
-    model is trained, as `save_pretrained` refuses it afterwards.
+    """Raise ExportError if a checkpoint of this architecture would lack code, see `export_fault`.
+
+    Call this before training a model: otherwise `save_pretrained` raises only after the training.
     """
     ffn = config_of(architecture).ffn
     assert ffn is not None
@@ -130,12 +132,12 @@ def build(
     like: PretrainedConfig | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> PreTrainedModel:
-    """A model of `architecture`, with these weights, or with random ones.
+    """A model of `architecture` with the given weights, or with random ones.
 
     Args:
         head: key of `HEADS`.
         labels, like: as for `config_of`.
-        weights: all of the model's, such as `supernet.inherit.inherit` returns.
+        weights: a complete state dict, such as the one that `supernet.inherit.inherit` returns.
     """
     model = HEADS[head](config_of(architecture, labels, like))
     if weights is not None:
@@ -144,7 +146,7 @@ def build(
 
 
 def head_of(model: PreTrainedModel) -> str:
-    """The key of `HEADS` that has the head of this model, one of ours or of transformers."""
+    """The key of `HEADS` for this model, which can be one of ours or one of transformers."""
     name = type(model).__name__
     if name.endswith("ForSequenceClassification"):
         return REGRESSION if model.config.problem_type == REGRESSION else CLASSIFICATION
@@ -157,7 +159,7 @@ def head_of(model: PreTrainedModel) -> str:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy `weights` into `model`. Raises RuntimeError if they are not exactly the tensors of its state dict."""
+    """Copy `weights` into `model`. Raises RuntimeError if names or shapes differ from the model's state dict."""
     model.load_state_dict(dict(weights), strict=True)
 
 
@@ -165,7 +167,7 @@ def base_of_teacher(config: Any) -> tuple[Base, FFNGraph]:
     """The base and the base graph of a student that starts as a copy of a BERT with this configuration.
 
     Raises:
-        TeacherError: its activation is not among the operations.
+        TeacherError: the teacher's activation is not among the operations.
     """
     if config.hidden_act not in ACTIVATIONS:
         raise TeacherError(
@@ -203,18 +205,18 @@ def from_teacher(
     block_inputs: list[tuple[float, float]] | None = None,
     mismatch: str = "narrow",
 ) -> PreTrainedModel:
-    """A supernet that computes the function of its teacher.
+    """A supernet that approximates the function of its teacher, or computes exactly that if it has one block per layer.
 
-    The lowest block of each layer takes the teacher's FFN. Further blocks start near the identity: their projection is
-    zero, and the gain and shift of their LayerNorm are the standard deviation and the mean of their input, averaged
-    over tokens.
+    The lowest block of each layer is a copy of the teacher's FFN. Further blocks are initialised close to the identity:
+    `project` is zero, and the weight and bias of their LayerNorm are the standard deviation and the mean of their
+    input, averaged over tokens.
 
     Args:
         teacher: a BERT with any head, as `distill.training.teacher.load_model` checks and loads it.
-        stack: blocks of every layer.
-        block_inputs: standard deviation and mean of each layer's output, from `layer_output_statistics`; needed if
+        stack: number of blocks in every layer.
+        block_inputs: standard deviation and mean of each layer's output, from `layer_output_statistics`; required if
             `stack` is above 1.
-        mismatch: of the base, see `Base`.
+        mismatch: the setting of the supernet's base, see `Base`.
 
     Raises:
         TeacherError: the teacher's activation is not among the operations.
@@ -241,7 +243,7 @@ def from_teacher(
 
 
 def _student_name(name: str) -> str:
-    """The name in `NasBertModel` of a parameter of transformers' BERT."""
+    """The name in a `NasBertModel` of a parameter of transformers' BERT."""
     name = name.replace(".intermediate.dense.", ".ffn.0.expand.")
     if ".attention." not in name:
         name = name.replace(".output.dense.", ".ffn.0.project.").replace(".output.LayerNorm.", ".ffn.0.LayerNorm.")
@@ -253,7 +255,7 @@ def layer_output_statistics(teacher: PreTrainedModel, batches: list[dict[str, Te
     """The standard deviation over channels and the mean of every layer's output, averaged over the valid tokens.
 
     Args:
-        batches: of tensors (B, T), with an `attention_mask`.
+        batches: tensors (B, T) by name, with an `attention_mask`.
     """
     totals = torch.zeros(teacher.config.num_hidden_layers, 2, dtype=torch.float64)
     tokens = 0

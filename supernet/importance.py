@@ -1,4 +1,4 @@
-"""The importance of inner neurons, and the reordering of channels that puts the important ones first."""
+"""Importance scores of inner neurons, and the sorting of channels by descending importance."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -14,27 +14,28 @@ from search_spaces.graph import FFNGraph
 def neuron_importance(
     model: PreTrainedModel, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], Tensor]
 ) -> list[list[Tensor]]:
-    """The importance of every inner neuron (MoEBERT, equation 4), from one backward pass for each batch.
+    """The importance of every inner neuron (MoEBERT, equation 4), computed with one backward pass per batch.
 
     The score of neuron j is the sum over samples of |W1_j . dL/dW1_j + W2_j . dL/dW2_j|, where W1_j and W2_j are the
     weights of `expand` and `project` that belong to it and L is the loss of the sample. With `pre` the output of expand
-    and `h` the input of project, both (tokens, inner), the two products are sum_t (pre_tj - b1_j) dL/dpre_tj and
-    sum_t h_tj dL/dh_tj, so activations and their gradients suffice. If the graph has a gate, the neuron's weights in it
-    add a third product like the first. The model computes in eval mode. Use training data: an importance measured on
-    the data of a reported score would leak.
+    and `h` the input of project, both (tokens, inner), the two products are sum_t (pre_tj - b1_j) dL/dpre_tj and sum_t
+    h_tj dL/dh_tj, so activations and their gradients suffice. If the graph has a gate, the neuron's weights in the gate
+    add a third product of the same form as the first. The model runs in eval mode. Use training data: measuring the
+    importance on the data of a reported score would leak information.
 
     Args:
-        model: with `FFNBlock`s in its layers.
-        batches: of tensors (B, ...).
-        loss: the *sum* over the batch of each sample's loss; a mean would weight samples by the size of their batch.
+        model: a model whose layers consist of `FFNBlock`s.
+        batches: batches of tensors (B, ...).
+        loss: returns the *sum* of the losses of a batch's samples; a mean would weight samples by the size of their
+            batch.
 
     Returns:
-        `[layer][block]` -> (inner,) float64. Needs graphs in which the input of project is as wide as the output of
+        `[layer][block]` -> (inner,) float64. Requires graphs in which the input of project is as wide as the output of
         expand.
     """
     blocks = [list(layer.ffn) for layer in model.base_model.encoder.layer]
     scores = [[torch.zeros(block.expand.out_features, dtype=torch.float64) for block in layer] for layer in blocks]
-    # The outputs of expand and gate and the inputs of project, by layer, block and name of the linear map.
+    # The outputs of expand and gate and the inputs of project, by (layer, block, name of the linear map).
     values: dict[tuple[int, int, str], Tensor] = {}
     hooks = []
     for i, layer in enumerate(blocks):
@@ -80,15 +81,15 @@ def _keep_input(values: dict[tuple[int, int, str], Tensor], key: tuple[int, int,
 def sort_channels(
     weights: Mapping[str, Tensor], importance: list[list[Tensor]], config: PretrainedConfig
 ) -> dict[str, Tensor]:
-    """The weights of the same function with the inner channels of every block in descending order of importance.
+    """Sort the inner channels of every block by descending importance, which does not change the model's function.
 
     Args:
         weights: state dict, with any prefix before `encoder.layer` in the names.
-        importance: as `neuron_importance` returns it.
-        config: of the model.
+        importance: as returned by `neuron_importance`.
+        config: the model's configuration.
 
     Raises:
-        ValueError: the graph of a layer pairs inner channels with channels of x, so their order is part of the
+        ValueError: the graph of a layer combines inner channels with channels of x, so sorting would change its
             function.
     """
     for i, genes in enumerate(config.ffn):
@@ -109,16 +110,16 @@ def sort_channels(
 
 
 def allocate(importance: list[Tensor], total: int, least: int = 1) -> list[int]:
-    """How many inner neurons each layer keeps if those with the highest scores of the whole network are kept.
+    """Global importance allocation: the number of inner neurons that each layer keeps if the highest-scoring neurons of
+    the whole network are kept.
 
     Args:
         importance: for each layer the scores of its neurons (inner,).
-        total: neurons to keep in all layers together.
-        least: every layer keeps at least so many.
+        total: number of neurons to keep in all layers together.
+        least: minimum number of neurons that every layer keeps.
 
     Raises:
-        ValueError: `total` is less than `least` for each layer or more than there are, or a layer has fewer than
-            `least`.
+        ValueError: `total` is less than `least` per layer or more than all neurons, or a layer has fewer than `least`.
     """
     layers = len(importance)
     available = sum(len(score) for score in importance)
@@ -140,6 +141,6 @@ def allocate(importance: list[Tensor], total: int, least: int = 1) -> list[int]:
 
 
 def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The loss of a task with labels, summed over the predictions of a batch (a mean in training)."""
+    """The loss with a task's labels, summed over the predictions of a batch (training uses the mean)."""
     outputs = run(model, batch, frozenset({LOGITS}))
     return hard_loss(outputs.logits, batch, outputs.kind, reduction="sum")

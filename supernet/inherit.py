@@ -1,4 +1,4 @@
-"""The weights that a candidate takes over from the supernet: a pure function from weights to weights."""
+"""Weight inheritance: the weights of a candidate as a pure function of the supernet's."""
 
 import re
 from collections.abc import Mapping
@@ -20,25 +20,25 @@ _ATTENTION = re.compile(r"attention\.(?:self\.(?:query|key|value)|output\.dense)
 def inherit(
     weights: Mapping[str, Tensor], architecture: Architecture, frequencies: Tensor | None = None, seed: int = 0
 ) -> dict[str, Tensor]:
-    """The weights with which a candidate starts.
+    """The initial weights of a candidate.
 
-    A layer takes the lowest blocks and their leading inner channels; attention, norms, embeddings and heads are taken
-    whole (EfficientBERT, section 3.2: stacked FFNs are sliced from bottom to top, linear operations from left to
-    right). If the graph has a gate that the supernet does not have, the gate starts as the constant one (weight 0, bias
-    1), with which `mul(f,gate(x))` is f.
+    A layer inherits the lowest blocks of the supernet's layer and their leading inner channels. Attention, norms,
+    embeddings and heads are inherited completely (EfficientBERT, section 3.2: stacked FFNs are sliced from bottom to
+    top, linear operations from left to right). A `gate` that the supernet does not have is initialised to the constant
+    one (weight 0, bias 1), so that `mul(f,gate(x))` equals f.
 
-    Experts take the channels of `expert_channels`, and all of them the bias of `project`. The weight of a router is the
-    leading rows of the supernet's if that has one, and new otherwise; a table of the supernet's stays as it is. Experts
-    of attention start as copies, those of a head anew.
+    Each expert inherits the channels that `expert_channels` gives it, and the whole bias of `project`. A learned router
+    inherits the leading rows of the supernet's, or gets new weights if the supernet has none. Routing tables of the
+    supernet are inherited unchanged. Attention experts start as copies; the experts of a head get new weights.
 
     Args:
-        weights: state dict of a dense supernet of the same base, with at least as many blocks in every layer.
-        architecture: of the candidate.
-        frequencies: of token ids (vocabulary,), for routings that need them.
-        seed: what routing tables and new gates and heads are drawn from.
+        weights: state dict of a dense supernet on the same base, with at least as many blocks in every layer.
+        architecture: the candidate's architecture.
+        frequencies: frequency of every token id (vocabulary,), for routings that need it.
+        seed: seed for routing tables and for new gates and heads.
 
     Returns:
-        Independent copies, complete for a model built from `architecture` with the supernet's head.
+        A complete state dict of copies for a model that is built from `architecture` with the supernet's head.
 
     Raises:
         ValueError: the supernet has experts, or too few blocks or channels for a layer, or frequencies are missing.
@@ -92,13 +92,14 @@ def inherit(
 def _block_tensor(
     tensor: Tensor, base: Base, genes: Genes, projected: int, module: str, kind: str, name: str
 ) -> Tensor:
-    """A tensor of a block cut for these genes; those of several experts are stacked along a new first dimension.
+    """The slice of a block's tensor for these genes; the slices of several experts are stacked along a new first
+    dimension.
 
     Args:
         projected: input width of `project`.
         module: "expand", "gate", "project" or "LayerNorm".
         kind: "weight" or "bias".
-        name: in the supernet, for errors.
+        name: the tensor's name in the supernet, for error messages.
     """
     count = genes.experts.count
     inner = genes.inner(base)
@@ -109,10 +110,10 @@ def _block_tensor(
         return _leading(tensor, dimension, inner if dimension == 0 else projected, name).clone()
     channels_EC = expert_channels(base, genes)
     if dimension == 1:
-        # With mismatch "wide", channels of x beyond the inner ones reach `project` in their own places.
+        # With mismatch "wide", the channels of x beyond the inner width are passed to `project` at their own positions.
         passed_C = torch.arange(inner, max(inner, projected)).expand(count, -1)
         channels_EC = torch.cat((channels_EC, passed_C), dim=1)[:, :projected]
-    _leading(tensor, dimension, int(channels_EC.max()) + 1, name)  # checks that there are so many
+    _leading(tensor, dimension, int(channels_EC.max()) + 1, name)  # raises if the tensor has too few channels
     channels_EC = channels_EC.to(tensor.device)
     return tensor[channels_EC] if dimension == 0 else tensor[:, channels_EC].transpose(0, 1).contiguous()
 
@@ -120,9 +121,9 @@ def _block_tensor(
 def _gates(
     weights: Mapping[str, Tensor], base: Base, genes: Genes, prefix: str, layer: int, seed: int
 ) -> dict[str, Tensor]:
-    """The weights of a layer's learned routers, (E, width) each: of the blocks of its FFN, and of its attention."""
+    """The weights (E, width) of a layer's learned routers: those of the FFN's blocks and of the attention."""
     experts = genes.experts
-    # For each gate its number of experts and its own number among the gates of the layer.
+    # For each gate: its number of experts, and its index among the gates of the layer, which selects its random stream.
     gates: dict[str, tuple[int, int]] = {}
     if experts.kind.learned:
         gates = {f"{prefix}ffn.{block}.router.weight": (experts.count, block + 1) for block in range(genes.stack)}
@@ -138,12 +139,12 @@ def _gates(
 
 
 def _copies(tensor: Tensor, count: int) -> Tensor:
-    """A copy of `tensor`, or several, stacked along a new first dimension."""
+    """A copy of `tensor`, or `count` copies stacked along a new first dimension if `count` is above 1."""
     return tensor.clone() if count == 1 else tensor.expand(count, *tensor.shape).clone()
 
 
 def _leading(tensor: Tensor, dimension: int, count: int, name: str) -> Tensor:
-    """The first `count` channels of `tensor` along a dimension."""
+    """The first `count` channels of `tensor` along a dimension. Raises ValueError if there are fewer."""
     if tensor.shape[dimension] < count:
         raise ValueError(f"{name} has {tensor.shape[dimension]} channels; the architecture needs {count}")
     return tensor.narrow(dimension, 0, count)

@@ -1,5 +1,5 @@
-"""The one-shot supernet: one set of weights, whose slices are trained and evaluated directly (EfficientBERT, section
-3.3, stage 3).
+"""The one-shot supernet: one set of shared weights whose slices are trained and evaluated directly, as candidates
+(EfficientBERT, section 3.3, stage 3).
 """
 
 import random
@@ -24,24 +24,24 @@ from supernet.build import build, head_of
 from supernet.experts.routers import initial_gate, routing_tables
 from supernet.inherit import inherit
 
-# The architectures of one step of the sandwich rule: the largest, the smallest, and two random ones.
+# Number of architectures in one step of the sandwich rule: the largest, the smallest, and two random ones.
 SANDWICH = 4
 
 
 class OneShotSupernet(nn.Module):
-    """A model that computes any architecture with the graphs of its layers and at most their sizes, from one set of
-    weights: `inherit` slices them in the forward pass, so gradients reach them.
+    """A model that can compute any architecture with the graphs of its layers and at most their sizes, from one set of
+    shared weights. `inherit` slices the weights in the forward pass, so gradients flow back to them.
 
-    Experts are slices too, all with the same first channels. Only the gates that choose among them have weights of
-    their own: each block has one for the largest number of experts, and its leading rows serve for fewer.
+    Experts are slices too. Only their gates have additional weights: each block has one gate for the largest number of
+    experts, of which the leading rows are used if there are fewer.
 
     Args:
-        model: of the largest dense architecture.
-        heads: for each task its own linear map on the encoder's output, in place of the model's.
-        experts: all choices that a layer has.
-        frequencies: of token ids (vocabulary,), for routings that need them.
-        regressions: those tasks whose head predicts a number.
-        seed: what routing tables and gates are drawn from.
+        model: a model of the largest dense architecture.
+        heads: for each task the linear head that replaces the model's.
+        experts: all choices of experts in the search space.
+        frequencies: frequency of every token id (vocabulary,), for routings that need it.
+        regressions: the tasks that are regressions.
+        seed: seed for routing tables and gates.
     """
 
     frequencies: Tensor | None
@@ -71,12 +71,12 @@ class OneShotSupernet(nn.Module):
                 key = name.replace("expand", "router").replace(".", "/")
                 number = len(self.gates)
                 self.gates[key] = initial_gate(most_experts, weight.shape[1], number, weight.detach(), seed)
-        # The active architecture without weights. In a tuple, since it is no submodule.
+        # A weightless model of the active architecture; in a tuple so that it is not registered as a submodule.
         self._shell: tuple[PreTrainedModel, ...] = ()
         self._tables: dict[str, Tensor] = {}
 
     def activate(self, architecture: Architecture | None, task: str) -> None:
-        """Compute as this architecture, or with None as the largest one, with the head of this task from now on."""
+        """Switch to this architecture, or to the largest one if None, and to the head of this task."""
         self.model.config.problem_type = REGRESSION if task in self.regressions else None
         if architecture != self.architecture:
             self._shell = ()
@@ -91,7 +91,7 @@ class OneShotSupernet(nn.Module):
             self._tables = {name: table.to(self.model.device) for name, table in tables.items()}
 
     def forward(self, **inputs: Any) -> Any:
-        """The outputs of the model, with the logits of the active task."""
+        """The outputs of the active architecture, with the logits of the active task."""
         if self.architecture is None:
             return functional_call(self.model, self._head_weights(), kwargs=inputs)
         (shell,) = self._shell
@@ -99,8 +99,8 @@ class OneShotSupernet(nn.Module):
         return functional_call(shell, self.state(), kwargs=inputs)
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers of a model of the active architecture with the head of the active task; slices of the
-        shared weights, which gradients reach.
+        """The parameters and buffers of a model of the active architecture with the head of the active task, as
+        differentiable slices of the shared weights.
         """
         assert self.architecture is not None
         weights = dict(self.model.named_parameters()) | {
@@ -108,18 +108,18 @@ class OneShotSupernet(nn.Module):
         }
         ffn = {name: weight for name, weight in weights.items() if ".ffn." in name}
         others = {name: weight for name, weight in weights.items() if ".ffn." not in name}
-        # The other weights last: `inherit` makes new gates for attention, and the model has learned ones.
+        # The other weights come last: they replace the new attention gates from `inherit` by the model's learned ones.
         slices = inherit(ffn | self._tables, self.architecture)
         return dict(self.model.named_buffers()) | slices | others | self._head_weights()
 
     def _head_weights(self) -> dict[str, Tensor]:
-        """The parameters of the active task's head, by the names of the model's."""
+        """The parameters of the active task's head, under the names of the model's own head."""
         prefix = head_name(self.model)
         return {f"{prefix}.{name}": value for name, value in self.heads[self.task].named_parameters()}
 
     @property
     def base_model(self) -> Any:
-        """The encoder that computes."""
+        """The encoder of the active architecture."""
         return (*self._shell, self.model)[0].base_model
 
     @property
@@ -134,13 +134,13 @@ class OneShotSupernet(nn.Module):
 
 
 def head_name(model: nn.Module) -> str:
-    """The name of a model's head."""
+    """The name of the attribute that holds a model's head."""
     return "qa_outputs" if hasattr(model, "qa_outputs") else "classifier"
 
 
 def interleaved(turns: Mapping[str, int], seed: int) -> list[str]:
-    """The tasks in the order of their turns: each as often as `turns` says and spread evenly, at random where tasks
-    compete for a place.
+    """A schedule of tasks in which each task occurs `turns[task]` times, evenly spread; the order of tasks that fall on
+    the same place is random.
     """
     rng = random.Random(seed)
     places = [((turn + rng.random()) / count, task) for task, count in turns.items() for turn in range(count)]
@@ -163,17 +163,18 @@ def train_one_shot(
 ) -> list[float]:
     """Train the shared weights in place on all tasks; returns the losses.
 
-    Every step trains one architecture, drawn uniformly from the space, on a batch of one task. With `extremes`, the
-    largest and the smallest architecture, every step adds up the gradients of those and of two random ones on the same
-    batch (the sandwich rule; Yu and Huang, 2019).
+    Every step trains one architecture, sampled from the space, on a batch of one task. With `extremes`, the largest and
+    the smallest architecture, every step accumulates the gradients of these and of two random ones on the same batch
+    (the sandwich rule; Yu and Huang, 2019).
 
     Args:
-        turns: the task of every step.
+        turns: the task of every step, as from `interleaved`.
         batches: for each task its training batches, `recipe.gradient_accumulation_steps` for each of its turns.
         teachers: for each task the outputs of its teacher.
+        after_step: called with the number of finished steps and the loss of the last one.
     """
     streams = {task: iter(stream) for task, stream in batches.items()}
-    # The training loop asks for properties of the encoder; the largest architecture is the one that has weights.
+    # The training loop reads properties of the encoder, and only the largest architecture has weights of its own.
     supernet.activate(None, supernet.task)
 
     def scheduled_batches() -> Iterator[Batch]:

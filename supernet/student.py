@@ -2,9 +2,9 @@
 
     python -m supernet.student ARCH --like CHECKPOINT --out DIR [--fresh] [--seed N]
 
-ARCH is a file or a published name (`python -m nas.inspect`). The student takes the tokenizer and the weights of
-CHECKPOINT, a BERT: the leading inner channels, and if it has fewer layers, the last one of each equal group. With
---fresh it starts from random weights.
+ARCH is a file or a published name (`python -m nas.inspect`). The student gets the tokenizer and the weights of
+CHECKPOINT, a BERT: the leading inner channels and, if it has fewer layers, the last layer of each of as many equal
+groups. With --fresh its weights are random.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from search_spaces.published import load
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# The values of a base that may differ from the checkpoint's: they change no shape of a weight that is inherited.
+# The fields of a base that may differ from the checkpoint's because they do not affect the shapes of inherited weights.
 FREE = ("attention_experts", "head_experts", "gelu", "mismatch", "depth")
 
 
@@ -92,14 +92,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def inheriting(architecture: Architecture, teacher: "PreTrainedModel", seed: int = 0) -> "PreTrainedModel":
-    """A student with the weights of a BERT.
+    """A student that inherits the weights of a BERT.
 
     Args:
-        seed: what routing tables, gates and heads of experts are drawn from.
+        seed: seed for routing tables, gates and heads of experts.
 
     Raises:
-        StudentError: the bases differ in more than `FREE`, the depth of the student does not divide the teacher's, or a
-            layer of the student has more than one block.
+        StudentError: the bases differ in fields other than `FREE`, the student's depth does not divide the teacher's,
+            or a layer of the student has more than one block.
     """
     from distill.objectives.layer_maps import uniform
     from distill.training.students import some_layers
@@ -127,7 +127,7 @@ def inheriting(architecture: Architecture, teacher: "PreTrainedModel", seed: int
 
 
 def fixed_values(base: Base) -> dict[str, object]:
-    """The values of a base that must be the checkpoint's."""
+    """The fields of a base that must agree with the checkpoint's."""
     return {name: value for name, value in asdict(base).items() if name not in FREE}
 
 

@@ -1,4 +1,4 @@
-"""Warm-up distillation of the supernet, before candidates inherit from it (EfficientBERT, section 3.2)."""
+"""Warm-up distillation: the training of the supernet before candidates inherit from it (EfficientBERT, section 3.2)."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -27,13 +27,13 @@ def warm_up(
     seed: int = 0,
     after_step: Callable[[int, float], None] | None = None,
 ) -> list[float]:
-    """Train the complete supernet in place; returns the losses.
+    """Train the whole supernet in place; returns the loss of every step.
 
     Args:
-        draw_graphs: the graphs that the layers compute in the next step, one for each, so that the weights suit more
-            than one activation. A layer keeps its own graph in place of one that has a gate or another width of
-            `project`, since the weights do not fit those. None: all layers keep their graphs.
-        after_step: called with the number of steps so far and the loss.
+        draw_graphs: returns one graph per layer for the next step, so that the weights suit more than one activation. A
+            layer keeps its own graph if the drawn one has a gate or another input width of `project`, which its weights
+            do not fit. None keeps all layers' graphs.
+        after_step: called with the number of finished steps and the loss of the last one.
     """
     layers = supernet.base_model.encoder.layer
     original_steps = [layer.ffn[0].steps for layer in layers]

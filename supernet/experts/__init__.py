@@ -1,9 +1,9 @@
-"""Experts made out of a dense feed-forward network: how they start, how a model is split into them, and how the ones
-that hardly any token goes to are removed. `python -m supernet.experts` is the command.
+"""Experts from dense feed-forward networks: initialisation, splitting a model into experts, and removing rarely used
+ones. The command is `python -m supernet.experts`.
 """
 
 from search_spaces.errors import UserError
 
 
 class ExpertsError(UserError, ValueError):
-    """What is asked for cannot be done with this checkpoint or these rows."""
+    """The command's options, the checkpoint or the rows are invalid or do not fit together."""

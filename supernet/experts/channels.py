@@ -1,4 +1,4 @@
-"""Which channels of a dense feed-forward network each of its experts takes."""
+"""The assignment of a dense feed-forward network's channels to its experts."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,11 @@ from search_spaces.architecture import Base, Genes
 
 
 def expert_channels(base: Base, genes: Genes) -> Tensor:
-    """The channels of the dense FFN, in their order of importance, that each expert of a layer has: (E, m).
+    """The indices of the channels of each expert of a layer, (E, m), in a dense FFN sorted by importance.
 
-    Expert i has the s channels that all share and, of the others, every E-th from the i-th on (MoEBERT, section 3.1).
-    If the graph combines inner channels with leading channels of x, an expert pairs its own by position; those shared
-    are paired as in the dense FFN.
+    Expert i has the s channels that all experts share and, of the others, every E-th starting with the i-th (MoEBERT,
+    section 3.1). If the graph combines inner channels with the leading channels of x, an expert pairs its channels by
+    their position in the expert; for the shared ones this is the same as in the dense FFN.
     """
     inner, shared, count = genes.inner(base), genes.shared(base), genes.experts.count
     others = shared + torch.arange(inner - shared) * count

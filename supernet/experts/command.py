@@ -3,9 +3,10 @@
     python -m supernet.experts CHECKPOINT --experts 4 --out DIR [--width 768] [--shared 512] [--steps 500] ...
     python -m supernet.experts MIXTURE --drop 1/4 --out DIR ...
 
-The first form takes a classifier of BERT's shape that was fine-tuned on the task: its FFNs are split by the importance
-of their neurons on training rows, and with --steps the mixture learns from the dense model. The second takes what the
-first has written. Both report the score on the dev rows before and after, and how the experts share the tokens.
+The first form takes a BERT-shaped classifier that was fine-tuned on the task. Its FFNs are split by the importance of
+their neurons on training rows, and with --steps the mixture is then distilled from the dense model. The second form
+takes a checkpoint that the first one has written. Both report the scores on the dev rows before and after, and the load
+of the experts.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from search_spaces.numbers import fraction
 from search_spaces.routing import ROUTINGS
 from supernet.experts import ExpertsError
 
-# torch and transformers are imported where they are used, so that --help and mistakes do not wait for them.
+# torch and transformers are imported lazily, so that --help and user errors do not wait for them.
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
@@ -107,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuse what cannot work before anything is loaded."""
+    """Raise ExpertsError for invalid options, before anything is loaded."""
     thins = options.drop is not None or options.fuse is not None
     if thins == (options.experts is not None):
         raise ExpertsError("give --experts N to split a dense checkpoint, or --drop or --fuse to thin out a mixture")
@@ -128,7 +129,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Split the model or remove experts, measure it at every stage, and save the last one with its measurements."""
+    """Split the model or remove experts, evaluate it at every stage, and save the last one with its measurements."""
     import torch
     from rich.console import Console
     from transformers.utils import logging
@@ -180,7 +181,7 @@ def run(options: argparse.Namespace) -> int:
 def measure_stage(
     stage: "Stage", rows: "Rows", batches: "Sequence[Batch]", accelerator: "Accelerator", pad_id: int
 ) -> tuple[dict[str, float], "list[Load]"]:
-    """Accuracy on the dev rows with its standard error, sizes and MACs of a model; and the loads of its routers."""
+    """The accuracy of a model on the dev rows with its standard error, its sizes and MACs; and its routers' loads."""
     from distill.tasks.metrics import standard_error
     from distill.training.evaluation import expert_load, measure
     from search_spaces import cost

@@ -1,8 +1,8 @@
-"""Fewer experts after training: those that hardly any token goes to are dropped, or fused with the most similar one.
+"""Pruning of experts after training: rarely used experts are dropped, or fused with the most similar one.
 
-These are the fusion and the compression of MicroBERT, section 3.4, which gives no rule for them. Only the experts of
-FFNs are removed: an architecture has the same number of attention experts in all layers, and a head of one prediction
-layer is another function.
+These are the compression and the fusion of MicroBERT, section 3.4, which gives no rules for them. Only experts of FFNs
+are removed: an architecture must have the same number of attention experts in all layers, and a head with one
+prediction layer computes another function.
 """
 
 import re
@@ -23,22 +23,23 @@ _GATE = re.compile(r"ffn\.\d+\.router\.weight")
 
 
 def ffn_loads(loads: Sequence[Load], layer: int) -> list[Load]:
-    """The loads of the routers of a layer's FFN: one of a table, or one for each block with a gate."""
+    """The loads of the routers of a layer's FFN: a single one for a table, or one per block for gates."""
     return [load for load in loads if load.layer == layer and load.part.startswith("ffn")]
 
 
 def untouched_experts(base: Base) -> str:
-    """The experts of a model that are never removed, in words; empty if it has none."""
+    """A description of the experts that are never removed; empty if the model has none."""
     attention, head = base.attention_experts, base.head_experts
     parts = [f"{attention} of every attention"] * (attention > 1) + [f"{head} of the head"] * (head > 1)
     return " and ".join(parts)
 
 
 def unused_experts(architecture: Architecture, loads: Sequence[Load], share: Fraction) -> dict[int, list[int]]:
-    """The experts of every FFN whose load is below `share` of an equal one in all blocks; never all of a layer.
+    """The experts whose load is below `share` of an equal load in all blocks of their layer; at least one expert of a
+    layer is kept.
 
     Returns:
-        The numbers of the experts by layer, without the layers that use all of theirs.
+        The numbers of the unused experts by layer, without layers that have none.
 
     Raises:
         ExpertsError: no layer has experts in its FFN.
@@ -68,16 +69,17 @@ def remove_experts(
     unused: Mapping[int, Sequence[int]],
     fuse: bool,
 ) -> tuple[dict[str, Tensor], Architecture]:
-    """Weights and architecture without some experts.
+    """Remove experts from a mixture; returns the new weights and architecture.
 
-    A table sends the tokens of a removed expert to the one that remains and is most similar to it (cosine of all
-    weights); a gate, to the next in probability. A layer with one remaining expert becomes dense.
+    With a routing table, the tokens of a removed expert go to the remaining expert that is most similar to it (cosine
+    similarity of all weights); with a gate, to the one with the next highest probability. A layer with one remaining
+    expert becomes dense.
 
     Args:
         weights: state dict of a mixture.
-        loads: of all its routers.
+        loads: the loads of all its routers.
         unused: the numbers of the experts to remove, by layer.
-        fuse: replace the most similar expert by the mean of it and those removed, weighted by their loads.
+        fuse: replace the most similar remaining expert by the mean of itself and the removed ones, weighted by load.
 
     Raises:
         ExpertsError: a layer has no such expert, or would keep none; or experts behind a gate have a graph that does
@@ -123,7 +125,7 @@ def _layer_without(
     maps = {name: tensor for name, tensor in tensors.items() if _MAPS.fullmatch(name.removeprefix(prefix))}
     heirs = _heirs(maps.values(), remaining, removed)
     share_E = torch.tensor([load.shares for load in ffn_loads(loads, layer)]).mean(dim=0).double()
-    # The router multiplies by E / K, which becomes less, while the gate's probabilities become hardly more.
+    # The router multiplies outputs by E / K, which becomes smaller while the gate's probabilities hardly increase.
     scale = Fraction(count, genes.experts.top_k) / Fraction(smaller.experts.count, smaller.experts.top_k)
     result = {}
     for name, tensor in tensors.items():
@@ -144,7 +146,7 @@ def _layer_without(
 
 
 def _heirs(maps: Iterable[Tensor], remaining: Sequence[int], removed: Sequence[int]) -> dict[int, int]:
-    """For each removed expert the most similar one of those that remain."""
+    """For each removed expert the most similar remaining one."""
     weights_EX = torch.cat([tensor.flatten(1).double() for tensor in maps], dim=1)
     heirs = {}
     for expert in removed:
@@ -154,7 +156,7 @@ def _heirs(maps: Iterable[Tensor], remaining: Sequence[int], removed: Sequence[i
 
 
 def _fused(tensor: Tensor, remaining: Sequence[int], heirs: Mapping[int, int], share_E: Tensor) -> Tensor:
-    """The remaining experts' part of a stacked tensor (E, ...), each the mean of it and its removed experts."""
+    """The remaining experts' part of a stacked tensor (E, ...), each expert averaged with those fused into it."""
     kept = tensor[list(remaining)].clone()
     for number, expert in enumerate(remaining):
         group = [expert, *(removed for removed, heir in heirs.items() if heir == expert)]
@@ -166,7 +168,7 @@ def _fused(tensor: Tensor, remaining: Sequence[int], heirs: Mapping[int, int], s
 
 
 def _with_count(genes: Genes, count: int) -> Genes:
-    """The genes with so many experts."""
+    """The genes with this number of experts."""
     if count == 1:
         return replace(genes, experts=DENSE)
     return replace(genes, experts=replace(genes.experts, count=count, top_k=min(genes.experts.top_k, count)))

@@ -1,4 +1,4 @@
-"""What routers, and heads of several prediction layers, start with; everything random comes from a seed."""
+"""Initial weights and tables of routers, and of heads with several prediction layers, from a seed."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -13,22 +13,23 @@ DEVIATION = 0.02
 
 
 def _generator(seed: int, number: int) -> Generator:
-    """A generator for one of the things that a model draws, which have different numbers."""
-    # Seed 0 must stay what it is, the numbers themselves: the tables of existing studies hang on it. Torch's generator
-    # on CPUs uses the lowest 32 bits.
+    """A random generator for one component of a model; each component has its own number."""
+    # With seed 0 the numbers themselves are the seeds; the routing tables of existing studies depend on this. Torch's
+    # CPU generator uses the lowest 32 bits.
     return Generator().manual_seed(random.Random(f"{seed}/{number}").getrandbits(32) if seed else number)
 
 
 def random_table(count: int, vocabulary: int, generator: Generator, frequencies: Tensor | None) -> Tensor:
-    """A random expert for every token id (MoEBERT, section 3.3; Roller et al., 2021). As strided experts of 2, 4 and 8
-    are nested, so are their tables.
+    """A random expert for every token id (MoEBERT, section 3.3; Roller et al., 2021).
+
+    The tables for 2, 4 and 8 experts are nested, like the channels of these experts.
     """
     return torch.randint(2**31, (vocabulary,), generator=generator) % count
 
 
 def balanced_table(count: int, vocabulary: int, generator: Generator, frequencies: Tensor | None) -> Tensor:
-    """Goes through the token ids by descending frequency, equal ones by id, and gives each to the expert with the
-    fewest tokens so far (Roller et al., 2021); ids of frequency 0 are as in `random_table`.
+    """Greedily balanced experts (Roller et al., 2021): in order of descending frequency, ties by id, each token id is
+    assigned to the expert with the fewest tokens so far. Ids of frequency 0 are assigned as in `random_table`.
     """
     assert frequencies is not None  # `routing_table` checks it
     table = random_table(count, vocabulary, generator, frequencies)
@@ -43,8 +44,8 @@ def balanced_table(count: int, vocabulary: int, generator: Generator, frequencie
     return table
 
 
-# How the table of each routing that is not learned is made: from the number of experts, the size of the vocabulary, a
-# generator and, if the routing needs them, the frequencies (vocabulary,); to (vocabulary,) numbers of experts.
+# For each routing that is not learned, the function that makes its table: from the number of experts, the size of the
+# vocabulary, a generator and the frequencies (vocabulary,), if the routing needs them, to expert numbers (vocabulary,).
 TABLES: dict[str, Callable[[int, int, Generator, Tensor | None], Tensor]] = {
     "hash": random_table,
     "balanced_hash": balanced_table,
@@ -61,11 +62,11 @@ def routing_table(
     """The expert of every token id in a layer with these experts: (vocabulary,) uint8.
 
     Args:
-        frequencies: how often each id occurs in training data (vocabulary,), for routings that need them.
-        seed: what the table is drawn from, together with the layer; the same seed gives the same table.
+        frequencies: frequency of every token id in training data (vocabulary,), for routings that need it.
+        seed: determines the table together with the layer's number.
 
     Raises:
-        ValueError: frequencies are missing or of another vocabulary, or `TABLES` does not have the routing.
+        ValueError: frequencies are missing or do not match the vocabulary, or `TABLES` does not have the routing.
     """
     if experts.routing not in TABLES:
         raise ValueError(f"no table for {experts.routing!r} routing; known are {', '.join(TABLES)}")
@@ -83,10 +84,10 @@ def routing_table(
 def routing_tables(
     architecture: Architecture, prefix: str, frequencies: Tensor | None = None, seed: int = 0
 ) -> dict[str, Tensor]:
-    """The tables of all layers that have one, by their names in the state dict.
+    """The routing tables of all layers that have one, by their names in the state dict.
 
     Args:
-        prefix: what comes before the number of the layer in a name.
+        prefix: the part of the names before the layer's number.
         frequencies, seed: as for `routing_table`.
     """
     vocabulary = architecture.base.vocabulary
@@ -98,21 +99,21 @@ def routing_tables(
 
 
 def initial_gate(count: int, width: int, number: int, like: Tensor, seed: int = 0) -> Tensor:
-    """The weight (count, width) that a gate starts with; one of fewer experts has the leading rows of it.
+    """The initial weight (count, width) of a gate. A gate with fewer experts gets the leading rows of the same weight.
 
     Args:
-        number: tells the gates of a model apart.
-        like: gives device and type.
+        number: distinguishes the gates of a model.
+        like: determines device and dtype.
     """
     return (DEVIATION * torch.randn(count, width, generator=_generator(seed, number))).to(like)
 
 
 def initial_head(count: int, classifier: Tensor, seed: int = 0) -> dict[str, Tensor]:
-    """What a head of `count` prediction layers starts with, by the names in it.
+    """The initial state dict of a head with `count` prediction layers.
 
     Args:
-        classifier: the weight (outputs, width) of the linear map that it replaces. Only its shape, device and type are
-            taken over: the softmax inside a prediction layer leaves no use for the values.
+        classifier: the weight (outputs, width) of the linear classifier that the head replaces. Only its shape, device
+            and dtype are used; its values do not fit a prediction layer, which has a softmax inside.
     """
     outputs, width = classifier.shape
     generator = _generator(seed, count)

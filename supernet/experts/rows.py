@@ -1,4 +1,4 @@
-"""The rows that mixtures are trained and measured on, with the classes of the checkpoint."""
+"""Loading of the rows on which mixtures are trained and evaluated, with the classes of the checkpoint."""
 
 import argparse
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def load_rows(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, c
     """The rows of the task, or of the user's files.
 
     Args:
-        classes: of the checkpoint, as `checkpoint_classes` returns them.
+        classes: the checkpoint's classes, as returned by `checkpoint_classes`.
 
     Raises:
         ExpertsError, distill.tasks.task.TaskError: there is no such task or file, the task is not a classification, or

@@ -27,15 +27,17 @@ def mixture_architecture(
     capacity: Fraction | None = None,
     attention_experts: int = 1,
 ) -> Architecture:
-    """The architecture of a BERT of this configuration with its FFNs split into `experts`.
+    """The architecture of a BERT of this configuration whose FFNs are split into `experts` experts.
 
     Args:
-        width: inner channels of an expert; by default as many as make up the dense FFN together, or with `copy` all.
-        shared: those that are the same in all experts; by default 2/3 of the width (MoEBERT), or with `copy` all.
+        width: inner channels of an expert; by default the dense FFN's divided by the number of experts, or with `copy`
+            all of them.
+        shared: number of channels that all experts have in common; by default 2/3 of the width (MoEBERT), or with
+            `copy` all of them.
         routing, top_k, capacity: as in `Experts`.
 
     Raises:
-        ArchitectureError: the widths do not fit.
+        ArchitectureError: `width` or `shared` is out of its range, or the experts are invalid on this base.
         distill.training.teacher.TeacherError: the configuration's activation is not among the operations.
     """
     base, graph = base_of_teacher(config)
@@ -52,12 +54,13 @@ def mixture_architecture(
 
 
 def channel_scores(model: PreTrainedModel, batches: Sequence[Batch], order: str, seed: int = 0) -> list[list[Tensor]]:
-    """The scores in whose descending order channels are dealt out to experts: `[layer][block]` -> (inner,).
+    """The scores of the channels, `[layer][block]` -> (inner,); experts receive channels in descending order of these.
 
     Args:
         batches: labelled training data.
-        order: "importance" and "copy" are MoEBERT's equation 4 on these batches, "inverse" its reverse, "random" noise.
-        seed: of the noise.
+        order: "importance" or "copy" for MoEBERT's equation 4 on these batches, "inverse" for its negative, "random"
+            for random scores.
+        seed: seed of the random scores.
     """
     if order == "random":
         generator = torch.Generator().manual_seed(seed)
@@ -74,12 +77,12 @@ def split_model(
     frequencies: Tensor | None = None,
     seed: int = 0,
 ) -> PreTrainedModel:
-    """The mixture of this architecture with the dense model's weights, in eval mode.
+    """Split a dense model into a mixture of experts of this architecture; returns the mixture in eval mode.
 
     Args:
-        scores: channels are dealt out to the experts in their descending order, see `channel_scores`.
-        frequencies: of token ids (vocabulary,), for routings that need them.
-        seed: what routing tables and gates are drawn from.
+        scores: experts receive channels in descending order of these scores, see `channel_scores`.
+        frequencies: frequency of every token id (vocabulary,), for routings that need it.
+        seed: seed for routing tables and gates.
     """
     supernet = from_teacher(dense, stack=1)
     weights = sort_channels(supernet.state_dict(), scores, supernet.config)

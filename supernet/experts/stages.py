@@ -1,4 +1,4 @@
-"""What the command does to a model, step by step: split it and train the mixture, or remove experts."""
+"""The stages of the command: splitting a model and training the mixture, or removing experts."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -23,13 +23,13 @@ from supernet.experts.fuse import remove_experts, untouched_experts, unused_expe
 from supernet.experts.rows import Rows
 from supernet.experts.split import channel_scores, mixture_architecture, split_model
 
-# The file beside a checkpoint that says what it is; `Architecture.load` reads it.
+# The file beside a checkpoint with its architecture, for `Architecture.load`.
 ARCHITECTURE = "architecture.json"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A model to be measured; `name` says what has been done to it, and `note` what has not."""
+    """A model to be evaluated. `name` says what has been done to it; `note` is printed with its scores."""
 
     name: str
     model: PreTrainedModel
@@ -38,7 +38,7 @@ class Stage:
 
 
 def split_and_train(options: argparse.Namespace, rows: Rows, accelerator: Accelerator) -> Iterator[Stage]:
-    """The dense model, the mixture that it is split into, and with `--steps` the mixture after distillation.
+    """Yield the dense model, the mixture that it is split into and, with `--steps`, the mixture after distillation.
 
     Raises:
         ExpertsError: the model has fewer positions than `--max-length`.
@@ -84,13 +84,13 @@ def split_and_train(options: argparse.Namespace, rows: Rows, accelerator: Accele
 
 
 def thin_out(options: argparse.Namespace, batches: Sequence[Batch], accelerator: Accelerator) -> Iterator[Stage]:
-    """The mixture as it is, and with fewer experts.
+    """Yield the mixture as it is, and with fewer experts.
 
     Args:
-        batches: of the rows on which the experts' loads are counted.
+        batches: the batches on which the experts' loads are measured.
 
     Raises:
-        ExpertsError: the checkpoint is no mixture of this command, or its experts cannot be removed.
+        ExpertsError: the checkpoint was not written by this command, or its experts cannot be removed.
     """
     folder = Path(options.checkpoint)
     if not (folder / ARCHITECTURE).exists():

@@ -1,1 +1,1 @@
-"""The student model: exactly the code that travels inside every exported checkpoint."""
+"""The student model: exactly the code that ships inside every exported checkpoint."""

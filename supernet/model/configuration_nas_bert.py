@@ -1,6 +1,6 @@
 """Configuration of a BERT whose feed-forward networks follow a searched architecture.
 
-The files of this folder travel inside every exported checkpoint, so they import torch, transformers and each other, and
+The files of this folder ship inside every exported checkpoint, so they import torch, transformers and each other, and
 nothing else of this project.
 """
 
@@ -22,8 +22,8 @@ class NasBertConfig(BertConfig):
         mismatch: `"narrow"` or `"wide"`: what a binary operation does with inputs of different widths.
         attention_experts: experts of every layer's attention, among which a gate chooses for each token.
         head_experts: prediction layers of a sequence classifier, among which a gate chooses for each sentence.
-        router_jitter_noise: in training, the input of a gate is multiplied by noise that is uniform from 1 - this to
-            1 + this (Switch).
+        router_jitter_noise: amplitude j of the noise, uniform from 1 - j to 1 + j, by which the input of a gate is
+            multiplied in training (Switch).
         embedding_size: the width of a factorised word embedding over trigrams (MobileBERT), or `None`.
     """
 

@@ -1,10 +1,10 @@
-"""How tokens are sorted by expert, taken to the slots that experts compute, and put back in place.
+"""Token dispatch: sorting tokens by expert, gathering them into the experts' slots, and scattering the results back.
 
-This file travels inside every exported checkpoint, so it imports torch and nothing of this project.
+This file ships inside every exported checkpoint, so it imports torch and nothing else of this project.
 
-Tokens are sorted by expert once; every linear map then works on one contiguous run of rows for each expert. Dimensions:
-N tokens in B sentences of length T; E experts, of which a token passes K; S slots, which are the rows that experts
-compute, in the order of the experts; P = N * K pairs of a token and one of its experts; D channels.
+Tokens are sorted by expert once; every linear map then processes one contiguous run of rows per expert. Dimensions: N
+tokens in B sentences of length T; E experts, of which K process each token; S slots, the rows that the experts compute,
+ordered by expert; P = N * K pairs of a token and one of its experts; D channels.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from torch.autograd.function import once_differentiable
 
 
 class Tokens:
-    """The tokens of a batch; made once and used by all layers.
+    """The tokens of a batch, created once per forward pass and used by all layers.
 
     Args:
         input_ids_BT: None if the model was given embeddings.
-        mask: (B, T), 1 for tokens and 0 for padding. All are tokens without it, or if it has another shape.
+        mask: (B, T), 1 for tokens and 0 for padding. Without it, or if it has another shape, nothing counts as padding.
     """
 
     def __init__(self, input_ids_BT: Tensor | None, mask: Tensor | None) -> None:
@@ -35,14 +35,14 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The way of tokens to their experts and back.
+    """The assignment of tokens to the experts' slots.
 
     Attributes:
         slot_NK: the slot of each token for each of its experts; -1 for padding and for tokens beyond the capacity.
         pair_S: the pair (token * K + k) in each slot.
-        counts: how many tokens each expert has.
-        real_S: which slots hold a token, if all experts have equal numbers of slots; what the other slots compute is
-            dropped. None if slots are only made for tokens.
+        counts: the number of tokens of each expert.
+        real_S: if all experts have equal numbers of slots, True for the slots that hold a token; the results of the
+            others are discarded. None if there are no empty slots.
     """
 
     slot_NK: Tensor
@@ -58,12 +58,12 @@ class Dispatch:
 
     @cached_property
     def missing_NK(self) -> Tensor | None:
-        """Which pairs have no slot; None if all have one."""
+        """True for the pairs without a slot; None if all have one."""
         return None if sum(self.counts) == self.slot_NK.numel() else self.slot_NK < 0
 
     @cached_property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """The first slot of each expert and the one after its last."""
+        """For each expert the half-open range of its slots: the first one, and the one after the last."""
         return tuple(pairwise(accumulate(self.counts, initial=0)))
 
 
@@ -75,27 +75,27 @@ def dispatch_tokens(
     capacity: Fraction | None = None,
     batched: bool = False,
 ) -> Dispatch:
-    """Sort the pairs of tokens and experts by expert, leaving out padding and overflow.
+    """Sort the pairs of tokens and experts by expert, without padding and tokens beyond the capacity.
 
     Args:
         experts_NK: the experts of each token.
         count: E.
         shape: (B, T).
-        capacity: each expert takes the first ceil(capacity * K * length / E) tokens of a sentence of that length. The
-            bound is for each sentence, so the rest of the batch makes no difference.
-        batched: give every expert as many slots as the one with the most tokens has.
+        capacity: each expert takes at most the first ceil(capacity * K * length / E) tokens of a sentence of that
+            length. The bound applies to each sentence, so results do not depend on the rest of the batch.
+        batched: pad every expert to as many slots as the one with the most tokens needs.
     """
     choices = experts_NK.shape[1]
     expert_P = experts_NK.reshape(-1)
     device = expert_P.device
     place_P = torch.arange(len(expert_P), device=device)
-    # Pairs without an expert are sorted behind the last one.
+    # Pairs that are not dispatched get the expert number E, so they are sorted behind all others.
     if tokens.valid_BT is not None:
         valid_P = tokens.valid_BT.reshape(-1).repeat_interleave(choices)
         expert_P = torch.where(valid_P, expert_P, count)
     if capacity is not None and len(expert_P):
         expert_P = _without_overflow(expert_P, place_P, count, shape, choices, tokens, capacity)
-    # Sorting bytes is several times faster; there are at most 64 experts.
+    # Sorting uint8 is several times faster than int64, and there are at most 64 experts.
     order_P = torch.argsort(expert_P.to(torch.uint8), stable=True)
     counts = torch.bincount(expert_P, minlength=count + 1)[:count].tolist()
     total = sum(counts)
@@ -127,14 +127,14 @@ def _without_overflow(
     tokens: Tokens,
     capacity: Fraction,
 ) -> Tensor:
-    """`expert_P` with `count` for the pairs that their expert has no capacity for."""
+    """`expert_P` with `count` in place of the expert for the pairs that exceed its capacity."""
     batch, length = shape
     sentence_P = place_P // (length * choices)
     lengths_B = torch.full((batch,), length, device=expert_P.device)
     if tokens.valid_BT is not None:
         lengths_B = tokens.valid_BT.sum(dim=1)
     bound_B = -(-lengths_B * choices * capacity.numerator // (count * capacity.denominator))
-    # How many pairs of the same sentence and expert come before each pair.
+    # The rank of each pair among those of the same sentence and expert.
     group_P = sentence_P * (count + 1) + expert_P
     order_P = torch.argsort(group_P, stable=True)
     sizes = torch.bincount(group_P)
@@ -184,15 +184,15 @@ def _back(y_SD: Tensor, dispatch: Dispatch) -> Tensor:
 
 
 def take(x_ND: Tensor, dispatch: Dispatch) -> Tensor:
-    """Each slot's token: (N, D) -> (S, D)."""
+    """Gather each slot's token: (N, D) -> (S, D)."""
     return _Take.apply(x_ND, dispatch)
 
 
 def put(y_SD: Tensor, dispatch: Dispatch) -> Tensor:
-    """The sum over each token's slots: (S, D) -> (N, D); zero for a token without a slot."""
+    """Scatter the slots back and sum over each token's slots: (S, D) -> (N, D); zero for a token without a slot."""
     return _Put.apply(y_SD, dispatch)
 
 
 def weighted(y_SD: Tensor, weight_S: Tensor | None) -> Tensor:
-    """Each row times its slot's factor, (S, D) -> (S, D)."""
+    """Multiply each row by its slot's weight: (S, D) -> (S, D)."""
     return y_SD if weight_S is None else y_SD * weight_S[:, None].to(y_SD.dtype)

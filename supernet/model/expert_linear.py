@@ -1,6 +1,6 @@
-"""The linear maps of experts: one weight for each expert, applied to the run of slots that the expert has.
+"""The linear maps of experts: each expert's weight is applied to the expert's contiguous run of slots.
 
-This file travels inside every exported checkpoint, so it imports torch and its neighbours only. Dimensions are those of
+This file ships inside every exported checkpoint, so it imports torch and its neighbours only. Dimensions are those of
 `dispatch.py`; I inputs and O outputs of a linear map.
 """
 
@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from .dispatch import Dispatch, put, take, weighted
 
-# If an expert's linear map has at most this many weights, a CPU is faster with one batched product of padded rows than
-# with a product for each expert (benchmarks/speed/experts.py).
+# If an expert's linear map has at most this many weights, one batched product of padded rows is faster on a CPU than
+# one product per expert (benchmarks/speed/experts.py).
 BATCHED = 24_576
 
 
@@ -26,11 +26,11 @@ def is_batched(inputs: int, outputs: int) -> bool:
 
 
 def onednn_linear() -> Callable[..., Tensor] | None:
-    """oneDNN's linear map, which in float32 takes half of the time of torch's own on processors with AVX-512 that are
-    not Intel's; None if this version of torch does not have it, or not as it is called here.
+    """oneDNN's linear map, or None if this version of torch lacks it or its behaviour differs.
 
-    The operator is private: another version may lack it, take other arguments or give them another meaning. So it is
-    tried on a small product and compared with `F.linear`, which replaces it with the same result up to rounding.
+    In float32 it takes half the time of torch's own on AVX-512 processors by other vendors than Intel. The operator is
+    private: another version of torch may lack it, or change its arguments or their meaning. It is therefore tested on a
+    small product against `F.linear`, the fallback, which gives the same result up to rounding.
     """
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
     if operator is None:
@@ -43,7 +43,7 @@ def onednn_linear() -> Callable[..., Tensor] | None:
             torch.allclose(operator(x_NI, weight_OI, bias, "none", [], ""), F.linear(x_NI, weight_OI, bias))
             for bias in (bias_O, None)
         )
-    except (RuntimeError, TypeError):  # what torch raises for other arguments or another kind of result
+    except (RuntimeError, TypeError):  # raised by torch if the arguments or the type of the result differ
         return None
     return operator if agrees else None
 
@@ -67,7 +67,7 @@ def _product(a_NI: Tensor, b_IO: Tensor, out_NO: Tensor) -> None:
 
 
 class _GroupedLinear(Function):
-    """Each run of rows through its own linear map, with the gradients written out."""
+    """Applies each expert's linear map to its run of rows, with an explicit backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x_SI: Tensor, weight_EOI: Tensor, bias_EO: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
@@ -100,7 +100,7 @@ class _GroupedLinear(Function):
 
 
 def grouped_linear(x_SI: Tensor, weight_EOI: Tensor, bias_EO: Tensor, dispatch: Dispatch) -> Tensor:
-    """Each slot's row through its expert's linear map: (S, I) -> (S, O)."""
+    """Apply to each slot the linear map of its expert: (S, I) -> (S, O)."""
     device = x_SI.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -121,12 +121,12 @@ class ExpertLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(count, outputs))
 
     def forward(self, x_SI: Tensor, dispatch: Dispatch) -> Tensor:
-        """From slots to slots, (S, I) -> (S, O)."""
+        """Map slots to slots: (S, I) -> (S, O)."""
         return grouped_linear(x_SI, self.weight, self.bias, dispatch)
 
 
 class RoutedLinear(ExpertLinear):
-    """An `ExpertLinear` that takes tokens to their slots and back."""
+    """An `ExpertLinear` on tokens, which gathers them into slots and scatters the results back."""
 
     def forward(self, x_BTI: Tensor, dispatch: Dispatch, weight_S: Tensor | None = None) -> Tensor:
         """(B, T, I) -> (B, T, O), each slot multiplied by `weight_S`; zero for tokens without an expert."""

@@ -1,6 +1,6 @@
-"""A feed-forward block that computes a graph f: h <- LayerNorm(h + dropout(f(h))), f dense or one of several experts.
+"""A feed-forward block that computes a graph f, either dense or with experts: h <- LayerNorm(h + dropout(f(h))).
 
-This file travels inside every exported checkpoint, so it imports torch and its neighbours only.
+This file ships inside every exported checkpoint, so it imports torch and its neighbours only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +14,8 @@ from .dispatch import Dispatch, Tokens, put, take, weighted
 from .expert_linear import ExpertLinear, is_batched
 from .routing import Routing, router_class
 
-# The operations of `search_spaces.operations.OPERATIONS` that are no linear maps. `gelu` has two forms, of which the
-# configuration of a model chooses one.
+# The operations of `search_spaces.operations.OPERATIONS` that are not linear maps. The model's configuration chooses
+# between the two forms of `gelu`.
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "sigmoid": torch.sigmoid,
@@ -31,16 +31,16 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "max": torch.maximum,
 }
 LINEAR = ("expand", "gate", "project")
-# Those whose code travels in a checkpoint; others may be added to the dictionaries at run time.
+# The operations whose code ships in a checkpoint; others may be added to the dictionaries at run time.
 EXPORTED_OPERATIONS = frozenset((*UNARY, *BINARY, *LINEAR))
 
 
 def combine(op: str, a: Tensor, b: Tensor, mismatch: str) -> Tensor:
-    """The binary operation on the leading channels that `a` (..., A) and `b` (..., B) share.
+    """Apply a binary operation to the leading channels that `a` (..., A) and `b` (..., B) have in common.
 
     Returns:
-        Those min(A, B) channels if `mismatch` is "narrow"; if it is "wide", the other channels of the wider input
-        follow unchanged, max(A, B) in all.
+        The resulting min(A, B) channels if `mismatch` is "narrow"; if it is "wide", followed by the remaining channels
+        of the wider input, max(A, B) channels in total.
     """
     function = BINARY[op]
     shared = min(a.shape[-1], b.shape[-1])
@@ -58,7 +58,7 @@ class FFNBlock(nn.Module):
 
     Args:
         program, widths, inner, experts: an entry of `NasBertConfig.ffn`.
-        config: of the model: width, dropout, epsilon of LayerNorm, the form of gelu, and mismatch.
+        config: the model's configuration: width, dropout, epsilon of LayerNorm, form of gelu, and mismatch.
 
     Raises:
         ValueError: there is no such operation or router.
@@ -96,7 +96,9 @@ class FFNBlock(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def f(self, x: Tensor, *dispatch: Dispatch) -> Tensor:
-        """The graph's function: (..., width) -> (..., width); of experts on slots (S, width), with their dispatch."""
+        """The graph's function: (..., width) -> (..., width). With experts, on slots (S, width) and with their
+        dispatch.
+        """
         values = [x]
         for op, inputs in self.steps:
             first = values[inputs[0]]
@@ -111,12 +113,14 @@ class FFNBlock(nn.Module):
         return values[-1]
 
     def routed(self, hidden_BTD: Tensor, routing: Routing) -> Tensor:
-        """Each token through its experts: (B, T, width) -> (B, T, width), zero for a token without one."""
+        """Process each token by its experts: (B, T, width) -> (B, T, width), zero for a token without an expert."""
         y_SD = self.f(take(hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), routing.dispatch), routing.dispatch)
         return put(weighted(y_SD, routing.weight_S), routing.dispatch).view(hidden_BTD.shape)
 
     def forward(self, hidden_BTD: Tensor, tokens: Tokens | None = None, routing: Routing | None = None) -> Tensor:
-        """(B, T, width) -> (B, T, width). A block with a router of its own needs `tokens`; other experts `routing`."""
+        """(B, T, width) -> (B, T, width). A block with its own router requires `tokens`; one with the layer's
+        `routing`.
+        """
         if self.router is not None:
             assert tokens is not None
             routing = self.router(hidden_BTD, tokens)

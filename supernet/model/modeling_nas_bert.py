@@ -1,6 +1,6 @@
 """BERT with searched feed-forward networks; attention, embeddings and heads are those of the transformers library.
 
-This file travels inside every exported checkpoint, so it imports torch, transformers and its neighbours only.
+This file ships inside every exported checkpoint, so it imports torch, transformers and its neighbours only.
 """
 
 from typing import Any
@@ -60,14 +60,14 @@ class NasBertEmbeddings(MobileBertEmbeddings):
             inputs_embeds = self.word_embeddings(input_ids)
             padding = self.word_embeddings.padding_idx
             if padding is not None:
-                # The last trigram of a sentence reaches into the padding, and a tied masked-LM head trains the
-                # vector of padding away from zero.
+                # The last trigram of a sentence includes a padding token, whose vector a tied masked-LM head would
+                # train away from zero.
                 inputs_embeds = inputs_embeds * (input_ids != padding)[..., None]
         return super().forward(None, token_type_ids, position_ids, inputs_embeds)
 
 
 class ExpertSelfAttention(BertSelfAttention):
-    """Self-attention in which the query, key and value of each token come from the expert that it is sent to."""
+    """Self-attention in which the query, key and value of each token are computed by the token's expert."""
 
     def __init__(self, config: NasBertConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx=layer_idx)
@@ -89,7 +89,7 @@ class ExpertSelfAttention(BertSelfAttention):
 
 
 class ExpertSelfOutput(BertSelfOutput):
-    """The output map of each token's expert, multiplied by the gate's factor; then dropout, residual and LayerNorm."""
+    """The output map of each token's expert, weighted by the gate; then dropout, residual and LayerNorm."""
 
     def __init__(self, config: NasBertConfig) -> None:
         super().__init__(config)
@@ -101,8 +101,8 @@ class ExpertSelfOutput(BertSelfOutput):
 
 
 class ExpertAttention(BertAttention):
-    """Attention with several experts (MiniMoE, section 3.2): a gate chooses whose linear maps a token has, and its
-    factor multiplies the branch before the residual.
+    """Attention with several experts (MiniMoE, section 3.2): a gate chooses the expert whose linear maps process a
+    token, and its weight multiplies the output before the residual connection.
     """
 
     def __init__(self, config: NasBertConfig, layer_idx: int) -> None:
@@ -192,8 +192,8 @@ class NasBertPreTrainedModel(BertPreTrainedModel):
         """As `PreTrainedModel.save_pretrained`, with the code of this folder.
 
         Raises:
-            ValueError: the model has an operation or router that was added at run time; its code would be missing where
-                the checkpoint is loaded.
+            ValueError: the model has an operation or router that was added at run time, whose code the checkpoint would
+                lack.
         """
         if fault := export_fault(self.config.ffn):
             raise ValueError(fault)
@@ -242,7 +242,7 @@ class NasBertModel(NasBertPreTrainedModel, BertModel):
 
 
 class FactorisedMLMHead(nn.Module):
-    """ALBERT's masked-LM head, (B, T, width) -> (B, T, vocabulary), under the name of BERT's."""
+    """ALBERT's masked-LM head, (B, T, width) -> (B, T, vocabulary), with the submodule name of BERT's."""
 
     def __init__(self, config: NasBertConfig) -> None:
         super().__init__()
@@ -253,7 +253,9 @@ class FactorisedMLMHead(nn.Module):
 
 
 class NasBertForMaskedLM(NasBertPreTrainedModel, BertForMaskedLM):
-    """The head shares the weights of the word embedding; those of a factorised embedding as ALBERT's head does."""
+    """A masked language model whose output embedding is tied to the word embedding; for a factorised embedding the head
+    is ALBERT's.
+    """
 
     _auto_class = "AutoModelForMaskedLM"
 
@@ -268,13 +270,13 @@ class NasBertForMaskedLM(NasBertPreTrainedModel, BertForMaskedLM):
 
 
 def _head_dropout(config: NasBertConfig) -> nn.Dropout:
-    """The dropout before a head: a model's `dropout`, which the library's forward methods use."""
+    """The dropout before a head; the library's forward methods expect it as the model's `dropout`."""
     return nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
 
 
 class ExpertHead(nn.Module):
-    """Prediction layers W_o softmax(W_i x), to one of which a gate sends each sentence (MicroBERT, equations 4 and 5):
-    (B, width) -> (B, outputs). The result is multiplied by the gate's factor, see `GateRouter`.
+    """A head of several prediction layers W_o softmax(W_i x), of which a gate chooses one for each sentence (MicroBERT,
+    equations 4 and 5): (B, width) -> (B, outputs). The result is multiplied by the gate's weight, see `GateRouter`.
     """
 
     def __init__(self, config: NasBertConfig, outputs: int) -> None:

@@ -1,7 +1,7 @@
-"""Routers: which experts the tokens of a batch are sent to.
+"""Routers, which decide to which experts the tokens of a batch are sent.
 
-This file travels inside every exported checkpoint, so it imports torch and its neighbours only. Dimensions are those of
-`dispatch.py`; R decisions, of which there is one for each valid token, or for each sentence.
+This file ships inside every exported checkpoint, so it imports torch and its neighbours only. Dimensions are those of
+`dispatch.py`, and R routing decisions, one for each valid token or for each sentence.
 """
 
 from abc import ABC, abstractmethod
@@ -19,14 +19,14 @@ from .dispatch import Dispatch, Tokens, dispatch_tokens
 
 @dataclass(frozen=True)
 class Routing:
-    """What a router decided for a batch.
+    """The decision of a router for a batch.
 
     Attributes:
-        experts: (R, K), the experts of every valid token or, where sentences are routed, of every sentence that has
-            one.
-        probabilities: (R, E), the gate's softmax over the experts; None for a table.
-        dispatch: where the tokens go.
-        weight_S: the factor of what each slot computes; None stands for 1.
+        experts: (R, K), the experts of every valid token or, if whole sentences are routed, of every sentence that has
+            a valid token.
+        probabilities: (R, E), the gate's softmax over the experts; None for a routing table.
+        dispatch: the assignment of tokens to slots.
+        weight_S: the factor by which the output of each slot is multiplied; None means 1.
     """
 
     experts: Tensor
@@ -36,16 +36,16 @@ class Routing:
 
 
 class Router(nn.Module):
-    """Decides which experts the tokens of a batch pass; the base class of all routers.
+    """The base class of all routers, which decide which experts process the tokens of a batch.
 
     Args:
         experts: `count` (E), `routing`, `top_k` (K) and `capacity` of a layer, as in `NasBertConfig.ffn`.
-        config: of the model.
-        batched: whether all experts get equal numbers of slots, for batched products.
+        config: the model's configuration.
+        batched: whether all experts get equal numbers of slots, for batched matrix products.
 
     Attributes:
-        reads_hidden_states: whether the decision depends on the hidden states. If not, the router belongs to the layer
-            and decides once for all of its blocks; if so, every block has its own.
+        reads_hidden_states: whether the decision depends on the hidden states. If so, every block has its own router;
+            if not, the layer has one router that decides once for all of its blocks.
     """
 
     reads_hidden_states: bool
@@ -57,13 +57,14 @@ class Router(nn.Module):
         self.batched = batched
 
     def dispatch(self, experts_NK: Tensor, shape: tuple[int, ...], tokens: Tokens) -> Dispatch:
-        """The dispatch of tokens (B, T) = `shape` to these experts."""
+        """Dispatch the tokens of a batch of this shape, (B, T), to these experts."""
         return dispatch_tokens(experts_NK, self.count, shape, tokens, self.capacity, self.batched)
 
 
 class TableRouter(Router):
     """Sends every token id to a fixed expert, by a persistent `table` (vocabulary,) uint8 (hash layers: Roller et al.,
-    2021; MoEBERT, section 3.3). With K > 1 the others are the next experts by number, and each counts 1 / K.
+    2021; MoEBERT, section 3.3). With K > 1 a token also goes to the K - 1 next experts by number (modulo E), and each
+    expert's output is weighted by 1 / K.
     """
 
     table: Tensor
@@ -74,7 +75,7 @@ class TableRouter(Router):
         self.register_buffer("table", torch.zeros(config.vocab_size, dtype=torch.uint8))
 
     def forward(self, hidden_BTD: Tensor, tokens: Tokens) -> Routing:
-        """Raises ValueError if there are no token ids, or one of them is not in the table."""
+        """Route by token id. Raises ValueError if there are no token ids, or one of them is not in the table."""
         ids_BT = tokens.input_ids_BT
         if ids_BT is None:
             raise ValueError(f"{self.routing} routing goes by token ids: give the model input_ids, not inputs_embeds")
@@ -90,14 +91,15 @@ class TableRouter(Router):
 
 
 class GateRouter(Router, ABC):
-    """Sends tokens to the K experts of the highest probability softmax(weight x), with `weight` (E, D) learned.
+    """Sends tokens to the K experts with the highest probability softmax(weight x), with a learned `weight` (E, D).
 
-    What an expert computes is multiplied by its probability times E / K: 1 where the gate is indifferent, as it nearly
-    is at the start, so a mixture cut from a dense model starts near what that computes. MiniMoE and Switch, which start
-    from random weights, multiply by the probability alone.
+    The output of an expert is multiplied by its probability times E / K (summing over the K experts, this is 1 for
+    uniform probabilities). As they are nearly uniform at initialisation, a mixture that is split from a dense model
+    starts close to its function. MiniMoE and Switch, which start from random weights, multiply by the probability
+    alone.
 
-    A subclass says what the gate decides on, by `gate_inputs`; `weight` must stay its only parameter, since inheritance
-    and the one-shot supernet cut it by rows.
+    A subclass defines the gate's input by `gate_inputs`. It must not add parameters to `weight`, since inheritance and
+    the one-shot supernet slice that by rows.
     """
 
     reads_hidden_states = True
@@ -110,17 +112,18 @@ class GateRouter(Router, ABC):
 
     @abstractmethod
     def gate_inputs(self, hidden_BTD: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The vectors that the gate decides on.
+        """The input vectors of the gate.
 
         Args:
-            valid_BT: False for padding; None if there is none.
+            valid_BT: False for padding; None if there is no padding.
 
         Returns:
-            The vectors, (B * T, D), or with `by_sentence` (B, D); and which of them are no padding, or None if all.
+            The vectors, (B * T, D), or (B, D) with `by_sentence`; and a mask of those that are not padding, or None if
+            none is.
         """
 
     def forward(self, hidden_BTD: Tensor, tokens: Tokens) -> Routing:
-        # The choice must not depend on how bfloat16 rounds.
+        # The routing decision is made in float32 so that it does not depend on rounding to bfloat16.
         full_BTD = hidden_BTD if hidden_BTD.dtype == torch.float64 else hidden_BTD.float()
         inputs_RD, valid_R = self.gate_inputs(full_BTD, tokens.valid_BT)
         if self.training and self.jitter:
@@ -140,14 +143,14 @@ class GateRouter(Router, ABC):
 
 
 class TokenGate(GateRouter):
-    """Every token by its own hidden state (MiniMoE, section 3.2)."""
+    """Routes every token by its own hidden state (MiniMoE, section 3.2)."""
 
     def gate_inputs(self, hidden_BTD: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return hidden_BTD.flatten(0, 1), None if valid_BT is None else valid_BT.reshape(-1)
 
 
 class SentenceGate(GateRouter):
-    """All tokens of a sentence by the mean of their hidden states."""
+    """Routes all tokens of a sentence together, by the mean of their hidden states."""
 
     by_sentence = True
 
@@ -159,19 +162,19 @@ class SentenceGate(GateRouter):
         return sums_BD / lengths_B.clamp(min=1)[:, None], lengths_B > 0
 
 
-# By their names in a configuration; their properties are `search_spaces.routing.ROUTINGS` under the same names.
+# The routers by their names in a configuration; `search_spaces.routing.ROUTINGS` has their properties.
 ROUTERS: dict[str, type[Router]] = {
     "hash": TableRouter,
     "balanced_hash": TableRouter,
     "token_gate": TokenGate,
     "sentence_gate": SentenceGate,
 }
-# Those whose code travels in a checkpoint; others may be added to `ROUTERS` at run time.
+# The routers whose code ships in a checkpoint; others may be added to `ROUTERS` at run time.
 EXPORTED_ROUTERS = frozenset(ROUTERS)
 
 
 def router_class(experts: Mapping[str, Any]) -> type[Router]:
-    """The router of a layer with these experts, an entry of `NasBertConfig.ffn`.
+    """The router class for a layer with these experts, as in an entry of `NasBertConfig.ffn`.
 
     Raises:
         ValueError: `ROUTERS` does not have the routing.
@@ -183,5 +186,5 @@ def router_class(experts: Mapping[str, Any]) -> type[Router]:
 
 
 def make_gate(count: int, config: Any, batched: bool = False) -> Router:
-    """A `TokenGate` among `count` experts, of which a token passes one without a capacity."""
+    """A `TokenGate` that sends each token to one of `count` experts, without a capacity."""
     return TokenGate({"count": count, "routing": "token_gate", "top_k": 1, "capacity": None}, config, batched)
