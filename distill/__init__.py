@@ -1,1 +1,1 @@
-"""Knowledge distillation: outputs, losses, objectives, the teacher, the data and the one training loop."""
+"""Knowledge distillation: model outputs, losses, objectives, teachers, data, and the training loop."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# All that takes long to import is imported where Ctrl-C is caught.
+# Slow imports are inside functions, where Ctrl-C is caught.
 from distill.cli import INTERRUPTED, Parser, called_as, guard
 from search_spaces.errors import UserError
 
@@ -70,7 +70,7 @@ def command(options: Any) -> int:
     """Check the options, then run the chain.
 
     Raises:
-        UserError: the options, models, rows and settings do not go together.
+        UserError: the options are invalid, or the models, rows and settings are incompatible.
     """
     from distill.command.options import check, check_models, objective_settings, recorded
 

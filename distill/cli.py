@@ -1,4 +1,4 @@
-"""What all command lines of this project share: `--version`, one-line errors, and exit statuses."""
+"""Common parts of all command lines of this project: `--version`, one-line errors, and exit statuses."""
 
 import argparse
 import os
@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 from search_spaces import __version__
 from search_spaces.errors import UserError
 
-# This must be set before torch is imported. An OpenMP thread that waits for the others spins, by default for a
-# millisecond. On a machine with other work the spinning takes the time that the others need, but without any spinning
-# small operations take twice as long. This number of turns is a few microseconds.
+# This must be set before torch is imported. An OpenMP thread that waits for the others spins, by default for about a
+# millisecond. On a busy machine this takes CPU time from the threads that still work, but without any spinning small
+# operations take twice as long. This spin count corresponds to a few microseconds.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -20,13 +20,13 @@ DONE, FAULT, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 
 def called_as(module: str) -> str:
-    """The name for a command's messages: the console script that the user called, otherwise the module's name."""
+    """The name of a command in its messages: the console script if that was called, otherwise the module's name."""
     script = Path(sys.argv[0]).name
     return script if script.startswith("ffn-") else module
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser with `--version`, whose errors are one line; `prog` is the module's name."""
+    """An argument parser with `--version` and one-line error messages; `prog` is the module's name."""
 
     def __init__(self, prog: str, **kwargs: Any) -> None:
         super().__init__(called_as(prog), **kwargs)

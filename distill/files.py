@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, keys of their contents, and the folder where they are kept."""
+"""Atomic creation of files and folders, fingerprints of their contents, and the cache folder."""
 
 import contextlib
 import fcntl
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import platformdirs
 
-# The folders of drafts begin with this, and each has a file that its writer locks.
+# The prefix of temporary draft folders, and the file inside each that its writer keeps locked.
 DRAFT_PREFIX, LOCK_FILE = ".unfinished-", ".lock"
 
 
 def cache_folder() -> Path:
-    """Where derived files are kept: `$FFN_NAS_CACHE`, or this platform's cache folder. It is not created."""
+    """The folder for derived files: `$FFN_NAS_CACHE`, or the platform's cache folder. This does not create it."""
     chosen = os.environ.get("FFN_NAS_CACHE")
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -25,25 +25,25 @@ def cache_folder() -> Path:
 
 
 def keep(path: Path, write: Callable[[Path], object]) -> Path:
-    """Make the file or folder `path` by `write`, as `replace` does, unless it exists; returns `path`."""
+    """Create the file or folder `path` by `write`, atomically as in `replace`, unless it exists; returns `path`."""
     if not path.exists():
         replace(path, write, keep_existing=True)
     return path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Make `text` the whole content of a UTF-8 file, as `replace` does."""
+    """Write a UTF-8 text file atomically, as in `replace`."""
     replace(path, lambda draft: draft.write_text(text, encoding="utf-8"))
 
 
 def replace(path: Path, write: Callable[[Path], object], keep_existing: bool = False) -> None:
-    """Make the file or folder `path`, or replace the file: `write` makes a draft, which is then moved to `path`.
+    """Create a file or folder, or replace a file, atomically: `write` creates a draft, which is then moved to `path`.
 
-    Readers see the old file or the whole new one, also where the writer is killed; its draft is removed when the next
-    file of the same folder is made.
+    Readers see either the old file or the complete new one, even if the writer is killed. In that case its draft is
+    removed when the next file is created in the same folder.
 
     Args:
-        keep_existing: drop the draft if another process has made `path` in the meantime.
+        keep_existing: discard the draft if another process has created `path` in the meantime.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned_drafts(path.parent)
@@ -60,7 +60,7 @@ def replace(path: Path, write: Callable[[Path], object], keep_existing: bool = F
 
 @contextlib.contextmanager
 def _draft_folder(parent: Path) -> Iterator[Path]:
-    """A new folder for a draft, locked so that no other process takes it for abandoned; removed at the end."""
+    """A new draft folder, locked so that no other process considers it abandoned, and removed on exit."""
     while True:
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=DRAFT_PREFIX))
         try:
@@ -69,7 +69,7 @@ def _draft_folder(parent: Path) -> Iterator[Path]:
             continue  # another process has removed the folder already
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Another process may have held the lock before, in order to remove the folder.
+            # Another process may have locked and removed the folder in the meantime.
             if not _is_file_at(lock.fileno(), folder / LOCK_FILE):
                 continue
             try:
@@ -88,10 +88,10 @@ def _is_file_at(descriptor: int, path: Path) -> bool:
 
 
 def _remove_abandoned_drafts(parent: Path) -> None:
-    """Remove the drafts that no process has locked: a lock ends with the process that holds it."""
+    """Remove the drafts of killed writers: those that no process has locked, since a lock is released on exit."""
     for folder in parent.glob(f"{DRAFT_PREFIX}*"):
         try:
-            # Its writer may have been killed before it made the file.
+            # Mode "a" creates the lock file if the writer was killed before it did.
             with (folder / LOCK_FILE).open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -100,7 +100,7 @@ def _remove_abandoned_drafts(parent: Path) -> None:
 
 
 def fingerprint(*parts: object) -> str:
-    """A short key of the contents of JSON-able values; a `Path` stands for the bytes of its file."""
+    """A short hash of JSON-serialisable values; a `Path` stands for the contents of its file."""
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, Path):

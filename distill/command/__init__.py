@@ -1,1 +1,1 @@
-"""What `python -m distill` does: its options, the rows, the chain from the teacher to the student, and the report."""
+"""Implementation of `python -m distill`: options, rows, the chain from the teacher to the student, and the report."""

@@ -1,4 +1,4 @@
-"""The chain of `python -m distill`: a teacher, its assistants and the student, each trained, measured and saved."""
+"""The chain of `python -m distill`: a teacher, assistants and a student, each trained, evaluated and saved in turn."""
 
 import json
 import os
@@ -33,19 +33,19 @@ from distill.training.teacher import NAS_BERT, finetune, load_config, load_model
 from search_spaces.errors import UserError
 
 CONFIG_FILE = "config.json"
-# In the folder of a model until its training is done.
+# Subfolder with the training state of a model, which is removed when its training is done.
 STATE = "state"
 
 
 def run(options: Any, settings: dict[str, Any], recorded: dict[str, Any]) -> int:
-    """Train, measure and save the whole chain.
+    """Train, evaluate and save the whole chain.
 
     Args:
-        settings: those of the objective that differ from its defaults.
-        recorded: the options that decide what is computed, to be kept beside the results.
+        settings: the objective's settings that differ from its defaults.
+        recorded: the options that determine the results, which are saved beside them.
 
     Raises:
-        UserError: these models, rows and settings do not go together, or a training diverged.
+        UserError: the models, rows and settings are incompatible, or a training diverged.
     """
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -71,9 +71,9 @@ def run(options: Any, settings: dict[str, Any], recorded: dict[str, Any]) -> int
 
 @dataclass(frozen=True)
 class Chain:
-    """From the teacher over the assistants to the student.
+    """The teacher, the assistants and the student, trained in this order.
 
-    `measured` is filled while the chain is trained: what was measured of each model, by its name.
+    `measured` is filled during training: the measurements of each model by its name.
     """
 
     options: Any
@@ -85,7 +85,7 @@ class Chain:
     measured: Measurements = field(default_factory=dict)
 
     def train(self) -> PreTrainedModel:
-        """Train all models that a resumed run has not yet; returns the student."""
+        """Train all models that an interrupted run has not finished; returns the student."""
         options, teacher = self.options, None
         if options.teacher is not None:
             teacher = self._teacher()
@@ -96,7 +96,7 @@ class Chain:
         return self._learner("student", options.student, teacher, options.out)
 
     def _learner(self, name: str, source: str, teacher: PreTrainedModel | None, folder: Path) -> PreTrainedModel:
-        """An assistant or the student, measured before and after its training; in evaluation mode."""
+        """Train an assistant or the student and evaluate it before and after; returns it in evaluation mode."""
         rows, tokenizer = self.rows, self.tokenizer
         torch.manual_seed(self.options.seed)  # of a new head
         if teacher is None:
@@ -138,7 +138,9 @@ class Chain:
                 raise UserError(f"--objective {options.objective}: {error}") from None
 
     def _teacher(self) -> PreTrainedModel:
-        """The teacher, fine-tuned on the rows where that is asked for; a resumed run finds it fine-tuned."""
+        """The teacher, fine-tuned first if the options ask for it; a resumed run loads a teacher that is already
+        fine-tuned.
+        """
         options, rows = self.options, self.rows
         if not options.finetune_teacher:
             torch.manual_seed(options.seed)  # of a new head
@@ -171,7 +173,7 @@ class Chain:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of every training but for its number of steps."""
+        """The recipe of the distillations; a fine-tuning of the teacher differs in its number of steps."""
         return Recipe(
             steps=self.options.steps,
             batch_size=self.options.batch_size,
@@ -183,7 +185,7 @@ class Chain:
 
     @contextmanager
     def _reported(self, name: str, what: str, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """Gives what is to be called after every step of a training: it shows and logs how far the training is."""
+        """The callback for the steps of a training, which shows the progress and logs the loss."""
         with losses(self.options.tensorboard, name, self.accelerator) as log_loss:
 
             def after_step(step: int, loss: float) -> None:
@@ -229,7 +231,9 @@ def _make_folder(out: Path, recorded: dict[str, Any], accelerator: Accelerator) 
 
 
 def save(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
-    """Put a model into a folder that may have other files, its configuration last: where that is, the rest is, too."""
+    """Save a model in a folder that may have other files. The configuration is written last: if it exists, the model is
+    complete.
+    """
     draft = folder / ".unfinished"
     shutil.rmtree(draft, ignore_errors=True)
     model.save_pretrained(draft)

@@ -1,4 +1,4 @@
-"""The options of `python -m distill`: what can be refused before weights are loaded, and the objective's settings."""
+"""The options of `python -m distill`: checks that do not need the weights, and the objective's settings."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from search_spaces.errors import UserError, did_you_mean
 OPTIONS_FILE = "options.json"
 # Options that may differ when a run is resumed.
 FREE = ("resume", "device", "tensorboard")
-# Options that describe a user's own files.
+# Options that only apply to a user's own files.
 OF_OWN_ROWS = ("dev", "text", "pair", "label", "regression")
 
 
@@ -21,13 +21,13 @@ def flag(name: str) -> str:
 
 
 def recorded(options: Any) -> dict[str, Any]:
-    """The options that decide what is computed, as JSON values."""
+    """The options that determine the results, as JSON values."""
     values = {name: value for name, value in vars(options).items() if name not in FREE}
     return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 def check(options: Any, parser: Parser) -> None:
-    """Raises UserError for options that are wrong whatever the models and rows are."""
+    """Raise UserError for options that are invalid independently of models and rows."""
     _check_rows(options, parser)
     _check_teacher(options)
     _check_numbers(options)
@@ -78,7 +78,7 @@ def _check_numbers(options: Any) -> None:
 
 
 def _check_out(options: Any) -> None:
-    """--out is new or empty or, with --resume, has a run with the same options."""
+    """Raise UserError unless --out is new or empty or, with --resume, has a run with the same options."""
     out, file = options.out, options.out / OPTIONS_FILE
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is no folder")
@@ -98,10 +98,10 @@ def _check_out(options: Any) -> None:
 
 
 def objective_settings(options: Any) -> dict[str, Any]:
-    """The objective's settings from --set, each of the type of its default.
+    """The objective's settings from --set, converted to the types of their defaults.
 
     Raises:
-        UserError: there is no such objective or setting, or the objective lacks a teacher or labels.
+        UserError: there is no such objective or setting, or the objective needs a teacher or labels that are missing.
     """
     from distill.objectives import OBJECTIVES
 
@@ -138,10 +138,10 @@ def _converted(assignment: str, key: str, text: str, kind: type) -> Any:
 
 
 def check_models(options: Any, settings: dict[str, Any]) -> None:
-    """Refuse students that the objective cannot be used with before a teacher or an assistant is trained.
+    """Check before any training that the objective can be used with all models of the chain.
 
     Raises:
-        UserError: the objective cannot be used between two neighbours of the chain.
+        UserError: the objective cannot be used with a model and its teacher.
     """
     if options.teacher is None:
         return

@@ -1,4 +1,4 @@
-"""What `python -m distill` measures and reports: parameters, scores and the load of experts."""
+"""The measurements and the report of `python -m distill`: parameters, scores and the load of experts."""
 
 import json
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from distill.tasks.metrics import Score
 from distill.training.evaluation import Load, evaluate
 
 METRICS_FILE = "metrics.json"
-# By model: its parameters and, by metric, value and standard error.
+# For each model its number of parameters and, for each metric, value and standard error.
 Measurements = dict[str, dict[str, Any]]
 
 
 def measure(model: PreTrainedModel, rows: Rows, accelerator: Accelerator, pad_id: int) -> dict[str, Any]:
-    """Number of parameters and, of a task, all metrics on the whole dev split."""
+    """The number of parameters and, if there is a task, all metrics on the whole dev split."""
     saved = model.base_model if rows.headless else model
     result: dict[str, Any] = {"params": sum(parameter.numel() for parameter in saved.parameters())}
     if rows.task is not None and rows.dev is not None and rows.split is not None:
@@ -43,7 +43,7 @@ def write_report(
     models: Measurements,
     loads: Sequence[Load],
 ) -> None:
-    """Write all measurements, with the options and settings that they belong to, to a file in the folder."""
+    """Write all measurements with the options and settings of the run to a file in the folder `out`."""
     report = {
         "options": recorded,
         "settings": settings,
@@ -58,7 +58,7 @@ def write_report(
 
 
 def print_report(console: Console, out: Path, rows: Rows, models: Measurements, loads: Sequence[Load]) -> None:
-    """Print a table of the models' parameters and scores, and how experts share the tokens."""
+    """Print a table of the models' parameters and scores, and the load of the experts."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     metrics = () if rows.task is None else rows.task.metrics
     for column in ("model", "parameters", *metrics):

@@ -1,4 +1,4 @@
-"""The rows that `python -m distill` trains on and measures."""
+"""The rows on which `python -m distill` trains and evaluates."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from search_spaces.errors import UserError
 
 @dataclass(frozen=True)
 class Rows:
-    """Encoded rows for training and, of a task, for measuring; text has neither a task nor dev rows."""
+    """Encoded rows for training and, if there is a task, for evaluation; text has neither a task nor dev rows."""
 
     kind: str
     train: Encoded
@@ -27,12 +27,12 @@ class Rows:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the classes; text has a head of two classes that nothing trains."""
+        """The names of the classes. On text the head has two dummy classes and is not trained."""
         return ("0", "1") if self.task is None else self.task.labels
 
     @property
     def headless(self) -> bool:
-        """Whether no head is trained: the rows are text whose words are not predicted."""
+        """Whether only the encoder is trained: the rows are text without masked words to predict."""
         return self.task is None and self.kind != MASKED_LM
 
     @property
@@ -47,7 +47,7 @@ class Rows:
 
 
 def load_rows(options: Any, tokenizer: Any) -> Rows:
-    """The rows that the options name, encoded.
+    """Load and encode the rows that the options name.
 
     Raises:
         UserError: there are no such rows, or they cannot be encoded in `max_length` tokens.

@@ -1,1 +1,1 @@
-"""What makes training fast on processors: memory allocation, dropout and attention."""
+"""Optimisations for training on CPUs: memory allocation, dropout and attention."""

@@ -1,17 +1,19 @@
-"""The heap of the C library, where it is glibc; elsewhere these do nothing."""
+"""Control of glibc's heap. With any other C library these functions do nothing."""
 
 import ctypes
 import sys
 from typing import Any
 
-# Parameters of mallopt, a value above the size of any heap, and the most that older versions take for the second.
+# Parameters of mallopt; a threshold larger than any heap, and the largest mmap threshold that older versions accept.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 NEVER, MOST = 2**31 - 1, 2**25
 
 
 def keep_freed_memory() -> None:
-    """From now on freed memory stays with this process. By itself glibc gets tensors of some megabytes anew from the
-    system for each operation, which then costs the zeroing of all their pages.
+    """Make this process keep freed memory for reuse from now on.
+
+    By default glibc requests memory for tensors of several megabytes from the system for each operation, which costs
+    the zeroing of all their pages.
     """
     library = _glibc()
     if library is not None and any(library.mallopt(MMAP_THRESHOLD, size) for size in (NEVER, MOST)):
@@ -19,7 +21,7 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Give the system what this process has freed until now."""
+    """Return all memory that this process has freed to the system."""
     library = _glibc()
     if library is not None:
         library.malloc_trim(0)

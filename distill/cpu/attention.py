@@ -1,4 +1,4 @@
-"""Attention for training: with its scores where a loss can find them, so that they are computed once, and without."""
+"""Attention for training, in two variants: one keeps its scores for a loss, so that they are computed only once."""
 
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from distill.cpu.dropout import dropout as dropped
 
-# The names of these implementations of attention in Hugging Face models.
+# The names under which these attention implementations are registered with transformers.
 SCORED, PLAIN = "scored", "plain"
 _KEPT = "_attention_scores"
 
@@ -26,8 +26,8 @@ def attention(
     keep: bool = False,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """As transformers' eager attention; with `keep`, QK^T / sqrt(head size), before mask and softmax, stays with the
-    module until `take_scores` fetches it.
+    """As transformers' eager attention. With `keep`, the scores QK^T / sqrt(head size), before mask and softmax, are
+    stored in the module until `take_scores` removes them.
     """
     scale = query_BHTS.shape[-1] ** -0.5 if scaling is None else scaling
     scores_BHTT = (query_BHTS * scale) @ key_BHTS.transpose(-1, -2)
@@ -39,7 +39,7 @@ def attention(
 
 
 def take_scores(module: nn.Module) -> Tensor | None:
-    """The scores (B, H, T, T) of this attention's latest pass, once; None where it keeps none."""
+    """Remove and return the scores (B, H, T, T) that were kept in the latest forward pass; None if there are none."""
     return vars(module).pop(_KEPT, None)
 
 

@@ -1,5 +1,5 @@
-"""Dropout whose masks cost a CPU little: torch draws 53 random bits for each element there, which takes as long as the
-products of matrices beside it.
+"""Dropout with cheap masks on CPUs, where torch draws 53 random bits per element, which takes as long as the matrix
+products around it.
 """
 
 import contextlib
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# An element's chance is a multiple of 1 / LEVELS, and four elements share a random number of 64 bits.
+# Dropout probabilities are multiples of 1 / LEVELS, so that one 64-bit random number serves four elements.
 LEVELS = 2**16
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
-    """As `torch.nn.functional.dropout`. On a CPU the chance is `p` rounded to 16 bits, and the rest is divided by what
-    is left of it, so that the mean is kept.
+    """As `torch.nn.functional.dropout`. On a CPU `p` is rounded to 16 bits, and the kept elements are divided by 1
+    minus the rounded probability, so that the mean is preserved.
     """
     if x.device.type != "cpu":
         return F.dropout(x, p, training)
@@ -26,14 +26,14 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
         return x * 0.0
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
     levels = bits.view(torch.int16)[: x.numel()].view(x.shape)
-    # The comparison writes ones and zeros of x's own type.
+    # The comparison writes ones and zeros in the dtype of x.
     noise = torch.ge(levels, dropped - LEVELS // 2, out=torch.empty(x.shape, dtype=x.dtype))
     return x * noise.mul_(LEVELS / (LEVELS - dropped))
 
 
 @contextlib.contextmanager
 def quick_dropout(model: nn.Module) -> Iterator[None]:
-    """The model's `nn.Dropout` modules draw their masks so meanwhile."""
+    """In this context the model's `nn.Dropout` modules use the faster `dropout` of this module."""
     layers = [module for module in model.modules() if type(module) is nn.Dropout]
 
     def forward_of(layer: nn.Dropout) -> Callable[[Tensor], Tensor]:

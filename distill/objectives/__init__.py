@@ -1,4 +1,4 @@
-"""Objectives: weighted terms, each naming the outputs it needs, and by name all that a training asks of them."""
+"""Distillation objectives: weighted sums of loss terms, and the registry of their specifications by name."""
 
 from distill.objectives.base import Objective, Term, sum_of
 from distill.objectives.codir import CODIR, codir

@@ -13,10 +13,10 @@ from distill.objectives.outputs import Batch, Outputs
 
 @dataclass(frozen=True)
 class Term:
-    """One summand: `loss(student, teacher, batch)` times `weight`.
+    """A loss term of an objective: `weight` times `loss(student, teacher, batch)`.
 
-    `needs` names the student's outputs that the loss reads, `teacher_needs` the teacher's. `teaches` is False for a
-    term that only regularises: from such terms alone a student would learn nothing.
+    `needs` names the student's outputs that the loss reads, `teacher_needs` those of the teacher. `teaches` is False
+    for a pure regulariser, from which alone a student would learn nothing.
     """
 
     name: str
@@ -28,14 +28,14 @@ class Term:
 
 
 class Objective(nn.Module):
-    """A weighted sum of terms, with the learned projections they use, which no exported model contains.
+    """A weighted sum of loss terms, with the learned projections that they use. Exported models do not contain these.
 
-    A term of weight 0 is left out. `needs` and `teacher_needs` name the outputs that the terms read of student and
-    teacher.
+    Terms of weight 0 are dropped. `needs` and `teacher_needs` name the outputs of student and teacher that the terms
+    read.
 
-    `parameters()` are those of the projections, which learn with the student. The parameters of the `critic` are not
-    among them, nor in the state dict: the critic learns against the student, by a separate optimiser. It moves to a
-    device with the objective.
+    `parameters()` are those of the projections, which are trained with the student. They and the state dict do not
+    include the parameters of the `critic`, which is trained against the student by a separate optimiser. The critic
+    moves to a device together with the objective.
     """
 
     critic: Critic | None
@@ -46,7 +46,7 @@ class Objective(nn.Module):
         super().__init__()
         self.terms = [term for term in terms if term.weight]
         self.projections = nn.ModuleDict(projections or {})
-        # Not registered: an optimiser of the student must not find its parameters here.
+        # Not registered as a submodule, so that the student's optimiser does not get its parameters.
         object.__setattr__(self, "critic", critic)
         self.needs = frozenset[str]().union(*(term.needs for term in self.terms))
         self.teacher_needs = frozenset[str]().union(*(term.teacher_needs for term in self.terms))
@@ -58,7 +58,7 @@ class Objective(nn.Module):
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether any term compares with a teacher."""
+        """Whether any term reads outputs of a teacher."""
         return bool(self.teacher_needs)
 
     def forward(self, student: Outputs, teacher: Outputs | None, batch: Batch) -> Tensor:
@@ -70,7 +70,7 @@ class Objective(nn.Module):
 
 
 def sum_of(values: Iterable[Tensor]) -> Tensor:
-    """The sum of tensors, of which there is at least one."""
+    """The sum of at least one tensor."""
     total, *others = values
     for value in others:
         total = total + value
@@ -78,21 +78,21 @@ def sum_of(values: Iterable[Tensor]) -> Tensor:
 
 
 def check_weights(**weights: float) -> None:
-    """Raises ValueError for a weight below 0, infinite or NaN."""
+    """Raise ValueError for a weight that is negative, infinite or NaN."""
     for name, weight in weights.items():
         if not 0 <= weight < math.inf:
             raise ValueError(f"{name}={weight}: a weight must be a finite number of at least 0")
 
 
 def check_shares(**shares: float) -> None:
-    """Raises ValueError outside 0 to 1."""
+    """Raise ValueError for a number outside [0, 1]."""
     for name, share in shares.items():
         if not 0 <= share <= 1:
             raise ValueError(f"{name}={share}: must be between 0 and 1")
 
 
 def check_positive(**numbers: float) -> None:
-    """Raises ValueError for a number that is not above 0, or infinite."""
+    """Raise ValueError for a number that is not positive, or infinite."""
     for name, number in numbers.items():
         if not 0 < number < math.inf:
             raise ValueError(f"{name}={number}: must be a finite number above 0")

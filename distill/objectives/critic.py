@@ -1,4 +1,4 @@
-"""A discriminator that learns against the student."""
+"""The critic: a discriminator that is trained adversarially against the student."""
 
 from collections.abc import Callable
 
@@ -10,10 +10,10 @@ from distill.objectives.outputs import Batch, Outputs
 
 
 class Critic(nn.Module):
-    """A network of `width`, 256, 256 and 1 units that tells a teacher's features from a student's.
+    """An MLP with `width`, 256, 256 and 1 units that distinguishes a teacher's features from a student's.
 
-    In each step, `loss` is to be minimised by a separate optimiser with `learning_rate`, before the student's loss is
-    computed. MicroBERT trains an MLP of this shape with Adam and 1e-4.
+    In each training step, a separate optimiser with `learning_rate` must minimise `loss` before the student's loss is
+    computed. MicroBERT trains an MLP of this shape with Adam and learning rate 1e-4.
 
     Args:
         width: of the features.
@@ -35,22 +35,22 @@ class Critic(nn.Module):
         )
 
     def loss(self, student: Outputs, teacher: Outputs, batch: Batch) -> Tensor:
-        """Mean of the binary cross-entropies -log D(teacher) and -log(1 - D(student)), either the mean over sentences.
-        Its gradient reaches the critic alone.
+        """The critic's loss: the mean of the binary cross-entropies -log D(teacher) and -log(1 - D(student)), each a
+        mean over sentences. Gradients flow to the critic only.
         """
         real_ND = _of_sentences(self.teacher_features(teacher), batch).detach()
         fake_ND = _of_sentences(self.student_features(student), batch).detach()
         return (_mean_softplus(-self.layers(real_ND)) + _mean_softplus(self.layers(fake_ND))) / 2
 
     def deception(self, student: Outputs, batch: Batch) -> Tensor:
-        """The student's loss -log D(student), mean over sentences. Its gradient reaches everything but the critic."""
+        """The student's adversarial loss -log D(student), mean over sentences. Gradients flow to all but the critic."""
         frozen = {name: parameter.detach() for name, parameter in self.layers.named_parameters()}
         fake_ND = _of_sentences(self.student_features(student), batch)
         return _mean_softplus(-functional_call(self.layers, frozen, (fake_ND,)))
 
 
 def _of_sentences(features_BD: Tensor, batch: Batch) -> Tensor:
-    """The features in float32, without those of sentences that are nothing but padding."""
+    """The features in float32, without those of sentences that consist of padding only."""
     return features_BD[batch["attention_mask"].any(dim=1)].float()
 
 

@@ -1,21 +1,22 @@
-"""Which teacher layer each student layer learns from. Layers count from 1; state 0 is the embedding output."""
+"""Mappings from student layers to the teacher layers that they learn from.
+
+Layers are counted from 1; state 0 is the embedding output.
+"""
 
 Pairs = tuple[tuple[int, int], ...]
 
 
 def uniform(student_layers: int, teacher_layers: int) -> tuple[int, ...]:
-    """The last of each of `student_layers` equal groups of teacher layers.
-
-    The map of TinyBERT and EfficientBERT.
+    """The last layer of each of `student_layers` equal groups of teacher layers: the map of TinyBERT and EfficientBERT.
 
     Raises:
-        ValueError: the teacher's layers cannot be cut into that many equal groups.
+        ValueError: the teacher's layers cannot be divided into that many equal groups.
     """
     return tuple(group[-1] for group in groups(student_layers, teacher_layers))
 
 
 def groups(student_layers: int, teacher_layers: int) -> tuple[tuple[int, ...], ...]:
-    """The teacher's layers cut into `student_layers` equal groups, whose averages MicroBERT learns from.
+    """The teacher's layers divided into `student_layers` equal groups; MicroBERT learns from the average of each.
 
     Raises:
         ValueError: as `uniform`.
@@ -47,14 +48,15 @@ def pairs(student_layers: int, teacher_layers: int, choice: str = "all") -> Pair
 
 
 def patient(student_layers: int, teacher_layers: int, choice: str = "skip") -> Pairs:
-    """Pairs (student layer, teacher layer) of Patient Knowledge Distillation: of all the student's layers but its last.
+    """Pairs (student layer, teacher layer) of Patient Knowledge Distillation, for all of the student's layers but the
+    last.
 
     Args:
-        choice: "skip", as in the uniform map; or "last", the teacher's layers just before its last.
+        choice: "skip" for the uniform map, or "last" for the teacher's layers just before its last one.
 
     Raises:
-        ValueError: the student has a single layer or the choice is unknown; as `uniform` ("skip"); the teacher is the
-            shallower of both ("last").
+        ValueError: the student has a single layer, or the choice is unknown; for "skip", as `uniform`; for "last", the
+            teacher has fewer layers than the student.
     """
     _check_choice(choice, ("skip", "last"))
     if student_layers < 2:

@@ -1,4 +1,4 @@
-"""The outputs of a forward pass that an objective reads: only those that it needs are computed and kept."""
+"""Collection of the outputs of a forward pass that an objective needs; others are not computed or stored."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from distill.tasks.types import CLASSIFICATION, logits_and_kind
 
 Batch = dict[str, Tensor]
 
-# The tensors of a batch that a model reads; the others are for the losses.
+# The tensors of a batch that are the model's inputs; the others are used by losses.
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 LOGITS = "logits"
@@ -27,16 +27,16 @@ class Outputs:
     """Outputs of one batch: B sentences of T tokens, L layers, H heads, width D, C classes.
 
     Attributes:
-        logits: in the shape of the task's kind (`distill.tasks.types`), (B, C) for a classification.
+        logits: in the shape for the task's kind (`distill.tasks.types`), such as (B, C) for a classification.
         kind: the kind of the task.
         hidden_states: L + 1 tensors (B, T, D), the embedding output first; empty if not needed. If only some layers
             are needed, the tensors of the others have no elements.
         attention_scores: L tensors (B, H, T, T), QK^T / sqrt(head size) before mask and softmax; empty if not needed,
             or without elements as above.
         relations: query, key and value of one layer, each (B, T, D); empty if not needed.
-        routings: for every gated router, in the order of their computation, the probabilities (N, E) of its E experts
-            for the N tokens or sentences that it routes, without padding, and the first choices (N,) int64; empty if
-            not needed.
+        routings: for every gated router, in order of computation, the probabilities (N, E) of its E experts for the N
+            routed tokens or sentences, without padding, and the most probable expert of each, (N,) int64; empty if not
+            needed.
     """
 
     logits: Tensor
@@ -48,26 +48,27 @@ class Outputs:
 
 
 def of_layers(name: str, layers: Iterable[int]) -> frozenset[str]:
-    """Needs that name these outputs of some layers alone, counted from 1; layer 0 is the embedding output.
+    """The names that request an output of these layers only, counted from 1; layer 0 is the embedding output.
 
-    The plain names `HIDDEN_STATES` and `ATTENTION_SCORES` stand for all layers, `RELATIONS` for the last one.
+    The plain names `HIDDEN_STATES` and `ATTENTION_SCORES` request all layers, `RELATIONS` the last one.
     """
     return frozenset(f"{name}.{layer}" for layer in layers)
 
 
 def layers_of(needs: Iterable[str], name: str, whole: Sequence[int]) -> list[int]:
-    """The layers whose outputs of this name are needed; the plain name stands for the layers `whole`."""
+    """The layers for which `needs` requests the output `name`; the plain name requests the layers `whole`."""
     parts = [need.partition(".") for need in needs]
     layers = {int(layer) for output, _, layer in parts if output == name and layer}
     return sorted(layers.union(whole if name in needs else ()))
 
 
 def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
-    """Run a BERT-shaped model and collect `needs`, any of the constants of this module, or `of_layers` some layers.
+    """Run a BERT-shaped model and collect the outputs that `needs` names: constants of this module, or names from
+    `of_layers`.
 
-    The model is free to use a fused attention, even if its scores are needed. A router is any submodule whose name ends
-    in `router`; it returns an object with `probabilities` (N, E), None for a router without a gate, and `experts`
-    (N, k), the best first.
+    The model may use a fused attention even if attention scores are needed. A router is any submodule named `router`;
+    it returns an object with `probabilities` (N, E), or None for a router without a gate, and `experts` (N, k), the
+    most probable first.
 
     Raises:
         ValueError: relations of more than one layer are needed.
@@ -84,12 +85,12 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     hooks: list[Any] = []
 
     def collected(modules: list[nn.Module]) -> list[Any]:
-        """A list that the outputs of these modules will be added to, in the order in which they run."""
+        """A list to which forward hooks append the outputs of these modules, in the order in which they run."""
         outputs: list[Any] = []
         hooks.extend(m.register_forward_hook(lambda _m, _i, output: outputs.append(output)) for m in modules)
         return outputs
 
-    # The attention SCORED keeps its scores. For any other they are computed again from queries and keys.
+    # The SCORED attention keeps its scores. With any other, they are recomputed from queries and keys.
     keeps_scores = unwrapped.config._attn_implementation == SCORED
     scored_attentions = [] if keeps_scores else [attentions[layer - 1] for layer in scored]
     products = collected([m for attention in scored_attentions for m in (attention.query, attention.key)])
@@ -119,7 +120,7 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
 
 
 def spread(tensors: Mapping[int, Tensor], length: int) -> tuple[Tensor, ...]:
-    """A tuple with these tensors at their indices and tensors without elements at all others; empty without tensors."""
+    """A tuple with these tensors at their indices and empty tensors elsewhere; an empty tuple without tensors."""
     filler = torch.empty(0)
     return tuple(tensors.get(index, filler) for index in range(length)) if tensors else ()
 
@@ -132,7 +133,7 @@ def routers(model: Any) -> list[tuple[str, Any]]:
 
 
 def dot_products(query_BTD: Tensor, key_BTD: Tensor, heads: int) -> Tensor:
-    """(B, heads, T, T): QK^T / sqrt(D / heads), the channels split into heads."""
+    """QK^T / sqrt(D / heads) with the channels split into heads: (B, heads, T, T)."""
     batch, tokens, width = query_BTD.shape
     size = width // heads
     query_BHTS = query_BTD.view(batch, tokens, heads, size).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Layers of a teacher that are replaced by a student's while the student learns (Xu et al., 2020, BERT-of-Theseus)."""
+"""Replacement of a teacher's layers by a student's during training (Xu et al., 2020, BERT-of-Theseus)."""
 
 import contextlib
 import random
@@ -13,11 +13,12 @@ from distill.objectives.outputs import Batch
 
 
 class Replacement:
-    """Which of the student's layers stand in for the teacher's groups of layers, drawn once for each batch.
+    """The replacement schedule: which of the student's layers replace their groups of teacher layers, drawn for each
+    batch.
 
-    A layer stands in with a probability that rises linearly from `start` to 1 at the share `until` of the steps; from
-    there on the student trains alone. Where no layer is drawn, one is chosen: the student would learn nothing from
-    such a batch.
+    Each layer is active with a probability that rises linearly from `start` to 1 at the fraction `until` of the steps;
+    from then on the student is trained without the teacher's layers. If no layer is drawn, one is chosen at random,
+    since the student would learn nothing from such a batch.
     """
 
     def __init__(self, layers: int, steps: int, seed: int, start: float = 0.3, until: float = 0.75) -> None:
@@ -31,7 +32,7 @@ class Replacement:
         return min(1.0, self.start + (1.0 - self.start) * progress)
 
     def drawn(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches, with a new draw before each."""
+        """Yield the batches, drawing the active layers anew before each."""
         for step, batch in enumerate(batches):
             rng = random.Random(f"{self.seed}/{step}")
             standing_in = [rng.random() < self.rate(step) for _ in range(self.layers)]
@@ -42,15 +43,15 @@ class Replacement:
 
 @contextlib.contextmanager
 def replacing(student: PreTrainedModel, teacher: PreTrainedModel, replacement: Replacement) -> Iterator[None]:
-    """In this context the student, in training mode, computes with the teacher's layers where its own do not stand in;
-    in evaluation mode it computes with its own layers alone. Only these learn: embeddings and head are the teacher's
-    from the start and stay so.
+    """In this context the student, in training mode, uses the teacher's layers wherever its own are not drawn as
+    replacement; in evaluation mode it only uses its own layers. Only these are trained: the embeddings and the head are
+    copied from the teacher at the start and frozen.
 
     The teacher is in evaluation mode; the released code keeps its dropout.
 
     Raises:
-        ValueError: the shapes of student and teacher differ in more than the number of layers, or the student's number
-            does not divide the teacher's.
+        ValueError: student and teacher differ in more than the number of layers, or the student's depth does not divide
+            the teacher's.
     """
     groups = _teacher_groups(student, teacher)
     shared = {name: weight for name, weight in teacher.state_dict().items() if ".encoder.layer." not in name}
@@ -78,7 +79,7 @@ def replacing(student: PreTrainedModel, teacher: PreTrainedModel, replacement: R
 
 
 def check_replaceable(student: Any, teacher: Any) -> None:
-    """Raises ValueError where layers of the one configuration cannot stand in for those of the other."""
+    """Raise ValueError if layers of a student with this configuration cannot replace the teacher's."""
     if teacher.model_type != "bert":
         raise ValueError(f"only layers of a plain BERT can be replaced, not those of the type {teacher.model_type!r}")
     layer_maps.uniform(student.num_hidden_layers, teacher.num_hidden_layers)
@@ -90,7 +91,7 @@ def check_replaceable(student: Any, teacher: Any) -> None:
 
 
 def _teacher_groups(student: PreTrainedModel, teacher: PreTrainedModel) -> list[list[Any]]:
-    """The teacher's layers that each layer of the student stands in for."""
+    """For each layer of the student, the group of teacher layers that it replaces."""
     check_replaceable(student.config, teacher.config)
     groups = layer_maps.groups(student.config.num_hidden_layers, teacher.config.num_hidden_layers)
     layers = list(teacher.base_model.encoder.layer)
@@ -110,9 +111,9 @@ def _replaceable_forward(
     def forward(hidden_BTD: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not layer.training or replacement.standing_in[index]:
             return student_forward(hidden_BTD, *args, **kwargs)
-        kwargs.pop("tokens", None)  # read by a student's experts, which a plain BERT does not have
+        kwargs.pop("tokens", None)  # only used by a student's experts; a plain BERT does not accept it
         implementation = student.config._attn_implementation
-        if teacher.config._attn_implementation != implementation:  # attention masks have the form of the student's
+        if teacher.config._attn_implementation != implementation:  # masks have the student's format
             teacher.set_attn_implementation(implementation)
         for teacher_layer in group:
             hidden_BTD = teacher_layer(hidden_BTD, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""An objective as a value: how it is made, what it needs beside its batches, and how a training with it proceeds."""
+"""Specifications of objectives: how they are created, what they need besides batches, and how to train with them."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -19,10 +19,10 @@ Settings = Mapping[str, Setting]
 
 @dataclass(frozen=True)
 class ObjectivePhase:
-    """A part of a training with settings of its own.
+    """A training phase with its own settings of the objective.
 
     Attributes:
-        settings: the settings of the objective in this phase, those that differ from its defaults.
+        settings: the objective's settings in this phase that differ from its defaults.
         share: the phase's share of the training's steps; the shares of all phases add up to 1.
         learning_rate: factor on the learning rate of the training.
     """
@@ -33,17 +33,17 @@ class ObjectivePhase:
 
 
 def single_phase(settings: Settings) -> tuple[ObjectivePhase, ...]:
-    """The phases of an objective that is trained with the same settings from the first step to the last."""
+    """The only phase of an objective that uses the same settings during the whole training."""
     return (ObjectivePhase(settings),)
 
 
 class TrainingContext(Protocol):
-    """A context manager around the training of a phase, which changes the models while the training lasts.
+    """A context manager around the training of a phase, which modifies the models during that time.
 
-    It receives the student, the teacher (which then takes part itself, so that saved outputs cannot stand in for it),
-    all settings of the objective, defaults included, and the number of steps of the phase. On entering, it returns a
-    function through which the training's batches pass: it may count or change them. It raises ValueError for models
-    that it cannot be used with, also when their weights are on the "meta" device.
+    It receives the student, the teacher (the model itself, so saved outputs are not enough), all settings of the
+    objective including defaults, and the number of steps of the phase. On entry, it returns a function that wraps the
+    batches of the training and may count or change them. It raises ValueError for models that it cannot be used with,
+    even if their weights are on the "meta" device.
     """
 
     def __call__(
@@ -53,20 +53,20 @@ class TrainingContext(Protocol):
 
 @dataclass(frozen=True)
 class ObjectiveSpec:
-    """What training and commands need to know of an objective; `OBJECTIVES` has one of these under every name.
+    """Everything that training and commands need to know about an objective; the values of `OBJECTIVES`.
 
     Attributes:
-        factory: `factory(student, teacher, **settings)` of two Hugging Face configurations returns the `Objective`.
-            Its keyword-only parameters with a default that is a number, a text or a bool are the settings. It raises
-            ValueError for models or settings that cannot be used.
-        with_labels: defaults in place of the factory's where the training rows have labels.
-        without_labels: settings for text without labels, on which the outputs of the student's head are not trained;
-            None where the objective cannot learn from such text.
+        factory: `factory(student, teacher, **settings)` takes two Hugging Face configurations and returns the
+            `Objective`. The settings are its keyword-only parameters whose default is a number, a string or a bool. It
+            raises ValueError for models or settings that cannot be used.
+        with_labels: settings that replace the factory's defaults if the training rows have labels.
+        without_labels: settings for text without labels, on which the student's head is not trained; None if the
+            objective cannot learn from such text.
         needs_teacher: whether the objective needs a teacher; without one the factory's `teacher` is None.
         phases: maps the settings of a training to its phases.
-        row_arguments: maps the training rows (None while models are only checked) to further keyword arguments of the
-            factory. An objective with such arguments belongs to these rows and cannot be used for several tasks.
-        training_context: wraps the training of every phase by `distill.training.distillation.distil`.
+        row_arguments: maps the training rows (None if models are only being checked) to further keyword arguments of
+            the factory. Such an objective is bound to these rows and cannot be used for several tasks.
+        training_context: context manager in which `distill.training.distillation.distil` runs each phase.
     """
 
     factory: Callable[..., Objective]
@@ -79,7 +79,7 @@ class ObjectiveSpec:
 
     @property
     def name(self) -> str:
-        """The name of the objective in messages."""
+        """The objective's name for error messages."""
         return self.factory.__name__
 
     @property
@@ -87,31 +87,31 @@ class ObjectiveSpec:
         """All settings with their defaults."""
         parameters = inspect.signature(self.factory).parameters.values()
         keywords = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-        # A bool is an int, too.
+        # This includes bool, a subclass of int.
         return {p.name: p.default for p in keywords if isinstance(p.default, int | float | str)}
 
     def settings_without_labels(self) -> dict[str, Setting]:
-        """The settings with which the objective learns from text without labels, as in the papers' pre-training.
+        """The settings for learning from text without labels, as in the papers' pre-training.
 
         Raises:
-            ValueError: it cannot.
+            ValueError: the objective cannot learn from text without labels.
         """
         if self.without_labels is None:
             raise ValueError(f"{self.name} learns from labels and predictions, which this text has not")
         return dict(self.without_labels)
 
     def settings_with_labels(self, settings: Settings) -> dict[str, Setting]:
-        """`settings` completed for rows with labels."""
+        """`settings`, completed by `with_labels`, the defaults for rows with labels."""
         return {**self.with_labels, **settings}
 
     def make(
         self, settings: Settings, student: Any, teacher: Any, rows: Encoded | None = None, seed: int = 0
     ) -> Objective:
-        """The objective between models of these Hugging Face configurations.
+        """Create the objective for a student and a teacher with these Hugging Face configurations.
 
         Args:
-            settings: those that differ from the defaults; where `rows` have labels they are completed by `with_labels`.
-            teacher: None where there is no teacher.
+            settings: the settings that differ from the defaults; completed by `with_labels` if `rows` have labels.
+            teacher: None if there is no teacher.
             rows: the training rows.
             seed: determines the initial values of learned projections.
 

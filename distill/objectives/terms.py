@@ -14,7 +14,7 @@ from distill.tasks.types import REGRESSION, distributions, hard_loss
 
 
 def labels(weight: float, name: str = "labels") -> Term:
-    """The loss with the labels: cross-entropy, of a regression the mean square error."""
+    """The loss with the labels: cross-entropy, or for a regression the mean square error."""
 
     def loss(student: Outputs, _teacher: Outputs | None, batch: Batch) -> Tensor:
         return hard_loss(student.logits, batch, student.kind)
@@ -25,12 +25,13 @@ def labels(weight: float, name: str = "labels") -> Term:
 def soft_labels(
     name: str, weight: float, compare: Callable[[Tensor, Tensor], Tensor], every_token: bool = False
 ) -> Term:
-    """The loss with the teacher's predictions: `compare(student (N, C), teacher (N, C))` of the logits of all
-    distributions that the task predicts, see `distill.tasks.types.distributions`; for a regression, the mean square
-    error of the two predictions.
+    """The loss with the teacher's predictions.
+
+    This is `compare(student (N, C), teacher (N, C))`, applied to the logits of all distributions that the task predicts
+    (see `distill.tasks.types.distributions`), or for a regression the mean square error between the predictions.
 
     Args:
-        every_token: compare the predictions of all tokens but padding, not of the labelled tokens alone.
+        every_token: compare the predictions of all tokens except padding, not just those of labelled tokens.
     """
 
     def loss(student: Outputs, teacher: Outputs | None, batch: Batch) -> Tensor:
@@ -46,7 +47,7 @@ def soft_labels(
 
 
 def balance(weight: float) -> Term:
-    """The load balance of the student's experts, mean over the gated routers; 0 where there are no such routers."""
+    """The load-balancing loss of the student's experts, mean over the gated routers; 0 if there are none."""
 
     def loss(student: Outputs, _teacher: Outputs | None, _batch: Batch) -> Tensor:
         if not student.routings:
@@ -57,8 +58,9 @@ def balance(weight: float) -> Term:
 
 
 def transforms(student: Any, teacher: Any, states: Iterable[int], shared: bool = False) -> dict[str, nn.Module]:
-    """Learned maps from the student's width to the teacher's for these states of the student: one map for the embedding
-    output, which is state 0, and one for all layers, or a single `shared` map. No maps where the widths agree.
+    """Learned linear maps from the student's width to the teacher's for these states of the student: one for the
+    embedding output, which is state 0, and one for all layers, or a single `shared` one. None are needed if the widths
+    agree.
     """
     if student.hidden_size == teacher.hidden_size:
         return {}
@@ -67,7 +69,7 @@ def transforms(student: Any, teacher: Any, states: Iterable[int], shared: bool =
 
 
 def transformed(student: Outputs, state: int, maps: dict[str, nn.Module]) -> Tensor:
-    """A state of the student in the teacher's width, by the map that `transforms` made for it."""
+    """A state of the student, projected to the teacher's width by its map from `transforms`."""
     if not maps:
         return student.hidden_states[state]
     return maps["embedding" if state == 0 and "embedding" in maps else "hidden"](student.hidden_states[state])

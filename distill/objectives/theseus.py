@@ -1,4 +1,4 @@
-"""BERT-of-Theseus (Xu et al., 2020): the student's layers learn while they stand in for the teacher's."""
+"""BERT-of-Theseus (Xu et al., 2020): the student's layers are trained while they replace layers of the teacher."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
@@ -14,17 +14,19 @@ from distill.objectives.spec import ObjectiveSpec, Settings
 
 
 def theseus(student: Any, teacher: Any, *, balance: float = 0.0, start: float = 0.3, until: float = 0.75) -> Objective:
-    """The labels alone, as in `none`. What distils is the replacing of the teacher's layers by the student's, which is
-    no loss but happens around the training: see `distill.objectives.replacement`.
+    """BERT-of-Theseus (Xu et al., 2020). The only loss term is that of the labels, as in `none`.
+
+    Distillation happens not by a loss term but by replacing the teacher's layers by the student's during the training:
+    see `distill.objectives.replacement`.
 
     Args:
         student, teacher: Hugging Face configurations.
         balance: weight of the load balance of the student's routers.
-        start: probability of the first step that a layer of the student stands in for its group of teacher layers.
-        until: share of the steps after which the probability, which rises linearly, is 1.
+        start: probability in the first step that a layer of the student replaces its group of teacher layers.
+        until: fraction of the steps after which this probability, which rises linearly, reaches 1.
 
     Raises:
-        ValueError: the student's layers cannot stand in for the teacher's, or a number is out of its range.
+        ValueError: the student's layers cannot replace the teacher's, or a number is out of its range.
     """
     check_shares(start=start, until=until)
     check_replaceable(student, teacher)

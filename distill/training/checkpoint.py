@@ -1,4 +1,4 @@
-"""The state of a training run in a file, from which an interrupted run goes on."""
+"""Checkpoint files, from which interrupted training runs resume."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,9 @@ from distill.files import replace
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file in which a training run keeps its state every so many steps, and from which it goes on, if it is there, as
-    if it had not been interrupted. The caller removes it.
+    """A file in which a training run saves its state after every `every` steps.
+
+    If the file exists, the run resumes from it as if it had not been interrupted. The caller must remove the file.
     """
 
     path: Path
@@ -26,7 +27,7 @@ class Checkpoint:
             OSError: the file cannot be written.
         """
         state = {name: part.state_dict() for name, part in parts.items()}
-        # What an objective remembers of the batches so far is in no state dict.
+        # Objectives may keep information on past batches in non-persistent buffers, which are in no state dict.
         state["buffers"] = dict(parts["objective"].named_buffers())
         state["history"] = list(losses)
         state["random"] = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
@@ -36,7 +37,7 @@ class Checkpoint:
             raise OSError(f"{self.path} cannot be written ({str(error).splitlines()[0]})") from error
 
     def restore(self, parts: Mapping[str, Any]) -> list[float]:
-        """Put the saved state into all parts; returns the losses so far, none where there is no file.
+        """Restore the saved state of all parts; returns the losses so far, an empty list if there is no file.
 
         Raises:
             ValueError: the file is from another run.

@@ -1,4 +1,4 @@
-"""The training of one student by an objective of `distill.objectives.OBJECTIVES`, phase by phase."""
+"""Distillation of a student with an objective of `distill.objectives.OBJECTIVES`, in one or several training phases."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,21 +23,21 @@ from distill.training.teacher_outputs import LiveTeacher
 
 @dataclass(frozen=True)
 class Saved:
-    """A teacher that need not be loaded: its configuration, and its outputs on the batches of this training."""
+    """A substitute for a loaded teacher: its configuration, and its saved outputs on the batches of this training."""
 
     config: Any
     outputs: TeacherOutputs
 
 
 def phase_recipes(phases: Iterable[ObjectivePhase], recipe: Recipe) -> list[tuple[ObjectivePhase, Recipe]]:
-    """Each phase with its part of the training: all of its steps are given to the phases, by their shares."""
+    """Each phase with its recipe. The steps of `recipe` are divided among the phases according to their shares."""
     phases = list(phases)
     ends = [round(recipe.steps * share) for share in accumulate(phase.share for phase in phases)]
     ends[-1] = recipe.steps
     parts = []
     for phase, first, end in zip(phases, [0, *ends], ends, strict=False):
         rate = recipe.learning_rate * phase.learning_rate
-        # A score says nothing before the last phase: heads may not have learned yet.
+        # Early stopping only applies to the last phase: before that, scores are meaningless as heads may be untrained.
         patience = recipe.early_stopping_patience if phase is phases[-1] else None
         part = replace(recipe, steps=end - first, learning_rate=rate, early_stopping_patience=patience)
         parts.append((phase, part))
@@ -61,16 +61,16 @@ def distil(
     keep: Path | None = None,
     score: Callable[[], float] | None = None,
 ) -> dict[str, Tensor]:
-    """Train a student in place with the objective of this name, all of its phases; returns the learned projections.
+    """Train a student in place with all phases of the objective `name`; returns the learned projections.
 
     Args:
-        student: if it is a masked language model, words are masked anew in every batch and are the labels.
-        settings: those of the objective that differ from its defaults.
-        projections: what such a training returned, to start from.
-        saved: stands in for the teacher.
+        student: for a masked language model, words are masked randomly in every batch and become its labels.
+        settings: the objective's settings that differ from its defaults.
+        projections: initial values of the projections, as returned by an earlier training.
+        saved: replaces the teacher.
         after_step: called with the number of finished steps of all phases and the loss of the last step.
-        keep: folder in which the state is kept every hundred steps, and from which an interrupted training goes on.
-        score: measures the student, for early stopping.
+        keep: folder in which the state is saved every hundred steps, and from which an interrupted training resumes.
+        score: evaluates the student, for early stopping.
 
     Raises:
         distill.training.loop.Diverged: a loss is NaN or infinite.
@@ -124,15 +124,15 @@ def distil(
 
 
 def _counting_from(first: int, after_step: Callable[[int, float], None] | None) -> Callable[[int, float], None] | None:
-    """`after_step`, called with numbers of steps that are greater by `first`."""
+    """A callback that adds `first` to the number of steps and calls `after_step`."""
     if after_step is None:
         return None
     return lambda step, loss: after_step(first + step, loss)
 
 
 def masked(batches: Iterable[Batch], tokenizer: Any, seed: int) -> Iterator[Batch]:
-    """The batches with BERT's masking: 15 % of the words are labelled with what they were; 80 % of these are masked and
-    10 % replaced by another word.
+    """The batches with BERT's masking: 15 % of the tokens get themselves as labels; of these, 80 % are replaced by the
+    mask token and 10 % by a random token.
     """
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=True, mlm_probability=0.15)
     for step, batch in enumerate(batches):

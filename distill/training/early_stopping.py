@@ -1,4 +1,4 @@
-"""Early stopping: a training ends when its score has stopped improving, with the weights of its best score."""
+"""Early stopping: a training ends when its score stops improving, and restores the weights of the best score."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from distill.training.recipe import Recipe
 
 
 class EarlyStopping:
-    """The best score of a training so far, the weights it was measured with, and how many evaluations ago that was."""
+    """Tracks the best score of a training, its weights, and the number of evaluations since then."""
 
     def __init__(self, model: nn.Module, recipe: Recipe, score: Callable[[], float], accelerator: Accelerator) -> None:
         assert recipe.early_stopping_patience is not None
@@ -29,7 +29,7 @@ class EarlyStopping:
         return self.without_improvement >= self.patience
 
     def evaluate(self, step: int) -> None:
-        """Measure the score if this step, counted from 1, is one after which it is measured."""
+        """Evaluate the model if an evaluation is due after this step, counted from 1."""
         if step % self.eval_steps:
             return
         score = self._score_of_first_process()
@@ -40,12 +40,12 @@ class EarlyStopping:
             self.without_improvement += 1
 
     def restore_best(self) -> None:
-        """Give the model the weights of the best score, if one was measured."""
+        """Restore the weights of the best score, if there is one."""
         if self.best_weights:
             self.model.load_state_dict(self.best_weights)
 
     def _score_of_first_process(self) -> float:
-        """Rounding may differ between processes, but they must decide alike."""
+        """The first process's score: rounding may differ between processes, but all must take the same decision."""
         score = torch.tensor(self.score(), dtype=torch.float64, device=self.accelerator.device)
         return float(broadcast(score))
 

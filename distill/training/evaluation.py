@@ -1,4 +1,4 @@
-"""What a trained model is worth: its scores on a whole split, and how its experts share the tokens."""
+"""Evaluation of a model: its scores on a split, and the load of its experts."""
 
 import re
 from collections.abc import Iterable
@@ -24,8 +24,8 @@ _ROUTER = re.compile(r"(?:.*\.)?encoder\.layer\.(\d+)\.(?:ffn\.(\d+)\.|(attentio
 
 
 def split_batches(rows: Encoded, pad_id: int, first: int | None = None) -> list[tuple[Tensor, Batch]]:
-    """A split, or its `first` rows (all windows of its first questions), in batches of similar length: the numbers of
-    the encoded rows and the model's input.
+    """Batches of rows of similar length from a whole split or from its `first` rows (for questions, all windows of the
+    first ones). Each batch comes with the indices of its encoded rows.
     """
     source = np.arange(len(rows)) if rows.sources is None else rows.sources
     order = [
@@ -35,7 +35,7 @@ def split_batches(rows: Encoded, pad_id: int, first: int | None = None) -> list[
 
 
 def predict(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelerator) -> Tensor:
-    """Logits (N, C) in float32 on the CPU, of all rows of `batches` in their order; the model in eval mode.
+    """The logits (N, C) of all rows of `batches` in order, in float32 on the CPU. The model runs in eval mode.
 
     Raises:
         Diverged: a logit is NaN or infinite.
@@ -44,8 +44,8 @@ def predict(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelera
 
 
 def batch_logits(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelerator) -> list[Tensor]:
-    """As `predict`, the logits of each batch for itself, in the shape of the task's kind (`distill.tasks.types`)."""
-    model.to(accelerator.device)  # not in inference mode: weights that move there cannot learn any more
+    """As `predict`, but one tensor per batch, in the shape for the task's kind (`distill.tasks.types`)."""
+    model.to(accelerator.device)  # outside of inference mode: tensors created inside it cannot be trained
     training = model.training
     model.eval()
     rows = []
@@ -63,7 +63,7 @@ def batch_logits(model: nn.Module, batches: Iterable[Batch], *, accelerator: Acc
 def measure(
     model: nn.Module, rows: Encoded, *, accelerator: Accelerator, pad_id: int, first: int | None = None
 ) -> float:
-    """A classifier's accuracy on a whole split, or on its `first` rows."""
+    """The accuracy of a classifier on a whole split, or on its `first` rows."""
     batches = split_batches(rows, pad_id, first)
     logits = predict(model, (batch for _, batch in batches), accelerator=accelerator)
     expected = torch.cat([batch["labels"] for _, batch in batches])
@@ -80,15 +80,16 @@ def evaluate(
     pad_id: int,
     first: int | None = None,
 ) -> dict[str, Score]:
-    """All metrics of a task of any kind, the one that counts first, on a whole split or on its `first` rows.
+    """All metrics of a task of any kind, the main one first, on a whole split or on its `first` rows.
+
+    Questions are predicted to be unanswerable only if the split has unanswerable questions.
 
     Args:
-        rows: the split as `distill.tasks.encoding.encode` encodes it. That a question has no answer is
-            predicted only where that is so of one of the split.
+        rows: the split as encoded by `distill.tasks.encoding.encode`.
 
     Raises:
         distill.training.loop.Diverged: the model's logits are not finite.
-        ValueError: the rows are of another kind than the task, or not of this split.
+        ValueError: the rows are of another kind than the task, or do not belong to this split.
     """
     sources = len(rows) if rows.sources is None else int(rows.sources[-1]) + 1
     if rows.kind != task.kind or sources != len(split):
@@ -111,11 +112,11 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Load:
-    """How the experts of one router share the tokens (or sentences) that are no padding.
+    """The distribution of tokens (or sentences), without padding, over the experts of one router.
 
-    layer: from 0, -1 for the head. part: "ffn", "ffn 2" for a layer's second block with a gate of its own, "attention"
-    or "head".
-    shares: of each expert; 1 in all.
+    layer: counted from 0; -1 for the head.
+    part: "ffn", "ffn 2" for the gate of a layer's second block, "attention" or "head".
+    shares: the fraction of the tokens that each expert processes; they add up to 1.
     """
 
     layer: int
@@ -131,7 +132,7 @@ class Load:
 
 
 def expert_load(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelerator) -> list[Load]:
-    """The load of every router, lowest layer first; none where the model is dense."""
+    """The load of every router, lowest layer first; empty if the model is dense."""
     counts: dict[str, Tensor] = {}
     hooks = []
 

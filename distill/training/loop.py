@@ -1,4 +1,4 @@
-"""The one training loop, for teachers, the warm-up, candidates and the final training."""
+"""The training loop, used for teachers, the warm-up, candidates and the final training."""
 
 import contextlib
 import math
@@ -32,8 +32,11 @@ class Diverged(UserError, ArithmeticError):
 
 
 def make_accelerator(device: str = "auto", rounded: bool = True) -> Accelerator:
-    """`device` is "auto", "cpu" or "cuda"; the precision is float32, or bfloat16 where the processor computes in it and
-    products may be `rounded`.
+    """An accelerator in mixed precision with bfloat16 if the device has native support for it, else in float32.
+
+    Args:
+        device: "auto", "cpu" or "cuda".
+        rounded: False forces float32.
     """
     cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
     if cpu:
@@ -60,23 +63,24 @@ def train(
 ) -> list[float]:
     """Train `model` in place for `recipe.steps` steps and return the loss of each step.
 
-    Several processes share out the rows of each batch and train on the mean of their gradients, all from the weights of
-    the first one. A critic of the objective learns before the model in every step, with an optimiser of its own.
+    With several processes, each gets a share of every batch's rows, and all train on the mean of their gradients,
+    starting from the weights of the first process. If the objective has a critic, it is trained before the model in
+    every step, with its own optimiser.
 
     Args:
-        model: a `PreTrainedModel`, or any module with its base_model, config and set_attn_implementation.
+        model: a `PreTrainedModel`, or any module with the same `base_model`, `config` and `set_attn_implementation`.
         batches: at least `recipe.steps * accumulate` batches, the same in all processes and after an interruption.
-        teacher: gives the teacher's outputs for a batch; required when the objective needs them.
-        accumulate: batches whose mean gradient makes one step, instead of `recipe.gradient_accumulation_steps`.
-        seed: of dropout.
+        teacher: returns the teacher's outputs for a batch; required if the objective needs them.
+        accumulate: number of batches per optimiser step, instead of `recipe.gradient_accumulation_steps`.
+        seed: random seed of the training, for example for dropout.
         after_step: called with the number of finished steps and the loss of the last one.
         checkpoint: makes the run resumable.
-        score: measures the model; required for early stopping (`recipe.early_stopping_patience`).
+        score: evaluates the model; required for early stopping (`recipe.early_stopping_patience`).
 
     Raises:
-        Diverged: a loss, or a weight in the end, is NaN or infinite.
-        ValueError: there are too few batches, or too few rows in one for all processes; the teacher or the score is
-            missing; or the checkpoint is from another run.
+        Diverged: a loss, or a weight at the end of the training, is NaN or infinite.
+        ValueError: there are too few batches, or a batch has fewer rows than there are processes; the teacher or the
+            score is missing; or the checkpoint is from another run.
     """
     if objective.needs_teacher and teacher is None:
         raise ValueError("this objective compares with a teacher: pass its outputs")
@@ -110,7 +114,7 @@ def train(
 
 
 class _Training:
-    """The model and the objective of a training with their optimisers."""
+    """The state of a training run: model, objective, optimisers and early stopping."""
 
     def __init__(
         self,
@@ -134,7 +138,7 @@ class _Training:
         objective.to(accelerator.device)
         model.to(accelerator.device)
         self.trained = [*model.parameters(), *objective.projections.parameters()]
-        # All that a checkpoint keeps.
+        # Everything whose state is saved in a checkpoint.
         self.parts: dict[str, Any] = {
             "model": model,
             "objective": objective,
@@ -166,7 +170,7 @@ class _Training:
         """
         value = 0.0
         for part in range(self.accumulate):
-            # One by one: what yields the batches may change the model before each.
+            # Batches are fetched one at a time because the iterator may change the model before yielding each of them.
             batch_number, batch = next(batches, (-1, None))
             if batch is None:
                 needed, found = self.recipe.steps * self.accumulate, (number - 1) * self.accumulate + part
@@ -217,8 +221,8 @@ def _word_embedding_frozen(model: Any, frozen: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _attention_for_training(model: Any, device: torch.device, scores: bool) -> Iterator[None]:
-    """Choose the attention that keeps its scores where they are needed, else the plain one on a CPU: the backward pass
-    of torch's fused one takes longer there than all of the plain one.
+    """Use the attention that keeps its scores if they are needed, otherwise the plain one on a CPU: there, the backward
+    pass of torch's fused attention alone takes longer than both passes of the plain one.
     """
     usual = model.config._attn_implementation
     if scores:
@@ -237,6 +241,6 @@ def _parameter_groups(modules: Sequence[nn.Module], decay: float) -> list[dict[s
     for module in modules:
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
-                # By name too: the biases of several experts are stacked to a matrix.
+                # Check the name too, because the stacked biases of several experts are a matrix.
                 (spared if parameter.ndim < 2 or name.endswith("bias") else decayed).append(parameter)
     return [{"params": decayed, "weight_decay": decay}, {"params": spared, "weight_decay": 0.0}]

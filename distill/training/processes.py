@@ -1,4 +1,4 @@
-"""Training in several processes: rows, weights and gradients."""
+"""Data-parallel training in several processes: distribution of rows, weights and gradients."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from distill.objectives.outputs import Batch
 
 
 def process_rows(batch: Batch, accelerator: Accelerator) -> Batch:
-    """The rows of a batch that this process trains on, on its device.
+    """This process's share of a batch's rows, on its device.
 
     Raises:
         ValueError: there are fewer rows than processes.
@@ -23,7 +23,7 @@ def process_rows(batch: Batch, accelerator: Accelerator) -> Batch:
 
 
 def broadcast_weights(modules: Iterable[nn.Module], accelerator: Accelerator) -> None:
-    """Give all processes the weights of the first one."""
+    """Copy the weights of the first process to all others."""
     if accelerator.num_processes > 1:
         for module in modules:
             for tensor in module.state_dict().values():
@@ -33,8 +33,8 @@ def broadcast_weights(modules: Iterable[nn.Module], accelerator: Accelerator) ->
 def average_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
     """Replace gradients by their means over all processes.
 
-    A gradient that is missing in some processes counts as 0 there, and one that is missing in all stays missing.
-    Objectives differ in the parameters that they reach, which rules out torch's DistributedDataParallel.
+    A gradient that is missing in some processes counts as 0 there, and one that is missing in all stays None. Torch's
+    DistributedDataParallel cannot be used because objectives differ in the parameters that receive gradients.
     """
     if accelerator.num_processes == 1:
         return

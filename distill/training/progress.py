@@ -1,4 +1,4 @@
-"""Progress on the terminal, and losses for TensorBoard."""
+"""Progress display on the terminal, and logging of losses for TensorBoard."""
 
 import contextlib
 import time
@@ -9,16 +9,17 @@ from typing import Any, Self
 
 from rich.console import Console
 
-# Called with what is being made, and with the share of it that is done, or None where that is not known.
+# A progress callback, called with a description of the current piece of work and the fraction of it that is done, or
+# None if that is unknown.
 ProgressCallback = Callable[[str, float | None], None]
 
 
 def ignore_progress(what: str, share: float | None) -> None:
-    """The progress callback of a caller that shows nothing."""
+    """A progress callback that does nothing."""
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds: 1:05."""
+    """Format a duration as minutes and seconds: 1:05."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
@@ -48,7 +49,7 @@ class Progress:
         self.console.print(text)
 
     def prepare(self, what: str, share: float | None) -> None:
-        """The progress callback: show that `share` of `what` is done, None if the share is unknown."""
+        """The progress callback: show that a fraction `share` of `what` is done; None if the fraction is unknown."""
         if what != self.what:
             self.prepared()
             self.what, self.since, self.last_printed_share = what, time.monotonic(), 0.0
@@ -70,7 +71,7 @@ class Progress:
 
 @contextlib.contextmanager
 def losses(folder: Path | None, name: str, accelerator: Any) -> Iterator[Callable[[int, float], None]]:
-    """A function of the number and the loss of every step; with a folder it logs them for TensorBoard."""
+    """A callback for the number and the loss of every step, which logs them for TensorBoard if there is a folder."""
     if folder is None or not accelerator.is_main_process:
         yield lambda step, loss: None
         return

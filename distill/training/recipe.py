@@ -5,19 +5,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Hyper-parameters of one training run, named as Hugging Face's `TrainingArguments` name them.
+    """Hyper-parameters of one training run, most of them named as in Hugging Face's `TrainingArguments`.
 
     Attributes:
         steps: optimiser steps.
         batch_size: sentences in a batch, over all processes.
-        gradient_accumulation_steps: batches whose mean gradient makes one optimiser step.
-        learning_rate: peak; it rises linearly over the first `warmup` share of the steps, then falls to 0.
-        weight_decay: of AdamW, not applied to biases and LayerNorms.
-        max_grad_norm: gradients with a larger norm are scaled down to this one.
-        freeze_embeddings: leave the word embedding as it is, which spares its gradient and its optimiser state.
-        early_stopping_patience: evaluations without a better score after which the training stops; the model then has
-            the weights of its best evaluation. None: all steps are trained, and no score is measured.
-        eval_steps: steps between two evaluations; needed for early stopping.
+        gradient_accumulation_steps: number of batches whose mean gradient is used for one optimiser step.
+        learning_rate: peak learning rate. It rises linearly during the first `warmup` fraction of the steps, then
+            decreases linearly to 0.
+        weight_decay: weight decay of AdamW, not applied to biases and LayerNorms.
+        max_grad_norm: gradients with a larger norm are scaled down to this norm.
+        freeze_embeddings: do not train the word embedding, which saves its gradient and optimiser state.
+        early_stopping_patience: number of evaluations without a better score after which the training stops; the model
+            then gets the weights of its best evaluation. None disables early stopping and evaluations.
+        eval_steps: number of steps between two evaluations; required for early stopping.
     """
 
     steps: int

@@ -1,4 +1,4 @@
-"""Students: some of the teacher's layers, or any checkpoint with the teacher's vocabulary."""
+"""Students that consist of some of the teacher's layers, or of any checkpoint with the teacher's vocabulary."""
 
 import copy
 import re
@@ -19,8 +19,8 @@ def load_student(
 ) -> PreTrainedModel:
     """The student that `spec` names, with a head for the task.
 
-    "first:N" is a copy of the teacher with its lowest N layers alone (as PKD and BERT-of-Theseus start), "uniform:N"
-    with the last of each of N equal groups of layers. Anything else is the folder or hub name of a checkpoint.
+    "first:N" is a copy of the teacher's lowest N layers (the initialisation of PKD and BERT-of-Theseus), "uniform:N" of
+    the last layer of each of N equal groups. Anything else is the folder or hub name of a checkpoint.
 
     Raises:
         TeacherError: there is no such checkpoint, the teacher has fewer layers, or the vocabulary is not the teacher's.
@@ -33,7 +33,7 @@ def load_student(
 
 
 def planned(spec: str, teacher: Any, tokenizer: Any) -> Any:
-    """The configuration of the student that `spec` names, from that of its teacher, which need not be trained yet.
+    """The configuration of the student that `spec` names, given its teacher's configuration; loads no weights.
 
     Raises:
         TeacherError: as `load_student`.
@@ -59,7 +59,7 @@ def _check_vocabulary(spec: str, tokenizer: Any) -> None:
 
 
 def _chosen_layers(rule: str, count: int, layers: int) -> tuple[int, ...]:
-    """The numbers, from 0, of the teacher's layers that rule and count name."""
+    """The indices, from 0, of the teacher's layers that the student takes."""
     if not 1 <= count <= layers:
         raise TeacherError(f"student {rule}:{count}: the teacher has {layers} layers; choose 1 to {layers}")
     if rule == "first":
@@ -71,7 +71,7 @@ def _chosen_layers(rule: str, count: int, layers: int) -> tuple[int, ...]:
 
 
 def some_layers(teacher: PreTrainedModel, chosen: Sequence[int]) -> PreTrainedModel:
-    """A copy of the teacher with these of its layers, counted from 0."""
+    """A copy of the teacher with only the chosen layers, counted from 0."""
     config = copy.deepcopy(teacher.config)
     config.num_hidden_layers = len(chosen)
     if getattr(config, "ffn", None):

@@ -1,4 +1,4 @@
-"""Teachers, and other checkpoints: loading, checking and fine-tuning them."""
+"""Loading, validation and fine-tuning of teachers and other checkpoints."""
 
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
@@ -27,11 +27,11 @@ NAS_BERT = "nas_bert"
 
 
 class TeacherError(UserError, ValueError):
-    """A checkpoint that cannot be found or read, or whose model is not BERT-shaped or lacks a trained head."""
+    """A checkpoint cannot be found or read, is not BERT-shaped, or lacks a trained head."""
 
 
 def locate(source: str) -> str:
-    """A local folder for `source` where there is one (itself or in a package), else the hub name."""
+    """The folder of a checkpoint that an installed package contains; otherwise `source`, a folder or a hub name."""
     package, folder = PACKAGED.get(source, ("", ""))
     spec = importlib.util.find_spec(package) if package else None
     if spec and spec.origin:
@@ -40,14 +40,14 @@ def locate(source: str) -> str:
 
 
 def load_config(source: str, types: tuple[str, ...] = ("bert",)) -> Any:
-    """The configuration of a BERT-shaped encoder, of one of these model types.
+    """Load the configuration of a BERT-shaped encoder of one of these model types.
 
     Raises:
         TeacherError: there is no model under this name, or it is not BERT-shaped.
     """
     place = locate(source)
     try:
-        # An exported student has its code beside its weights.
+        # The folder of an exported student contains the model's code.
         config = AutoConfig.from_pretrained(place, trust_remote_code=Path(place).is_dir() and NAS_BERT in types)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -62,19 +62,19 @@ def load_config(source: str, types: tuple[str, ...] = ("bert",)) -> Any:
 
 
 def load_tokenizer(source: str) -> Any:
-    """The fast tokenizer of a checkpoint.
+    """Load the fast tokenizer of a checkpoint.
 
     Raises:
         TeacherError: as `load_config`, or there is no tokenizer.
     """
-    # Without a configuration the library would ask on the terminal whether an exported student's code may run.
+    # Without the configuration, transformers would ask on the terminal whether to run an exported student's code.
     config = load_config(source, ("bert", NAS_BERT))
     try:
         tokenizer = AutoTokenizer.from_pretrained(locate(source), config=config)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise TeacherError(f"the model {source!r} has no tokenizer: {reason}") from None
-    # If the files are missing, the library returns a tokenizer without words.
+    # If the files are missing, transformers returns a tokenizer with an empty vocabulary.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise TeacherError(f"the model {source!r} has no tokenizer: its vocabulary is empty")
     return tokenizer
@@ -83,12 +83,13 @@ def load_tokenizer(source: str) -> Any:
 def load_model(
     source: str, labels: Sequence[str], kind: str = CLASSIFICATION, *, new_head: bool = True
 ) -> PreTrainedModel:
-    """The encoder with a head for this kind of task and, for a classification, these classes.
+    """Load a checkpoint with a head for this kind of task and, for a classification, these classes.
 
-    The head is new unless the checkpoint has one of the same size; without `new_head`, a new head is an error.
+    The head is newly initialised unless the checkpoint has one of the same size; with `new_head=False` that is an
+    error.
 
     Raises:
-        TeacherError: as `load_config`, or there are no weights, or no trained head.
+        TeacherError: as `load_config`, or there are no readable weights, or no trained head for these classes.
     """
     config = load_config(source, ("bert", NAS_BERT))
     stored_labels, stored_classes = labels_of(config), config.num_labels
@@ -134,7 +135,7 @@ def labels_of(config: Any) -> tuple[str, ...]:
 
 
 def set_head(config: Any, labels: Sequence[str], kind: str) -> None:
-    """Change the configuration to one of models with a head of this kind."""
+    """Set the configuration's labels and problem type for a head of this kind."""
     if kind in (CLASSIFICATION, TOKEN_CLASSIFICATION):
         config.num_labels = len(labels)
         config.id2label = dict(enumerate(labels))
@@ -145,7 +146,7 @@ def set_head(config: Any, labels: Sequence[str], kind: str) -> None:
 
 
 def source_fingerprint(source: str) -> str:
-    """Key of a teacher: its files (weights, configuration, tokenizer) where they are local, else its name."""
+    """A hash that identifies a checkpoint: of its weights, configuration and tokenizer if local, else of its name."""
     folder = Path(locate(source))
     kinds = (".safetensors", ".bin", ".json", ".txt")
     files = sorted(file for file in folder.glob("*") if file.suffix in kinds) if folder.is_dir() else []
@@ -165,9 +166,9 @@ def finetune(
     checkpoint: Checkpoint | None = None,
     score: Callable[[PreTrainedModel], float] | None = None,
 ) -> PreTrainedModel:
-    """Fine-tune a pre-trained encoder on labelled batches; returns it in evaluation mode, its weights frozen.
+    """Fine-tune a pre-trained encoder on labelled batches; returns it in evaluation mode with frozen weights.
 
-    Arguments and errors are those of `distill.training.loop.train`; `score` measures the encoder.
+    Arguments and errors are as in `distill.training.loop.train`; `score` evaluates the model that it is given.
     """
     torch.manual_seed(seed)
     model = load_model(source, labels, kind)

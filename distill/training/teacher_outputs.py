@@ -23,9 +23,9 @@ from distill.objectives.outputs import (
 )
 from distill.tasks.types import CLASSIFICATION
 
-# Outputs other than the logits that are saved, each a tuple of tensors.
+# The saved outputs other than the logits, each a tuple of tensors.
 SAVED = (HIDDEN_STATES, ATTENTION_SCORES, RELATIONS)
-# Bytes after which a file of saved outputs is closed and the next one begun.
+# Size in bytes from which on a file of saved outputs is completed and the next one started.
 PART = 256 * 2**20
 
 
@@ -43,7 +43,7 @@ class LiveTeacher:
 
 
 def save_outputs(teacher: LiveTeacher, batches: Iterable[Batch], folder: Path) -> None:
-    """Write the teacher's outputs on `batches` to files in a new folder, in half precision; routings are not saved."""
+    """Save the teacher's outputs on `batches` in half precision to a new folder. Routings are not saved."""
     folder.mkdir()
     pending: dict[str, torch.Tensor] = {}
     first = step = 0
@@ -68,8 +68,8 @@ def save_outputs(teacher: LiveTeacher, batches: Iterable[Batch], folder: Path) -
 
 
 def saved_bytes(config: Any, needs: frozenset[str], shapes: Iterable[tuple[int, int]]) -> int:
-    """Bytes that `save_outputs` writes for a teacher of this configuration on batches of (rows, tokens), all but the
-    logits.
+    """The number of bytes, without the logits, that `save_outputs` writes for a teacher of this configuration on
+    batches of these shapes (rows, tokens).
     """
     total, layers = 0, config.num_hidden_layers
     states = len(layers_of(needs, HIDDEN_STATES, range(layers + 1))) + 3 * len(layers_of(needs, RELATIONS, [layers]))
@@ -81,14 +81,14 @@ def saved_bytes(config: Any, needs: frozenset[str], shapes: Iterable[tuple[int, 
 
 
 class SavedTeacher:
-    """The outputs that `save_outputs` wrote, memory-mapped, for batch number `step` of the same batches."""
+    """Reads the outputs that `save_outputs` has written, memory-mapped, by the number of the batch."""
 
     def __init__(self, folder: Path) -> None:
         paths = sorted(folder.glob("*.safetensors"))
         self.firsts = [int(path.stem) for path in paths]
         self.files = [safe_open(path, framework="pt") for path in paths]
         self.names = [set(file.keys()) for file in self.files]
-        # The layers whose outputs are saved: the same for all steps of a file.
+        # The layers whose outputs are saved, which are the same for all batches of a file.
         self.layers = {
             (part, name): sorted(int(key.rpartition(".")[2]) for key in names if key.startswith(f"{first}.{name}."))
             for part, (names, first) in enumerate(zip(self.names, self.firsts, strict=True))
