@@ -1,1 +1,3 @@
-"""The search: command line, stages, evaluation of candidates, Ray Tune as driver and Optuna as memory."""
+"""The search: its command line, its stages and the evaluation of candidates. Ray Tune runs the trials and Optuna
+records them.
+"""

@@ -1,4 +1,4 @@
-"""The budget of a search, the space inside it, and the baselines that just keep it."""
+"""The budget of a search, the search space within it, and the baselines that use it up."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Limit, Space
 from supernet.importance import allocate
 
-# Fewest inner neurons that global importance leaves a layer.
+# The global importance allocation leaves every layer at least this many inner neurons.
 LEAST = 4
-# Sentences of a batch that latencies are for; each has the study's `max_length` tokens.
+# The batch size for which latencies are measured; each sentence has the study's `max_length` tokens.
 LATENCY_BATCH = 1
-# The head with the fewest parameters and MACs, if it has one output.
+# With a single output, this head has the fewest parameters and MACs.
 SMALLEST_HEAD = TOKEN_CLASSIFICATION
-# In place of a bound, where a cost is minimised and not bounded.
+# Stands for the bound of a cost that is minimised but not bounded.
 NO_LIMIT = 10**18
 
 
 @dataclass(frozen=True)
 class LayerLatency:
-    """The latency of a layer's blocks in microseconds, by a table."""
+    """The latency of a layer's blocks in microseconds, looked up in a latency table."""
 
     table: LatencyTable
 
@@ -44,8 +44,8 @@ class LayerLatency:
 def limits_of(
     config: StudyConfig, workspace: Workspace, device: str = "auto", on_progress: ProgressCallback = ignore_progress
 ) -> tuple[Limit, ...]:
-    """What a study bounds or minimises beside parameters: MACs, and the latency on this device of a sentence of
-    `max_length` tokens.
+    """The limits on costs other than parameters that the study bounds or minimises: MACs, and the latency of a sentence
+    of `max_length` tokens on this device.
 
     Raises:
         ConfigError: the machine is too busy to measure on.
@@ -61,7 +61,7 @@ def limits_of(
 
 
 def macs_limits(config: StudyConfig, base: Base, graph: FFNGraph, labels: int, head: str) -> tuple[Limit, ...]:
-    """The limit of the MACs of models with this head, where the study bounds or minimises them."""
+    """The limit on the MACs of models with this head; empty if the study neither bounds nor minimises MACs."""
     if config.space.max_macs is None and "macs" not in config.goals:
         return ()
     base_model = cost.macs(Architecture.uniform(base, graph), labels=labels, head=head)
@@ -76,10 +76,10 @@ def check_feasible(
     start: Architecture | None = None,
     vary: frozenset[str] = frozenset({GRAPHS, SIZES}),
 ) -> None:
-    """Refuse a budget of parameters and MACs that no architecture of a stage keeps, before there are rows or weights.
+    """Refuse a budget of parameters and MACs that no architecture of a stage can keep, before rows or weights are read.
 
-    The task's head is not known before its rows are read, so the smallest of all heads is counted, and no least number
-    of parameters: what is refused here fits with no head.
+    The task's head is not known before its rows are read. Therefore the smallest of all heads is assumed and the lower
+    bound on parameters is dropped: a budget that is refused here cannot be kept with any head.
 
     Raises:
         search_spaces.spaces.SpaceError: nothing keeps the budget.
@@ -90,7 +90,7 @@ def check_feasible(
 
 
 def device_type(device: str) -> str:
-    """The device that `--device` chooses here: "cpu" or "cuda"."""
+    """The device that this value of `--device` stands for on this machine: "cpu" or "cuda"."""
     return device if device != "auto" else make_accelerator(device).device.type
 
 
@@ -129,12 +129,14 @@ def budgeted_space(
     vary: frozenset[str] = frozenset({GRAPHS, SIZES}),
     head: str = cost.CLASSIFICATION,
 ) -> Space:
-    """The space of a stage, with the configuration's sizes and its budget, for models with this head (`cost.HEADS`).
+    """The search space of a stage: the sizes of the configuration within its budget, for models with this head
+    (`cost.HEADS`).
 
-    The most parameters are `max_params` or, without it, those of the uniform slice. The fewest are `min_params` or,
-    without it, a share of `slack` of the way down to the smallest architecture, from the most parameters or those of
-    the largest uniform slice that keeps to the `limits`, whichever are fewer. Uniform slices are dense, also where
-    there are experts. Where sizes do not vary, or a cost is minimised, there is no lower bound.
+    The upper bound on parameters is `max_params` or, if that is not set, the number of parameters of the uniform slice.
+    The lower bound is `min_params`; if that is not set, it lies below the upper bound (or below the parameters of the
+    largest uniform slice that keeps to the `limits`, if these are fewer) by the share `slack` of the distance to the
+    smallest architecture. Uniform slices are dense, even if the space has experts. There is no lower bound if sizes do
+    not vary or a cost is minimised.
 
     Raises:
         search_spaces.spaces.SpaceError: nothing keeps the budget.
@@ -182,8 +184,8 @@ def largest_uniform(
     limits: tuple[Limit, ...] = (),
     head: str = cost.CLASSIFICATION,
 ) -> Architecture:
-    """The uniform slice, with one block in each layer, of the largest inner width that keeps to the limits and has at
-    most `most` parameters; the slice with one inner channel if none does.
+    """The uniform slice (one block in each layer) with the largest inner width that keeps to the limits and has at most
+    `most` parameters. If no width does, the slice with one inner channel.
     """
 
     def of_width(inner: int) -> Architecture:
@@ -205,7 +207,8 @@ def kept_importance(importance: Sequence[Tensor]) -> Callable[[Architecture], fl
     of each layer's lowest block; a layer of experts counts as a dense one of an expert's width.
 
     Args:
-        importance: of every layer's lowest block that of its inner neurons (inner,), in descending order.
+        importance: for every layer the importance of the inner neurons of its lowest block (inner,), in descending
+            order.
     """
     sums_by_layer = [scores.double().cumsum(0).tolist() for scores in importance]
     total = sum(sums[-1] for sums in sums_by_layer)
@@ -219,8 +222,8 @@ def kept_importance(importance: Sequence[Tensor]) -> Callable[[Architecture], fl
 
 
 def globally_important(space: Space, graph: FFNGraph, workspace: Workspace) -> Architecture:
-    """The architecture with as many inner neurons as the uniform slice, given to the layers by importance over the
-    whole network.
+    """The global importance allocation: an architecture with as many inner neurons as the uniform slice, distributed
+    over the layers by their importance in the whole network.
     """
     base = space.base
     uniform = largest_uniform(base, graph, space.labels, space.max_params, space.limits, space.head)

@@ -18,9 +18,9 @@ from ray.tune.execution import tune_controller
 
 from nas.config.schema import ConfigError
 
-# Settings of Ray and Ray Tune, where the environment has none: no files per trial; Ctrl-C as KeyboardInterrupt; no
-# snapshots; the driver's working directory in its workers, as teachers may have relative paths; the behaviour of the
-# next version, and the old output, of which both are silent.
+# Settings of Ray and Ray Tune, unless the environment sets them: write no files per trial; raise KeyboardInterrupt on
+# Ctrl-C; take no snapshots; run workers in the driver's working directory, as teachers may have relative paths; use the
+# next version's behaviour for actors without a GPU, and the old output, so that Ray prints nothing about either.
 SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -29,7 +29,7 @@ SETTINGS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-# Seconds that a cluster has to answer.
+# How long to wait for a cluster's answer, in seconds.
 TIMEOUT = 40
 NO_GPU = "--device cuda: the cluster has no GPU; choose cpu or auto"
 
@@ -46,8 +46,8 @@ class Cluster:
 
 
 class ActorManager(RayActorManager):
-    """Ray Tune's manager of workers, but a worker that Ray killed because the memory ran out fails its trial alone. In
-    Ray 2.60 its error, which is neither a task's nor an actor's, ends the whole run.
+    """Ray Tune's manager of workers, changed so that only the trial fails whose worker Ray killed because memory ran
+    out. In Ray 2.60 the error of such a worker, which is neither a task error nor an actor error, ends the whole run.
     """
 
     def _actor_task_failed(self, tracked_actor_task: Any, exception: Exception) -> None:
@@ -58,8 +58,8 @@ class ActorManager(RayActorManager):
 
 @contextlib.contextmanager
 def connected(cluster: Cluster) -> Iterator[None]:
-    """A Ray session: a local one that ends with the block, or one of the cluster at `cluster.address`, which
-    `check_cluster` has found.
+    """Connect to Ray for the duration of the block: to a new local session, or to the cluster at `cluster.address`,
+    which `check_cluster` has found.
     """
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -71,7 +71,7 @@ def connected(cluster: Cluster) -> Iterator[None]:
         include_dashboard=None if cluster.address else False,
         log_to_driver=False,
         logging_level=logging.ERROR,
-        # One arena: memory that a candidate frees is there for the next one, whichever thread asks.
+        # With a single arena, any thread can reuse the memory that an earlier candidate has freed.
         runtime_env={"env_vars": {"PYTHONPATH": path, "MALLOC_ARENA_MAX": "1"}},
     )
     try:
@@ -81,10 +81,10 @@ def connected(cluster: Cluster) -> Iterator[None]:
 
 
 def check_cluster(cluster: Cluster) -> None:
-    """Check that a cluster answers and has the device.
+    """Check that the cluster answers and has the requested device.
 
     Raises:
-        ConfigError: as `gpus_at`, or the device is "cuda" and the cluster has no GPU.
+        ConfigError: there is no cluster at the address, or the device is "cuda" and the cluster has no GPU.
     """
     if cluster.address is not None and not gpus_at(cluster.address) and cluster.device == "cuda":
         raise ConfigError(NO_GPU)
@@ -93,7 +93,7 @@ def check_cluster(cluster: Cluster) -> None:
 def gpus_at(address: str) -> int:
     """How many GPUs the cluster at an address has.
 
-    Another process connects to it, because Ray prints much and tries for a quarter of an hour.
+    The connection is made in a separate process, because Ray prints a lot and retries for a quarter of an hour.
 
     Raises:
         ConfigError: there is no cluster, or it refuses the connection.
@@ -118,15 +118,17 @@ def gpus_at(address: str) -> int:
 
 
 def cpus_per_trial(workers: int) -> int:
-    """The most processors a trial can have with so many trials side by side on the cluster's nodes; at least 1."""
+    """The largest number of processors per trial with which `workers` trials fit on the cluster's nodes at a time; at
+    least 1.
+    """
     nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     shares = range(1, max(nodes) + 1)
     return max((share for share in shares if sum(node // share for node in nodes) >= workers), default=1)
 
 
 def gpus_per_trial(workers: int) -> float:
-    """A trial's share of a GPU with so many trials side by side on the cluster's GPUs: all of one, or equal parts; 0
-    where there is no GPU.
+    """The share of a GPU that each of `workers` simultaneous trials gets: a whole one, or an equal part of one; 0 if
+    the cluster has no GPU.
     """
     gpus = int(ray.cluster_resources().get("GPU", 0))
     return 1 / max(1, -(-workers // gpus)) if gpus else 0.0

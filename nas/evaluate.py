@@ -1,4 +1,6 @@
-"""One candidate to its score: it inherits weights, is trained for a few steps, and is measured on the search split."""
+"""The evaluation of a candidate in stages 1 and 2: it inherits weights, is trained for a few steps, and is scored on
+the search split.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,26 +27,26 @@ from search_spaces.architecture import Architecture
 from supernet.build import build
 from supernet.inherit import inherit
 
-# Rows of the search split on which intermediate scores and the loads of experts are measured.
+# Intermediate scores and the loads of experts are measured on this many rows of the search split.
 INTERMEDIATE_ROWS = 500
 
-# Called with a number of training steps and the intermediate score after them.
+# Called with the number of training steps so far and the intermediate score after them.
 ReportScore = Callable[[int, float], None]
 
 
 def ignore_score(step: int, score: float) -> None:
-    """The report of a caller that wants the final score alone."""
+    """Drop an intermediate score: the default for callers that need only the final score."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What an evaluation found.
+    """The result of an evaluation.
 
     Attributes:
         value: the first metric of the task on the search split.
-        standard_error: of `value`.
-        parts: other scores of the candidate by their names.
-        loads: how each router's experts shared the tokens of the search split's first rows.
+        standard_error: the standard error of `value`.
+        parts: further scores of the candidate by name, such as that of its inherited weights.
+        loads: for each router, how its experts shared the tokens of the first rows of the search split.
     """
 
     value: float
@@ -54,7 +56,7 @@ class Score:
 
 
 class CandidateEvaluator(Protocol):
-    """What gives candidates their scores; a worker loads it once."""
+    """Evaluates candidates; each worker process creates one evaluator and keeps it."""
 
     def evaluate(
         self,
@@ -63,12 +65,12 @@ class CandidateEvaluator(Protocol):
         rungs: Sequence[Fraction] = (),
         report: ReportScore = ignore_score,
     ) -> Score:
-        """The score of a candidate.
+        """Evaluate a candidate.
 
         Args:
-            seed: of the order of batches and of dropout.
+            seed: seed of the order of batches and of dropout.
             rungs: shares of the training steps after which an intermediate score is reported.
-            report: called with these.
+            report: called with every intermediate score.
 
         Raises:
             distill.training.loop.Diverged: the loss or the logits stopped being finite.
@@ -76,7 +78,7 @@ class CandidateEvaluator(Protocol):
 
 
 class Evaluator:
-    """Trains candidates of stages 1 and 2; all that they have in common is loaded once."""
+    """Trains and scores the candidates of stages 1 and 2; whatever they have in common is loaded once."""
 
     def __init__(self, workspace: Workspace, device: str = "auto", accelerator: Accelerator | None = None) -> None:
         self.workspace = workspace
@@ -94,12 +96,14 @@ class Evaluator:
 
     @cached_property
     def training_phases(self) -> tuple[TrainingPhase, ...]:
-        """What every candidate goes through."""
+        """The training phases of every candidate, in order."""
         return training_phases(self.config, CANDIDATE, self.workspace.folders)
 
     @cached_property
     def saved_outputs(self) -> dict[str, Saved]:
-        """The teacher's saved outputs for candidates of the study's own seed, by the tables of the training phases."""
+        """The teacher's saved outputs for candidates that are trained with the study's own seed, by the tables of their
+        training phases.
+        """
         return {table: Saved(self.teacher_config, SavedTeacher(path)) for table, path in self.workspace.outputs}
 
     def evaluate(
@@ -109,9 +113,9 @@ class Evaluator:
         rungs: Sequence[Fraction] = (),
         report: ReportScore = ignore_score,
     ) -> Score:
-        """Train a candidate and measure it on the search split, as `CandidateEvaluator.evaluate`.
+        """Train a candidate and score it on the search split; see `CandidateEvaluator.evaluate`.
 
-        The score before the last training phase, the one on the task, is reported too, as that of step 0.
+        The score before the last training phase, which is the one on the task, is also reported, as that of step 0.
         """
         steps = self.training_phases[-1].recipe.steps if self.training_phases else 0
         reported_steps = {0} | ({int(rung * steps) for rung in rungs} - {steps})
@@ -143,7 +147,8 @@ class Evaluator:
         """Train a student in place. All students of one seed see the same batches in the same order.
 
         Args:
-            after_step: called in the last phase with the number of its finished steps, also before the first step.
+            after_step: called with the number of finished steps of the last phase, before its first step and after
+                every step.
 
         Raises:
             distill.training.loop.Diverged: the loss stopped being finite.
@@ -164,10 +169,14 @@ class Evaluator:
         after_step: Callable[[int, float], None] | None = None,
         keep: Path | None = None,
     ) -> dict[str, Tensor]:
-        """One training phase of a student, in place; takes and returns the learned projections of the objective.
+        """Train a student in place for one phase.
 
         Args:
-            keep: folder of the state from which an interrupted training goes on.
+            learned: the projections of the objective that earlier phases learned.
+            keep: folder of the state from which an interrupted training is resumed.
+
+        Returns:
+            The projections of the objective after this phase.
 
         Raises:
             distill.training.loop.Diverged: the loss stopped being finite.
@@ -191,19 +200,21 @@ class Evaluator:
         )
 
     def saved(self, phase: TrainingPhase, seed: int) -> Saved | None:
-        """The teacher's saved outputs if they are those of this training: a candidate's, with the study's own seed."""
+        """The teacher's saved outputs for this phase, or None. Outputs are saved for candidates with the study's own
+        seed, so they fit no other training.
+        """
         if seed != self.config.seed or not any(phase is own for own in self.training_phases):
             return None
         return self.saved_outputs.get(phase.table)
 
     def teacher(self, raw: bool = False) -> PreTrainedModel:
-        """A new copy of the teacher: fine-tuned on the task, or `raw`, as it was before."""
+        """A new copy of the teacher: fine-tuned on the task, or with `raw` as it was before fine-tuning."""
         if raw:
             return raw_teacher(self.config, self.task)
         return load_model(str(self.workspace.teacher), self.task.labels, self.task.kind)
 
     def _live_teacher(self, raw: bool) -> PreTrainedModel:
-        """The teacher that runs in every step of a training, loaded once."""
+        """The teacher that runs in every training step, loaded once."""
         if raw not in self._teachers:
             self._teachers[raw] = self.teacher(raw)
         return self._teachers[raw]
@@ -222,6 +233,6 @@ class Evaluator:
         return scores[self.task.metrics[0]]
 
     def loads(self, model: PreTrainedModel, rows: Encoded, first: int | None = None) -> tuple[Load, ...]:
-        """How the model's experts share the tokens of a split, or of its `first` rows; none where it is dense."""
+        """How the model's experts share the tokens of the rows, or of the `first` rows; empty if the model is dense."""
         batches = (batch for _, batch in split_batches(rows, self.like.pad_token_id, first))
         return tuple(expert_load(model, batches, accelerator=self.accelerator))

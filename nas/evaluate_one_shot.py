@@ -1,4 +1,4 @@
-"""One candidate of stage 3 to its score: a slice of the trained one-shot supernet, measured on all tasks."""
+"""The evaluation of a candidate in stage 3: a slice of the trained one-shot supernet is scored on all tasks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,10 +21,10 @@ from supernet.one_shot import OneShotSupernet
 
 
 def mean_loads(loads: Sequence[Sequence[Load]]) -> tuple[Load, ...]:
-    """For every router the mean of its shares over the tasks, each of which counts alike.
+    """The mean load of every router over the tasks; all tasks have the same weight.
 
     Args:
-        loads: of every task, those of the same routers in the same order.
+        loads: for every task the loads of the same routers in the same order.
     """
     means = []
     for router_loads in zip(*loads, strict=True):
@@ -34,7 +34,7 @@ def mean_loads(loads: Sequence[Sequence[Load]]) -> tuple[Load, ...]:
 
 
 class OneShotEvaluator:
-    """Scores slices of the trained one-shot supernet; loaded once per process."""
+    """Scores slices of the trained one-shot supernet; each worker process creates one evaluator and keeps it."""
 
     def __init__(self, workspace: Workspace, device: str = "auto") -> None:
         assert workspace.one_shot is not None
@@ -71,8 +71,8 @@ class OneShotEvaluator:
         rungs: Sequence[Fraction] = (),
         report: ReportScore = ignore_score,
     ) -> Score:
-        """The mean over the tasks of their metrics on their search splits. As nothing is trained, neither the seed nor
-        the rungs make a difference, and there are no intermediate scores to report.
+        """Score a candidate by the mean over the tasks of each task's first metric on its search split. Nothing is
+        trained, so seed and rungs make no difference and no intermediate scores are reported.
 
         Raises:
             distill.training.loop.Diverged: a logit is not finite.
@@ -98,7 +98,7 @@ class OneShotEvaluator:
         return Score(value, error, {name: score.value for name, score in scores.items()}, mean_loads(loads))
 
     def student(self, architecture: Architecture) -> PreTrainedModel:
-        """A model of this architecture with weights of its own, cut out of the supernet, for the first task."""
+        """A model of this architecture for the first task, with a copy of its slice of the supernet's weights."""
         self.supernet.activate(architecture, self.first_task)
         model = build(architecture, self.kind, like=self.like)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Show what an architecture is and what it costs.
+"""Show the layers of an architecture and its costs.
 
     python -m nas.inspect ARCH [--tokens 128] [--labels 3] [--head classification] [--json | --latex]
 
@@ -25,7 +25,7 @@ from search_spaces.published import load
 def describe(
     architecture: Architecture, tokens: int = 128, labels: int = 3, head: str = costs.CLASSIFICATION
 ) -> dict[str, Any]:
-    """Costs and layers as plain values, the content of `--json`. MACs are per sequence of `tokens` tokens."""
+    """Costs and layers as plain values, which `--json` prints. MACs are per sequence of `tokens` tokens."""
     return {
         "params": costs.params(architecture, labels, head),
         "params_active": costs.params_active(architecture, labels, head),
@@ -52,7 +52,7 @@ def describe(
 
 
 def _experts(experts: Experts) -> dict[str, Any]:
-    """The settings of experts besides their number, with all defaults; nothing for a dense layer."""
+    """The settings of experts except their number, including defaults; empty for a dense layer."""
     if experts.count == 1:
         return {}
     capacity = None if experts.capacity is None else str(experts.capacity)
@@ -60,7 +60,7 @@ def _experts(experts: Experts) -> dict[str, Any]:
 
 
 def show(architecture: Architecture, tokens: int, labels: int, head: str, console: Console) -> None:
-    """Print the same as a table."""
+    """Print layers and costs as tables."""
     base = architecture.base
     facts = describe(architecture, tokens, labels, head)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -107,7 +107,7 @@ def show(architecture: Architecture, tokens: int, labels: int, head: str, consol
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Run the command; returns the exit status."""
     parser = Parser(prog="nas.inspect", description="What an architecture is, and what it costs.")
     parser.add_argument("architecture", metavar="ARCH", help=f"a JSON file, or one of {', '.join(PUBLISHED)}")
     parser.add_argument("--tokens", type=int, default=128, help="length of a sequence, for the MACs")
@@ -141,7 +141,7 @@ if __name__ == "__main__":
     try:
         status = main()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as `head`, has had enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     sys.exit(status)

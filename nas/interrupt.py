@@ -1,4 +1,6 @@
-"""Ctrl-C that is not lost, as a KeyboardInterrupt is that arrives while a finaliser or a callback of C code runs."""
+"""Makes sure that Ctrl-C is not lost. Python drops a KeyboardInterrupt that is raised while a finaliser or a callback
+from C code runs.
+"""
 
 import contextlib
 import signal
@@ -13,7 +15,9 @@ _pressed = threading.Event()
 
 @contextlib.contextmanager
 def remembered() -> Iterator[None]:
-    """While this lasts, Ctrl-C is remembered for `check` as well as raised, and nothing is printed where it is lost."""
+    """In this block Ctrl-C raises KeyboardInterrupt and is also recorded for `check`; if Python drops the exception,
+    nothing is printed.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -37,6 +41,6 @@ def remembered() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises KeyboardInterrupt if Ctrl-C was pressed, whatever became of it."""
+    """Raise KeyboardInterrupt if Ctrl-C was pressed in the block of `remembered`, even if the exception was dropped."""
     if _pressed.is_set():
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What a person sees of a running search."""
+"""The progress of a running search on the terminal."""
 
 import time
 
@@ -12,14 +12,19 @@ from nas.study import ledger
 
 
 class Progress(progress.Progress):
-    """Prints a line also for every trial."""
+    """Shows the progress of the preparation, and prints a line for every trial."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(console)
         self.first: dict[str, tuple[float, int]] = {}
 
     def trial(self, study: optuna.Study, number: int, total: int) -> None:
-        """A trial ended."""
+        """Print the result of a trial that has just ended, the best score so far and the remaining time.
+
+        Args:
+            number: the number of the trial.
+            total: how many trials the stage runs.
+        """
         self.prepared()
         done = len(ledger.finished(study))
         begun, before = self.first.setdefault(study.study_name, (time.monotonic(), done))

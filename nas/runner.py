@@ -1,7 +1,8 @@
-"""Ray Tune runs the trials, Optuna remembers them: trials are asked of a study, run by Ray's workers, and told back.
+"""Runs the trials of an Optuna study with Ray Tune: the study proposes architectures, Ray's workers evaluate them, and
+the results are recorded in the study.
 
-Ray's own snapshots are not used. A searcher hands out what the study proposes, a scheduler and a callback write down
-what happens, and a search that was interrupted is resumed from the study alone.
+Ray's own snapshots are not used. A searcher passes on what the study proposes, a scheduler and a callback record what
+happens, and an interrupted search is resumed from the study alone.
 """
 
 import gc
@@ -35,13 +36,13 @@ from nas.study.attributes import EXPERT_LOAD, score_attribute
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 
-# Proposals in a row that are duplicates, after which the space counts as exhausted.
+# After this many consecutive proposals that are duplicates the space counts as exhausted.
 MAX_DUPLICATES = 100
-# What Ray says of a worker that was killed, and of one whose node was lost.
+# Ray's messages about a worker that was killed and about one whose node was lost.
 LOST = re.compile(r"^The actor (died unexpectedly|\w+ is unavailable)", re.MULTILINE)
-# What Ray says of a worker that it killed because the memory of the node ran out.
+# Ray's message about a worker that it killed because the node ran out of memory.
 KILLED_FOR_MEMORY = re.compile(r"^.* killed due to the node running low on memory.*$", re.MULTILINE)
-# What torch says, in a RuntimeError, of memory of the host; for memory of a GPU it has torch.OutOfMemoryError.
+# The messages of torch's RuntimeErrors when the host runs out of memory; for a GPU there is torch.OutOfMemoryError.
 NO_HOST_MEMORY = re.compile("DefaultCPUAllocator: (can't allocate|not enough) memory|std::bad_alloc")
 
 # Called after every trial with the study and the trial's number.
@@ -63,16 +64,17 @@ def run(
     evaluate: Evaluate | None = None,
     on_trial: OnTrial,
 ) -> None:
-    """Run trials until `trials` of the study have ended, those of earlier runs included. Duplicates cost nothing and
-    are not counted. With None, run the waiting trials.
+    """Run trials until `trials` of the study have ended, including those of earlier runs. Duplicates cost nothing and
+    are not counted. If `trials` is None, run only the trials that are waiting.
 
     A KeyboardInterrupt leaves the running trials RUNNING in the study; `ledger.requeue_unfinished` re-queues them.
 
     Args:
-        origin: what trials that the study's sampler proposes are from.
+        origin: the attribute `origin` of trials that the study's sampler proposes.
         rungs: shares of the training steps at which candidates may be pruned.
-        stop: at every rung, a candidate among the lowest `stop` is pruned.
-        evaluate: what the workers run, `evaluate_trial` by default.
+        stop: the share of candidates, those with the lowest scores, that is pruned at every rung.
+        evaluate: the function that the workers run, `evaluate_trial` by default.
+        on_trial: called after every trial.
 
     Raises:
         ConfigError: the device is a GPU and the cluster has none.
@@ -106,14 +108,14 @@ def run(
 
 
 def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
-    """One trial in a worker: reports `{"step", "score"}` for every intermediate value, and the final score with its
-    attributes last.
+    """Run one trial in a worker: report `{"step", "score"}` for every intermediate value, and at the end the final
+    score with its attributes.
 
-    That a candidate diverges or does not fit into memory is a finding about it, which is reported as `failure`. Any
-    other error is a fault and left to Ray.
+    If the candidate diverges or does not fit into memory, that is a finding about the candidate and reported as
+    `failure`. Any other error is a bug or a lost worker and is left to Ray.
     """
     architecture = Architecture.from_json(json.loads(config[ledger.ARCHITECTURE]))
-    gc.collect()  # of the last candidate, whose model and closures refer to each other
+    gc.collect()  # frees the last candidate, whose model and closures refer to each other
     if not workspace.supernet.exists():
         raise FileNotFoundError(
             f"{workspace.supernet} is not on this node: point FFN_NAS_CACHE to a folder that all nodes share"
@@ -137,7 +139,7 @@ def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, ru
 
 @lru_cache(maxsize=1)
 def evaluator_of(workspace: Workspace, device: str) -> CandidateEvaluator:
-    """The evaluator of candidates in this process; a worker keeps it from one trial to the next."""
+    """The evaluator of candidates in this process; a worker reuses it from one trial to the next."""
     return OneShotEvaluator(workspace, device) if workspace.one_shot else Evaluator(workspace, device)
 
 
@@ -147,14 +149,14 @@ def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
 
 
 def attributes_of(score: Score) -> dict[str, Any]:
-    """The attributes of a trial that say more of its score than the value."""
+    """The attributes of a trial that describe its score: the standard error, further scores and the experts' loads."""
     parts = {score_attribute(name): value for name, value in score.parts.items()}
     loads = {EXPERT_LOAD: [load.to_json() for load in score.loads]} if score.loads else {}
     return {"standard_error": score.standard_error, **parts, **loads}
 
 
 class Proposals(Searcher):
-    """Asks the study for the next trial whenever Ray has room for one."""
+    """The searcher of Ray Tune: asks the study for the next trial whenever Ray has room for one."""
 
     def __init__(
         self, study: optuna.Study, space: Space, origin: str, workspace: Workspace, trials: int | None
@@ -177,11 +179,11 @@ class Proposals(Searcher):
                     ledger.ARCHITECTURE: json.dumps(architecture.to_json()),
                     ledger.SEED: trial.user_attrs.get(ledger.SEED, self.seed),
                 }
-        # A running trial may lose its worker and wait again, so Ray must go on asking until none is left.
+        # A running trial may lose its worker and be re-queued, so Ray must keep asking until no trial is running.
         return None if ledger.running(self.study) else Searcher.FINISHED
 
     def _has_next(self) -> bool:
-        """Whether there is a trial to ask for: one that waits, or a proposal where the space is not exhausted."""
+        """Whether there is another trial: one that is waiting, or a proposal if the space is not exhausted."""
         if self.trials is not None and ledger.counted(self.study) >= self.trials:
             return False
         if ledger.waiting(self.study):
@@ -189,20 +191,20 @@ class Proposals(Searcher):
         return self.trials is not None and ledger.trailing_duplicates(self.study) < MAX_DUPLICATES
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
-        """The recorder writes results down."""
+        """Do nothing: `Recorder` records the results."""
 
     def save_to_dir(self, checkpoint_dir: str, session_str: str = "default") -> None:
-        """The study has all there is to save."""
+        """Do nothing: the study has everything that would be saved."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing: Tune pickles its parts for a restore that is never used."""
+        """Empty: Ray Tune pickles its components for a restore that is never used."""
         return {}
 
 
 class Rungs(FIFOScheduler):
-    """Writes every intermediate value into the study and prunes the lowest there. This is successive halving without
-    waiting, as Ray's ASHA, but decided by the study alone, so that a resumed search prunes what an uninterrupted one
-    would have pruned.
+    """The scheduler of Ray Tune: records every intermediate value in the study and prunes the lowest ones. This is
+    asynchronous successive halving, like Ray's ASHA, but it depends on the study alone, so that a resumed search prunes
+    what an uninterrupted one would have pruned.
     """
 
     def __init__(self, study: optuna.Study, share: float, on_trial: OnTrial) -> None:
@@ -212,15 +214,15 @@ class Rungs(FIFOScheduler):
         self.on_trial = on_trial
 
     def __getstate__(self) -> dict[str, Any]:
-        """As for `Proposals`."""
+        """Empty, as for `Proposals`."""
         return {}
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict) -> str:
         if "step" not in result:
-            return TrialScheduler.STOP  # it was the last report, which the recorder writes down
+            return TrialScheduler.STOP  # this was the last report, which the recorder records
         number, step = trial.config["number"], result["step"]
         ledger.report(self.study, number, step, result["score"])
-        # With two goals a low score may be that of a small architecture.
+        # With two goals, an architecture with a low score may be on the front because it is small.
         comparable = step > 0 and len(self.study.directions) == 1
         if not comparable or not ledger.should_prune(self.study, number, step, self.share):
             return TrialScheduler.CONTINUE
@@ -230,14 +232,14 @@ class Rungs(FIFOScheduler):
 
 
 class Recorder(tune.Callback):
-    """Writes every end of a trial into the study."""
+    """The callback of Ray Tune: records the end of every trial in the study."""
 
     def __init__(self, study: optuna.Study, on_trial: OnTrial) -> None:
         self.study = study
         self.on_trial = on_trial
 
     def __getstate__(self) -> dict[str, Any]:
-        """As for `Proposals`."""
+        """Empty, as for `Proposals`."""
         return {}
 
     def on_trial_result(self, iteration: int, trials: list[Trial], trial: Trial, result: dict, **info: Any) -> None:
@@ -257,7 +259,7 @@ class Recorder(tune.Callback):
             return  # the worker was lost after its last report
         text = Path(trial.error_file).read_text(encoding="utf-8").strip() if trial.error_file else "unknown error"
         if killed := KILLED_FOR_MEMORY.search(text):
-            # Without the address of the node.
+            # Leaves out the address of the node.
             ledger.fail(self.study, number, one_line(f"out of memory: {re.sub(r' [(]IP: .*?[)]', '', killed[0])}"))
         elif LOST.search(text):
             ledger.requeue_lost(self.study, number)
@@ -267,5 +269,5 @@ class Recorder(tune.Callback):
 
 
 def one_line(text: str) -> str:
-    """A text in one line, and not longer than a person reads."""
+    """The text in one line, cut to 1000 characters."""
     return " ".join(text.split())[:1000]

@@ -1,4 +1,4 @@
-"""`python -m nas.search --stage 1`: search a student's feed-forward networks."""
+"""The command `ffn-nas`, or `python -m nas.search`: search the feed-forward networks of a student."""
 
 import argparse
 import os
@@ -12,7 +12,7 @@ from nas import interrupt
 from nas.config.load import load_config, presets
 from nas.config.schema import ConfigError, StudyConfig, count
 
-# The preset of a new study where no other is named.
+# The preset of a new study if the command names none.
 DEFAULT = "demo"
 STAGES = {"1": ("1",), "2": ("2",), "3": ("3",), "all": ("1", "2", "3")}
 
@@ -76,7 +76,7 @@ def command(options: argparse.Namespace, folder: Path) -> int:
     """Check the options, load the configuration and search.
 
     Args:
-        folder: of the study.
+        folder: the study's folder.
 
     Raises:
         UserError: a mistake in the options or the files that they name.
@@ -88,7 +88,7 @@ def command(options: argparse.Namespace, folder: Path) -> int:
 
 
 def check(options: argparse.Namespace, study: str) -> None:
-    """Raises ConfigError for a mistake that the options alone show."""
+    """Raise ConfigError for mistakes that can be seen in the options alone."""
     if not re.fullmatch(r"\w[\w.+-]*", study):
         raise ConfigError(f"--study {study!r}: use letters, digits, '.', '_', '+' and '-'")
     if options.workers is not None and options.workers < 1:
@@ -103,12 +103,12 @@ def check(options: argparse.Namespace, study: str) -> None:
 
 
 def stages_of(options: argparse.Namespace) -> tuple[str, ...]:
-    """The stages that the command names."""
+    """The stages that the command runs, in order."""
     return ("single",) if options.single_stage else STAGES[options.stage]
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:
-    """The values of the configuration that the options override, by their places.
+    """The values of the configuration that the options override, by dotted path, such as `space.max_params`.
 
     Raises:
         ConfigError: an option that must be a number is not one.
@@ -131,8 +131,8 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
     sampler = options.sampler
     if sampler is None and options.objective not in (None, "score"):
         sampler = "nsga2"
-    # The configuration of a study with two goals is valid only if the samplers of all stages are for two goals, also of
-    # those that do not run.
+    # The configuration of a study with two goals is valid only if the samplers of all stages, even of those that do not
+    # run, support two goals.
     named = stages_of(options) if options.objective in (None, "score") else ("1", "2", "3")
     for stage in named:
         result[f"stage{stage.replace('single', '1')}.sampler"] = sampler
@@ -143,7 +143,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
     """Prepare and run the stages in the study's folder `path`; returns the exit status."""
-    # These import torch, transformers and ray, which takes seconds.
+    # These modules import torch, transformers and ray, which takes seconds.
     from transformers.utils import logging as transformers_logging
 
     from nas.cluster import Cluster, check_cluster
@@ -182,7 +182,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         progress.prepared()
         folder.create(config)
         with needed(storage), sole_driver(storage, path.name):
-            # Another process may have begun the study while this one prepared it.
+            # Another process may have started the study while this one was preparing it.
             folder.check(config, stages, options.resume)
             progress.say(f"study {path} (optuna-dashboard {storage})")
             winner = search.run(first, stages[1:])

@@ -1,4 +1,6 @@
-"""What each stage varies, starts from, spends and hands on (EfficientBERT, section 3.3)."""
+"""The stages of a search: what each of them varies, starts from and may spend, and which winner it passes on
+(EfficientBERT, section 3.3).
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -41,9 +43,10 @@ from search_spaces.spaces import GRAPHS, SIZES, Space
 BASE_MODEL, UNIFORM, GLOBAL = "base model", "uniform slice", "global importance"
 WINNER, TWIN_OF_WINNER = "winner so far", "its twin of base graphs"
 CONFIRMATION = "confirmation"
-# Stages that refine an architecture, each with the stage whose winner it refines unless another one is given.
+# Stages that refine an architecture, each with the stage whose winner it refines by default.
 BEFORE = {"2": "1", "3": "2"}
 
+# A trial that is enqueued: its architecture, its origin, and its seed if that is not the study's.
 Start = tuple[Architecture, str, int | None]
 
 
@@ -51,8 +54,11 @@ Start = tuple[Architecture, str, int | None]
 class Plan:
     """One stage: its search space, its baselines, and what it may spend.
 
-    `one_shot`: candidates are slices of a one-shot supernet and are not trained. `incumbent`: the architecture
-    that the stage refines.
+    Attributes:
+        table: the stage's table in the configuration.
+        starts: the architectures that are evaluated first, such as baselines.
+        incumbent: the architecture that the stage refines.
+        one_shot: whether candidates are slices of a one-shot supernet, which are not trained.
     """
 
     stage: str
@@ -64,12 +70,13 @@ class Plan:
 
     @property
     def study(self) -> str:
-        """Name of its Optuna study."""
+        """The name of the stage's Optuna study."""
         return f"stage-{self.stage}"
 
 
 def plan(config: StudyConfig, workspace: Workspace, stage: str, incumbent: Architecture | None, limits: Any) -> Plan:
-    """Stage "1", "2", "3", or "single": all genes at once with as many candidates as stages 1 and 2.
+    """The plan of stage "1", "2" or "3", or of the "single" stage, which searches everything at once with as many
+    candidates as stages 1 and 2 together.
 
     Raises:
         search_spaces.spaces.SpaceError: no architecture keeps the budget.
@@ -105,21 +112,22 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, incumbent: Archi
 
 
 def varied(stage: str) -> frozenset[str]:
-    """What a stage varies: graphs, sizes, or both."""
+    """The genes that a stage varies: graphs, sizes, or both."""
     return {"2": frozenset({GRAPHS}), "3": frozenset({SIZES})}.get(stage, frozenset({GRAPHS, SIZES}))
 
 
 def all_base_graphs(architecture: Architecture, graph: FFNGraph) -> Architecture:
-    """The same sizes and experts with the base graph in every layer."""
+    """The architecture with the base graph in every layer, and the same sizes and experts as before."""
     layers = tuple(replace(genes, graph=graph) for genes in architecture.layers)
     return Architecture(architecture.base, layers)
 
 
 def incumbent_of(folder: Folder, stage: str, given: Architecture | None) -> Architecture | None:
-    """The architecture that a stage refines: what it has begun with, the given one, or the winner of the stage before.
+    """The architecture that a stage refines: the one that it started with if it has already begun, else the given one,
+    else the winner of the stage before. None for stages that refine nothing.
 
     Raises:
-        ConfigError: there is none, or the given one is not the one that the stage has begun with.
+        ConfigError: there is none, or the given one is not the one that the stage started with.
     """
     if stage not in BEFORE:
         return None
@@ -138,7 +146,8 @@ def incumbent_of(folder: Folder, stage: str, given: Architecture | None) -> Arch
 
 
 def check_stage(config: StudyConfig, folder: Folder, stage: str, given: Architecture | None) -> None:
-    """Refuse a stage that cannot be run, as far as the configurations of the models say so: before anything is trained.
+    """Refuse a stage that cannot be run, as far as this follows from the configurations of the study and its models, so
+    that mistakes are found before anything is trained.
 
     Args:
         given: the architecture to refine, if it is not the winner of the stage before.
@@ -191,10 +200,11 @@ class Search:
     on_trial: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
 
     def first(self, stage: str, given: Architecture | None = None) -> Plan:
-        """The plan of the stage to begin with, which refines `given` or the winner before it.
+        """The plan of the stage to run first, which refines `given` or the winner of the stage before it.
 
         Raises:
-            ConfigError, search_spaces.spaces.SpaceError: it has nothing to start from, or nothing keeps the budget.
+            ConfigError, search_spaces.spaces.SpaceError: there is nothing to refine, or no architecture keeps the
+                budget.
         """
         incumbent = incumbent_of(self.folder, stage, given)
         check_incumbent(incumbent, self.config, self.workspace.base()[0])
@@ -202,7 +212,7 @@ class Search:
         return plan(self.config, self.workspace, stage, incumbent, limits)
 
     def run(self, first: Plan, rest: Sequence[str] = ()) -> Architecture:
-        """Run a stage and those after it, each from the winner of the one before; returns the last winner."""
+        """Run a stage and the stages in `rest`, each of which refines the winner before it; returns the last winner."""
         with connected(self.cluster):
             winner = self.stage(first)
             for stage in rest:
@@ -212,7 +222,7 @@ class Search:
         return winner
 
     def stage(self, plan: Plan) -> Architecture:
-        """Search, confirm the best with fresh seeds, and write the winner."""
+        """Run one stage: search, confirm the finalists with fresh seeds, and write and return the winner."""
         workspace = self.workspace
         self.folder.begin(plan.stage, self.config, plan.incumbent)
         if plan.one_shot:
@@ -246,10 +256,11 @@ class Search:
         return winner
 
     def _confirm(self, plan: Plan, ranked: list[FrozenTrial], seeds: list[int]) -> dict[str, list[float]]:
-        """Scores of the finalists after training from the frozen supernet with each of the seeds, by function.
+        """Train the finalists from the frozen supernet with each of the seeds; returns their scores by the key of the
+        function that they compute.
 
-        All stages confirm alike and in one study, so their winners can be compared; what was confirmed before is not
-        trained again.
+        All stages confirm in the same way and in one study, so their winners can be compared, and an architecture that
+        an earlier stage has confirmed is not trained again.
         """
         study = ledger.open_study(self.storage, f"{self.prefix}{CONFIRMATION}")
         ledger.requeue_unfinished(study)
@@ -258,7 +269,7 @@ class Search:
             for seed in seeds
             for trial in ranked
         ]
-        # The finalists of different stages differ in everything.
+        # The finalists of different stages may differ in graphs and in sizes.
         parameters = Parameters.of(plan.space, frozenset({GRAPHS, SIZES}))
         if ledger.enqueue_missing(study, parameters, wanted):
             self.say(f"confirming {len(ranked)} of {plan.study} with {len(seeds)} fresh seeds each")
@@ -284,7 +295,9 @@ class Search:
         }
 
     def _measure(self, best: dict[str, Any]) -> None:
-        """Add to every finalist the latency of its whole model beside the table's."""
+        """Add two latencies to every finalist: the one predicted from the table, and the one measured on the whole
+        model.
+        """
         table = latencies_of(self.config, self.workspace, self.cluster.device, self.on_progress)
         finalists = {
             f"{number}": Architecture.from_json(row["architecture"]) for number, row in enumerate(best["finalists"])
@@ -303,14 +316,14 @@ class Search:
 
 
 def sampler_of(plan: Plan, workspace: Workspace) -> Proposer:
-    """The stage's sampler. Its zero-cost proxy is the share of the supernet's importance that an architecture keeps."""
+    """The sampler of a stage; its zero-cost proxy is the share of the supernet's importance that an architecture keeps."""
     proxy = kept_importance(workspace.importance())
     return SAMPLERS[plan.table.sampler](plan.space, workspace.config.seed, proxy)
 
 
 def finalists(study: optuna.Study, count: int) -> list[FrozenTrial]:
-    """The `count` best different architectures that keep the budget, or of the front where there are two goals; and
-    the one that the stage refines, which the winner must not fall behind.
+    """The trials to confirm: those of the `count` best distinct functions within the budget (of the Pareto front if
+    there are two goals), and that of the architecture that the stage refines, because the winner must not be worse.
     """
     rows = ledger.ranked(study)
     if len(study.directions) > 1:
@@ -322,7 +335,7 @@ def finalists(study: optuna.Study, count: int) -> list[FrozenTrial]:
 
 
 def different(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The first trial of every function."""
+    """The first trial of every distinct function."""
     first: dict[str, FrozenTrial] = {}
     for trial in trials:
         first.setdefault(trial.user_attrs[ledger.FUNCTION], trial)
@@ -330,7 +343,11 @@ def different(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 
 def front(ranked: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Of trials in the order of their scores, the best first, those that none is better than in both goals."""
+    """The Pareto front: the trials that no other one dominates.
+
+    Args:
+        ranked: trials with two values each, a score to be maximised and a cost to be minimised.
+    """
     return [
         trial
         for trial in ranked
@@ -342,7 +359,9 @@ def front(ranked: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 
 def summary(ranked: list[FrozenTrial], confirmed: dict[str, list[float]], study: optuna.Study) -> dict[str, Any]:
-    """The finalists, and the winner: the one with the best mean over fresh seeds. With two goals also the front."""
+    """The content of `best.json`: the finalists, the winner (the finalist with the best mean over fresh seeds), and
+    with two goals the Pareto front.
+    """
     rows = []
     for trial in ranked:
         fresh = confirmed[trial.user_attrs[ledger.FUNCTION]]
@@ -354,7 +373,7 @@ def summary(ranked: list[FrozenTrial], confirmed: dict[str, list[float]], study:
                 "confirmed_deviation": stdev(fresh) if len(fresh) > 1 else None,
             }
         )
-    # A finalist that failed with every fresh seed comes after all that did not.
+    # A finalist that failed with every fresh seed can win only if all of them did.
     with_scores = [row for row in rows if row["confirmed_mean"] is not None]
     winner = max(with_scores or rows, key=lambda row: row["confirmed_mean"] if with_scores else row["score"])
     result: dict[str, Any] = {"winner": winner, "finalists": rows}
@@ -365,7 +384,7 @@ def summary(ranked: list[FrozenTrial], confirmed: dict[str, list[float]], study:
 
 
 def row_of(trial: FrozenTrial) -> dict[str, Any]:
-    """A trial as the file of results has it."""
+    """The entry of a trial in `best.json`."""
     attributes = trial.user_attrs
     return {
         "trial": trial.number,

@@ -1,1 +1,1 @@
-"""The configuration of a study: its schema, and the presets."""
+"""The configuration of a study: its schema, its presets, and how they are loaded."""

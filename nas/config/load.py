@@ -1,4 +1,4 @@
-"""Reading a configuration: presets, a user's own TOML file that may extend another, and overrides."""
+"""Loads a configuration from a preset or from a TOML file, which may extend another one, and applies overrides."""
 
 import os
 import tomllib
@@ -13,12 +13,12 @@ from search_spaces.errors import did_you_mean
 
 
 def presets() -> list[str]:
-    """The names that `load_config` knows."""
+    """The names of the presets that come with the package."""
     folder = resources.files("nas.config") / "presets"
     return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
 
 
-# Of these keys a table has one. A file that extends a preset may replace it by the other.
+# A table has one of these two keys. A file that extends a preset may replace the one by the other.
 ALTERNATIVES = {"steps": "epochs", "epochs": "steps"}
 
 
@@ -26,11 +26,10 @@ def load_config(name: str, overrides: dict[str, Any] | None = None) -> StudyConf
     """The configuration of the preset `name`, or of the TOML file at that path.
 
     Args:
-        overrides: values by their place in the tables, such as `{"space.max_params": 15_000_000}`.
+        overrides: values by dotted path, such as `{"space.max_params": 15_000_000}`.
 
     Raises:
-        ConfigError: the preset or file does not exist, is not TOML, or has an invalid value; the message names the
-            place.
+        ConfigError: the preset or file does not exist, is not TOML, or has an invalid value; the message names the key.
     """
     return parse_config(_source(name), name, overrides)
 
@@ -49,17 +48,21 @@ def _source(name: str) -> str:
 
 
 def parse_config(text: str, name: str, overrides: dict[str, Any] | None = None) -> StudyConfig:
-    """A configuration from TOML text; errors call it `name`. Its key `extends` names a preset, or a file beside this
-    one, and this text's tables override that one's. `_absolute_rows` says how the files of `[rows.NAME]` are found.
+    """Parse a configuration from TOML text. Its key `extends` names a preset, or a file relative to this one, whose
+    tables it overrides. See `_absolute_rows` for how the files of `[rows.NAME]` are found.
+
+    Args:
+        name: the file or preset that the text is from; error messages begin with it.
+        overrides: see `load_config`.
 
     Raises:
-        ConfigError: as `load_config`.
+        ConfigError: see `load_config`.
     """
     tables = _extended(_parsed(text, name), name, (name,))
     for place, value in (overrides or {}).items():
         outer, *inner = place.split(".")
         if inner and not isinstance(tables.get(outer, {}), dict):
-            continue  # the validation below names this mistake
+            continue  # the validation below reports this mistake
         for key in reversed(inner):
             value = {key: value}
         tables = merged(tables, {outer: value})
@@ -70,8 +73,8 @@ def parse_config(text: str, name: str, overrides: dict[str, Any] | None = None) 
 
 
 def _first_mistake(error: ValidationError) -> str:
-    """The place of one mistake, what is wrong there, and how many more there are. A misspelt key comes first, as it
-    explains why another key is missing.
+    """The message for one validation error: the key, what is wrong with it, and how many more errors there are. A
+    misspelt key is reported first, because it may be the reason why another key is missing.
     """
     first = min(error.errors(), key=lambda mistake: mistake["type"] != "extra_forbidden")
     path = first["loc"]
@@ -103,7 +106,7 @@ def _extended(tables: dict[str, Any], name: str, chain: tuple[str, ...]) -> dict
     """The tables of the file `name`, merged into those of the file that it extends, and so on.
 
     Args:
-        chain: the names of the files that led here, this one last.
+        chain: the files that extend each other so far, ending with this one.
 
     Raises:
         ConfigError: a file in the chain cannot be read, or the chain is a circle.
@@ -129,13 +132,13 @@ def _extended(tables: dict[str, Any], name: str, chain: tuple[str, ...]) -> dict
 
 
 def _absolute_rows(tables: dict[str, Any], preset: Path) -> dict[str, Any]:
-    """These tables with absolute paths in `[rows.NAME]`. Relative ones are relative to the folder of `preset`.
+    """These tables with absolute paths in `[rows.NAME]`. Relative paths are relative to the folder of `preset`.
 
-    A study's own config.toml has absolute paths, except where an earlier version wrote it: relative paths in a file of
-    that name may also be relative to the working directory, as they were then.
+    The config.toml of a study has absolute paths, unless an earlier version wrote it, in which paths were relative to
+    the working directory. Therefore relative paths in a file named config.toml may be relative to either.
 
     Raises:
-        ConfigError: such a path names one file beside config.toml and another one in the working directory.
+        ConfigError: a path in config.toml names different files in its folder and in the working directory.
     """
     rows = tables.get("rows")
     if not isinstance(rows, dict):
@@ -162,8 +165,8 @@ def _absolute_rows(tables: dict[str, Any], preset: Path) -> dict[str, Any]:
 
 
 def merged(base: dict[str, Any], overriding: dict[str, Any]) -> dict[str, Any]:
-    """The tables of `base` with those of `overriding` merged into them, key by key. An objective of another name
-    replaces the whole table of the objective, since its settings are others.
+    """The tables of `base` with those of `overriding` merged into them, key by key. An objective with another name
+    replaces the whole table of the objective, because it has other settings.
     """
     replaced = {ALTERNATIVES[key] for key in overriding if key in ALTERNATIVES} - overriding.keys()
     result: dict[str, Any] = {key: value for key, value in base.items() if key not in replaced}

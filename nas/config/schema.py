@@ -1,4 +1,4 @@
-"""The configuration of a study as pydantic models; `nas.config.load` reads it from presets and TOML files."""
+"""The schema of a study's configuration as pydantic models; `nas.config.load` loads presets and TOML files."""
 
 import math
 import re
@@ -28,7 +28,7 @@ from search_spaces.numbers import fraction
 
 
 class ConfigError(UserError, ValueError):
-    """A configuration that cannot be used; the message names the place and what would be right."""
+    """A configuration that cannot be used; the message names the key or option and says what would be right."""
 
 
 def _share(value: Any) -> Fraction:
@@ -42,7 +42,7 @@ _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 def count(value: Any) -> int:
-    """A whole number, also written as "15M", "15.4M", "900K" or "1G"."""
+    """Parse a positive whole number, which may be written as "15M", "15.4M", "900K" or "1G"."""
     text = str(value).strip().upper()
     suffix = text[-1:] if text[-1:] in _SUFFIXES else ""
     try:
@@ -55,7 +55,7 @@ def count(value: Any) -> int:
 
 
 def size(value: Any) -> int:
-    """Bytes, also written as "20G"; or 0."""
+    """Parse a number of bytes, which may be 0 or written as "20G"."""
     return 0 if value == 0 and not isinstance(value, bool) else count(value)
 
 
@@ -99,8 +99,14 @@ class Table(BaseModel):
 
 
 class RowsTable(Table):
-    """A task of a user's own files (.tsv, .csv, .jsonl or .parquet): columns of the (first) sentence, the second one,
-    and the class; with `regression`, a number. A preset's paths are relative to the preset.
+    """A task on the user's own files (.tsv, .csv, .jsonl or .parquet).
+
+    Attributes:
+        train, dev: paths, in a preset relative to its folder.
+        text: the column of the sentence, or of the first one of a pair.
+        pair: the column of the second sentence, if there is one.
+        label: the column of the class or, with `regression`, of the number.
+        regression: whether the task is to predict a number.
     """
 
     train: str
@@ -112,7 +118,7 @@ class RowsTable(Table):
 
 
 class BaseTable(Table):
-    """A student that starts from random weights; fields as in `search_spaces.architecture.Base`."""
+    """The base of students that start from random weights, with fields of `search_spaces.architecture.Base`."""
 
     depth: int
     width: int
@@ -146,17 +152,18 @@ class SpaceTable(Table):
 
 
 class ObjectiveTable(BaseModel):
-    """The objective of this name in `distill.objectives`, and those of its settings that are not its defaults."""
+    """The name of an objective in `distill.objectives`, and those of its settings that differ from the defaults."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str = "efficientbert"
 
     def check(self) -> None:
-        """Not part of loading a configuration, as it imports torch, which takes seconds.
+        """Check that the objective exists and has these settings. Loading a configuration does not check this, because
+        the check imports torch, which takes seconds.
 
         Raises:
-            ConfigError: there is no such objective, or it has no such setting, or one of another type.
+            ConfigError: there is no such objective, or it has no such setting, or the setting is of another type.
         """
         from distill.objectives import OBJECTIVES
 
@@ -171,7 +178,7 @@ class ObjectiveTable(BaseModel):
             _check_setting(f"objective.{key}", value, own[key])
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of the objective of this name, where they are not its defaults."""
+        """The settings of the objective that differ from its defaults."""
         return dict(self.model_extra or {})
 
 
@@ -191,11 +198,12 @@ class RecipeTable(Table):
     """The recipe of a training, with the fields of `distill.training.recipe.Recipe`; its length is given in steps or in
     epochs.
 
-    `share`: of the rows, drawn once, that are trained on.
+    Attributes:
+        share: the share of the rows that are trained on; they are drawn once.
     """
 
-    # Fields that are left out where they have their defaults, so that what was kept or saved before there were such
-    # fields has the same key and the same text.
+    # These fields are omitted from the dump if they have their defaults: caches and config.toml files that were written
+    # before they existed then keep their keys and their text.
     OMITTED_DEFAULTS: ClassVar[tuple[str, ...]] = (
         "gradient_accumulation_steps",
         "weight_decay",
@@ -231,7 +239,7 @@ class RecipeTable(Table):
         return self
 
     def build(self, rows: int) -> Recipe:
-        """The recipe of a training on this many rows."""
+        """The recipe for training on this many rows."""
         steps = self.steps
         if steps is None:
             assert self.epochs is not None
@@ -249,10 +257,11 @@ class RecipeTable(Table):
 
 
 class EarlyStoppingTable(RecipeTable):
-    """A recipe of a training whose score on the search split is measured after every epoch.
+    """The recipe of a training that may stop early, by its score on the search split after every epoch.
 
-    `early_stopping_patience`: epochs without a better score after which the training stops; the model then has the
-    weights of its best epoch. None: all steps are trained.
+    Attributes:
+        early_stopping_patience: after this many epochs without a better score the training stops, and the model gets
+            the weights of its best epoch. None: all steps are trained.
     """
 
     early_stopping_patience: Annotated[int, Field(ge=1)] | None = None
@@ -266,8 +275,12 @@ class EarlyStoppingTable(RecipeTable):
 
 
 class WarmupTable(RecipeTable):
-    """`source`: learn from the task's rows, or from the text without labels. `graphs`: train the complete GELU
-    supernet, or one with graphs drawn anew from the space in every step.
+    """The warm-up of the supernet.
+
+    Attributes:
+        source: whether it learns from the task's rows or from the text without labels.
+        graphs: whether all layers have the base graph, or graphs that are drawn from the space in every step.
+        importance_batches: how many batches the importance of the neurons is measured on.
     """
 
     source: Literal["task", "text"] = "task"
@@ -278,8 +291,9 @@ class WarmupTable(RecipeTable):
 class SharingTable(RecipeTable):
     """The training of the one-shot supernet of stage 3.
 
-    `sandwich`: every step trains the largest, the smallest and two drawn architectures instead of one drawn.
-    `rows`: of each task's search split, on which candidates are scored; None: all.
+    Attributes:
+        sandwich: train the largest, the smallest and two random architectures in every step instead of one random one.
+        rows: the number of rows of each task's search split on which candidates are scored. None: all of them.
     """
 
     sandwich: bool = False
@@ -287,16 +301,27 @@ class SharingTable(RecipeTable):
 
 
 class FinalTable(EarlyStoppingTable):
-    """`start`: the student inherits from the warmed-up supernet, or from the one-shot supernet of stage 3."""
+    """The training of the searched architecture on the task.
+
+    Attributes:
+        start: whether the student inherits from the warmed-up supernet ("supernet") or from the one-shot supernet of
+            stage 3 ("shared").
+    """
 
     start: Literal["supernet", "shared"] = "supernet"
 
 
 class StageTable(Table):
-    """What a stage spends.
+    """What a stage may spend, and how it searches.
 
-    `stop`: at every one of `rungs` (shares of a candidate's training steps), a candidate whose score then is among
-    the lowest `stop` of all that got there is stopped. `edit_rate`: in place of the space's.
+    Attributes:
+        trials: how many candidates are evaluated, baselines included.
+        sampler: a key of `nas.samplers.SAMPLERS`.
+        confirm: how many of the best candidates are confirmed.
+        confirm_seeds: how many fresh seeds each of them is trained with.
+        edit_rate: replaces that of the space.
+        rungs: the shares of a candidate's training steps after which it may be pruned.
+        stop: at every rung, a candidate whose score is among the lowest `stop` of all that reached the rung is pruned.
     """
 
     trials: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -319,18 +344,24 @@ def _goals(value: Any) -> Any:
 
 
 class StudyConfig(Table):
-    """Everything that decides what a study computes; saved as `config.toml` beside its results.
+    """Everything that determines the results of a study; saved as `config.toml` in the study's folder.
 
-    `tasks`: names that `distill.tasks.readers.load_task` knows, or keys of `rows`. `data`: folder of their official
-    files; None: the hub. `corpus`: text without labels, as `distill.tasks.readers.texts.read_text` takes it; None: that
-    of this installation. `base`: what students start from: "teacher", another checkpoint, or a table (then their
-    weights are random).
-
-    The tables of trainings: `finetune` of the teacher; `warmup` of the supernet; of every candidate
-    `candidate_pretrain` on text and `candidate` on the task; of stage 3's supernet `sharing_pretrain` on text and
-    `sharing` on all tasks; of the searched architecture `pretrain` on text and `final` on the task. `text_teacher`:
-    which teacher teaches on text, the one fine-tuned on the task or the raw one. `teacher_cache`: bytes up to which its
-    outputs for the candidates are kept on disk; beyond that it runs in every step.
+    Attributes:
+        teacher: name on the hub or folder of a checkpoint.
+        base: what students start from: "teacher", another checkpoint, or a table of dimensions (with random weights).
+        tasks: names that `distill.tasks.readers.load_task` knows, or keys of `rows`.
+        data: the folder of the tasks' official files; None: they are downloaded from the hub.
+        corpus: text without labels, see `distill.tasks.readers.texts.read_text`; None: that of this installation.
+        rows: tasks on the user's own files.
+        text_teacher: which teacher teaches on text: the one fine-tuned on the task, or the raw one before fine-tuning.
+        teacher_cache: the teacher's outputs for the candidates are kept on disk if they take at most this many bytes;
+            otherwise the teacher runs in every step.
+        finetune: the fine-tuning of the teacher.
+        warmup: the warm-up of the supernet.
+        candidate_pretrain, candidate: the training of every candidate, on text and then on the task.
+        sharing_pretrain, sharing: the training of the one-shot supernet of stage 3, on text and then on all tasks.
+        pretrain, final: the final training of the searched architecture, on text and then on the task.
+        single_trials: the trials of a single-stage search; None: those of stages 1 and 2 together.
     """
 
     teacher: str
