@@ -316,7 +316,7 @@ class Search:
 
 
 def sampler_of(plan: Plan, workspace: Workspace) -> Proposer:
-    """The sampler of a stage; its zero-cost proxy is the share of the supernet's importance that an architecture keeps."""
+    """The sampler of a stage. Its zero-cost proxy is the share of the supernet's importance that a candidate keeps."""
     proxy = kept_importance(workspace.importance())
     return SAMPLERS[plan.table.sampler](plan.space, workspace.config.seed, proxy)
 

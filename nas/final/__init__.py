@@ -1,1 +1,1 @@
-"""The final training of an architecture: what `train_final.py` runs."""
+"""The final training of an architecture, which `train_final.py` runs."""

@@ -1,4 +1,4 @@
-"""`python -m nas.final` is `train_final.py`, for installed wheels and `accelerate launch -m nas.final`."""
+"""`python -m nas.final` does what `train_final.py` does, for installed wheels and `accelerate launch -m nas.final`."""
 
 import sys
 

@@ -5,7 +5,8 @@
     accelerate launch train_final.py ...                                  (several processes)
 
 The student inherits its weights from the study's supernet and learns from the teacher, first on unlabelled text, then
-on the task. It is measured on the whole dev split, beside its teacher and the base model after the same training.
+on the task. It is evaluated on the whole dev split, together with the teacher and with the base model after the same
+training.
 """
 
 import sys

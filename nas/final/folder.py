@@ -1,16 +1,16 @@
-"""The output folder of a final training, and which of several processes writes into it."""
+"""The output folder of a final training, and the process that writes into it."""
 
 import os
 from pathlib import Path
 
 from nas.config.schema import ConfigError
 
-# A subfolder that holds the state of unfinished trainings until the checkpoint is written.
+# The subfolder with the state of unfinished trainings, which is removed once the checkpoint is written.
 STATE = "state"
 
 
 def is_first_process() -> bool:
-    """Whether this is the process, of all that were launched together, that writes files and prints."""
+    """Whether this is the first of the processes that were launched together; only that one writes files and prints."""
     return os.environ.get("RANK", "0") == "0"
 
 

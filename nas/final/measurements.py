@@ -1,4 +1,4 @@
-"""What trained models are worth and what they cost: scores on the dev split, latency, parameters and MACs."""
+"""Evaluates trained models: scores on the dev split, latency, parameters and MACs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +18,13 @@ from search_spaces.architecture import Architecture
 
 @dataclass(frozen=True)
 class Measurements:
-    """`models`: by its name, each model's metrics and costs, as metrics.json has them. `tokens`: the length of the
-    sentence whose latency and MACs were measured, the median of the dev split. `loads`: of the student's experts.
+    """Scores and costs of several models.
+
+    Attributes:
+        models: name -> metrics and costs, as they are written to metrics.json.
+        dev_rows: the number of rows of the dev split.
+        tokens: the length of the sentence for which latency and MACs are given: the median of the dev split.
+        loads: the loads of the student's experts.
     """
 
     models: dict[str, dict[str, Any]]
@@ -34,11 +39,11 @@ def measure(
     architectures: Mapping[str, Architecture],
     loads_of: str,
 ) -> Measurements:
-    """Measure all models on the whole dev split, and their latencies side by side.
+    """Score all models on the whole dev split, and measure their latencies in turns.
 
     Args:
-        architectures: of the models whose costs follow from one; a teacher may have another shape.
-        loads_of: the model whose experts' loads are counted.
+        architectures: the architectures of models, from which their costs follow; a teacher may have none.
+        loads_of: the name of the model whose experts' loads are counted.
     """
     accelerator, task, pad_id = evaluator.accelerator, evaluator.task, evaluator.like.pad_token_id
     folders, labels = evaluator.workspace.folders, evaluator.workspace.labels
@@ -67,7 +72,7 @@ def measure(
 
 
 def table(models: Mapping[str, Mapping[str, Any]], metrics: Sequence[str], slowest: str) -> Table:
-    """The measurements as a table, a row for each model; speed-ups are relative to the model named `slowest`."""
+    """The measurements as a table with a row for each model; speed-ups are relative to the model named `slowest`."""
     result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("model", *metrics, "parameters", "in FFNs", "MACs", "latency", "speed-up"):
         result.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)

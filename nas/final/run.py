@@ -1,4 +1,4 @@
-"""One final training from beginning to end: prepare, train, measure, save, print."""
+"""Runs a final training: prepares, trains and evaluates the models, and saves and prints the results."""
 
 import json
 import shutil
@@ -31,14 +31,14 @@ TEACHER, STUDENT, BASE_MODEL = "teacher", "student", "base model"
 
 @dataclass(frozen=True, kw_only=True)
 class FinalRun:
-    """What to train and where to put it.
+    """What to train, and where to save it.
 
     Attributes:
         out: the folder of the checkpoint.
-        seed: of the order of batches and of dropout.
-        transfer: use the genes of `architecture` on the configuration's base.
-        skip_base: do not train and measure the base model.
-        tensorboard: folder for logged losses.
+        seed: the seed of the order of batches and of dropout.
+        transfer: apply the layers of `architecture` to the configuration's base.
+        skip_base: do not train and evaluate the base model.
+        tensorboard: the folder for logged losses.
     """
 
     config: StudyConfig
@@ -56,14 +56,14 @@ class FinalRun:
         return self.out / STATE
 
     def identity(self) -> str:
-        """What a resumed training must have in common with the interrupted one, as JSON."""
+        """As JSON, what must be the same when a training is resumed: configuration, architecture and seed."""
         return json.dumps(
             {"config": self.config.to_toml(), "architecture": self.architecture.to_json(), "seed": self.seed}
         )
 
 
 def run(final: FinalRun) -> int:
-    """Train the student and, unless skipped, the base model; measure both and the teacher; write the checkpoint.
+    """Train the student and, unless it is skipped, the base model; evaluate both and the teacher; write the checkpoint.
 
     Returns:
         The exit status.
@@ -109,7 +109,7 @@ def run(final: FinalRun) -> int:
 
 
 def check_resumed(final: FinalRun) -> None:
-    """Raises ConfigError where the output folder holds the state of a training of something else."""
+    """Raise ConfigError if the output folder holds the state of a training of something else."""
     note = final.state / "training.json"
     if note.exists() and note.read_text(encoding="utf-8") != final.identity():
         raise ConfigError(f"--resume: {final.out} is of another configuration, architecture or seed")
@@ -132,13 +132,13 @@ def check_architecture(architecture: Architecture, base: Base, config: StudyConf
 
 
 def check_head(architecture: Architecture, kind: str) -> None:
-    """Raises ConfigError where the architecture has experts in its head and the head of this kind of task cannot."""
+    """Raise ConfigError if the architecture has experts in its head and heads of this kind of task cannot have any."""
     if architecture.base.head_experts > 1 and kind not in (CLASSIFICATION, REGRESSION):
         raise ConfigError(f"the architecture has experts in its head, which a {kind} has not")
 
 
 def without_experts(base: Base) -> Base:
-    """The base without the experts of attention and head, which an architecture chooses but a study does not."""
+    """The base without the experts in attention and head, which belong to an architecture but not to a study."""
     return replace(base, attention_experts=1, head_experts=1)
 
 
@@ -149,7 +149,7 @@ def save(
     evaluator: Evaluator,
     measurements: Measurements,
 ) -> None:
-    """Write the checkpoint with its tokenizer, architecture, configuration and metrics, and remove the state."""
+    """Write the checkpoint with tokenizer, architecture, configuration and metrics, and remove the training state."""
     student.save_pretrained(final.out)
     evaluator.tokenizer.save_pretrained(final.out)
     architecture.save(final.out / "architecture.json")
@@ -173,7 +173,7 @@ def save(
 
 
 def print_results(final: FinalRun, evaluator: Evaluator, measurements: Measurements, console: Console) -> None:
-    """Print what was measured, and how to load the checkpoint."""
+    """Print the measurements, and how to load the checkpoint."""
     task = evaluator.task
     console.print(
         f"{final.config.task}: {measurements.dev_rows} dev rows; MACs and latency of one sentence of "

@@ -1,4 +1,4 @@
-"""The training phases of the final training, what the student starts from, and how a model goes through them."""
+"""The phases of the final training, the weights from which the student starts, and the training itself."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,15 +18,16 @@ from nas.preparation.workspace import projections
 from nas.stages import plan
 from search_spaces.architecture import Architecture
 
-# What progress lines and logs call the phases, by their tables in the configuration.
+# The table of a phase in the configuration -> the name of the phase in progress lines and logs.
 PHASE_NAMES = {"pretrain": "pre-training", "final": "fine-tuning"}
 
 
 def final_phases(evaluator: Evaluator, say: Callable[[str], None]) -> list[TrainingPhase]:
-    """Pre-training on text where the objective can learn from text, then training on the task.
+    """The phases of the final training: pre-training on text, if the objective can learn from text, and training on the
+    task.
 
     Args:
-        say: called with a line that says why there is no pre-training.
+        say: called with a line that says why there is no pre-training, if there is none.
 
     Raises:
         ConfigError, ValueError: the objective cannot be used on the task.
@@ -50,8 +51,8 @@ def final_phases(evaluator: Evaluator, say: Callable[[str], None]) -> list[Train
 def starting_point(
     evaluator: Evaluator, architecture: Architecture, device: str, on_progress: ProgressCallback
 ) -> Callable[[Architecture], PreTrainedModel]:
-    """Builds the student: with weights of the warmed-up supernet or, with `final.start = "shared"`, of stage 3's
-    one-shot supernet, which is trained if it is not in the cache.
+    """A function that builds the student with weights of the warmed-up supernet or, with `final.start = "shared"`, of
+    stage 3's one-shot supernet, which is trained first if it is not in the cache.
     """
     config, workspace = evaluator.config, evaluator.workspace
     if config.final.start != "shared":
@@ -74,9 +75,9 @@ def train(
     """Train a model in place, one phase after the other.
 
     Args:
-        name: what progress lines and logs call the model.
-        state: folder from which an interrupted training continues.
-        tensorboard: folder for logged losses.
+        name: the name of the model in progress lines and logs.
+        state: the folder from which an interrupted training is resumed.
+        tensorboard: the folder for logged losses.
     """
 
     def after_step(log_loss: Callable[[int, float], None], label: str, steps: int, step: int, loss: float) -> None:

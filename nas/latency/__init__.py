@@ -1,1 +1,1 @@
-"""Latency of architectures: measured steps, and the table that adds them up."""
+"""The latency of architectures, predicted from a table of measured steps."""

@@ -1,8 +1,9 @@
-"""The names of the steps of a block, and the time that each takes where it is used.
+"""Measures how long each step of a block takes inside a model.
 
-"expand 96", "relu 96", "add 96 384" (on values of those widths, in channels), and "norm", what a block does to its
-graph's output. Experts have "expand 96, 4 hash top 1" (all of them together), "route, 4 hash top 1" (their choice) and
-"send, 4 hash top 1" (the way of the tokens there and back).
+A step is named by its operation and the widths of its inputs in channels, such as "expand 96", "relu 96" and
+"add 96 384". "norm" is the rest of a block, from its graph's output to its own. Layers of experts have the steps
+"expand 96, 4 hash top 1" (all experts together), "route, 4 hash top 1" (choosing the experts) and
+"send, 4 hash top 1" (dispatching the tokens to the experts and combining the results).
 """
 
 import copy
@@ -30,10 +31,10 @@ from supernet.model.ffn import FFNBlock, combine
 from supernet.model.routing import TableRouter, router_class
 
 STEP_ROUNDS = 30
-# On a device too slow or too busy for that many, rounds end after so many seconds, but there are so many at least.
+# On a device that is too slow or too busy for all rounds, they end after MOST_SECONDS, but not before LEAST_ROUNDS.
 MOST_SECONDS = 30.0
 LEAST_ROUNDS = 5
-# Graphs that have every step between them.
+# Together these graphs have every step.
 PROBED = (
     *(f"project({op}(expand(x)))" for op in UNARY),
     *(f"project({op}(expand(x),gate(x)))" for op in BINARY),
@@ -43,19 +44,19 @@ GATED = FFNGraph.parse("project(mul(expand(x),gate(x)))")
 
 
 def step_names(graph: FFNGraph, base: Base, inner: int, experts: Experts = DENSE) -> list[str]:
-    """The steps of a graph, one for each node after the input."""
+    """The names of the steps of a graph, one for each node after the input."""
     widths = graph.widths(base.width, inner, base.mismatch)
     names = []
     for node in graph.nodes[1:]:
         step_widths = [inner] if node.op in ("expand", "gate") else [widths[number] for number in node.inputs]
-        # A `project` of experts counts as one of width `inner`, also where it has another width.
+        # The `project` of experts counts as one of width `inner`, even if its input has another width.
         of_experts = node.op in LINEAR and experts != DENSE
         names.append(_of_experts(node.op, inner, experts) if of_experts else _name(node.op, *step_widths))
     return names
 
 
 def kind(experts: Experts) -> str:
-    """What of experts makes a difference to their latency."""
+    """The settings of experts that make a difference to their latency, as text."""
     capacity = f" capacity {experts.capacity}" if experts.capacity is not None else ""
     return f"{experts.count} {experts.routing} top {experts.top_k}{capacity}"
 
@@ -73,7 +74,7 @@ def sends(experts: Experts) -> str:
 
 
 def _name(op: str, *widths: int) -> str:
-    """The name of a step in a table."""
+    """The name of a step in the latency table."""
     return " ".join([op, *map(str, sorted(set(widths)))])
 
 
@@ -81,19 +82,25 @@ def _name(op: str, *widths: int) -> str:
 def step_times(
     host: PreTrainedModel, base: Base, widths: Sequence[int], experts: Sequence[Experts], batch: Batch
 ) -> dict[str, float]:
-    """Seconds of every step at each of these inner widths, by its name in `LatencyTable`."""
+    """Measure every step at each of these inner widths, in seconds, by its name in `LatencyTable`.
+
+    Args:
+        host: the model in whose layers the steps are measured.
+    """
     seconds: dict[str, list[float]] = defaultdict(list)
     steps = _steps(host, base, widths)
     probes: list[list[nn.Module]] = [
         [_Probe(FFNGraph.parse(text), base, inner, steps, seconds) for inner in widths] for text in PROBED
     ]
-    probes += [[_ExpertProbe(one, inner, host, batch, seconds) for inner in widths] for one in experts]
+    probes += [
+        [_ExpertProbe(layer_experts, inner, host, batch, seconds) for inner in widths] for layer_experts in experts
+    ]
     host.eval()
     layers = host.bert.encoder.layer
     rng = random.Random(0)
     for _ in bounded(STEP_ROUNDS):
-        # The code of an operation that no other layer uses is out of the caches, and it takes up to twice as long.
-        # Spaces lie around a base graph, so all layers of a pass have the same one.
+        # An operation takes up to twice as long if no other layer uses it, because its code is not in the caches. The
+        # members of a space are similar to its base graph, so all layers of a pass get the same graph.
         for alike in rng.sample(probes, len(probes)):
             order = rng.sample(alike, len(alike))
             for start in range(0, len(order), len(layers)):
@@ -104,7 +111,7 @@ def step_times(
 
 
 def _steps(host: PreTrainedModel, base: Base, widths: Sequence[int]) -> dict[str, Callable[..., Tensor]]:
-    """What computes each step, by its name: parts of blocks that have all linear maps of one width."""
+    """The function that computes each step, by the name of the step."""
     steps: dict[str, Callable[..., Tensor]] = {}
     for inner in widths:
         program = [(node.op, node.inputs) for node in GATED.nodes[1:]]
@@ -119,7 +126,7 @@ def _steps(host: PreTrainedModel, base: Base, widths: Sequence[int]) -> dict[str
 
 
 class _Probe(nn.Module):
-    """A block that times every step."""
+    """A block that measures the time of each of its steps."""
 
     def __init__(
         self,
@@ -148,19 +155,21 @@ class _Probe(nn.Module):
 
 
 class _ExpertProbe(nn.Module):
-    """A block of experts that times its linear maps, a gate beside `expand` among them, and the way there and back."""
+    """A block of experts that measures the times of its router, of its linear maps (including a `gate`), and of
+    dispatching and combining the tokens.
+    """
 
     def __init__(
         self, experts: Experts, inner: int, host: PreTrainedModel, batch: Batch, seconds: dict[str, list[float]]
     ) -> None:
         super().__init__()
-        width, given = host.config.hidden_size, expert_settings(experts)
+        width, settings = host.config.hidden_size, expert_settings(experts)
         program = [(node.op, node.inputs) for node in GATED.nodes[1:]]
         self.experts, self.inner, self.seconds = experts, inner, seconds
-        self.block = FFNBlock(program, GATED.widths(width, inner), inner, host.config, given).to(host.device).eval()
+        self.block = FFNBlock(program, GATED.widths(width, inner), inner, host.config, settings).to(host.device).eval()
         for parameter in self.block.parameters():
             nn.init.normal_(parameter, std=host.config.initializer_range)
-        router = self.block.router or router_class(given)(given, host.config, is_batched(width, inner))
+        router = self.block.router or router_class(settings)(settings, host.config, is_batched(width, inner))
         self.router = router.to(host.device)
         if isinstance(self.router, TableRouter):
             self.router.table = torch.randint_like(self.router.table, experts.count)
@@ -193,7 +202,7 @@ def _timed(seconds: dict[str, list[float]], name: str, cuda: bool, step: Callabl
 
 
 def _only(block: FFNBlock, *steps: tuple[str, tuple[int, ...]]) -> FFNBlock:
-    """A block with the weights of `block` that takes these steps alone."""
+    """A block that shares the weights of `block` but has only these steps."""
     alone = copy.copy(block)
     alone.steps = steps
     return alone
@@ -205,7 +214,7 @@ def lower_quartile(seconds: Sequence[float]) -> float:
 
 
 def bounded(rounds: int) -> Iterator[int]:
-    """The numbers of the rounds that there is time for."""
+    """The numbers of at most `rounds` rounds, fewer if they take too long."""
     begun = time.monotonic()
     for number in range(rounds):
         if number >= LEAST_ROUNDS and time.monotonic() - begun > MOST_SECONDS:
@@ -214,6 +223,6 @@ def bounded(rounds: int) -> Iterator[int]:
 
 
 def finish(cuda: bool) -> None:
-    """Wait for the device."""
+    """Wait until the device has finished its work."""
     if cuda:
         torch.cuda.synchronize()

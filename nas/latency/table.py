@@ -1,16 +1,17 @@
-"""Latency of models on this device: measured as a whole, or added up from a table of measured steps.
+"""The latency of models on this device, either measured on whole models or predicted from a table of measured steps.
 
-A search asks for the latency of thousands of architectures before it builds any. Therefore every step that a block can
-take is timed once, by itself, where it is used: behind the attention of a whole model, with inputs that were just
-computed and weights that are as far away in the memory hierarchy as in use. The latency of an architecture is
+A search needs the latencies of thousands of architectures before it builds any of them. Therefore every step that a
+block can have is measured once, in the place where it is used: after the attention of a whole model, with inputs that
+have just been computed and weights that are as far away in the memory hierarchy as in use. The latency of an
+architecture is predicted as
 
-    fixed + scale * (the times of its steps, added up)
+    fixed + scale * (the sum of the times of its steps)
 
-on the straight line through a few models that are measured whole: reference architectures, and one without FFNs.
+where `fixed` and `scale` are fitted to a few models that are measured as a whole: random reference architectures, and
+one without FFNs.
 
-Steps are not timed outside of a model, because a linear map that runs over and over finds its weights in the nearest
-cache. Whole models are timed in pieces (`Latency.quiet`), because a device that does something else too may leave no
-pass alone from its begin to its end.
+Steps are not measured outside of a model, because a linear map that runs over and over finds its weights in the nearest
+cache. Whole models are timed in pieces (`Latency.quiet`), because on a busy device every pass may be interrupted.
 """
 
 import json
@@ -45,12 +46,12 @@ from search_spaces.operations import BINARY, UNARY
 from supernet.build import build
 from supernet.model.expert_linear import ExpertLinear
 
-# Part of every key: raise it when what is measured here, or how, changes.
+# Part of every cache key: increase it when what is measured here, or how, changes.
 FORMAT = 3
 WHOLE_ROUNDS = 30
-# Random architectures that are measured whole to find a table's fixed part and scale.
+# The number of random architectures that are measured as a whole to fit a table's `fixed` and `scale`.
 REFERENCES = 12
-# What their graphs look like; {0} and {1} are activations, {2} is a binary operation.
+# The shapes of their graphs: {0} and {1} are activations, {2} is a binary operation.
 SHAPES = (
     "project({0}(expand(x)))",
     "{1}(project({0}(expand(x))))",
@@ -58,17 +59,17 @@ SHAPES = (
     "project({2}({0}(expand(x)),gate(x)))",
     "{2}(x,project({0}(expand({1}(x)))))",
 )
-# Microseconds, or parts of the teacher's latency; "ms" is tried before "s", on which it ends.
+# In microseconds, or for "x" in multiples of the teacher's latency. "ms" comes before "s" because it also ends on "s".
 _UNITS = {"ms": 1_000, "s": 1_000_000, "x": 1}
 
 
 class TooBusy(RuntimeError):
-    """The measurements make no sense, because other work takes the device's time."""
+    """The measurements make no sense, because the device is busy with other work."""
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds of one forward pass: the quartiles, and `quiet`, an estimate for a device that does nothing else.
+    """The seconds of one forward pass: the quartiles, and `quiet`, an estimate for a device that does nothing else.
 
     On a busy device every pass may be interrupted somewhere, but most pieces of a pass are not: for `quiet` a pass is
     cut before every linear map, and the lower quartiles of the pieces are added up.
@@ -82,16 +83,16 @@ class Latency:
 
 @torch.inference_mode()
 def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE_ROUNDS) -> dict[str, Latency]:
-    """Time a float32 forward pass of every model on `batch`, round after round (fewer where they take too long).
+    """Time a float32 forward pass of every model on `batch` in each of `rounds` rounds (fewer if they take too long).
 
-    In its turn a model runs twice and the second pass is timed: the first one brings back into the processor's caches
-    what the models before have driven out.
+    In each round a model runs twice and the second pass is timed: the first one refills the processor's caches, which
+    the other models have used in the meantime.
     """
     inputs = {name: batch[name] for name in INPUTS if name in batch}
     cuda = inputs["input_ids"].is_cuda
     cuts: list[float] = []
     passes: dict[str, list[list[float]]] = {name: [] for name in models}
-    # A module that models share is cut once.
+    # A set, so that a module that several models share gets a single hook.
     parts = {part for model in models.values() for part in model.modules()}
     linear = [part for part in parts if isinstance(part, nn.Linear | ExpertLinear)]
     hooks = [part.register_forward_pre_hook(lambda part, inputs: cuts.append(time.perf_counter())) for part in linear]
@@ -114,7 +115,7 @@ def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE
 
 
 def summary(passes: Sequence[Sequence[float]]) -> Latency:
-    """The latency from the moments of every pass, in seconds: its begin, its cuts, its end."""
+    """The latency that follows from the time stamps of every pass, in seconds: its start, its cuts and its end."""
     whole = [moments[-1] - moments[0] for moments in passes]
     pieces = zip(*([end - begin for begin, end in pairwise(moments)] for moments in passes), strict=True)
     lower, middle, upper = quantiles(whole, n=4)
@@ -123,11 +124,14 @@ def summary(passes: Sequence[Sequence[float]]) -> Latency:
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """Latencies (`Latency.quiet`) of the architectures of one base: sums of whole numbers, so that a budget can be
-    kept exactly.
+    """Predicts the latencies (`Latency.quiet`) of architectures on one base. They are sums of whole numbers, so that a
+    budget can be kept exactly.
 
-    batch, tokens: sentences and tokens of each. fixed: microseconds of everything but the FFNs. teacher: microseconds
-    of the whole teacher. steps: nanoseconds of every step of a block by its name, see `nas.latency.steps`.
+    Attributes:
+        batch, tokens: the number of sentences, and the number of tokens of each.
+        fixed: microseconds of everything but the FFNs.
+        teacher: microseconds of the whole teacher.
+        steps: nanoseconds of every step of a block by its name, see `nas.latency.steps`.
     """
 
     batch: int
@@ -137,11 +141,11 @@ class LatencyTable:
     steps: tuple[tuple[str, int], ...]
 
     def ffn(self, base: Base, genes: Genes) -> int:
-        """Microseconds of all blocks of one layer; inner widths between those of the table, which baselines may have,
-        lie on the straight line.
+        """Microseconds of all blocks of one layer. For inner widths between those of the table, which baselines may
+        have, they are interpolated linearly.
 
         Raises:
-            ValueError: the table is for another width of the model, or not for inner widths as large as this one.
+            ValueError: the table is for another width of the model, or its largest inner width is below this one.
         """
         inner = genes.inner(base)
         above = bisect_left(self._inner, inner)
@@ -153,7 +157,7 @@ class LatencyTable:
             lower = self._inner[above - 1]
             less = self._block(genes, base, lower)
             nanoseconds = less + (nanoseconds - less) * (inner - lower) // (upper - lower)
-        # A hash is asked once for all blocks of a layer.
+        # Hash routing happens once for all blocks of a layer.
         once = 0 if genes.experts.gated or genes.experts == DENSE else self._nanoseconds[routes(genes.experts)]
         return (genes.stack * nanoseconds + once + 500) // 1000
 
@@ -163,7 +167,7 @@ class LatencyTable:
         if experts != DENSE:
             names += [sends(experts), *([routes(experts)] if experts.gated else [])]
         try:
-            # Operations between the linear maps have a row for every expert that a token passes.
+            # Every token has as many rows in the operations between the linear maps as it passes experts.
             return sum(
                 self._nanoseconds[name] * (1 if "," in name or name == "norm" else experts.top_k) for name in names
             )
@@ -171,11 +175,11 @@ class LatencyTable:
             raise ValueError(f"{genes.graph}, {base.width} wide: {error} is not in the latency table") from None
 
     def total(self, architecture: Architecture) -> int:
-        """Microseconds of a whole model: `fixed`, and `ffn` of every layer."""
+        """Microseconds of a whole model: `fixed` plus `ffn` of every layer."""
         return self.fixed + sum(self.ffn(architecture.base, genes) for genes in architecture.layers)
 
     def to_json(self) -> dict[str, Any]:
-        """Values that `json.dumps` takes; the inverse of `from_json`."""
+        """The table as values that `json.dumps` accepts; the inverse of `from_json`."""
         return asdict(self) | {"steps": self._nanoseconds}
 
     @classmethod
@@ -201,7 +205,11 @@ class LatencyLimit:
 
 
 def parse_latency(text: str) -> LatencyLimit:
-    """The limit from "12ms", "0.012s", or "0.25x" (a quarter of the teacher's latency). Raises ValueError."""
+    """Parse a limit such as "12ms", "0.012s" or "0.25x" (a quarter of the teacher's latency).
+
+    Raises:
+        ValueError: the text is no such limit.
+    """
     unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
     try:
         value = fraction(text.removesuffix(unit)) if unit else Fraction(0)
@@ -230,17 +238,17 @@ def latency_table(
     experts: Sequence[Experts] = (),
     on_progress: ProgressCallback = ignore_progress,
 ) -> LatencyTable:
-    """The table of this device, kept in the folder `cache`; measured if it is not there yet.
+    """The latency table of this device, from the folder `cache`; it is measured first if it is not there.
 
     Args:
-        base: of the architectures.
-        teacher: configuration of the teacher, which is measured with random weights.
-        inner_widths: of all blocks that occur, in channels.
-        batch, tokens: sentences, none of them padded, and tokens of each.
-        device: as torch calls it.
+        base: the base of the architectures.
+        teacher: the configuration of the teacher, which is measured with random weights.
+        inner_widths: the inner widths of all blocks that occur, in channels.
+        batch, tokens: the number of sentences, without padding, and the number of tokens of each.
+        device: a torch device.
         cache: see `distill.files.cache_folder`.
-        experts: all that occur.
-        on_progress: called while the table is measured.
+        experts: all settings of experts that occur.
+        on_progress: progress callback for the measurements.
 
     Raises:
         ValueError: the base or the teacher has fewer positions than `tokens`.
@@ -250,15 +258,15 @@ def latency_table(
     if tokens > positions:
         raise ValueError(f"tokens: there are {positions} positions, not {tokens}")
     widths = sorted(set(inner_widths))
-    # The folder that the teacher was read from makes it no slower.
+    # The teacher's latency does not depend on the folder that it was loaded from.
     like = {name: value for name, value in teacher.to_dict().items() if name != "_name_or_path"}
     device_and_versions = (_device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
-    # What their channels are makes experts no slower.
+    # The latency of experts does not depend on which channels they share.
     kinds = {kind(layer_experts): layer_experts for layer_experts in experts if layer_experts != DENSE}
     key = fingerprint(FORMAT, asdict(base), like, widths, batch, tokens, device_and_versions, sorted(kinds))
 
     def make(path: Path) -> None:
-        # Random numbers that are drawn later must not depend on whether the table had to be measured.
+        # The random state afterwards must not depend on whether the table had to be measured.
         with torch.random.fork_rng(devices=[]):
             examples = example(base.vocabulary, batch, tokens, device)
             table = _measure(base, teacher, widths, list(kinds.values()), examples, on_progress)
@@ -270,7 +278,7 @@ def latency_table(
 
 @dataclass(frozen=True)
 class Measured:
-    """The latency of an architecture: in microseconds as the table has it, and as its whole model has it."""
+    """The latency of an architecture: predicted from the table in microseconds, and measured on the whole model."""
 
     predicted: int
     whole: Latency
@@ -279,7 +287,7 @@ class Measured:
 def measure_whole(
     architectures: Mapping[str, Architecture], table: LatencyTable, device: str, rounds: int = WHOLE_ROUNDS
 ) -> dict[str, Measured]:
-    """Measure models of the architectures, with random weights, on sentences like those of `table`."""
+    """Measure whole models of the architectures, with random weights, on sentences like those of the table."""
     with torch.random.fork_rng(devices=[]):
         models = {name: build(architecture).to(device) for name, architecture in architectures.items()}
     vocabulary = min(architecture.base.vocabulary for architecture in architectures.values())
@@ -297,7 +305,7 @@ def _measure(
 ) -> LatencyTable:
     device = batch["input_ids"].device
     rows, tokens = batch["input_ids"].shape
-    # A value of the graph may be as wide as the model where no inner width is.
+    # The values before `expand` and after `project` are as wide as the model, which may be none of the inner widths.
     probed = sorted({*widths, base.width})
     base = replace(base, inner=max(probed))
     host = build(Architecture.uniform(base, GATED, expansion=Fraction(widths[0], base.inner))).to(device)
@@ -308,7 +316,8 @@ def _measure(
     architectures = list(islice(_references(base, widths), REFERENCES))
     models: dict[str, nn.Module] = {"teacher": AutoModelForSequenceClassification.from_config(teacher).to(device)}
     for name, architecture in (("no FFN", architectures[0]), *enumerate(architectures)):
-        # All but the FFNs are the same modules: words alone would take most of the memory, and of the time to build.
+        # The models share all modules except the FFNs: word embeddings alone would take most of the memory and of the
+        # time for building.
         model = build(replace(architecture, base=replace(base, vocabulary=1))).to(device)
         model.bert.embeddings = host.bert.embeddings
         for layer, like in zip(model.bert.encoder.layer, host.bert.encoder.layer, strict=True):
@@ -324,7 +333,15 @@ def _measure(
 
 
 def line(sums: Sequence[float], whole: Sequence[float]) -> tuple[float, float]:
-    """`scale` and `fixed` of the line through the models that are measured whole. Raises TooBusy."""
+    """Fit `scale` and `fixed` to the models that were measured as a whole.
+
+    Args:
+        sums: the sum of the times of each model's steps.
+        whole: the measured latency of each model.
+
+    Raises:
+        TooBusy: `scale` or `fixed` is not positive.
+    """
     scale, fixed = linear_regression(sums, whole)
     if scale <= 0 or fixed <= 0:
         raise TooBusy("models with larger FFNs measure no slower, because something else disturbs them")
@@ -332,9 +349,10 @@ def line(sums: Sequence[float], whole: Sequence[float]) -> tuple[float, float]:
 
 
 def _references(base: Base, widths: Sequence[int]) -> Iterator[Architecture]:
-    """Endless architectures of random graphs, gelu the most frequent operation, and random stacks.
+    """Yield random reference architectures without end. Their graphs and stacks are random, and gelu is the most
+    frequent operation.
 
-    All layers of one have the same inner width, so that sizes differ much.
+    All layers of an architecture have the same inner width, so that the sizes of architectures differ a lot.
     """
     rng = random.Random(0)
     for inner in cycle(widths):
@@ -348,7 +366,7 @@ def _references(base: Base, widths: Sequence[int]) -> Iterator[Architecture]:
 
 
 def example(vocabulary: int, batch: int, tokens: int, device: str) -> Batch:
-    """Sentences of random words without padding."""
+    """A batch of random token ids without padding."""
     generator = torch.Generator().manual_seed(0)
     ids_BT = torch.randint(vocabulary, (batch, tokens), generator=generator).to(device)
     return {
@@ -359,7 +377,7 @@ def example(vocabulary: int, batch: int, tokens: int, device: str) -> Batch:
 
 
 def _device_name(device: str) -> str:
-    """The model of GPU or CPU."""
+    """The name of the GPU or CPU."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     described = Path("/proc/cpuinfo")
