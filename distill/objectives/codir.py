@@ -16,7 +16,7 @@ from distill.tasks.encoding import Encoded
 from distill.tasks.types import CLASSIFICATION
 
 WIDTH = 128
-# Greatest number of negatives of one sentence; each takes WIDTH numbers for the student and for the teacher.
+# Largest number of negatives per sentence; each needs WIDTH numbers for the student and for the teacher.
 MOST = 65_536
 
 
@@ -37,40 +37,41 @@ def codir(
 ) -> Objective:
     """CoDIR (Sun et al., 2020): (1 - beta) CE(labels) + beta T^2 KL(teacher || student) + contrastive L_CRD.
 
-    CE and KL are as in `kd`. Either side's feature z, (B, 128) of length 1, is a learned linear map of the pooled
-    states of its layers, concatenated: all of the student's, and the last of each group of the teacher's. L_CRD is
-    InfoNCE, mean over sentences and over both directions, with either side as the anchor:
+    CE and KL are as in `kd`. The feature z of the student, and that of the teacher, is a vector (B, 128) of length 1: a
+    learned linear map of the concatenated, pooled states of its layers (all layers of the student, and the last of each
+    group of the teacher's). L_CRD is InfoNCE, mean over sentences and over both directions, with the student or the
+    teacher as the anchor:
 
         -log(exp(z z+ / t) / (exp(z z+ / t) + sum over K negatives of exp(z z- / t))),
 
-    z+ the same sentence's feature on the other side, z- the other side's features of training rows of another label,
-    drawn with replacement. They come from a memory bank of either side, (rows, 128), in which a batch's features, after
-    their loss, are averaged with `momentum` while the objective is in training mode. A batch needs `rows` (B,), the
-    number of each of its sentences among the training rows. The banks belong to these rows alone: they are in no state
-    dict. The two maps are learned with the student.
+    where z+ is the other model's feature of the same sentence, and z- are the other model's features of training rows
+    with another label, drawn with replacement. The latter come from memory banks of student and teacher, (rows, 128
+    each); in training mode, the features of a batch are merged into them with `momentum` after computing the loss. A
+    batch needs `rows` (B,), the index of each of its sentences among the training rows. Since the banks depend on these
+    rows, they are not in the state dict. The two maps are trained with the student.
 
-    The released code pools by the [CLS] state (`pooling="cls"`), takes the teacher's layers 1, 3, 5, ... and the
-    positive from the bank too, and estimates by NCE with normalisers that it fixes at the first batch; it sums CE and
-    KL over a batch, where L_CRD is a mean. Its defaults of beta, T and K are those here.
+    The released code pools by the [CLS] state (`pooling="cls"`), uses the teacher's layers 1, 3, 5, ..., takes the
+    positive from the bank too, and uses NCE with normalisers that are fixed at the first batch. It sums CE and KL over
+    a batch, while L_CRD is a mean. Its defaults of beta, T and K are used here.
 
     Args:
         student, teacher: Hugging Face configurations.
         rows: number of training rows.
-        labels: the classes of the rows; None where rows have no class (text, or a task that labels words): all other
-            rows are negatives then.
-        beta: share of the teacher's predictions; 1 needs no labels in the batches.
+        labels: the classes of the rows; None if rows have no class (text, or a task that labels words), in which case
+            all other rows are negatives.
+        beta: weight of the teacher's predictions, from 0 to 1; with 1 the batches need no labels.
         temperature: T.
         contrastive: weight of L_CRD.
         negatives: K.
         contrast_temperature: t.
-        momentum: share of a bank's row that stays.
+        momentum: weight of the old feature when a row of a bank is updated.
         pooling: "mean" over valid tokens, or "cls".
-        balance: weight of the load balance of the student's routers.
+        balance: weight of the load-balancing loss of the student's routers.
 
     Raises:
-        ValueError: the student's depth does not divide the teacher's; a setting is out of its range; the number of
-            labels is not that of rows, or all rows have the same label. In use: the batch has no `rows`, or rows
-            beyond these.
+        ValueError: the student's depth does not divide the teacher's; a setting is out of its range; there are not as
+            many labels as rows, or all rows have the same label. The loss raises it if the batch has no `rows`, or an
+            index out of range.
     """
     check_weights(contrastive=contrastive, balance=balance)
     check_shares(beta=beta, momentum=momentum)
@@ -89,7 +90,7 @@ def codir(
     }
 
     def features(side: str, outputs: Outputs, batch: Batch) -> Tensor:
-        """(N, 128), of the sentences that have a token."""
+        """The features (N, 128) of the sentences that are not only padding; `side` is "student" or "teacher"."""
         mask_BT = batch["attention_mask"]
         chosen = (outputs.hidden_states[state] for state in states[side])
         if pooling == "mean":
@@ -135,10 +136,11 @@ CODIR = ObjectiveSpec(codir, row_arguments=_bank_arguments)
 
 
 class Bank(nn.Module):
-    """Features of length 1 of all training rows, of the student and of the teacher, random at first; and the classes of
-    the rows, to draw negatives of another class.
+    """The memory banks: features of length 1 of all training rows, for the student and for the teacher, initially
+    random.
 
-    `order` sorts the rows by class: the class of a row takes `size[row]` places in it, from place `first[row]`.
+    It also has the classes of the rows, for drawing negatives of another class. `order` has the rows sorted by class:
+    the rows of the same class as `row` are at the `size[row]` places from `first[row]` on.
     """
 
     student: Tensor
@@ -166,21 +168,21 @@ class Bank(nn.Module):
             self.register_buffer(name, F.normalize(torch.randn(rows, WIDTH), dim=-1), persistent=False)
 
     def others(self, rows_N: Tensor, count: int) -> Tensor:
-        """(N, count) row numbers of another class than each row's, drawn uniformly with replacement."""
+        """Indices (N, count) of rows of another class than each given row, drawn uniformly with replacement."""
         first_N1, size_N1 = self.first[rows_N][:, None], self.size[rows_N][:, None]
         draws = torch.rand(len(rows_N), count, dtype=torch.float64, device=rows_N.device)
         places_NK = (draws * (len(self.order) - size_N1)).long()
         return self.order[torch.where(places_NK < first_N1, places_NK, places_NK + size_N1)]
 
     def update(self, rows_N: Tensor, student_ND: Tensor, teacher_ND: Tensor) -> None:
-        """Move the features of these rows towards new ones, those of all processes."""
+        """Merge new features of these rows, gathered from all processes, into the banks."""
         rows_N, student_ND, teacher_ND = _of_all_processes(rows_N, student_ND, teacher_ND)
         for bank, new_ND in ((self.student, student_ND), (self.teacher, teacher_ND)):
             bank[rows_N] = F.normalize(self.momentum * bank[rows_N] + (1 - self.momentum) * new_ND, dim=-1)
 
 
 def _of_all_processes(*tensors: Tensor) -> list[Tensor]:
-    """Each tensor with its rows from all processes, which may differ in number."""
+    """Concatenate each tensor's rows from all processes; their numbers of rows may differ."""
     if not dist.is_initialized():
         return list(tensors)
     shares: list[Any] = [None] * dist.get_world_size()

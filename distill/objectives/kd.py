@@ -16,11 +16,11 @@ def hard_labels() -> Objective:
 
 
 def none(student: Any, teacher: Any = None, *, balance: float = 0.0) -> Objective:
-    """The labels alone: cross-entropy, mean over sentences, labelled tokens or both ends of answers; of a regression
-    the mean square error.
+    """The loss with the labels only: cross-entropy, mean over sentences, labelled tokens or answer boundaries; for a
+    regression the mean square error.
 
     Args:
-        balance: weight of the load balance of the student's routers.
+        balance: weight of the load-balancing loss of the student's routers.
 
     Raises:
         ValueError: the weight is negative or not finite.
@@ -33,22 +33,23 @@ NONE = ObjectiveSpec(none, needs_teacher=False)
 
 
 def kd(student: Any, teacher: Any, *, alpha: float = 0.5, temperature: float = 2.0, balance: float = 0.0) -> Objective:
-    """Knowledge distillation (Hinton et al., 2015, section 2), in the form that PKD and CoDIR start from:
+    """Knowledge distillation (Hinton et al., 2015, section 2), in the form on which PKD and CoDIR build:
 
         (1 - alpha) CE(labels) + alpha T^2 KL(teacher || student),
 
-    KL of the probabilities softmax(logits / T), (N, C), summed over C, mean over the N sentences, labelled tokens (all
-    tokens where the batch has no labels) or ends of answers, as is CE. Of a regression, mean square errors with the
-    label and with the teacher's prediction, without T. The paper gives no general alpha and T.
+    with the KL divergence of the probabilities softmax(logits / T), (N, C), summed over C. Like CE, it is a mean over
+    the N sentences, labelled tokens (all tokens if the batch has no labels) or answer boundaries. A regression uses the
+    mean square errors with the label and with the teacher's prediction instead, without T. The paper gives no general
+    alpha and T.
 
     Args:
         student, teacher: Hugging Face configurations.
-        alpha: share of the teacher; 1 needs no labels.
+        alpha: weight of the teacher's predictions, from 0 to 1; with 1 no labels are needed.
         temperature: T.
-        balance: weight of the load balance of the student's routers.
+        balance: weight of the load-balancing loss of the student's routers.
 
     Raises:
-        ValueError: alpha is no share, or the temperature or a weight is out of its range.
+        ValueError: alpha, the temperature or a weight is out of its range.
     """
     check_weights(balance=balance)
     return Objective([*_kd(alpha, temperature), terms.balance(balance)])
@@ -72,21 +73,21 @@ def pkd(
 
         L_PT = mean over (student layer, teacher layer) of MSE(s / |s|, t / |t|),
 
-    s and t, (B, width), the [CLS] states; mean over sentences, channels and layers, as in the released code: the
-    paper's is a sum over all three, but its beta belongs to the mean. All of the student's layers but the last take
-    part. A narrower student learns through one learned transform; the paper's has the teacher's width. alpha, T and
-    beta are from the paper's grids (0.2, 0.5, 0.7; 5, 10, 20; 10, 100, 500, 1000).
+    where s and t, (B, width), are the [CLS] states. As in the released code this is a mean over sentences, channels and
+    layers; the paper has a sum over all three, but its values of beta belong to the mean. All of the student's layers
+    but the last take part. A narrower student learns through one learned transform; the paper's student has the
+    teacher's width. alpha, T and beta are from the paper's grids (0.2, 0.5, 0.7; 5, 10, 20; 10, 100, 500, 1000).
 
     Args:
         student, teacher: Hugging Face configurations.
         alpha, temperature: as in `kd`; alpha = 1 needs no labels.
         beta: weight of L_PT.
         layers: "skip" or "last", see `distill.objectives.layer_maps.patient`.
-        balance: weight of the load balance of the student's routers.
-        paper_compatible: the mean of KL over the classes as well, as in the released code.
+        balance: weight of the load-balancing loss of the student's routers.
+        paper_compatible: average KL over the classes too, as in the released code.
 
     Raises:
-        ValueError: as `kd`, or the depths or the choice of layers do not fit.
+        ValueError: as `kd`, or the choice of layers is unknown or impossible for these depths.
     """
     check_weights(beta=beta, balance=balance)
     pairs = layer_maps.patient(student.num_hidden_layers, teacher.num_hidden_layers, layers) if beta else ()
@@ -121,16 +122,16 @@ def distilbert(
     """DistilBERT (Sanh et al., 2019, section 2): soft T^2 KL(teacher || student) + labels CE + cosine L_cos.
 
     L_cos = 1 - cos(s, t) of the last hidden states (B, T, width), mean over valid tokens. KL and CE are as in `kd`; the
-    labels are a task's, or, on masked text, the hidden words, the paper's L_mlm. Weights and T are those of the
-    released code. A narrower student learns the states through a learned transform; the paper's has the teacher's
-    width.
+    labels are those of a task or, on masked text, the masked words (the paper's L_mlm). Weights and T are those of the
+    released code. A narrower student learns the states through a learned transform; the paper's student has the
+    teacher's width.
 
     Args:
         student, teacher: Hugging Face configurations.
         soft, labels, cosine: weights.
         temperature: T.
-        balance: weight of the load balance of the student's routers.
-        paper_compatible: KL at every token of the text, as in the released code, not at the labelled ones alone.
+        balance: weight of the load-balancing loss of the student's routers.
+        paper_compatible: KL at every token of a text, as in the released code, instead of the labelled tokens only.
 
     Raises:
         ValueError: the temperature or a weight is out of its range.

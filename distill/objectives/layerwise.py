@@ -31,18 +31,19 @@ def efficientbert(
     """EfficientBERT's objective, equation 4: sum over layers (L_attn + L_hidn) + L_embd + gamma L_pred.
 
     L_attn is the mean square error of the attention scores (B, H, T, T) before the softmax, over heads and pairs of
-    valid tokens; L_hidn and L_embd that of states (B, T, width), over valid tokens and channels; L_pred the
-    cross-entropy with the teacher's probabilities at the temperature, mean over sentences, labelled tokens or ends of
-    answers, of a regression the mean square error with the teacher's prediction. Student layer m learns from teacher
-    layer m N / M. The transforms W_h and W_e are learned where the widths differ and the identity where they agree.
-    `prediction` is gamma: 0 in the paper's pre-training, 1 in its fine-tuning. A term of weight 0 is not computed.
+    valid tokens; L_hidn and L_embd are that of hidden states and embedding output (B, T, width), over valid tokens and
+    channels. L_pred is the cross-entropy with the teacher's probabilities at the temperature, mean over sentences,
+    labelled tokens or answer boundaries; for a regression it is the mean square error with the teacher's prediction.
+    Layer m of the M student layers learns from layer m N / M of the N teacher layers. The transforms W_h and W_e are
+    learned if the widths differ, otherwise they are the identity. `prediction` is gamma: 0 in the paper's pre-training,
+    1 in its fine-tuning. A term of weight 0 is not computed.
 
     Args:
         student, teacher: Hugging Face configurations.
-        balance: weight of the load balance of a student's routers, which the paper does not have.
-        paper_compatible: as in the released code, one transform for W_h and W_e; states of padding count, and scores
-            of padding queries, while those of padding keys are 0 on both sides and count in the mean; L_pred is a mean
-            over the classes too, of a regression the mean square error with the label.
+        balance: weight of the load-balancing loss of a student's routers, which the paper does not have.
+        paper_compatible: as in the released code, W_h and W_e are the same transform; the means include states of
+            padding and scores of padding queries, and those of padding keys as 0 on both sides; L_pred is also averaged
+            over the classes, and for a regression it is the mean square error with the label.
 
     Raises:
         ValueError: head counts differ while attention is used, or the student's depth does not divide the
@@ -70,21 +71,22 @@ def tinybert(
     balance: float = 0.0,
     paper_compatible: bool = False,
 ) -> Objective:
-    """TinyBERT's objective (Jiao et al., 2020, section 3.1), two phases that follow each other:
+    """TinyBERT's objective (Jiao et al., 2020, section 3.1), in two successive training phases:
 
         "intermediate": sum over layers (attention L_attn + hidden L_hidn) + embedding L_embd,
         "prediction":   prediction L_pred, no labels,
 
-    each L as in `efficientbert`, but a regression's L_pred is the mean square error with the label, as the released
-    code has it: it takes no teacher. W_h and W_e are two transforms, as in the paper. The second phase has none.
+    with the losses of `efficientbert`, except that for a regression L_pred is the mean square error with the label,
+    without a teacher, as in the released code. W_h and W_e are two transforms, as in the paper. The second phase has no
+    transforms.
 
     Args:
         student, teacher: Hugging Face configurations.
         attention, hidden, embedding: weights of the first phase.
-        prediction, temperature: of the second.
-        balance: weight of the load balance of a student's routers, which the paper does not have.
-        paper_compatible: as in the released code, one transform for W_h and W_e and the means over padding and classes
-            that `efficientbert` describes.
+        prediction, temperature: weight and temperature of the second phase.
+        balance: weight of the load-balancing loss of a student's routers, which the paper does not have.
+        paper_compatible: as in the released code, W_h and W_e are the same transform, and means include padding and
+            classes as described in `efficientbert`.
 
     Raises:
         ValueError: as `efficientbert`, or the phase is unknown.
@@ -139,7 +141,7 @@ def _layers(
 
 
 def _prediction(student: Any, weight: float, temperature: float, mean_over_classes: bool, gold: bool) -> Term:
-    """Soft cross-entropy; with `gold`, a regression's is the loss with the labels."""
+    """Cross-entropy with the teacher's probabilities; with `gold`, a regression uses the label loss instead."""
     check_positive(temperature=temperature)
     if gold and student.problem_type == REGRESSION:
         return terms.labels(weight, "prediction")

@@ -1,5 +1,7 @@
-"""Losses between a student's and a teacher's outputs, in float32. Padding enters none of them, whatever its values
-(but where `paper_compatible` says so); where nothing but padding is left they are 0.
+"""Losses between a student's and a teacher's outputs, computed in float32.
+
+Padding is ignored, whatever its values (except with `paper_compatible`); for input that is only padding the losses are
+0.
 """
 
 from typing import Any
@@ -10,7 +12,7 @@ from torch.nn import functional as F
 
 from distill.objectives.outputs import dot_products
 
-# Elements of a piece that `SumOfSquares` works on: 1 MiB in float32.
+# Number of elements in a chunk of `SumOfSquares`: 1 MiB in float32.
 PIECE = 2**18
 
 
@@ -22,8 +24,9 @@ def attention_mse(
     The mean is over sentences, heads and the pairs of valid query and key positions.
 
     Args:
-        paper_compatible: as the released code of both papers, which adds the mask to the scores and then replaces all
-            of -100 and below by 0: padding is no key, but a query, and the mean is over all pairs.
+        paper_compatible: as in the released code of both papers, which adds the mask to the scores and then replaces
+            all scores of -100 and below by 0: padding is excluded as a key but not as a query, and the mean is over all
+            pairs.
 
     Raises:
         ValueError: the head counts differ.
@@ -68,9 +71,9 @@ def _mean_square(student: Tensor, teacher: Tensor, valid: Tensor, copies: int) -
 class SumOfSquares(torch.autograd.Function):
     """The sum of the squared differences between student and teacher where `valid` is True.
 
-    On a CPU it is computed in pieces that fit into a core's cache, and the differences are kept in the student's
-    precision: operations on whole tensors take several times as long there, most of it for memory. The teacher has no
-    gradient.
+    On a CPU it is computed in chunks that fit into a core's cache, and the differences are stored in the student's
+    precision: operations on whole tensors take several times as long there, mostly because of memory traffic. The
+    teacher gets no gradient.
     """
 
     @staticmethod
@@ -85,7 +88,7 @@ class SumOfSquares(torch.autograd.Function):
         for student_piece, teacher_piece, where, place in zip(*pieces, strict=True):
             difference = student_piece.float() - teacher_piece
             if masked:
-                # Filled rather than multiplied by 0: half-precision states of padding may be infinite.
+                # Do not multiply by 0 instead: half-precision states of padding may be infinite.
                 difference.masked_fill_(~where, 0.0)
             place.copy_(difference)
             total += difference.square_().sum()
@@ -99,7 +102,7 @@ class SumOfSquares(torch.autograd.Function):
 
 
 def _valid_pairs(mask_BT: Tensor) -> Tensor:
-    """(B, 1, T, T): both positions are valid."""
+    """A mask (B, 1, T, T) that is True where both positions are valid."""
     valid_BT = mask_BT.bool()
     return valid_BT[:, None, :, None] & valid_BT[:, None, None, :]
 
@@ -116,7 +119,7 @@ def cosine_distance(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -
 
 
 def normalised_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Mean square error of first tokens' states, each of length 1, over sentences and channels (PKD's L_PT).
+    """Mean square error of the first tokens' states, normalised to length 1, over sentences and channels (PKD's L_PT).
 
     Raises:
         ValueError: the widths differ.
@@ -128,8 +131,10 @@ def normalised_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) ->
 
 
 def pooled_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Mean square error of three features of a sentence, the first token's state and the mean and the maximum over its
-    valid tokens; over sentences, features and channels (MicroBERT, equation 8).
+    """Mean square error of three features of each sentence, over sentences, features and channels (MicroBERT, equation
+    8).
+
+    The features are the first token's state, and the mean and the maximum over the valid tokens.
 
     Raises:
         ValueError: the widths differ.
@@ -140,14 +145,14 @@ def pooled_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Ten
 
 
 def _pooled(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """(B, 3, D)."""
+    """The three features of each sentence, (B, 3, D)."""
     states_BTD = states_BTD.float()
     highest_BD = states_BTD.masked_fill(mask_BT[:, :, None] == 0, torch.finfo(torch.float32).min).amax(dim=1)
     return torch.stack((states_BTD[:, 0], mean_state(states_BTD, mask_BT), highest_BD), dim=1)
 
 
 def mean_state(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """(B, D), the mean over valid tokens."""
+    """The mean over valid tokens, (B, D)."""
     total_BD = states_BTD.float().masked_fill(mask_BT[:, :, None] == 0, 0.0).sum(dim=1)
     return total_BD / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
 
@@ -175,8 +180,9 @@ def soft_kl(student_NC: Tensor, teacher_NC: Tensor, temperature: float = 1.0) ->
     student_log, teacher_log = (
         F.log_softmax(_tempered(logits, temperature), dim=-1) for logits in (student_NC, teacher_NC)
     )
-    # Summands p (d - 1 + exp(-d)), d = log(p / q), whose sum is that of p d: none is negative, so that nothing cancels
-    # where the temperature makes the divergence small and its square large. Far from 0, exp(-d) is q / p.
+    # The sum of p d, with d = log(p / q), equals the sum of p (d - 1 + exp(-d)), whose terms are never negative. This
+    # avoids cancellation at high temperatures, where the divergence is small and its factor large. For large |d|,
+    # exp(-d) is computed as q / p.
     ratio_NC = teacher_log - student_log
     near_NC = teacher_log.exp() * (ratio_NC + torch.expm1(-ratio_NC.clamp(min=-1)))
     far_NC = student_log.exp() + teacher_log.exp() * (ratio_NC - 1)
@@ -184,7 +190,7 @@ def soft_kl(student_NC: Tensor, teacher_NC: Tensor, temperature: float = 1.0) ->
 
 
 def _tempered(logits_NC: Tensor, temperature: float) -> Tensor:
-    """Finite also where a low temperature would make -inf of the lowest number, which stands for no choice at all."""
+    """Logits over temperature, kept finite: impossible choices have the lowest float, which could become -inf."""
     return (logits_NC.float() / temperature).clamp(min=torch.finfo(torch.float32).min)
 
 
@@ -196,7 +202,7 @@ def symmetric_kl(student_NC: Tensor, teacher_NC: Tensor) -> Tensor:
     """
     check_logits(student_NC, teacher_NC)
     student_log, teacher_log = (F.log_softmax(logits.float(), dim=-1) for logits in (student_NC, teacher_NC))
-    # The sum of both directions; no summand is negative, so nothing cancels.
+    # The sum of both directions; its terms are never negative, so there is no cancellation.
     return 0.5 * _mean_of_rows(((student_log.exp() - teacher_log.exp()) * (student_log - teacher_log)).sum(dim=-1))
 
 
@@ -205,7 +211,7 @@ def _mean_of_rows(values_N: Tensor) -> Tensor:
 
 
 def check_logits(student_NC: Tensor, teacher_NC: Tensor) -> None:
-    """Raises ValueError where the shapes differ."""
+    """Raise ValueError if the shapes differ."""
     if student_NC.shape != teacher_NC.shape:
         raise ValueError(
             f"soft labels need equal shapes: student {tuple(student_NC.shape)}, teacher {tuple(teacher_NC.shape)}"
@@ -215,7 +221,8 @@ def check_logits(student_NC: Tensor, teacher_NC: Tensor) -> None:
 def attention_kl(student: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor], mask_BT: Tensor, heads: int) -> Tensor:
     """KL(teacher || student) of attention distributions, mean over valid query rows and heads (MiniLM's L_AT).
 
-    Both sides are query and key, (B, T, width) each; keys of padding have no part in a distribution.
+    `student` and `teacher` are pairs of query and key, (B, T, width) each. Keys of padding are excluded from the
+    distributions.
     """
     student_log, teacher_log = (_log_relations(query, key, mask_BT, heads) for query, key in (student, teacher))
     return _mean_divergence(student_log, teacher_log, mask_BT)
@@ -224,8 +231,8 @@ def attention_kl(student: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor],
 def relation_kl(student_BTD: Tensor, teacher_BTE: Tensor, mask_BT: Tensor, heads: int) -> Tensor:
     """KL(teacher || student) of the relations between a sentence's tokens, mean over valid query rows and heads.
 
-    A relation is softmax(A A^T / sqrt(width / heads)) over the valid keys, of queries, keys or values A whose channels
-    are split anew into `heads` relation heads, a divisor of both widths (MiniLMv2; MiniMoE, section 3.2).
+    A relation is softmax(A A^T / sqrt(width / heads)) over the valid keys, where A are queries, keys or values whose
+    channels are split into `heads` relation heads, a divisor of both widths (MiniLMv2; MiniMoE, section 3.2).
     """
     student_log, teacher_log = (_log_relations(a, a, mask_BT, heads) for a in (student_BTD, teacher_BTE))
     return _mean_divergence(student_log, teacher_log, mask_BT)
@@ -237,8 +244,8 @@ def _mean_divergence(student_log_BHTT: Tensor, teacher_log_BHTT: Tensor, mask_BT
 
 
 def _log_relations(a_BTD: Tensor, b_BTD: Tensor, mask_BT: Tensor, heads: int) -> Tensor:
-    """(B, heads, T, T). Rows of padding are uniform, hence the same for every model, without a gradient."""
-    # In full precision also under autocast: the softmax makes relative errors of absolute ones.
+    """Log-probabilities (B, heads, T, T). Rows of padding are uniform for every model, so they have no gradient."""
+    # Full precision even under autocast: the softmax turns absolute errors into relative ones.
     with torch.autocast(a_BTD.device.type, enabled=False):
         products = dot_products(a_BTD.float(), b_BTD.float(), heads)
         lowest = torch.finfo(products.dtype).min
@@ -246,10 +253,10 @@ def _log_relations(a_BTD: Tensor, b_BTD: Tensor, mask_BT: Tensor, heads: int) ->
 
 
 def contrastive(anchor_ND: Tensor, positive_ND: Tensor, negatives_NKD: Tensor, temperature: float) -> Tensor:
-    """Cross-entropy of finding an anchor's positive among it and K negatives by their products with the anchor over
-    `temperature` (InfoNCE), mean over anchors. Vectors are of length 1.
+    """InfoNCE: cross-entropy of identifying an anchor's positive among the positive and K negatives, with the scalar
+    products with the anchor, divided by `temperature`, as logits; mean over anchors. Vectors have length 1.
     """
-    # In full precision also under autocast: a low temperature makes large errors of small ones.
+    # Full precision even under autocast: a low temperature amplifies errors.
     with torch.autocast(anchor_ND.device.type, enabled=False):
         anchor_ND = anchor_ND.float()
         positive_N1 = (anchor_ND * positive_ND.float()).sum(dim=-1, keepdim=True)
@@ -259,11 +266,11 @@ def contrastive(anchor_ND: Tensor, positive_ND: Tensor, negatives_NKD: Tensor, t
 
 
 def balance(probabilities_NE: Tensor, chosen_N: Tensor) -> Tensor:
-    """E sum_e f_e P_e of one router: f_e is the share of the N tokens (or sentences) sent to expert e, P_e the mean
-    probability of it (Switch; MiniMoE, section 3.2).
+    """The load-balancing loss of one router, E sum_e f_e P_e, where f_e is the fraction of the N tokens (or sentences)
+    sent to expert e, and P_e its mean probability (Switch; MiniMoE, section 3.2).
 
-    1 where one of the two is uniform, E where one expert takes all with certainty, 0 where N is 0. Its gradient goes
-    through P alone.
+    It is 1 if f or P is uniform, E if one expert gets everything with probability 1, and 0 if N is 0. The gradient
+    flows through P only.
     """
     experts = probabilities_NE.shape[-1]
     count = max(len(chosen_N), 1)

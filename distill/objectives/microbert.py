@@ -26,36 +26,38 @@ def microbert(
     critic_learning_rate: float = 1e-4,
     paper_compatible: bool = False,
 ) -> Objective:
-    """MicroBERT's objective, equation 9 with the student's side of equation 10:
+    """MicroBERT's objective: equation 9, with the student's part of equation 10:
 
         alignment L_FAL + soft L_pred + labels CE(labels) + adversarial L_S.
 
     L_FAL (equation 8): for each student layer, the mean square error of three features (B, 3, width), the [CLS] state
     and the mean and the maximum over valid tokens; mean over sentences, features and channels, summed over layers.
     L_pred (equation 6): cross-entropy with the teacher's probabilities at the temperature, without a factor T^2, mean
-    over sentences, labelled tokens or ends of answers; of a regression the mean square error with the teacher's
-    prediction. L_S = -log D(z), mean over sentences: z is the student's last [CLS] state and D the `Critic` that tells
-    it from the teacher's. A narrower student's states pass through one learned transform.
+    over sentences, labelled tokens or answer boundaries; for a regression the mean square error with the teacher's
+    prediction. L_S = -log D(z), mean over sentences, where z is the student's last [CLS] state and D the `Critic` that
+    distinguishes it from the teacher's. A narrower student's states pass through one learned transform.
 
-    Weights, the critic's shape and its learning rate are the released code's, but L_S, which it does not have; the
-    paper names no weights but 1 for the labels.
+    The weights, the critic's shape and its learning rate are those of the released code, except for L_S, which it does
+    not have; the paper only gives the weight 1 of the labels.
 
-    Where paper and code differ from this, and from each other:
-    - Layers. The paper averages the teacher's layers 1-3, 3-6, 6-9, 9-12 in one place, every three in another; the code
-      0-2, 3-5, 6-8, 9-11 for student *states* 0 to 3, and 12 for 4. Here groups are equal and disjoint, 1-3 to 10-12.
-    - L_S. The paper minimises log(1 - D), whose gradient vanishes while D wins; this is the usual form with the same
-      fixed point. The code has no such loss: it minimises the critic's own by the student too, which helps the critic,
-      and never clears the critic's gradients; its D is on [CLS] states as here, the paper's on predictions.
+    Differences of paper and code from this implementation, and from each other:
+    - Layers. The paper averages the teacher's layers 1-3, 3-6, 6-9, 9-12 in one place, every three layers in another;
+      the code averages states 0-2, 3-5, 6-8, 9-11 for student *states* 0 to 3, and uses 12 for 4. Here groups are equal
+      and disjoint, 1-3 to 10-12.
+    - L_S. The paper minimises log(1 - D), whose gradient vanishes while D wins; the usual form used here has the same
+      fixed point. The code has no such loss: the student too minimises the critic's own loss, which helps the critic,
+      and the critic's gradients are never cleared. D's input is [CLS] states in the code, as here, and predictions in
+      the paper.
     - The critic's loss is the mean of its two parts, as in the paper's text; equation 13 and the code add them.
-    - Equation 3, on embeddings, is in neither equation 9 nor the code, nor here.
+    - Equation 3, on embeddings, is not used in equation 9, in the code, or here.
 
     Args:
         student, teacher: Hugging Face configurations.
-        layers: student layer m learns from the "average" of the teacher's m-th group of layers, or from the "last" of
-            it (3, 6, 9, 12, as in the paper's other variant).
-        balance: weight of the load balance of the student's routers.
-        critic_learning_rate: of its Adam.
-        paper_compatible: as in the released code, pool over padding too, and mean L_pred over the classes as well.
+        layers: student layer m learns from the "average" of the teacher's m-th group of layers, or from the "last"
+            layer of that group (3, 6, 9, 12, as in the paper's other variant).
+        balance: weight of the load-balancing loss of the student's routers.
+        critic_learning_rate: learning rate of the critic's Adam optimiser.
+        paper_compatible: as in the released code, include padding in the pooling, and average L_pred over the classes.
 
     Raises:
         ValueError: the student's depth does not divide the teacher's, the choice of layers is unknown, or a number is

@@ -21,22 +21,23 @@ def moebert(
 ) -> Objective:
     """MoEBERT's objective, section 3.3 with equations 5 to 7: CE(labels) + lambda (L_trm + L_pred).
 
-    L_trm is the sum over the chosen states (B, T, width), the embedding output among them, of the mean square error
-    with the teacher's, over valid tokens and channels; L_pred is the symmetric KL divergence of the predictions, mean
-    over sentences, labelled tokens or ends of answers, of a regression the mean square error with the teacher's
-    prediction. A student of fewer layers learns from the last layer of each group of the teacher's, a narrower one
-    through learned transforms as in `efficientbert`; the paper's has the teacher's shape.
+    L_trm is the sum over the chosen states (B, T, width), which include the embedding output, of the mean square error
+    with the teacher's states over valid tokens and channels. L_pred is the symmetric KL divergence of the predictions,
+    mean over sentences, labelled tokens or answer boundaries; for a regression it is the mean square error with the
+    teacher's prediction. A student with fewer layers learns from the last layer of each group of the teacher's, a
+    narrower one through learned transforms as in `efficientbert`; the paper's student has the teacher's shape.
 
-    The released code means the error over padding too (`paper_compatible`), keeps dropout in the teacher, and sums the
-    balance loss over the layers, with a weight of 0 by default; its routing is by hashing, which has none.
+    The released code also averages the error over padding (`paper_compatible`), keeps the teacher's dropout, and sums
+    the balance loss over the layers, with a default weight of 0; its hash routing has no such loss.
 
     Args:
         student, teacher: Hugging Face configurations.
         distill: lambda, 1 to 5 in the paper, depending on the task.
-        hidden, prediction: further weights of L_trm and L_pred.
-        layers: "all" states, "alternate" (every second one, with the last) or the "last": the paper's figure 3b.
-        balance: weight of the load balance of the student's routers.
-        paper_compatible: mean the error of states over all positions; how far a batch is padded then matters.
+        hidden, prediction: additional weights of L_trm and L_pred, multiplied by lambda.
+        layers: "all" states, "alternate" (every second one, including the last) or only the "last", as in the paper's
+            figure 3b.
+        balance: weight of the load-balancing loss of the student's routers.
+        paper_compatible: average the error of the states over all positions, so that the loss depends on the padding.
 
     Raises:
         ValueError: the student's depth does not divide the teacher's, the choice of layers is unknown, or a weight is

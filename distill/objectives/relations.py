@@ -1,4 +1,4 @@
-"""Objectives on the self-attention of one layer: MiniLM's, MiniLMv2's and MiniMoE's."""
+"""Objectives on the self-attention relations of a single layer: MiniLM, MiniLMv2 and MiniMoE."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ from distill.objectives.outputs import HIDDEN_STATES, RELATIONS, Batch, Outputs,
 from distill.objectives.spec import ObjectiveSpec
 
 NAMES = ("query", "key", "value")
-# The papers distil without labels, but nothing else teaches a new head.
+# The papers distil without labels, but on labelled rows a new head learns from nothing else.
 WITH_LABELS, WITHOUT_LABELS = {"labels": 1.0}, {"labels": 0.0}
 
 
@@ -30,15 +30,15 @@ def minilm(
         L_AT = KL(A of the teacher || A of the student), A = softmax(Q K^T / sqrt(width / H)),
         L_VR = KL(R of the teacher || R of the student), R = softmax(V V^T / sqrt(width / H)),
 
-    of the H heads of the last layers, (B, H, T, T); mean over heads and valid query rows, keys of padding left out. The
-    paper means over the rows of each sentence by itself, which is the same for sentences of equal length, as in its
+    of the H heads of the last layers, (B, H, T, T); mean over heads and valid query rows, without keys of padding. The
+    paper averages over the rows of each sentence separately, which is the same for sentences of equal length, as in its
     pre-training.
 
     Args:
         student, teacher: Hugging Face configurations.
         attention, values: weights.
         labels: weight of the loss with labels; the paper distils without.
-        balance: weight of the load balance of the student's routers.
+        balance: weight of the load-balancing loss of the student's routers.
         teacher_layer: the teacher's layer, counted from 1; 0 is the last, as in the paper.
 
     Raises:
@@ -91,17 +91,17 @@ def minilmv2(
         sum over A in {query, key, value} of KL(rel(A of the teacher) || rel(A of the student)),
         rel(A) = softmax(A A^T / sqrt(width / R)) in each of R relation heads, (B, R, T, T),
 
-    mean over relation heads and valid query rows, keys of padding left out. The student's A are those of its last
-    layer; so the experts or the feed-forward network there learn nothing from it.
+    mean over relation heads and valid query rows, without keys of padding. The student's A are those of its last layer,
+    so the feed-forward network or experts of that layer learn nothing from this objective.
 
     Args:
         student, teacher: Hugging Face configurations.
         relation: weight of the relations.
         labels: weight of the loss with labels; the paper distils without.
-        balance: weight of the load balance of the student's routers.
+        balance: weight of the load-balancing loss of the student's routers.
         relation_heads: R, 48 for base teachers, 64 for large ones.
-        teacher_layer: the teacher's layer, counted from 1; 0 is the last, the paper's choice for base teachers. Of
-            large ones it takes an earlier one, 21 of BERT-large's 24.
+        teacher_layer: the teacher's layer, counted from 1; 0 is the last, the paper's choice for base teachers. For
+            large teachers the paper uses an earlier one, 21 of BERT-large's 24.
 
     Raises:
         ValueError: R does not divide both widths, the teacher has no such layer, or a weight is out of its range.
@@ -130,21 +130,22 @@ def minimoe(
     relation_heads: int = 32,
     teacher_layer: int = 0,
 ) -> Objective:
-    """MiniMoE's objective, section 3.2, whose relations are those of `minilmv2`:
+    """MiniMoE's objective, section 3.2, on the relations of `minilmv2`:
 
         mean over A in {query, key, value} of KL(rel(A of the teacher) || rel(A of the student)),
 
-    per relation head and valid query row. The student's A come from an auxiliary block on its last hidden state, three
-    linear maps which are learned with it and not exported: so the experts of the last layer learn too.
+    averaged over relation heads and valid query rows. The student's A come from an auxiliary block on its last hidden
+    state: three linear maps that are trained with the student and not exported. This way the experts of the last layer
+    learn too.
 
-    The paper sums the three, which is `relation=3`, and divides by width / R without the root. The released code takes
-    mean and root as here, but applies dropout to the student's probabilities, adds 1e-7 to both sides', and -10,000 to
-    the scores of masked keys.
+    The paper sums over the three A, which corresponds to `relation=3`, and divides by width / R without the square
+    root. The released code uses mean and square root as here, but applies dropout to the student's probabilities, adds
+    1e-7 to the probabilities of both models, and adds -10,000 to the scores of masked keys.
 
     Args:
         student, teacher: Hugging Face configurations.
         labels: weight of the loss with labels; the paper distils without.
-        balance: weight of the load balance of the student's routers.
+        balance: weight of the load-balancing loss of the student's routers.
         relation_heads: R.
         teacher_layer: the teacher's layer, counted from 1; 0 is the last, as in the paper and the released code.
 
@@ -173,7 +174,7 @@ def _relations(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...], batch: 
 
 
 def _taught(layer: int, teacher: Any) -> frozenset[str]:
-    """The relations of this layer of the teacher, of the last one where `layer` is 0, as names of needed outputs."""
+    """The names of the needed teacher outputs: the relations of this layer, or of the last one if `layer` is 0."""
     layers = teacher.num_hidden_layers
     if not 0 <= layer <= layers:
         raise ValueError(f"teacher_layer={layer}: the teacher has {layers} layers: 1 to {layers}, or 0, the last")

@@ -21,7 +21,7 @@ def theseus(student: Any, teacher: Any, *, balance: float = 0.0, start: float = 
 
     Args:
         student, teacher: Hugging Face configurations.
-        balance: weight of the load balance of the student's routers.
+        balance: weight of the load-balancing loss of the student's routers.
         start: probability in the first step that a layer of the student replaces its group of teacher layers.
         until: fraction of the steps after which this probability, which rises linearly, reaches 1.
 
