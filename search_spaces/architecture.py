@@ -235,9 +235,9 @@ class Genes:
             return f"expansion: {self.expansion} of the inner width {base.inner} leaves no channel"
         if inner > self.most(base):
             shared, count = f"{self.shared(base):,}", self.experts.count
-            most = f"{shared} + ({base.inner:,} - {shared}) // {count} = {self.most(base):,}"
+            bound = f"{shared} + ({base.inner:,} - {shared}) // {count} = {self.most(base):,}"
             return (
-                f"experts: {count} experts that share {shared} of {base.inner:,} channels have at most {most} channels "
+                f"experts: {count} experts that share {shared} of {base.inner:,} channels have at most {bound} channels "
                 f"each, not {inner:,}; lower the expansion, or share more"
             )
         return ""
@@ -259,9 +259,9 @@ class Architecture:
         object.__setattr__(self, "layers", tuple(self.layers))
         if len(self.layers) != self.base.depth:
             raise ArchitectureError(f"layers: {len(self.layers)} given, but base.depth is {self.base.depth}")
-        for place, genes in enumerate(self.layers):
+        for index, genes in enumerate(self.layers):
             if fault := genes.fault(self.base):
-                raise ArchitectureError(f"layers[{place}].{fault}")
+                raise ArchitectureError(f"layers[{index}].{fault}")
 
     @property
     def has_experts(self) -> bool:
@@ -299,8 +299,8 @@ class Architecture:
         Raises:
             ArchitectureError: the base's depth is not a multiple of this one's, or the genes are invalid on it.
         """
-        repeats, rest = divmod(base.depth, self.base.depth)
-        if rest:
+        repeats, remainder = divmod(base.depth, self.base.depth)
+        if remainder:
             raise ArchitectureError(f"the genes of {self.base.depth} layers cannot be shared out to {base.depth}")
         return Architecture(base, tuple(genes for genes in self.layers for _ in range(repeats)))
 
@@ -333,7 +333,7 @@ class Architecture:
             raise ArchitectureError(f"layers: must be a list, not {shortened(layers)}")
         if len(layers) != base.depth:
             raise ArchitectureError(f"layers: {len(layers)} given, but base.depth is {base.depth}")
-        return cls(base, tuple(_genes(f"layers[{place}]", layer) for place, layer in enumerate(layers)))
+        return cls(base, tuple(_genes(f"layers[{index}]", layer) for index, layer in enumerate(layers)))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Architecture":

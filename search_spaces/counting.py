@@ -71,9 +71,9 @@ def invert(ways: Sequence[int], position: float) -> int:
 
     Options with zero ways are never chosen.
     """
-    everything = sum(ways)
+    total = sum(ways)
     # Fractions are exact even if the numbers of ways exceed the range of a float.
-    index = min(max(int(Fraction(position) * everything), 0), everything - 1)
+    index = min(max(int(Fraction(position) * total), 0), total - 1)
     for option, count in enumerate(ways):
         if index < count:
             return option
@@ -102,10 +102,10 @@ def _sums(costs: tuple[tuple[Cost, ...], ...], cap: Cost) -> tuple[list[Cost], l
         for index in range(bisect_left(totals, (cap[0] - cost + 1,))):
             ways[(totals[index][0] + cost,)] += repeats * (cumulative[index + 1] - cumulative[index])
     ascending = sorted(ways)
-    before = [0]
+    counts_below = [0]
     for total in ascending:
-        before.append(before[-1] + ways[total])
-    return ascending, before
+        counts_below.append(counts_below[-1] + ways[total])
+    return ascending, counts_below
 
 
 @lru_cache(maxsize=128)

@@ -110,15 +110,15 @@ def _choices_of_segment(formula: str, segment_input: str, earlier: dict[str, str
     """The inverse of `_suggest_segment`; its keys do not include the segment's name."""
     if formula == segment_input:
         return {"op": "none"}
-    op, outer, inside = formula.partition("(")[0], PLAIN, formula
+    op, outer, inner_formula = formula.partition("(")[0], PLAIN, formula
     if op in UNARY:
-        inside = formula[len(op) + 1 : -1]
-        if inside == segment_input:
+        inner_formula = formula[len(op) + 1 : -1]
+        if inner_formula == segment_input:
             return {"op": op}
-        outer, op = op, inside.partition("(")[0]
+        outer, op = op, inner_formula.partition("(")[0]
     if op not in BINARY:
         return None
-    first, second = _arguments(inside)
+    first, second = _arguments(inner_formula)
     left = _activation_of(first, segment_input)
     if left is None:
         return None
@@ -154,9 +154,9 @@ def _is_activated(formula: str) -> bool:
 def _arguments(formula: str) -> tuple[str, str]:
     """The two arguments of a formula that is a binary operation."""
     depth = 0
-    begin = formula.index("(") + 1
-    for place in range(begin, len(formula)):
-        depth += (formula[place] == "(") - (formula[place] == ")")
-        if formula[place] == "," and not depth:
-            return formula[begin:place], formula[place + 1 : -1]
+    start = formula.index("(") + 1
+    for index in range(start, len(formula)):
+        depth += (formula[index] == "(") - (formula[index] == ")")
+        if formula[index] == "," and not depth:
+            return formula[start:index], formula[index + 1 : -1]
     raise ValueError(f"{formula} has one argument")

@@ -186,20 +186,20 @@ def _digraph_from_list(items: Sequence[object]) -> "nx.DiGraph[Any]":
         raise GraphError(f"{len(items)} nodes; at most {MAX_NODES} are allowed")
     operations: dict[Hashable, object] = {"x": "x"}
     arguments: dict[Hashable, list[Hashable]] = {}
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         if not isinstance(item, dict) or set(item) != {"id", "op", "inputs"}:
-            raise GraphError(f"[{place}]: must have exactly the keys id, op and inputs")
+            raise GraphError(f"[{index}]: must have exactly the keys id, op and inputs")
         name, op, inputs = item["id"], item["op"], item["inputs"]
         if not isinstance(inputs, list):
-            raise GraphError(f"[{place}].inputs: must be a list of ids, not {shortened(inputs)}")
+            raise GraphError(f"[{index}].inputs: must be a list of ids, not {shortened(inputs)}")
         for value in (name, *inputs):
             if not isinstance(value, str | int) or isinstance(value, bool):
-                raise GraphError(f"[{place}]: an id is a text or a whole number, not {shortened(value)}")
+                raise GraphError(f"[{index}]: an id is a text or a whole number, not {shortened(value)}")
         if name in operations:
             taken = "is the input's" if name == "x" else "is already taken"
-            raise GraphError(f"[{place}].id: {shortened(name)} {taken}")
+            raise GraphError(f"[{index}].id: {shortened(name)} {taken}")
         if op == "x":
-            raise GraphError(f"[{place}].op: the input 'x' is there already; refer to it by the id 'x'")
+            raise GraphError(f"[{index}].op: the input 'x' is there already; refer to it by the id 'x'")
         operations[name], arguments[name] = op, inputs
     digraph: nx.DiGraph[Any] = nx.DiGraph()
     digraph.add_nodes_from((name, {"op": op}) for name, op in operations.items())
@@ -214,8 +214,8 @@ def _digraph_from_list(items: Sequence[object]) -> "nx.DiGraph[Any]":
 
 
 def _add_edge(digraph: "nx.DiGraph[Any]", source: Hashable, target: Hashable, inputs: Sequence[Hashable]) -> None:
-    places = tuple([place for place, argument in enumerate(inputs) if argument == source])
-    digraph.add_edge(source, target, position=places)
+    positions = tuple([position for position, argument in enumerate(inputs) if argument == source])
+    digraph.add_edge(source, target, position=positions)
 
 
 def _formula_of(digraph: "nx.DiGraph[Any]") -> str:
@@ -317,11 +317,11 @@ def _frozen_digraph(nodes: Sequence[Node]) -> "nx.DiGraph[int]":
 
 
 def _check_linear(nodes: Sequence[Node]) -> None:
-    for op, least in (("expand", 1), ("project", 1), ("gate", 0)):
+    for op, minimum in (("expand", 1), ("project", 1), ("gate", 0)):
         count = sum(node.op == op for node in nodes)
-        if not least <= count <= 1:
+        if not minimum <= count <= 1:
             found = f"{count} different ones" if count else "none"
-            raise GraphError(f"a graph has {'exactly' if least else 'at most'} one {op!r}, found {found}")
+            raise GraphError(f"a graph has {'exactly' if minimum else 'at most'} one {op!r}, found {found}")
 
 
 def _check_kinds(graph: FFNGraph) -> None:

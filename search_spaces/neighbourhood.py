@@ -77,9 +77,9 @@ def distance(space: "Space", option: Genes, wanted: Genes) -> float:
 def _size_steps(space: "Space", architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
     steps = [
         (layer, genes)
-        for layer, old in enumerate(architecture.layers)
-        for genes in space.options(layer, old.graph)
-        if genes != old
+        for layer, current in enumerate(architecture.layers)
+        for genes in space.options(layer, current.graph)
+        if genes != current
     ]
     rng.shuffle(steps)
     for layer, genes in steps:
@@ -89,19 +89,21 @@ def _size_steps(space: "Space", architecture: Architecture, rng: random.Random) 
 def _graph_steps(space: "Space", architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
     steps = []
     for layer, genes in enumerate(architecture.layers):
-        spelled = choices_of(genes.graph, _NAME, space.gated)
-        assert spelled is not None  # it is a member
-        trial = _EditedTrial(spelled, rng)
+        choices_of_graph = choices_of(genes.graph, _NAME, space.gated)
+        assert choices_of_graph is not None  # it is a member
+        trial = _EditedTrial(choices_of_graph, rng)
         suggest_graph(trial, _NAME, space.activation, space.gated)
         steps += [
-            (layer, spelled, name, choice)
+            (layer, choices_of_graph, name, choice)
             for name, choices in trial.seen.items()
             for choice in choices
-            if choice != spelled[name]
+            if choice != choices_of_graph[name]
         ]
     rng.shuffle(steps)
-    for layer, spelled, name, choice in steps:
-        graph = suggest_graph(_EditedTrial(spelled | {name: choice}, rng), _NAME, space.activation, space.gated)
+    for layer, choices_of_graph, name, choice in steps:
+        graph = suggest_graph(
+            _EditedTrial(choices_of_graph | {name: choice}, rng), _NAME, space.activation, space.gated
+        )
         if graph != architecture.layers[layer].graph:
             genes = replace(architecture.layers[layer], graph=graph)
             yield from _within_budget(space, architecture, layer, genes, rng)
@@ -122,11 +124,11 @@ def _within_budget(
         return
     spent = add(*(space.cost(genes) for genes in layers))
     fitting = []
-    for other, old in enumerate(layers):
+    for other, current in enumerate(layers):
         if other == layer:
             continue
-        bounds = space.bounds.without(spent).without(tuple(-cost for cost in space.cost(old)))
-        row = zip(space.options(other, old.graph), space.costs(other, old.graph), strict=True)
+        bounds = space.bounds.without(spent).without(tuple(-cost for cost in space.cost(current)))
+        row = zip(space.options(other, current.graph), space.costs(other, current.graph), strict=True)
         fitting += [(other, option) for option, cost in row if cost in bounds]
     if fitting:
         other, option = rng.choice(fitting)

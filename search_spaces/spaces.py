@@ -115,9 +115,11 @@ class Space:
         except ArchitectureError as error:
             raise SpaceError(f"stacks and expansions: {error}") from None
         if not self.sizes:
-            least = min(self.expansions)
-            fault = Genes(self.graph, 1, least, self.experts[0]).fault(self.base)
-            raise SpaceError(f"expansions and experts: none go together; at {least}, {fault.removeprefix('experts: ')}")
+            smallest = min(self.expansions)
+            fault = Genes(self.graph, 1, smallest, self.experts[0]).fault(self.base)
+            raise SpaceError(
+                f"expansions and experts: none go together; at {smallest}, {fault.removeprefix('experts: ')}"
+            )
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
         if not self.size_count():
@@ -192,11 +194,11 @@ class Space:
         With probability 1 - edit_rate an operation is the base graph's, which is the first of `choices`; if there is a
         `start`, this applies to every choice of a graph, and the start's is taken. Otherwise the choice is uniform.
         """
-        usual = self._start_choices.get(name, choices[0] if name.endswith("/op") else None)
-        if usual is None:
+        default = self._start_choices.get(name, choices[0] if name.endswith("/op") else None)
+        if default is None:
             return rng.choice(choices)
-        others = [choice for choice in choices if choice != usual]
-        return rng.choice(others) if rng.random() < self.edit_rate else usual
+        others = [choice for choice in choices if choice != default]
+        return rng.choice(others) if rng.random() < self.edit_rate else default
 
     def neighbours(self, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
         """Members one step away, in random order: the size of one layer, or one choice of its graph, is changed.
@@ -342,7 +344,7 @@ class Space:
     def _nothing_fits(self) -> str:
         rows = [self.costs(layer, graph) for layer, graph in enumerate(self.start_graphs)]
         fixed = fixed_params(self.base, self.labels, self.head)
-        smallest, largest = (fixed + sum(end(row)[0] for row in rows) for end in (min, max))
+        smallest, largest = (fixed + sum(extreme(row)[0] for row in rows) for extreme in (min, max))
         message = (
             f"no architecture has {self.min_params:,} to {self.max_params:,} parameters: "
             f"this space reaches from {smallest:,} to {largest:,}"
@@ -352,10 +354,10 @@ class Space:
         if self.min_params > largest:
             return f"{message}; lower min_params, or allow larger expansions, larger stacks or more experts"
         for number, limit in enumerate(self.limits, start=1):
-            least = limit.fixed + sum(min(cost[number] for cost in row) for row in rows)
-            if least > limit.most:
+            lowest = limit.fixed + sum(min(cost[number] for cost in row) for row in rows)
+            if lowest > limit.most:
                 return (
-                    f"no architecture keeps to {limit.name} {limit.most:,}: the least of this space is {least:,}; "
+                    f"no architecture keeps to {limit.name} {limit.most:,}: the least of this space is {lowest:,}; "
                     f"raise max_{limit.name}, or allow smaller expansions, smaller stacks or fewer experts"
                 )
         return f"{message}, but no size in between fits; lower min_params or raise max_params"
