@@ -143,8 +143,8 @@ def interleaved(turns: Mapping[str, int], seed: int) -> list[str]:
     the same place is random.
     """
     rng = random.Random(seed)
-    places = [((turn + rng.random()) / count, task) for task, count in turns.items() for turn in range(count)]
-    return [task for _, task in sorted(places)]
+    positions = [((turn + rng.random()) / count, task) for task, count in turns.items() for turn in range(count)]
+    return [task for _, task in sorted(positions)]
 
 
 def train_one_shot(

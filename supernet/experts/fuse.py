@@ -46,8 +46,8 @@ def unused_experts(architecture: Architecture, loads: Sequence[Load], share: Fra
     """
     if all(genes.experts.count == 1 for genes in architecture.layers):
         others = untouched_experts(architecture.base)
-        rest = f"; those that it has, {others}, cannot be removed" if others else ""
-        raise ExpertsError(f"no feed-forward network of the model has experts{rest}")
+        suffix = f"; those that it has, {others}, cannot be removed" if others else ""
+        raise ExpertsError(f"no feed-forward network of the model has experts{suffix}")
     unused: dict[int, list[int]] = {}
     for layer, genes in enumerate(architecture.layers):
         shares = [load.shares for load in ffn_loads(loads, layer)]
@@ -91,10 +91,10 @@ def remove_experts(
         name = next(name for name in weights if f"encoder.layer.{layer}.ffn." in name)
         prefix = name[: name.index("ffn.")]
         tensors = {name: tensor for name, tensor in weights.items() if name.startswith(prefix)}
-        smaller, layers[layer] = _layer_without(tensors, prefix, layers[layer], layer, loads, removed, fuse)
+        new_tensors, layers[layer] = _layer_without(tensors, prefix, layers[layer], layer, loads, removed, fuse)
         for name in tensors:
             del result[name]
-        result |= smaller
+        result |= new_tensors
     return result, Architecture(architecture.base, tuple(layers))
 
 
