@@ -63,10 +63,10 @@ def _check_teacher(options: Any) -> None:
 
 
 def _check_numbers(options: Any) -> None:
-    for name, least in (("steps", 0), ("finetune_teacher", 0), ("seed", 0), ("batch_size", 1), ("max_length", 8)):
+    for name, minimum in (("steps", 0), ("finetune_teacher", 0), ("seed", 0), ("batch_size", 1), ("max_length", 8)):
         value, bound = getattr(options, name), 2**32 if name == "seed" else 2**31
-        if value < least:
-            raise UserError(f"{flag(name)}: must be at least {least}, not {value}")
+        if value < minimum:
+            raise UserError(f"{flag(name)}: must be at least {minimum}, not {value}")
         if value >= bound:
             raise UserError(f"{flag(name)}: must be below {bound:,}, not {value:,}")
     if not 0 < options.learning_rate < math.inf:

@@ -33,8 +33,8 @@ def attention(
     scores_BHTT = (query_BHTS * scale) @ key_BHTS.transpose(-1, -2)
     if keep:
         vars(module)[_KEPT] = scores_BHTT
-    masked_BHTT = scores_BHTT if attention_mask is None else scores_BHTT + attention_mask
-    weights_BHTT = dropped(torch.softmax(masked_BHTT, dim=-1).to(value_BHTS.dtype), dropout, module.training)
+    masked_scores_BHTT = scores_BHTT if attention_mask is None else scores_BHTT + attention_mask
+    weights_BHTT = dropped(torch.softmax(masked_scores_BHTT, dim=-1).to(value_BHTS.dtype), dropout, module.training)
     return (weights_BHTT @ value_BHTS).transpose(1, 2).contiguous(), weights_BHTT
 
 

@@ -108,18 +108,18 @@ def codir(
         rows_N = batch["rows"][batch["attention_mask"].any(dim=1)]
         student_ND, teacher_ND = features("student", s, batch), features("teacher", t, batch)
         others_NK = bank.others(rows_N, negatives)
-        forth = losses.contrastive(student_ND, teacher_ND, bank.teacher[others_NK], contrast_temperature)
-        back = losses.contrastive(teacher_ND, student_ND, bank.student[others_NK], contrast_temperature)
+        student_to_teacher = losses.contrastive(student_ND, teacher_ND, bank.teacher[others_NK], contrast_temperature)
+        teacher_to_student = losses.contrastive(teacher_ND, student_ND, bank.student[others_NK], contrast_temperature)
         if bank.training:
             bank.update(rows_N, student_ND.detach(), teacher_ND.detach())
-        return (forth + back) / 2
+        return (student_to_teacher + teacher_to_student) / 2
 
-    needs, taught = frozenset({HIDDEN_STATES}), of_layers(HIDDEN_STATES, states["teacher"])
+    needs, teacher_needs = frozenset({HIDDEN_STATES}), of_layers(HIDDEN_STATES, states["teacher"])
     return Objective(
         [
             terms.labels(1 - beta),
             terms.soft_labels("soft", beta, lambda s, t: losses.soft_kl(s, t, temperature)),
-            Term("contrastive", contrastive, needs, contrast, taught),
+            Term("contrastive", contrastive, needs, contrast, teacher_needs),
             terms.balance(balance),
         ],
         maps if contrastive else {},

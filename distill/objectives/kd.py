@@ -100,8 +100,8 @@ def pkd(
         return sum_of(losses.normalised_mse(a, b, mask_BT) for a, b in sides) / len(pairs)
 
     states = frozenset({HIDDEN_STATES})
-    taught = of_layers(HIDDEN_STATES, (n for _, n in pairs))
-    objective = [*_kd(alpha, temperature, paper_compatible), Term("patience", beta, states, patience, taught)]
+    teacher_needs = of_layers(HIDDEN_STATES, (n for _, n in pairs))
+    objective = [*_kd(alpha, temperature, paper_compatible), Term("patience", beta, states, patience, teacher_needs)]
     return Objective([*objective, terms.balance(balance)], maps)
 
 

@@ -41,8 +41,8 @@ def pairs(student_layers: int, teacher_layers: int, choice: str = "all") -> Pair
     Raises:
         ValueError: as `uniform`, or the choice is unknown.
     """
-    every = tuple(enumerate((0, *uniform(student_layers, teacher_layers))))
-    choices = {"all": every, "alternate": every[student_layers % 2 :: 2], "last": every[-1:]}
+    all_pairs = tuple(enumerate((0, *uniform(student_layers, teacher_layers))))
+    choices = {"all": all_pairs, "alternate": all_pairs[student_layers % 2 :: 2], "last": all_pairs[-1:]}
     _check_choice(choice, choices)
     return choices[choice]
 

@@ -51,8 +51,8 @@ def efficientbert(
     """
     check_weights(prediction=prediction, balance=balance)
     layers, maps = _layers(student, teacher, attention, hidden, embedding, paper_compatible)
-    learned = _prediction(student, prediction, temperature, paper_compatible, gold=paper_compatible)
-    return Objective([*layers, learned, terms.balance(balance)], maps)
+    prediction_term = _prediction(student, prediction, temperature, paper_compatible, gold=paper_compatible)
+    return Objective([*layers, prediction_term, terms.balance(balance)], maps)
 
 
 EFFICIENTBERT = ObjectiveSpec(efficientbert, without_labels={"prediction": 0.0})
@@ -96,8 +96,8 @@ def tinybert(
         layers, maps = _layers(student, teacher, attention, hidden, embedding, paper_compatible)
         return Objective([*layers, terms.balance(balance)], maps)
     if phase == "prediction":
-        learned = _prediction(student, prediction, temperature, paper_compatible, gold=True)
-        return Objective([learned, terms.balance(balance)])
+        prediction_term = _prediction(student, prediction, temperature, paper_compatible, gold=True)
+        return Objective([prediction_term, terms.balance(balance)])
     raise ValueError(f"unknown phase {phase!r}: choose intermediate or prediction")
 
 
@@ -132,9 +132,9 @@ def _layers(
         return sum_of(losses.attention_mse(a, b, batch["attention_mask"], paper_compatible) for a, b in pairs)
 
     maps = terms.transforms(student, teacher, range(len(layers) + 1), shared=paper_compatible)
-    taught = of_layers(ATTENTION_SCORES, (n for _, n in layers))
+    teacher_needs = of_layers(ATTENTION_SCORES, (n for _, n in layers))
     return [
-        Term("attention", attention, frozenset({ATTENTION_SCORES}), attention_loss, taught),
+        Term("attention", attention, frozenset({ATTENTION_SCORES}), attention_loss, teacher_needs),
         terms.hidden("hidden", hidden, layers, maps, padding=paper_compatible),
         terms.hidden("embedding", embedding, [embeddings], maps, padding=paper_compatible),
     ], maps

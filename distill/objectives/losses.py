@@ -84,13 +84,13 @@ class SumOfSquares(torch.autograd.Function):
         rows = len(student)
         if student.device.type == "cpu":
             rows = max(1, PIECE * rows // max(1, student.numel()))
-        pieces = (each.split(rows) for each in (student, teacher, valid, differences))
-        for student_piece, teacher_piece, where, place in zip(*pieces, strict=True):
+        pieces = (tensor.split(rows) for tensor in (student, teacher, valid, differences))
+        for student_piece, teacher_piece, valid_piece, difference_piece in zip(*pieces, strict=True):
             difference = student_piece.float() - teacher_piece
             if masked:
                 # Do not multiply by 0 instead: half-precision states of padding may be infinite.
-                difference.masked_fill_(~where, 0.0)
-            place.copy_(difference)
+                difference.masked_fill_(~valid_piece, 0.0)
+            difference_piece.copy_(difference)
             total += difference.square_().sum()
         ctx.save_for_backward(differences)
         return total

@@ -91,10 +91,10 @@ def microbert(
     )
     states = frozenset({HIDDEN_STATES})
     last = of_layers(HIDDEN_STATES, [teacher.num_hidden_layers])
-    taught = of_layers(HIDDEN_STATES, {n for group in sources for n in group})
+    teacher_needs = of_layers(HIDDEN_STATES, {n for group in sources for n in group})
     return Objective(
         [
-            Term("alignment", alignment, states, align, taught),
+            Term("alignment", alignment, states, align, teacher_needs),
             terms.soft_labels("soft", soft, compare),
             terms.labels(labels),
             Term("adversarial", adversarial, states, lambda s, _t, batch: critic.deception(s, batch), last),

@@ -62,11 +62,11 @@ def minilm(
         assert t is not None
         return losses.relation_kl(s.relations[2], t.relations[2], batch["attention_mask"], heads)
 
-    needs, taught = frozenset({RELATIONS}), _taught(teacher_layer, teacher)
+    needs, teacher_needs = frozenset({RELATIONS}), _taught(teacher_layer, teacher)
     return Objective(
         [
-            Term("attention", attention, needs, attention_loss, taught),
-            Term("values", values, needs, value_loss, taught),
+            Term("attention", attention, needs, attention_loss, teacher_needs),
+            Term("values", values, needs, value_loss, teacher_needs),
             terms.labels(labels),
             terms.balance(balance),
         ]

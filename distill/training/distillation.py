@@ -39,8 +39,8 @@ def phase_recipes(phases: Iterable[ObjectivePhase], recipe: Recipe) -> list[tupl
         rate = recipe.learning_rate * phase.learning_rate
         # Early stopping only applies to the last phase: before that, scores are meaningless as heads may be untrained.
         patience = recipe.early_stopping_patience if phase is phases[-1] else None
-        part = replace(recipe, steps=end - first, learning_rate=rate, early_stopping_patience=patience)
-        parts.append((phase, part))
+        phase_recipe = replace(recipe, steps=end - first, learning_rate=rate, early_stopping_patience=patience)
+        parts.append((phase, phase_recipe))
     return parts
 
 

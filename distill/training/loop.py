@@ -40,8 +40,8 @@ def make_accelerator(device: str = "auto", rounded: bool = True) -> Accelerator:
     """
     cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
     if cpu:
-        able = torch.cpu.get_capabilities()
-        bf16 = bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+        capabilities = torch.cpu.get_capabilities()
+        bf16 = bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
     else:
         bf16 = torch.cuda.is_bf16_supported()
     return Accelerator(cpu=cpu, mixed_precision="bf16" if bf16 and rounded else "no")
@@ -169,12 +169,12 @@ class _Training:
             ValueError: there are too few batches.
         """
         value = 0.0
-        for part in range(self.accumulate):
+        for micro_step in range(self.accumulate):
             # Batches are fetched one at a time because the iterator may change the model before yielding each of them.
             batch_number, batch = next(batches, (-1, None))
             if batch is None:
-                needed, found = self.recipe.steps * self.accumulate, (number - 1) * self.accumulate + part
-                raise ValueError(f"{needed} batches are needed; there were {found}")
+                needed, available = self.recipe.steps * self.accumulate, (number - 1) * self.accumulate + micro_step
+                raise ValueError(f"{needed} batches are needed; there were {available}")
             loss = self._loss(batch_number, process_rows(batch, self.accelerator)) / self.accumulate
             value += float(self.accelerator.reduce(loss.detach(), reduction="mean"))
             if not math.isfinite(value):
@@ -224,7 +224,7 @@ def _attention_for_training(model: Any, device: torch.device, scores: bool) -> I
     """Use the attention that keeps its scores if they are needed, otherwise the plain one on a CPU: there, the backward
     pass of torch's fused attention alone takes longer than both passes of the plain one.
     """
-    usual = model.config._attn_implementation
+    original = model.config._attn_implementation
     if scores:
         model.set_attn_implementation(SCORED)
     elif device.type == "cpu":
@@ -232,15 +232,15 @@ def _attention_for_training(model: Any, device: torch.device, scores: bool) -> I
     try:
         yield
     finally:
-        model.set_attn_implementation(usual)
+        model.set_attn_implementation(original)
 
 
 def _parameter_groups(modules: Sequence[nn.Module], decay: float) -> list[dict[str, Any]]:
     decayed: list[nn.Parameter] = []
-    spared: list[nn.Parameter] = []
+    undecayed: list[nn.Parameter] = []
     for module in modules:
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
                 # Check the name too, because the stacked biases of several experts are a matrix.
-                (spared if parameter.ndim < 2 or name.endswith("bias") else decayed).append(parameter)
-    return [{"params": decayed, "weight_decay": decay}, {"params": spared, "weight_decay": 0.0}]
+                (undecayed if parameter.ndim < 2 or name.endswith("bias") else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": decay}, {"params": undecayed, "weight_decay": 0.0}]
