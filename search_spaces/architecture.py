@@ -237,8 +237,8 @@ class Genes:
             shared, count = f"{self.shared(base):,}", self.experts.count
             bound = f"{shared} + ({base.inner:,} - {shared}) // {count} = {self.most(base):,}"
             return (
-                f"experts: {count} experts that share {shared} of {base.inner:,} channels have at most {bound} channels "
-                f"each, not {inner:,}; lower the expansion, or share more"
+                f"experts: {count} experts that share {shared} of {base.inner:,} channels have at most {bound} "
+                f"channels each, not {inner:,}; lower the expansion, or share more"
             )
         return ""
 
