@@ -1,4 +1,4 @@
-"""What can be refused in the first seconds: checks that need neither weights nor rows."""
+"""Checks of a configuration that need neither weights nor rows, so that mistakes are found in the first seconds."""
 
 import torch
 from transformers import AutoModelForSequenceClassification
@@ -14,10 +14,10 @@ from supernet.build import build, config_of
 
 
 def check(config: StudyConfig) -> None:
-    """Refuse what cannot work before anything is trained.
+    """Refuse a configuration that cannot work, before anything is trained.
 
     Raises:
-        ConfigError, distill.training.teacher.TeacherError: as `nas.preparation.prepare.prepare`.
+        ConfigError, distill.training.teacher.TeacherError: the configuration names what does not exist or cannot work.
     """
     config.objective.check()
     data.check_tasks(config)

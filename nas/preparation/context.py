@@ -1,4 +1,4 @@
-"""What every step of the preparation uses: configuration, tokenizer, device, and the cache with its keys."""
+"""The context of the preparation, which all its steps share: configuration, tokenizer, device, and cache keys."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,19 +20,20 @@ from nas.config.schema import StudyConfig
 from nas.preparation import data
 from nas.preparation.nodes import keep_on_every_node
 
-# Part of every key: raise it when what is kept in the cache changes its meaning.
+# Part of every cache key: increase it when the meaning of what is kept in the cache changes.
 FORMAT = 2
 
 
 @dataclass(frozen=True)
 class PreparationContext:
-    """The first task of a configuration on its way through the preparation.
+    """What the preparation of a configuration's first task needs.
 
     Attributes:
+        on_progress: the progress callback.
         cache: the user's cache folder.
-        corpus: reads the text of this installation, once.
-        data_key: changes when the encoded rows or the text do.
-        teacher_key: changes when the rows or the fine-tuning of the teacher do.
+        corpus: returns the text of this installation, which is read only once.
+        data_key: the cache key of the encoded rows and the text.
+        teacher_key: the cache key of the fine-tuned teacher.
     """
 
     config: StudyConfig
@@ -45,22 +46,22 @@ class PreparationContext:
     teacher_key: str
 
     def keep(self, path: Path, make: Callable[[Path], None]) -> Path:
-        """The file or folder `path` of the cache, made if it does not exist yet; see `keep_on_every_node`."""
+        """The file or folder `path` of the cache; if it does not exist, `make` creates it. See `keep_on_every_node`."""
         return keep_on_every_node(path, make, self.accelerator)
 
     def batches(self, rows: Encoded, batch_size: int, steps: int, seed: int) -> Iterator[Batch]:
-        """Training batches of these rows, padded."""
+        """Padded training batches of these rows."""
         return training_batches(rows, batch_size, steps, seed, self.tokenizer.pad_token_id)
 
     def recipe_batches(self, rows: Encoded, recipe: Recipe, seed: int) -> Iterator[Batch]:
-        """The batches of a training by this recipe."""
+        """The training batches that this recipe asks for."""
         return self.batches(rows, recipe.batch_size, recipe.batches, seed)
 
 
 def preparation_context(
     config: StudyConfig, device: str = "auto", on_progress: ProgressCallback = ignore_progress
 ) -> PreparationContext:
-    """Read as much of the rows and the text as their keys need.
+    """Create the context of a configuration. Of the rows and the text, only what their cache keys need is read.
 
     Raises:
         ConfigError, distill.training.teacher.TeacherError: rows, text or tokenizer cannot be read.

@@ -1,4 +1,4 @@
-"""The rows of a study's tasks and its text without labels: read once, encoded, and kept in the user's cache."""
+"""Reads and encodes the rows of a study's tasks and its text without labels; both are kept in the user's cache."""
 
 import json
 from collections.abc import Callable
@@ -18,28 +18,28 @@ from distill.tasks.task import AnySplit, Task, TaskData, TaskError, load_split, 
 from distill.tasks.types import CLASSIFICATION, REGRESSION
 from nas.config.schema import ConfigError, StudyConfig
 
-# Part of the keys of rows that are read from files: raise it when a reader gives other rows for the same files.
+# Part of the cache keys of rows from files: increase it when a reader returns other rows for the same files.
 READERS_VERSION = 1
 
 
 @dataclass(frozen=True)
 class TaskFolders:
-    """Where one task's data and the teacher that was fine-tuned on it lie."""
+    """The folders of one task's data and of the teacher that was fine-tuned on it."""
 
     data: Path
     teacher: Path
 
     @property
     def task(self) -> Task:
-        """What is predicted."""
+        """The task: its name, labels, kind and metrics."""
         return stored_task(self.data)
 
     def rows(self, name: str) -> Encoded:
-        """The encoded rows of train, search or dev, or the text without labels."""
+        """The encoded rows of the split "train", "search" or "dev", or with "text" the text without labels."""
         return load_encoded(self.data / f"{name}.npz")
 
     def split(self, name: str) -> AnySplit:
-        """The split search or dev itself."""
+        """The split "search" or "dev" before encoding, as metrics need it."""
         return load_split(self.task.kind, self.data / f"{name}.json")
 
 
@@ -50,14 +50,14 @@ def stored_task(folder: Path) -> Task:
 
 
 def check_tasks(config: StudyConfig) -> None:
-    """Raises ConfigError for a task that there is not, and for tasks that cannot be searched on together."""
+    """Raise ConfigError if a task does not exist, or if the tasks cannot be searched on together."""
     for task in config.tasks:
         try:
             reader_of(task)
         except TaskError as error:
             if task not in config.rows:
                 raise ConfigError(f"{error}, or tables [rows.NAME] in the configuration") from None
-            # The one-shot supernet has modules named by tasks.
+            # The one-shot supernet has modules that are named after the tasks.
             if not task.isidentifier() or hasattr(nn.ModuleDict(), task):
                 raise ConfigError(f"rows.{task}: this name cannot be used; take one such as my_rows") from None
         else:
@@ -80,7 +80,7 @@ def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
     """The rows of the task that stages 1 and 2 search on.
 
     Raises:
-        ConfigError: they cannot be had.
+        ConfigError: they cannot be read.
     """
     name = config.task
     try:
@@ -96,7 +96,7 @@ def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
 
 
 def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
-    """A key that changes when the rows or their columns do. Files are hashed, but no row is read.
+    """The cache key of the rows: it changes when the rows or their columns do. Files are hashed, not parsed.
 
     Raises:
         ConfigError: a file or data set does not exist.
@@ -119,7 +119,7 @@ def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
 
 
 def text_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
-    """A key that changes when the text does.
+    """The cache key of the text: it changes when the text does.
 
     Raises:
         ConfigError: a file or data set does not exist.
@@ -136,7 +136,7 @@ def text(config: StudyConfig, corpus: Callable[[], Corpus]) -> list[str]:
     """The text without labels.
 
     Raises:
-        ConfigError: it cannot be had.
+        ConfigError: it cannot be read.
     """
     if config.corpus is None:
         return embedded.text_corpus(corpus())
@@ -147,10 +147,10 @@ def text(config: StudyConfig, corpus: Callable[[], Corpus]) -> list[str]:
 
 
 def write(config: StudyConfig, tokenizer: Any, corpus: Callable[[], Corpus], folder: Path) -> None:
-    """Make the folder of a task's data.
+    """Write the folder of a task's data: its encoded rows, its splits, and the text without labels.
 
     Raises:
-        ConfigError: the rows cannot be had, or have no room in `max_length` tokens.
+        ConfigError: the rows cannot be read, or `max_length` is too small for them.
     """
     data = read(config, corpus)
     folder.mkdir()

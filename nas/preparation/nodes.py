@@ -1,4 +1,4 @@
-"""Derived files in a launch of several processes, whose nodes may share a cache folder or have one each."""
+"""The cache in a launch of several processes, whose nodes may share a cache folder or have separate ones."""
 
 import contextlib
 import json
@@ -12,18 +12,19 @@ from accelerate import Accelerator
 from distill.files import keep, replace
 from nas.config.schema import ConfigError
 
-# Bytes of a file that are sent at a time.
+# Files are sent in chunks of this many bytes.
 CHUNK = 64 * 2**20
 
 
 def keep_on_every_node(path: Path, make: Callable[[Path], None], accelerator: Accelerator) -> Path:
-    """The file or folder `path`, in the cache of every node: as `distill.files.keep` in a single process.
+    """The file or folder `path`, which afterwards exists in the cache of every node. In a single process this is the
+    same as `distill.files.keep`.
 
-    Whether it has to be made is decided by what the first process has in its cache, because making it may be a training
-    in which all processes take part. The first process keeps what was made, and sends a copy to the nodes that lack it.
+    All processes call `make` if the path is missing in the cache of the first process, because `make` may be a training
+    in which all of them take part. The first process keeps the result and sends a copy to the nodes that lack it.
 
     Raises:
-        ConfigError: the processes would not all make the same, as their data or versions differ.
+        ConfigError: the processes have different paths, because their data or versions differ.
     """
     if accelerator.num_processes == 1:
         return keep(path, make)
@@ -46,7 +47,7 @@ def keep_on_every_node(path: Path, make: Callable[[Path], None], accelerator: Ac
 
 
 def _copy_to_nodes(path: Path, accelerator: Accelerator) -> None:
-    """Send `path` from the first process to the first process of every node where it does not exist."""
+    """Send `path` from the first process to the first process of every node that lacks it."""
     lacking = accelerator.is_local_main_process and not path.exists()
     if not _count(lacking, accelerator):
         return
@@ -59,7 +60,7 @@ def _copy_to_nodes(path: Path, accelerator: Accelerator) -> None:
 
 
 def _transfer(source: Path | None, target: Path | None, accelerator: Accelerator) -> None:
-    """Send the file or folder `source` of the first process to all processes; those that have a `target` write it."""
+    """Send the file or folder `source` of the first process to all processes; those with a `target` write it there."""
     listing: list[tuple[str, int]] = []
     if source is not None:
         files = [source] if source.is_file() else sorted(file for file in source.rglob("*") if file.is_file())
@@ -78,12 +79,12 @@ def _transfer(source: Path | None, target: Path | None, accelerator: Accelerator
 
 
 def _count(holds: bool, accelerator: Accelerator) -> int:
-    """In how many processes something holds."""
+    """The number of processes in which `holds` is true."""
     return int(accelerator.reduce(torch.tensor([float(holds)], device=accelerator.device), reduction="sum").item())
 
 
 def _broadcast(content: bytes, accelerator: Accelerator) -> bytes:
-    """What the first process has as `content` (not empty), in all processes."""
+    """Broadcast the `content` of the first process, which must not be empty, to all processes."""
     size = torch.tensor([len(content)], device=accelerator.device)
     torch.distributed.broadcast(size, 0)
     if accelerator.is_main_process:

@@ -1,4 +1,4 @@
-"""The one-shot supernet of stage 3: trained once on all tasks, then every candidate is a slice of it."""
+"""Prepares the one-shot supernet of stage 3, which is trained once on all tasks; every candidate is a slice of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,10 +33,10 @@ from supernet.one_shot import OneShotSupernet, head_name, interleaved, train_one
 def prepare_one_shot(
     workspace: Workspace, space: Space, device: str = "auto", on_progress: ProgressCallback = ignore_progress
 ) -> Workspace:
-    """The workspace with the data and teachers of all tasks and the trained one-shot supernet.
+    """Add the data and teachers of all tasks and the trained one-shot supernet to a workspace.
 
     Raises:
-        ConfigError, distill.training.teacher.TeacherError: as `nas.preparation.prepare.prepare`.
+        ConfigError, distill.training.teacher.TeacherError: see `nas.preparation.prepare.prepare`.
     """
     config = workspace.config
     contexts = [
@@ -59,7 +59,8 @@ def prepare_one_shot(
         config.model_dump(mode="json", include={"objective", "dropout", "sharing_pretrain", "sharing", "seed"}),
         raw(config, "sharing_pretrain"),
         [folders.data.name for folders in tasks] if table_of(config, "sharing_pretrain") else None,
-        # Tables and gates are drawn from the seed. Without this entry the keys of existing caches stay as they are.
+        # Routing tables and gates are drawn from the seed. The entry is omitted where that makes no difference, so that
+        # caches made by earlier versions keep their keys.
         *(["routing by seed"] if config.seed and has_routers else []),
     )
     all_tasks = replace(workspace, tasks=tasks)
@@ -70,9 +71,8 @@ def prepare_one_shot(
 
 
 def extremes(space: Space) -> tuple[Architecture, Architecture]:
-    """The smallest and the largest dense architecture with the graphs that the space starts from, whatever the budget.
-
-    Where there are experts the largest has all channels of the base, out of which they are made.
+    """The smallest and the largest dense architecture with the graphs that the space starts from, regardless of the
+    budget. If the space has experts, the largest one has all channels of the base, from which the experts are made.
     """
     assert space.start is not None
     widest = max(space.expansions) if set(space.experts) == {DENSE} else Fraction(1)
@@ -84,8 +84,8 @@ def extremes(space: Space) -> tuple[Architecture, Architecture]:
 
 
 def stored_architecture(largest: Architecture, space: Space) -> Architecture:
-    """The architecture whose weights are stored. Where there are experts, all channels are connected on both sides, as
-    experts are made out of any of them, while a graph that joins them with x may leave some out.
+    """The architecture whose weights are stored. If the space has experts, its graphs connect all inner channels on
+    both sides, because experts may take any of them, whereas a graph that combines them with x may leave some out.
     """
     if set(space.experts) == {DENSE}:
         return largest
@@ -139,12 +139,16 @@ def _train(
     teachers: Mapping[str, PreTrainedModel],
     learned: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Train the one-shot supernet in place; takes and returns the learned projections.
+    """Train the one-shot supernet in place.
 
     Args:
-        phases: task -> its rows, with the settings of the objective.
+        phases: task -> its training phase.
         turns: the task of every step.
         teachers: task -> its teacher.
+        learned: the projections of the objective that were learned before.
+
+    Returns:
+        The projections of the objective after the training.
     """
     config = workspace.config
     student_config = AutoConfig.from_pretrained(workspace.supernet)
@@ -193,8 +197,8 @@ def _train(
 
 
 def turns_of(config: StudyConfig, phases: Mapping[str, TrainingPhase]) -> list[str]:
-    """The task whose batch each step trains on. With `sharing.steps` all tasks have equally many steps; with
-    `sharing.epochs` they go through their rows equally often.
+    """The task whose batch is used in each step. With `sharing.steps` all tasks get the same number of steps, with
+    `sharing.epochs` the same number of epochs.
     """
     counts = {name: phase.recipe.steps for name, phase in phases.items()}
     if config.sharing.steps is not None:
@@ -204,19 +208,19 @@ def turns_of(config: StudyConfig, phases: Mapping[str, TrainingPhase]) -> list[s
 
 
 def weights_file(folder: Path) -> Path:
-    """The file of a one-shot supernet's parameters."""
+    """The file with the weights of the one-shot supernet in this folder."""
     return folder / "shared.safetensors"
 
 
 def regression_tasks(workspace: Workspace) -> list[str]:
-    """The names of those tasks of the study that predict a number."""
+    """The names of the study's regression tasks."""
     tasks = zip(workspace.config.tasks, workspace.tasks, strict=True)
     return [name for name, folders in tasks if folders.task.kind == REGRESSION]
 
 
 def new_head(model: nn.Module, teacher: nn.Module, first: bool, seed: int) -> nn.Linear:
-    """The head that a task starts with: the supernet's for the first task; for another one its teacher's if the widths
-    agree, else a random one.
+    """The head with which a task starts: for the first task the supernet's head; for any other task the head of its
+    teacher if the widths agree, else a random one.
     """
     supernet_head = getattr(model, head_name(model))
     source = supernet_head if first else getattr(teacher, head_name(teacher))

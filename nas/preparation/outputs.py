@@ -1,4 +1,4 @@
-"""The teacher's outputs on the batches of the candidates, computed once and kept on disk."""
+"""Computes the teacher's outputs on the batches of the candidates once and keeps them in the cache."""
 
 import shutil
 from pathlib import Path
@@ -19,17 +19,17 @@ from nas.preparation.workspace import objectives
 
 
 def prepare_outputs(context: PreparationContext, folders: TaskFolders, supernet: Path) -> tuple[tuple[str, Path], ...]:
-    """The teacher's outputs on the batches that candidates of the study's own seed see, from the cache or made.
+    """Prepare the teacher's outputs on the batches that candidates see with the study's own seed.
 
     Args:
-        supernet: folder of the supernet, whose configuration the candidates share.
+        supernet: the folder of the supernet, whose configuration the candidates share.
 
     Returns:
-        For every training phase of a candidate its table and the folder of the outputs, except for the phases whose
-        outputs `teacher_cache` has no room for.
+        For every training phase of a candidate the name of its table and the folder of the outputs. Phases whose
+        outputs would take more than `teacher_cache` bytes are left out.
 
     Raises:
-        ConfigError: the disk has no room for them.
+        ConfigError: there is not enough space on the disk.
     """
     student_config = AutoConfig.from_pretrained(supernet)
     paths = [
@@ -42,7 +42,7 @@ def prepare_outputs(context: PreparationContext, folders: TaskFolders, supernet:
 def _phase_outputs(
     context: PreparationContext, folders: TaskFolders, phase: TrainingPhase, student_config: Any
 ) -> Path | None:
-    """The folder of the outputs for one training phase; None if they are not kept."""
+    """The folder of the teacher's outputs for one training phase; None if they are not kept."""
     config, recipe = context.config, phase.recipe
     teacher_config = AutoConfig.from_pretrained(folders.teacher)
     of_phases = objectives(config, phase.settings, recipe, student_config, teacher_config, phase.rows)

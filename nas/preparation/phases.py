@@ -1,4 +1,4 @@
-"""The training phases of a study: their rows, their length, and what objective and teacher they use."""
+"""The training phases of a study: their rows, their recipes, their settings of the objective, and their teachers."""
 
 import contextlib
 import math
@@ -14,20 +14,20 @@ from distill.training.recipe import Recipe
 from nas.config.schema import ConfigError, RecipeTable, StudyConfig
 from nas.preparation.data import TaskFolders
 
-# Tables of training phases on text without labels. The table `warmup` says itself whether it is one of them.
+# The tables of training phases on text without labels. `warmup` is one of them if its `source` is "text".
 ON_TEXT = ("candidate_pretrain", "sharing_pretrain", "pretrain")
-# Tables of the phases of a candidate, and of the final training, in their order.
+# The tables of the training phases of a candidate, and of those of the final training, in order.
 CANDIDATE, FINAL = ("candidate_pretrain", "candidate"), ("pretrain", "final")
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingPhase:
-    """A training by the study's objective.
+    """A training with the study's objective.
 
     Attributes:
-        table: the table of the configuration that describes it.
-        settings: of the objective.
-        raw: whether the teacher is the one from before its fine-tuning.
+        table: the name of the phase's table in the configuration.
+        settings: the settings of the objective.
+        raw: whether the teacher is the raw one, before fine-tuning.
     """
 
     table: str
@@ -38,24 +38,24 @@ class TrainingPhase:
 
 
 def table_of(config: StudyConfig, name: str) -> RecipeTable | None:
-    """The table of this name; None if there is none, or if it has no steps."""
+    """The table of this name in the configuration; None if it is missing or has 0 steps."""
     table: RecipeTable | None = getattr(config, name)
     return None if table is None or table.steps == 0 else table
 
 
 def on_text(config: StudyConfig, name: str) -> bool:
-    """Whether the phase of this table is a training on text without labels."""
+    """Whether the phase of this table trains on text without labels."""
     return name in ON_TEXT or (name == "warmup" and config.warmup.source == "text")
 
 
 def raw(config: StudyConfig, name: str) -> bool:
-    """Whether the teacher from before its fine-tuning teaches in the phase of this table."""
+    """Whether the phase of this table learns from the raw teacher, before fine-tuning."""
     return on_text(config, name) and config.text_teacher == "raw"
 
 
 def settings_of(config: StudyConfig, name: str) -> Settings:
-    """Settings of the objective in the phase of this table: on text, those for rows without labels, whose predictions
-    are not trained either (EfficientBERT, section 4.3: gamma = 0).
+    """The settings of the objective in the phase of this table. On text they are those for rows without labels, on
+    which predictions are not trained either (EfficientBERT, section 4.3: gamma = 0).
 
     Raises:
         ConfigError: the objective cannot learn from text.
@@ -70,10 +70,10 @@ def settings_of(config: StudyConfig, name: str) -> Settings:
 
 
 def training_phase(config: StudyConfig, name: str, folders: TaskFolders) -> TrainingPhase | None:
-    """The phase that the table of this name describes, on the rows in these folders; None as for `table_of`.
+    """The training phase of the table of this name, on the rows in these folders; None if `table_of` is None.
 
     Raises:
-        ConfigError: the objective learns nothing from text.
+        ConfigError: the phase is on text, and the objective cannot learn from text.
     """
     table = table_of(config, name)
     if table is None:
@@ -83,13 +83,13 @@ def training_phase(config: StudyConfig, name: str, folders: TaskFolders) -> Trai
 
 
 def training_phases(config: StudyConfig, names: tuple[str, ...], folders: TaskFolders) -> tuple[TrainingPhase, ...]:
-    """The phases of these tables, in this order, without those that have no steps."""
+    """The training phases of these tables, in this order; tables that are missing or have 0 steps are left out."""
     phases = (training_phase(config, name, folders) for name in names)
     return tuple(phase for phase in phases if phase)
 
 
 def portion(rows: Encoded, share: float, seed: int) -> Encoded:
-    """A share of the rows, drawn at random, in their order."""
+    """A random share of the rows, in their original order."""
     if share == 1:
         return rows
     chosen = np.random.default_rng([seed, 2]).permutation(len(rows))[: math.ceil(share * len(rows))]
@@ -98,10 +98,10 @@ def portion(rows: Encoded, share: float, seed: int) -> Encoded:
 
 @contextlib.contextmanager
 def refusing_divergence(table: str) -> Iterator[None]:
-    """Report a training that diverges in this block as a mistake in its table of the configuration.
+    """Report a training that diverges in this block as a mistake in the configuration's table of this name.
 
     Raises:
-        ConfigError: it diverged.
+        ConfigError: the training diverged.
     """
     try:
         yield

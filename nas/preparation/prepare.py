@@ -1,5 +1,5 @@
-"""Everything that a search needs before its first trial; each part is made once and kept in the user's cache under a
-key of all that it depends on.
+"""Prepares everything that a search needs before its first trial. Each part is made once and kept in the user's cache,
+under a key that depends on everything that the part depends on.
 """
 
 from distill.training.progress import ProgressCallback, ignore_progress
@@ -19,11 +19,12 @@ def prepare(
     *,
     outputs: bool = True,
 ) -> Workspace:
-    """The data, the fine-tuned teacher and the supernet of a study, and the teacher's outputs for its candidates.
+    """Prepare the data, the fine-tuned teacher and the supernet of a study, and the teacher's outputs for its
+    candidates.
 
     Args:
-        device: "auto", "cpu" or "cuda", for what has to be trained.
-        outputs: False where no candidates are trained: then the teacher's outputs are left out.
+        device: "auto", "cpu" or "cuda": where models are trained.
+        outputs: whether to prepare the teacher's outputs, which only the training of candidates needs.
 
     Raises:
         ConfigError, distill.training.teacher.TeacherError: the configuration names what does not exist or cannot work.

@@ -1,4 +1,6 @@
-"""The supernet: built from the teacher or anew, warmed up by distillation, with its neurons in order of importance."""
+"""Prepares the supernet: builds it from the teacher or with random weights, warms it up by distillation, and sorts its
+neurons by importance.
+"""
 
 import random
 from collections.abc import Callable
@@ -30,15 +32,16 @@ from supernet.build import from_scratch, from_teacher, layer_output_statistics, 
 from supernet.importance import neuron_importance, sort_channels, summed_loss
 from supernet.warmup import warm_up
 
-# Part of the keys of supernets that learned from text: every sentence counts alike in the importance of their neurons.
+# Part of the cache keys of supernets that learned from text: it stands for an importance in which all sentences have
+# the same weight.
 TEXT_IMPORTANCE = "of sentences"
-# Batches over which the inputs of further blocks are averaged.
+# The statistics of layer outputs, by which the upper blocks of a stack are initialised, are over this many batches.
 STATISTICS_BATCHES = 8
 
 
 def prepare_supernet(context: PreparationContext, folders: TaskFolders) -> Path:
-    """The folder of the warmed-up supernet, its inner channels in descending order of importance, and of that
-    importance, from the cache or made.
+    """Prepare the warmed-up supernet, with its inner channels in descending order of importance; returns its folder,
+    which also has the importance.
 
     Raises:
         ConfigError: the warm-up diverged.
@@ -84,7 +87,7 @@ def new_supernet(context: PreparationContext, folders: TaskFolders, base: Base) 
     """A supernet at its starting point: a copy of the teacher or of another checkpoint, or random weights."""
     config, task = context.config, folders.task
     stack = max(config.space.stacks)
-    torch.manual_seed(config.seed)  # another checkpoint may have no head
+    torch.manual_seed(config.seed)  # for the head, which another checkpoint may lack
     if not isinstance(config.base, str):
         return from_scratch(base, stack, like=AutoConfig.from_pretrained(folders.teacher), head=task.kind)
     source = str(folders.teacher) if config.base == "teacher" else config.base
@@ -136,11 +139,11 @@ def supernet_importance(
     phase: TrainingPhase | None,
     projections: dict[str, Tensor],
 ) -> list[list[Tensor]]:
-    """Importance of the inner neurons of every layer and block for the loss of the warm-up, as `neuron_importance`.
+    """The importance of the inner neurons of every layer and block, see `neuron_importance`.
 
-    The loss is that on labels. After a warm-up on text, which leaves the head untrained, it is the loss of the
-    objective's last phase with the teacher's outputs; every sentence then counts alike, whatever its length and the
-    other sentences of its batch.
+    Importance is measured for the loss on labels. After a warm-up on text, which leaves the head untrained, it is
+    measured for the loss of the objective's last phase, with the teacher's outputs. Every sentence then has the same
+    weight, whatever its length and the other sentences of its batch.
     """
     config = context.config
     batch_size, number = config.warmup.batch_size, config.warmup.importance_batches
@@ -156,7 +159,8 @@ def supernet_importance(
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         return objective(run(model, batch, objective.needs), teacher(0, batch), batch)
 
-    # The objective's losses are means over the tokens of a batch, in which a long sentence has the greater part.
+    # Sentence by sentence, because the objective's losses are means over the tokens of a batch, in which long sentences
+    # have more weight.
     batches = context.batches(phase.rows, batch_size, number, config.seed + 2)
     return neuron_importance(supernet, (sentence for batch in batches for sentence in single_rows(batch)), loss)
 
@@ -164,14 +168,14 @@ def supernet_importance(
 def live_teacher(
     context: PreparationContext, folders: TaskFolders, needs: frozenset[str], raw: bool = False
 ) -> LiveTeacher:
-    """The teacher that runs in every step: fine-tuned on the task, or `raw`, as it was before."""
+    """A teacher that runs in every step: fine-tuned on the task, or with `raw` as it was before fine-tuning."""
     task = folders.task
     model = raw_teacher(context.config, task) if raw else load_model(str(folders.teacher), task.labels, task.kind)
     return LiveTeacher(model, needs, context.accelerator)
 
 
 def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[], list[FFNGraph]] | None:
-    """Draws a graph for every layer from the space; None where the warm-up uses the base graph alone."""
+    """A function that draws a graph for every layer from the space; None if the warm-up uses only the base graph."""
     if config.warmup.graphs == "gelu":
         return None
     full = Architecture.uniform(base, graph=graph)
@@ -181,7 +185,7 @@ def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[]
 
 
 def set_dropout(model: PreTrainedModel, probability: float) -> None:
-    """Give every dropout of the model, and its configuration, this probability."""
+    """Set the probability of every dropout module of the model, and those in its configuration."""
     model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = probability
     for module in model.modules():
         if isinstance(module, nn.Dropout):

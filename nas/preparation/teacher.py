@@ -1,4 +1,4 @@
-"""The data of a task and the teacher that is fine-tuned on it."""
+"""Prepares the data of a task and the teacher that is fine-tuned on it."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from nas.preparation.phases import portion, refusing_divergence
 
 
 def prepare_task(context: PreparationContext) -> TaskFolders:
-    """The encoded rows of the context's task and the fine-tuned teacher, from the cache or made.
+    """Prepare the encoded rows of the context's task and the fine-tuned teacher.
 
     Raises:
         ConfigError: the rows cannot be read or encoded, or the fine-tuning diverged.
@@ -25,7 +25,7 @@ def prepare_task(context: PreparationContext) -> TaskFolders:
 
 
 def prepare_data(context: PreparationContext) -> Path:
-    """The folder of the task's encoded splits and of the text without labels.
+    """Prepare the task's encoded splits and the text without labels; returns their folder.
 
     Raises:
         ConfigError: the rows or the text cannot be read or encoded.

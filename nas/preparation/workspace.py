@@ -1,4 +1,4 @@
-"""The folders that the preparation fills, and what is derived from them: base, objective and teacher of a study."""
+"""The workspace of a prepared study: the folders that the preparation has filled, and what is derived from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,8 +21,8 @@ from search_spaces.architecture import ArchitectureError, Base
 from search_spaces.graph import GELU, FFNGraph
 from supernet.build import base_of_teacher
 
-# Files in the supernet's folder that are no part of any exported model: projections of the objective that the warm-up
-# learned, and the importance of the inner neurons.
+# Files in the supernet's folder that no exported model has: the projections of the objective that were learned in the
+# warm-up, and the importance of the inner neurons.
 PROJECTIONS, IMPORTANCE = "projections.safetensors", "importance.safetensors"
 
 
@@ -31,10 +31,11 @@ class Workspace:
     """The folders of a prepared study.
 
     Attributes:
-        data: encoded rows of the task that stages 1 and 2 search on, and the text without labels.
+        data: the encoded rows of the task that stages 1 and 2 search on, and the text without labels.
         teacher: the teacher, fine-tuned on that task.
-        outputs: the teacher's saved outputs for the candidates, by the tables of their training phases.
-        tasks: data and teachers of all tasks; only for stage 3.
+        supernet: the warmed-up supernet.
+        outputs: the teacher's saved outputs for the candidates, as pairs of a training phase's table and a folder.
+        tasks: the data and teachers of all tasks; only for stage 3.
         one_shot: the one-shot supernet of stage 3.
     """
 
@@ -47,11 +48,11 @@ class Workspace:
     one_shot: Path | None = None
 
     def base(self) -> tuple[Base, FFNGraph]:
-        """The base of all candidates and its graph."""
+        """The base of all candidates, and the base graph."""
         return student_base(self.config, AutoConfig.from_pretrained(self.teacher))
 
     def importance(self) -> list[Tensor]:
-        """Importance of the inner neurons of each layer's lowest block, in the supernet's (descending) order."""
+        """The importance of the inner neurons of each layer's lowest block, in descending order."""
         stored = load_file(self.supernet / IMPORTANCE)
         return [stored[f"{layer}"] for layer in range(len(stored))]
 
@@ -62,22 +63,25 @@ class Workspace:
 
     @property
     def folders(self) -> TaskFolders:
-        """Data and teacher of the task that stages 1 and 2 search on."""
+        """The data and the teacher of the task that stages 1 and 2 search on."""
         return TaskFolders(self.data, self.teacher)
 
     @property
     def labels(self) -> int:
-        """Number of outputs of the task's head."""
+        """The number of outputs of the task's head."""
         return int(AutoConfig.from_pretrained(self.teacher).num_labels)
 
 
 def base_of_study(config: StudyConfig) -> tuple[Base, FFNGraph]:
-    """As `student_base`, before there is a fine-tuned teacher: fine-tuning leaves its shape as it is."""
+    """The same as `student_base`, for use before the teacher is fine-tuned, which does not change its dimensions."""
     return student_base(config, load_config(config.teacher))
 
 
 def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
-    """The base model of the study's students, given the teacher's configuration, and its graph.
+    """The base of the study's students, and the base graph.
+
+    Args:
+        teacher: the Hugging Face configuration of the teacher.
 
     Raises:
         ConfigError, distill.training.teacher.TeacherError: there is no such base, or it cannot learn from this teacher.
@@ -107,10 +111,11 @@ def objectives(
     rows: Encoded | None = None,
     learned: Mapping[str, Tensor] | None = None,
 ) -> list[tuple[Objective, Recipe]]:
-    """The study's objective between models of these Hugging Face configurations, and the recipe of its training: one
-    pair for each of the objective's phases.
+    """The study's objective and the recipe of its training: one pair for each of the objective's phases.
 
-    Learned projections of the objective start as in `learned`.
+    Args:
+        student, teacher: Hugging Face configurations.
+        learned: projections of the objective with which it starts.
     """
     objective_spec = OBJECTIVES[config.objective.name]
     result = []
@@ -123,11 +128,11 @@ def objectives(
 
 
 def projections(supernet: Path) -> dict[str, Tensor]:
-    """The objective's projections that were learned in the warm-up of the supernet in this folder."""
+    """The projections of the objective that the warm-up of the supernet in this folder has learned."""
     file = supernet / PROJECTIONS
     return load_file(file) if file.exists() else {}
 
 
 def raw_teacher(config: StudyConfig, task: Task) -> PreTrainedModel:
-    """The teacher from before its fine-tuning; its head has not learned anything."""
+    """The raw teacher, before fine-tuning; its head is untrained."""
     return load_model(config.teacher, task.labels, task.kind)
