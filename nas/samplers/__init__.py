@@ -1,4 +1,4 @@
-"""Samplers of architectures; every one is an `optuna.samplers.BaseSampler`."""
+"""The samplers of architectures, all of which are `optuna.samplers.BaseSampler`s."""
 
 from nas.samplers.evolution import Evolution
 from nas.samplers.lanas import LaNAS

@@ -1,4 +1,4 @@
-"""Architectures as vectors, for what samplers learn from scores."""
+"""The encoding of architectures as feature vectors, for samplers that learn from scores."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -14,29 +14,33 @@ from search_spaces.spaces import Space
 
 OPERATIONS = (*UNARY, *BINARY, "gate")
 SEGMENTS = ("pre", "mid", "post")
-# Weights of twice as many channels in a layer, of one more block, of an operation in any layer and of an operation in
-# a given layer.
+# The weights of features: of twice as many channels in a layer, of one more block, of an operation counted over all
+# layers, and of an operation in a given layer.
 DOUBLING, BLOCK, OPERATION, PLACED = sqrt(0.3), 0.5, 1.0, 0.5
 # The weight of each number that describes experts.
 EXPERTS = 0.4
 
 
 def widths(space: Space) -> tuple[float, ...]:
-    """The distinct logarithms to base 2 of the numbers of inner channels that a layer can have in all its blocks
-    together, ascending.
+    """The widths that a layer can have, ascending: the distinct base-2 logarithms of its number of inner channels,
+    summed over its blocks.
     """
     sizes = (Genes(space.graph, *size) for size in space.sizes)
     return tuple(sorted({log2(genes.stack * genes.inner(space.base)) for genes in sizes}))
 
 
 def encode(architectures: Sequence[Architecture], steps: tuple[float, ...]) -> np.ndarray:
-    """A row of numbers for each architecture; all are on one base and may have any graphs and sizes.
+    """One row of features for each architecture. All architectures have the same base; graphs and sizes may be any.
 
-    The first columns are, for every layer, how far the logarithm of its inner channels is on the way from each of the
-    `steps` (`widths`) to the next. A linear model of these columns is any function of a layer's width, with the prior
-    of a Brownian motion over its logarithm. Then come the number of blocks of every layer; how often each operation
-    occurs in each segment of the graphs (before `expand`, between the linear maps, after `project`), in all layers
-    together and in each layer; and the experts of every layer, which are all zero where it is dense.
+    The columns are:
+
+    - for every layer, how far the logarithm of its inner channels is on the way from each of the `steps` (see `widths`)
+      to the next. A linear model of these columns can be any function of a layer's width; its prior is a Brownian
+      motion over the logarithm of the width;
+    - the number of blocks of every layer;
+    - how often each operation occurs in each segment of the graphs (before `expand`, between the linear maps, after
+      `project`), over all layers and in each layer;
+    - the experts of every layer, all zero for a dense one.
     """
     return np.stack([_row(architecture, steps) for architecture in architectures], dtype=np.float32)
 
@@ -62,7 +66,7 @@ def _row(architecture: Architecture, steps: tuple[float, ...]) -> np.ndarray:
 
 @lru_cache(maxsize=65_536)
 def _counts(graph: FFNGraph) -> np.ndarray:
-    """How often each operation occurs in each segment: a flat array of segments times operations."""
+    """How often each operation occurs in each segment of a graph: (segments * operations,)."""
 
     def segment(op: str, inputs: tuple[int, ...]) -> int:
         return {"expand": 1, "gate": 1, "project": 2}.get(op, max(inputs, default=0))
@@ -75,7 +79,7 @@ def _counts(graph: FFNGraph) -> np.ndarray:
 
 
 def _experts(experts: Experts) -> tuple[float, ...]:
-    """Numbers that describe experts, all zero for a dense layer."""
+    """The features of a layer's experts, all zero for a dense layer."""
     routings = (float(experts.count > 1 and experts.routing == routing) for routing in ROUTINGS)
     inverse_capacity = 0.0 if experts.capacity is None else float(1 / experts.capacity)
     return log2(experts.count), float(experts.shared), log2(experts.top_k), inverse_capacity, *routings

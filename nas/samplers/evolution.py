@@ -13,8 +13,8 @@ TOURNAMENT_SIZE = 4
 
 
 class Evolution(RandomSampler):
-    """Neighbours of the winner of a tournament: the best of `TOURNAMENT_SIZE` random members of the population, which
-    are the youngest `POPULATION_SIZE` trials with a score. The first `POPULATION_SIZE` proposals are random.
+    """Regularised evolution: proposes a neighbour of the best of `TOURNAMENT_SIZE` random members of the population.
+    The population are the latest `POPULATION_SIZE` trials with a score; until there are as many, proposals are random.
     """
 
     n_objectives = (1,)

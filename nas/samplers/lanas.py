@@ -1,4 +1,6 @@
-"""LaNAS (Wang et al., 2019): a tree learned from the scores partitions the space into good and bad regions."""
+"""LaNAS (Wang et al., 2019): a tree of classifiers that is learned from the scores divides the space into good and bad
+regions.
+"""
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,27 +24,34 @@ from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 
-# Trials with a score before the first proposal that is not random; fewer where there is a zero-cost proxy.
+# Proposals are random until this many trials have a score; fewer are enough with a zero-cost proxy.
 N_STARTUP_TRIALS, N_STARTUP_TRIALS_WITH_PROXY = 5, 2
-# Random members by which a proxy is normalised, and the relative difference below which its values count as equal.
+# A proxy is normalised by this many random members. Its values count as equal below this relative deviation.
 PROXY_SAMPLES, PROXY_TOLERANCE = 200, 1e-9
 # The tree is learned from the first PHASE trials, and again whenever there are GROWTH times as many.
 PHASE, GROWTH = 10, 1.5
-# The constant of exploration, in standard deviations of the scores.
+# The exploration constant of the upper confidence bounds, in standard deviations of the scores.
 EXPLORATION = 1.0
-# Candidates for a proposal: random members, and neighbours of each of the leaf's best trials.
+# The candidates for a proposal: RANDOM random members, and NEIGHBOURS neighbours of each of the leaf's PARENTS best
+# trials.
 RANDOM, PARENTS, NEIGHBOURS = 12, 2, 8
 # The surrogate learns from the smallest region around the leaf that has at least this many trials.
 REGION = 100
 # The prior variances of the surrogate's smooth part and of the noise.
 SMOOTH, NOISE = 0.5, 0.2
-# The inputs of the classifiers and of the surrogate are made here and need no validation in every call.
+# The inputs of the classifiers and of the surrogate come from this module, so scikit-learn need not validate them.
 UNCHECKED = config_context(assume_finite=True, skip_parameter_validation=True)
 
 
 @dataclass(frozen=True)
 class Region:
-    """A node of the tree: its trials, and the classifier that separates it from its sibling (None at the root)."""
+    """A node of the tree.
+
+    Attributes:
+        rows: the indices of its trials.
+        classifier: separates it from its sibling; None at the root.
+        good: whether it is on the classifier's positive side.
+    """
 
     rows: np.ndarray
     classifier: Ridge | None = None
@@ -56,12 +65,13 @@ class Region:
 
 
 class LaNAS(RandomSampler):
-    """The members with the greatest expected improvement among candidates in the leaf of the tree to which the upper
-    confidence bounds lead. A zero-cost proxy is one more feature, scaled to mean 0 and variance 1 over random members.
+    """LaNAS: upper confidence bounds choose a leaf of the tree, and the candidates in it are proposed in the order of
+    their expected improvement by a Gaussian process. A zero-cost proxy is a further feature, scaled to mean 0 and
+    variance 1 over random members of the space.
     """
 
     n_objectives = (1,)
-    # The fewest trials on either side of a split.
+    # The minimum number of trials on either side of a split.
     min_samples_leaf = 5
 
     def __init__(self, space: Space, seed: int, proxy: ZeroCostProxy | None = None) -> None:
@@ -77,7 +87,7 @@ class LaNAS(RandomSampler):
         yield from super().propose(observations, rng)
 
     def ordered(self, observations: Sequence[Observation], rng: random.Random) -> list[Architecture]:
-        """Candidates in the leaf, the best first."""
+        """New candidates in the chosen leaf, those with the greatest expected improvement first."""
         architectures = [observation.architecture for observation in observations]
         features, values = self.features(architectures), ranks(observations)
         path = descend(features, values, self.min_samples_leaf)
@@ -94,32 +104,32 @@ class LaNAS(RandomSampler):
         return [new[inside[row]] for row in order]
 
     def features(self, architectures: Sequence[Architecture]) -> np.ndarray:
-        """A row for each architecture: the encoding, and the value of the proxy where there is one."""
+        """One row of features for each architecture: its encoding, and the value of the proxy if there is one."""
         encoded = encode(architectures, widths(self.space))
         if self.proxy is None:
             return encoded
         return np.column_stack((encoded, [self.proxy(architecture) for architecture in architectures]))
 
     def candidates(self, best: list[Architecture], rng: random.Random) -> Iterator[Architecture]:
-        """Random members, and neighbours of the first `PARENTS` of `best`."""
+        """Yield random members of the space, and neighbours of the first `PARENTS` architectures of `best`."""
         for _ in range(RANDOM):
             yield self.space.sample(rng)
         for parent in best[:PARENTS]:
             yield from islice(self.space.neighbours(parent, rng), NEIGHBOURS)
 
     def order(self, new: np.ndarray, features: np.ndarray, values: np.ndarray) -> Iterable[int]:
-        """The rows of `new`, the best first, by a surrogate fitted to features and values."""
+        """The row numbers of `new`, the best first, by a surrogate that is fitted to `features` and `values`."""
         return np.argsort(-expected_improvement(fit(features, values), new), kind="stable")
 
 
 @cache
 def blas_libraries() -> ThreadpoolController:
-    """The libraries of linear algebra, which are faster on one thread at problems as small as a sampler's."""
+    """Controls the threads of the BLAS libraries; a sampler's small problems are solved faster on a single thread."""
     return ThreadpoolController().select(user_api="blas")
 
 
 def normalised(proxy: ZeroCostProxy, space: Space) -> ZeroCostProxy | None:
-    """The proxy scaled to mean 0 and variance 1 over random members; None where it is the same for all of them."""
+    """The proxy scaled to mean 0 and variance 1 over random members; None if it is the same for all of them."""
     rng = random.Random(0)
     values = np.array([proxy(space.sample(rng)) for _ in range(PROXY_SAMPLES)])
     mean, deviation = float(values.mean()), float(values.std())
@@ -129,10 +139,10 @@ def normalised(proxy: ZeroCostProxy, space: Space) -> ZeroCostProxy | None:
 
 
 def ranks(observations: Sequence[Observation]) -> np.ndarray:
-    """Standard normal quantiles of the scores' ranks, so that neither scale nor outliers matter.
+    """The standard normal quantiles of the scores' ranks, so that neither their scale nor outliers matter.
 
-    A trial without a score counts as average while it is running, so that other proposals keep their distance; as the
-    lower quartile if it was pruned; as the worst if it failed.
+    A running trial counts as average, so that other proposals keep their distance from it. A pruned trial counts as the
+    lower quartile, and a failed one as the worst.
     """
     scores = np.array([observation.values[0] if observation.values else np.nan for observation in observations])
     scored = ~np.isnan(scores)
@@ -149,9 +159,10 @@ def descend(features: np.ndarray, values: np.ndarray, min_samples_leaf: int) -> 
 
         mean + 2 EXPLORATION sqrt(2 ln(trials of the parent) / trials of the child)     (Wang et al., equation 3)
 
-    A region is split by a classifier that learns, from those of its trials that the tree is learned from, which are
-    above their median. Every trial counts as a visit of the regions to which the classifiers assign it. A region is a
-    leaf where either side of a split would have fewer than `min_samples_leaf` of the trials that are learned from.
+    The tree is learned from the first trials only (`PHASE`, `GROWTH`). A region is split by a classifier that learns
+    which of these trials in the region have a score above their median. Every trial, also a later one, counts as a
+    visit of the regions to which the classifiers assign it. A region is a leaf if one side of its split would have
+    fewer than `min_samples_leaf` of the trials from which the tree is learned.
     """
     learned = PHASE
     while learned * GROWTH <= len(values):
@@ -161,7 +172,7 @@ def descend(features: np.ndarray, values: np.ndarray, min_samples_leaf: int) -> 
         rows = path[-1].rows
         train_rows = rows[rows < learned]
         above = values[train_rows] > np.median(values[train_rows])
-        if not above.any():  # the median is the highest score, more than once
+        if not above.any():  # the median equals the highest score
             above = values[train_rows] == values[train_rows].max()
         if len(train_rows) < 2 * min_samples_leaf or above.all():
             return path
@@ -180,7 +191,7 @@ def descend(features: np.ndarray, values: np.ndarray, min_samples_leaf: int) -> 
 
 @UNCHECKED
 def within(path: Sequence[Region], features: np.ndarray) -> np.ndarray:
-    """The indices of the rows of features inside the deepest region of the path that has any."""
+    """The indices of those rows of `features` that lie in the deepest region of the path with at least one row."""
     rows = np.arange(len(features))
     for region in path:
         deeper = rows[region.has(features[rows])]
@@ -192,14 +203,14 @@ def within(path: Sequence[Region], features: np.ndarray) -> np.ndarray:
 
 @UNCHECKED
 def fit(features: np.ndarray, values: np.ndarray) -> GaussianProcessRegressor:
-    """A Gaussian process with a linear and a smooth part."""
+    """Fit a Gaussian process whose kernel is the sum of a linear and a smooth one."""
     kernel = DotProduct(0.7) + ConstantKernel(SMOOTH) * RBF(1.5)
     return GaussianProcessRegressor(kernel, alpha=NOISE, optimizer=None).fit(features, values)
 
 
 @UNCHECKED
 def expected_improvement(surrogate: GaussianProcessRegressor, features: np.ndarray) -> np.ndarray:
-    """By how much each row is expected to exceed the best trial, where the surrogate predicts both without noise."""
+    """The expected improvement of each row over the best trial, whose value is also predicted, without noise."""
     best = surrogate.predict(surrogate.X_train_).max()
     mean, deviation = surrogate.predict(features, return_std=True)
     gain = (mean - best) / deviation

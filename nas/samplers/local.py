@@ -7,13 +7,13 @@ from nas.samplers.random import RandomSampler
 from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
 
-# Trials in a row without improvement after which the search restarts.
+# The search restarts after this many consecutive trials without improvement.
 PATIENCE = 30
 
 
 class LocalSearch(RandomSampler):
-    """Neighbours, in random order, of the best architecture since the last restart. After `PATIENCE` trials without
-    improvement, or where no neighbour is left, the search restarts from a random architecture.
+    """Local search: proposes the neighbours of the best architecture since the last restart, in random order. After
+    `PATIENCE` trials without improvement, or if no neighbour is left, it restarts from a random architecture.
     """
 
     n_objectives = (1,)

@@ -1,4 +1,4 @@
-"""NSGA-II (Deb et al., 2002): Optuna selects the parents, the space varies them."""
+"""NSGA-II (Deb et al., 2002): Optuna selects the parents, and the space mutates them."""
 
 import random
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ POPULATION_SIZE = 12
 
 
 class NSGA2(RandomSampler):
-    """Neighbours of random parents: the trials that NSGA-II would let survive of all so far, the non-dominated first,
-    then the least crowded. The first `POPULATION_SIZE` proposals are random.
+    """NSGA-II: proposes neighbours of random parents, which are the survivors of NSGA-II's selection among all trials
+    so far: the non-dominated ones first, then the least crowded. Until `POPULATION_SIZE` trials have a score, proposals
+    are random.
 
-    The parents are selected anew for every proposal, so that no worker waits for a generation to end. With one
-    objective they are the best trials so far.
+    The parents are selected again for every proposal, so that no worker waits for a generation to end.
     """
 
     n_objectives = (2,)

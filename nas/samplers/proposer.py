@@ -1,4 +1,4 @@
-"""The interface of all samplers: they propose whole architectures, given the trials so far."""
+"""The base class of all samplers, which propose whole architectures given the trials so far."""
 
 import random
 from abc import abstractmethod
@@ -18,29 +18,29 @@ from search_spaces.equivalence import function_key
 from search_spaces.errors import UserError
 from search_spaces.spaces import GRAPHS, Space
 
-# What an architecture is expected to be worth before any evaluation; higher is better.
+# An estimate of how good an architecture is that needs no evaluation; higher is better.
 ZeroCostProxy = Callable[[Architecture], float]
 
-# Proposals that may compute what a trial computes before neighbours of the trials are looked at one by one.
+# After this many proposals that are duplicates of trials, the neighbours of the trials are tried one by one.
 MAX_PROPOSALS = 30
 
 
 class SamplerError(UserError, ValueError):
-    """A sampler that maximises one score is asked to serve several objectives."""
+    """A sampler that maximises a single score is used in a study with several objectives."""
 
 
 class Proposer(BaseSampler):
     """A sampler of whole architectures; subclasses implement `propose`.
 
-    A proposal depends on the seed, the proxy, the number of proposals before it and the trials of the study alone, so a
-    resumed search proposes what an uninterrupted one would have proposed. No function is proposed twice while another
-    one can be found. Optuna is given the choices that spell the architecture (`Space.choices`).
+    A proposal depends only on the seed, the proxy, the number of the trial and the trials of the study, so a resumed
+    search proposes what an uninterrupted one would have proposed. No function is proposed twice as long as a new one
+    can be found. Optuna receives the architecture as the choices of the space that lead to it (`Space.choices`).
 
     Args:
-        proxy: a subclass may learn from the trials how well it predicts scores.
+        proxy: subclasses may use it, for example as a feature from which scores are predicted.
     """
 
-    # The numbers of objectives of the studies that it is for.
+    # The numbers of objectives that the sampler supports.
     n_objectives: ClassVar[tuple[int, ...]] = (1,)
 
     def __init__(self, space: Space, seed: int, proxy: ZeroCostProxy | None = None) -> None:
@@ -52,9 +52,9 @@ class Proposer(BaseSampler):
 
     @abstractmethod
     def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
-        """Yields members of the space, at least one, the best proposal first.
+        """Yield at least one member of the space, the best proposal first.
 
-        The first one is taken that computes what no trial computes; the iterator is not advanced further.
+        The first member that is no duplicate of a trial is used, and the iterator is not advanced further.
 
         Args:
             observations: all trials that are running or have ended, in order.
@@ -64,11 +64,11 @@ class Proposer(BaseSampler):
     def proposals(
         self, study: Study, trial: FrozenTrial, observations: list[Observation], rng: random.Random
     ) -> Iterator[Architecture]:
-        """As `propose`; overridden where one of Optuna's samplers, which need the study, takes part."""
+        """Like `propose`, for subclasses that use one of Optuna's own samplers and therefore need the study."""
         return self.propose(observations, rng)
 
     def informative(self, observations: list[Observation]) -> list[Observation]:
-        """The trials to learn from: neither those outside the budget, such as the base model, nor those with an
+        """The trials to learn from: those within the budget, which the base model is not, except for trials with an
         infinite score.
         """
         return [
@@ -100,7 +100,7 @@ class Proposer(BaseSampler):
             architecture = self._first_new(self.proposals(study, trial, observations, rng), observations, rng)
             self._current = (trial.number, self.space.choices(architecture))
         if param_name not in self._current[1]:
-            # Choices that were fixed when the trial was enqueued may lead to others than the proposal's.
+            # Choices that were fixed when the trial was enqueued may lead to choices that the proposal does not have.
             assert isinstance(param_distribution, CategoricalDistribution)
             choices = [str(choice) for choice in param_distribution.choices]
             return self.space.draw(param_name, choices, random.Random(f"{seed}/{param_name}"))
@@ -114,8 +114,8 @@ class Proposer(BaseSampler):
     def _first_new(
         self, proposals: Iterator[Architecture], observations: list[Observation], rng: random.Random
     ) -> Architecture:
-        """The first proposal that computes what no trial computes, else such a member near the trials, else the first
-        proposal.
+        """The first proposal that is no duplicate of a trial; if there is none, a member near the trials that is no
+        duplicate; if there is none either, the first proposal.
         """
         known = {observation.key for observation in observations}
         first = None
@@ -123,7 +123,7 @@ class Proposer(BaseSampler):
             if function_key(architecture) not in known:
                 return architecture
             first = first or architecture
-        assert first is not None  # the promise of `propose`
+        assert first is not None  # `propose` yields at least one
         reached = {observation.architecture for observation in observations}
         if GRAPHS not in self.space.vary and sum(member in self.space for member in reached) >= self.space.size_count():
             return first  # the space is exhausted

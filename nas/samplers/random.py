@@ -10,8 +10,8 @@ from search_spaces.architecture import Architecture
 
 
 class RandomSampler(Proposer):
-    """Independent draws from the space's own distribution (`Space.sample`): sizes uniform inside the budget, operations
-    mostly the base graph's.
+    """Random search: samples independently from the space (`Space.sample`), with sizes uniform within the budget and
+    graphs near the base graph.
     """
 
     n_objectives: ClassVar[tuple[int, ...]] = (1, 2)

@@ -1,4 +1,4 @@
-"""Optuna's tree-structured Parzen estimator over the sizes, after a start of random draws."""
+"""Optuna's tree-structured Parzen estimator (TPE) over the sizes."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,18 +16,18 @@ from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 
-# Complete trials before the first proposal that is not random.
+# Proposals are random until this many trials are complete.
 N_STARTUP_TRIALS = 8
-# Of every size, which is a position among those that are left of the budget (`Space.suggest`).
+# A size is a position among the sizes that the budget still allows (`Space.suggest`).
 SIZE = FloatDistribution(0.0, 1.0)
 
 
 class TPE(RandomSampler):
-    """`TPESampler` for all sizes together once `N_STARTUP_TRIALS` trials are complete; operations are drawn as
-    `RandomSampler` does.
+    """Optuna's `TPESampler`, jointly over all sizes, once `N_STARTUP_TRIALS` trials are complete. Operations are drawn
+    at random, as in `RandomSampler`.
 
-    Over the operations Optuna's estimator prefers what other trials have not tried, and with a segment's eleven choices
-    and tens of trials that edits nearly every segment of every layer at once.
+    The estimator is not used for operations because it prefers choices that no trial has tried: with eleven choices per
+    segment and tens of trials it would edit nearly every segment of every layer at once.
     """
 
     def proposals(
@@ -37,7 +37,7 @@ class TPE(RandomSampler):
         if sum(trial.state == TrialState.COMPLETE for trial in ended) < N_STARTUP_TRIALS:
             yield from self.propose(observations, rng)
         trials = [_with_sizes_alone(trial) for trial in ended]
-        # In a study of the sizes alone, since the estimator writes down what it draws.
+        # A temporary study of the sizes alone, because the estimator records what it draws in its study.
         seed = rng.randrange(2**31)
         sampler = TPESampler(n_startup_trials=0, multivariate=True, constant_liar=False, seed=seed)
         sizes = optuna.create_study(directions=study.directions, sampler=sampler)
@@ -48,7 +48,7 @@ class TPE(RandomSampler):
 
 
 def _with_sizes_alone(trial: FrozenTrial) -> FrozenTrial:
-    """A trial that ended with its sizes for parameters; without any where its architecture was enqueued."""
+    """A copy of an ended trial whose parameters are its sizes; it has none if its architecture was enqueued."""
     choices = choices_of(trial.user_attrs, trial.params)
     sizes = {name: choice for name, choice in choices.items() if not isinstance(choice, str)}
     distributions: dict[str, BaseDistribution] = dict.fromkeys(sizes, SIZE)
@@ -63,7 +63,7 @@ def _with_sizes_alone(trial: FrozenTrial) -> FrozenTrial:
 
 @dataclass(frozen=True)
 class _Estimated:
-    """Draws operations at random and takes sizes from the estimator."""
+    """The choices of an architecture: operations are drawn at random, sizes come from the estimator."""
 
     space: Space
     rng: random.Random

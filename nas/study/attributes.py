@@ -1,6 +1,4 @@
-"""What the trials of a study remember beside parameters and scores: names of attributes, and the costs and constraints
-of an architecture.
-"""
+"""The attributes and constraints of the trials of a study: their names, and how they follow from an architecture."""
 
 import json
 from typing import Any
@@ -12,30 +10,34 @@ from search_spaces.equivalence import function_key
 from search_spaces.formula import layers_latex
 from search_spaces.spaces import Space
 
-# The architecture as JSON; the fingerprint of what it computes; whether it keeps the budget.
+# The architecture as JSON; the fingerprint of the function that it computes; whether it is within the budget.
 ARCHITECTURE, FUNCTION, IN_BUDGET = "architecture", "function", "in_box"
-# The sampler or the baseline that the architecture is from, and the choices of the space that spell it if it was drawn.
+# The sampler or baseline that the architecture is from, and if a sampler proposed it, the choices of the space that
+# lead to it.
 ORIGIN, CHOICES = "origin", "choices"
-# The seed of the training where it is not the study's, and which attempt this is after workers were lost.
+# The seed of the training if it is not the study's, and the number of the attempt after workers were lost.
 SEED, ATTEMPT = "seed", "attempt"
-# The number of the earlier trial that computes the same; why there is no score; the step at which it was pruned.
+# The number of the earlier trial of which this one is a duplicate; why there is no score; the step at which the trial
+# was pruned.
 DUPLICATE_OF, FAILURE, RUNG = "twin", "failure", "rung"
-# How experts shared the tokens.
+# How the experts shared the tokens.
 EXPERT_LOAD = "expert_load"
-# Of a study: the names of its objectives.
+# An attribute of studies: the names of the objectives.
 GOALS = "goals"
-# Optuna's system attribute of a trial's constraints, each of which is satisfied if it is at most 0. Optuna 5 also knows
-# named ones (`Trial.set_constraint`), which its dashboard does not show.
+# Optuna's system attribute for the constraints of a trial, each of which is satisfied if it is at most 0. Optuna 5 also
+# has named constraints (`Trial.set_constraint`), but its dashboard does not show them.
 CONSTRAINTS = "constraints"
 
 
 def score_attribute(name: str) -> str:
-    """The attribute of one of the scores behind a trial's own: a task may have any name, that of a cost too."""
+    """The name of the attribute for one of several scores of a trial. The prefix keeps it apart from other attributes,
+    because a task may have any name.
+    """
     return f"score/{name}"
 
 
 def described(architecture: Architecture, space: Space, labels: int) -> dict[str, Any]:
-    """What the attributes of a trial say of its architecture."""
+    """The attributes of a trial that follow from its architecture."""
     return {
         ARCHITECTURE: json.dumps(architecture.to_json()),
         IN_BUDGET: space.keeps_budget(architecture),
@@ -49,8 +51,8 @@ def described(architecture: Architecture, space: Space, labels: int) -> dict[str
 
 
 def constraints(architecture: Architecture, space: Space) -> list[float]:
-    """By how much an architecture exceeds each bound of the budget: the fewest and the most parameters, then the
-    limits; all at most 0 if it keeps the budget.
+    """By how much an architecture violates each bound of the budget: the lower and the upper bound on parameters, then
+    the limits. All values are at most 0 if it keeps the budget.
     """
     params = cost.params(architecture, space.labels, space.head)
     excess = [space.min_params - params, params - space.max_params]
@@ -58,7 +60,7 @@ def constraints(architecture: Architecture, space: Space) -> list[float]:
 
 
 def formula(architecture: Architecture) -> str:
-    """The layers in short: stack x inner width, experts where there are any, and graph."""
+    """The layers in short form: stack × inner width, experts if there are any, and graph."""
     parts = []
     for genes in architecture.layers:
         size = f"{genes.stack}×{genes.inner(architecture.base)}"
@@ -68,9 +70,9 @@ def formula(architecture: Architecture) -> str:
 
 
 def choices_of(attributes: dict[str, Any], params: dict[str, Any]) -> dict[str, str | float]:
-    """The choices of the space that spell a trial's architecture; empty where the architecture was enqueued.
+    """The choices of the space that lead to a trial's architecture; empty if the architecture was enqueued.
 
-    Version 0.1 wrote them as the trial's parameters, and its studies can be resumed.
+    In studies of version 0.1, which can be resumed, they are the parameters of the trial.
     """
     if CHOICES in attributes:
         return dict(attributes[CHOICES])

@@ -1,4 +1,4 @@
-"""`results/<study>/`: its files, and whether a stage may be run there."""
+"""The folder of a study, `results/<study>/`: its files, and checks whether a stage may be run there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Folder:
         return self.path / "architecture.json"
 
     def stage(self, stage: str) -> Path:
-        """The folder of a stage, there since it began."""
+        """The folder of a stage, which exists once the stage has begun."""
         return self.path / f"stage-{stage}"
 
     def start(self, stage: str) -> Path:
@@ -42,14 +42,15 @@ class Folder:
         return self.stage(stage) / "start.json"
 
     def best(self, stage: str) -> Path:
-        """Winner and finalists of a stage, there since it ended."""
+        """The winner and the finalists of a stage; the file exists once the stage has ended."""
         return self.stage(stage) / "best.json"
 
     def check(self, config: StudyConfig, stages: Sequence[str], resume: bool) -> None:
-        """Check that these stages may run here, or be gone on with.
+        """Check that these stages may be started or resumed in this folder.
 
         Raises:
-            ConfigError: the folder holds another configuration, a stage that nobody asked to resume, or no study.
+            ConfigError: the folder belongs to another configuration, has one of the stages without `resume`, or is not
+                the folder of a study.
         """
         if not self.config.exists():
             if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
@@ -58,7 +59,7 @@ class Folder:
                 raise ConfigError(f"nothing to resume: there is no {self.config}")
             return
         begun = [stage for stage in STAGES if self.stage(stage).exists()]
-        # What a stage spends may still be chosen while it has not begun.
+        # The tables of stages that have not begun may still be changed.
         left, right = (self._begun(version, begun) for version in (load_config(str(self.config)), config))
         if left != right:
             raise ConfigError(
@@ -72,10 +73,10 @@ class Folder:
             )
 
     def create(self, config: StudyConfig) -> None:
-        """Make the folder of a study with its configuration, if it is new.
+        """Create the folder with the configuration, unless it exists.
 
         Raises:
-            ConfigError: it cannot be made.
+            ConfigError: it cannot be created.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -85,7 +86,7 @@ class Folder:
             write_text(self.config, config.to_toml())
 
     def begin(self, stage: str, config: StudyConfig, incumbent: Architecture | None) -> None:
-        """Write down the configuration, that the stage has begun, and what it refines."""
+        """Record the configuration, that the stage has begun, and the architecture that it refines."""
         write_text(self.config, config.to_toml())
         self.stage(stage).mkdir(exist_ok=True)
         if incumbent:
@@ -95,7 +96,7 @@ class Folder:
         tables = config.model_dump(mode="json")
         idle = {f"stage{stage}" for stage in STAGES if stage not in begun}
         idle |= {"sharing"} if "3" not in begun else set()
-        if "single" in begun:  # it is stage 1's search, with the trials of both where it has no number of its own
+        if "single" in begun:  # uses stage 1's table and, without `single_trials`, the trials of stages 1 and 2
             idle -= {"stage1"} if config.single_trials else {"stage1", "stage2"}
         else:
             idle.add("single_trials")
@@ -103,7 +104,7 @@ class Folder:
 
 
 def _difference(stored: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """The first value in which two configurations differ."""
+    """A description of the first value in which two configurations differ."""
 
     def flat(value: Any, place: str) -> dict[str, Any]:
         if isinstance(value, dict):

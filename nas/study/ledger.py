@@ -1,10 +1,10 @@
-"""The Optuna studies of a search: the one record that everything else is derived from.
+"""Reads and writes the Optuna studies of a search, from which everything else can be derived.
 
-There is one study a stage, named `stage-1` and so on. A trial that ends badly never has a score: it is FAIL with the
-attribute `failure`. A trial that was stopped early is PRUNED with its `rung`. A duplicate, which computes what an
-earlier trial computed, has that trial's score, and its number as the attribute `twin`. A trial that is cut short,
-because its worker or the whole search was killed, is WAITING again: it keeps its number and what was drawn, and is the
-next to be asked for.
+There is one study per stage, named `stage-1` and so on. A trial that failed is FAIL, with the attribute `failure` and
+without a score. A pruned trial is PRUNED, with the attribute `rung`. A duplicate, which computes the same function as
+an earlier trial, has that trial's score, and its number as the attribute `twin`. A trial that is interrupted because
+its worker or the whole search was killed is re-queued: it becomes WAITING, keeps its number and its architecture, and
+is asked for next.
 """
 
 import json
@@ -44,20 +44,23 @@ from nas.study.storage import open_storage
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 
-# How often a candidate is run whose worker is lost each time: it may be what kills its workers.
+# After this many attempts a candidate whose worker is lost every time fails, as it may be what kills its workers.
 MAX_ATTEMPTS = 3
-# Other trials that must have reached a rung before a trial is pruned there.
+# No trial is pruned at a rung before this many other trials have reached it.
 MIN_TRIALS_AT_RUNG = 5
 
 
 def open_study(
     url: str, name: str, sampler: BaseSampler | None = None, goals: Sequence[str] = ("score",)
 ) -> optuna.Study:
-    """The study `name` in the storage `url`, made if absent. The first goal is the score, to be maximised; another one
-    is a cost, by the name of its attribute.
+    """Open the study `name` in the storage `url`, or create it.
+
+    Args:
+        goals: the names of the objectives: the score, which is maximised, and possibly the attribute of a cost, which
+            is minimised.
 
     Raises:
-        StorageError: there is no such storage.
+        StorageError: the storage cannot be opened.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -80,7 +83,7 @@ def open_study(
 def enqueue(
     study: optuna.Study, parameters: Parameters, architecture: Architecture, origin: str, seed: int | None = None
 ) -> None:
-    """Add a waiting trial of an architecture, which is asked for before the sampler's proposals."""
+    """Enqueue an architecture as a waiting trial, which `ask` returns before any proposal of the sampler."""
     attributes: dict[str, Any] = {ARCHITECTURE: json.dumps(architecture.to_json()), ORIGIN: origin}
     if seed is not None:
         attributes[SEED] = seed
@@ -97,9 +100,8 @@ def enqueue(
 def enqueue_missing(
     study: optuna.Study, parameters: Parameters, wanted: Sequence[tuple[Architecture, str, int | None]]
 ) -> int:
-    """Enqueue each (architecture, origin, seed) whose origin and seed the study does not have. Returns how many.
-
-    A search that was killed in between enqueues the rest when it is resumed.
+    """Enqueue each (architecture, origin, seed) unless the study has a trial of this origin and seed; returns how many
+    were enqueued. A search that was killed in the middle of this enqueues the rest when it is resumed.
     """
     known = {(trial.user_attrs.get(ORIGIN), trial.user_attrs.get(SEED)) for trial in study.get_trials(deepcopy=False)}
     missing = [row for row in wanted if row[1:] not in known]
@@ -109,7 +111,9 @@ def enqueue_missing(
 
 
 class _Draft:
-    """The choices of a space that a study's sampler makes for a trial, but for those that were fixed before."""
+    """The choices of the space for a new trial: those that were fixed when it was enqueued, and otherwise those that
+    the study's sampler makes.
+    """
 
     def __init__(self, study: optuna.Study, trial: FrozenTrial) -> None:
         self.study = study
@@ -130,12 +134,14 @@ class _Draft:
 
 
 def ask(study: optuna.Study, space: Space, origin: str, labels: int) -> tuple[FrozenTrial, Architecture]:
-    """The next trial: a waiting one, or a proposal of the sampler; what is known of it is written down."""
+    """The next trial and its architecture: a waiting trial, or else a proposal of the sampler. Its attributes are
+    recorded in the study.
+    """
     if waiting(study):
         number = study.ask().number
         architecture = _complete_waiting(study, number, space, origin, labels)
     else:
-        # The trial is drawn before it is written down, in one piece: a kill leaves it whole or not at all.
+        # The trial is sampled first and then recorded in one write, so that a kill leaves it complete or absent.
         trial = optuna.create_trial(state=TrialState.RUNNING)
         number = trial.number = len(study.get_trials(deepcopy=False))
         study.sampler.before_trial(study, trial)
@@ -155,12 +161,12 @@ def ask(study: optuna.Study, space: Space, origin: str, labels: int) -> tuple[Fr
 
 
 def _complete_waiting(study: optuna.Study, number: int, space: Space, origin: str, labels: int) -> Architecture:
-    """Write down what is not yet known of a trial that was enqueued or re-queued; returns its architecture."""
+    """Record the missing attributes of a trial that was enqueued or re-queued; returns its architecture."""
     trial = study.get_trials(deepcopy=False)[number]
     missing: dict[str, Any] = {ORIGIN: origin}
     if ARCHITECTURE in trial.user_attrs:
         architecture = _parsed(trial.user_attrs[ARCHITECTURE])
-    else:  # `Study.enqueue_trial` with some choices of the space, or none
+    else:  # enqueued by `Study.enqueue_trial` with some or none of the choices of the space
         draft = _Draft(study, trial)
         architecture = space.suggest(draft)
         missing[CHOICES] = draft.choices
@@ -177,9 +183,9 @@ def _complete_waiting(study: optuna.Study, number: int, space: Space, origin: st
 
 
 def resolve_duplicate(study: optuna.Study, number: int) -> bool:
-    """Whether a trial is a duplicate: an earlier one computes the same with the same seed.
+    """Whether a trial is a duplicate, which means that an earlier one computes the same function with the same seed.
 
-    A duplicate gets the result of that trial; where that is still running, when it ends.
+    A duplicate gets the result of the earlier trial, at once or, if that is still running, when it ends.
     """
     trials = study.get_trials(deepcopy=False)
     attributes = trials[number].user_attrs
@@ -204,8 +210,8 @@ def _copy_result(study: optuna.Study, earlier: FrozenTrial, number: int) -> None
 
 
 def _end(study: optuna.Study, number: int, state: TrialState, values: Sequence[float] | None = None) -> None:
-    """Write down the end of a trial, and copy its result to the duplicates that wait for it."""
-    # Not by `Study.tell`, which reads the trial twice more.
+    """Record the end of a trial, and copy its result to the duplicates that wait for it."""
+    # `Study.tell` is not used because it reads the trial twice more.
     study._storage.set_trial_state_values(_trial_id(study, number), state, values)
     trials = study.get_trials(deepcopy=False)
     for trial in trials:
@@ -214,7 +220,7 @@ def _end(study: optuna.Study, number: int, state: TrialState, values: Sequence[f
 
 
 def complete(study: optuna.Study, number: int, score: float, attributes: Mapping[str, Any]) -> None:
-    """Record a finished trial with its score, and with its cost where that is the study's second goal."""
+    """Record a trial as complete with its score and, if the study has a second goal, its cost."""
     known = study.get_trials(deepcopy=False)[number].user_attrs
     _set(study, number, attributes)
     costs = [known[goal] for goal in study.user_attrs.get(GOALS, ["score"])[1:]]
@@ -222,19 +228,19 @@ def complete(study: optuna.Study, number: int, score: float, attributes: Mapping
 
 
 def fail(study: optuna.Study, number: int, reason: str) -> None:
-    """Record a trial that has no score, and why."""
+    """Record a trial as failed, and the reason."""
     _set(study, number, {FAILURE: reason})
     _end(study, number, TrialState.FAIL)
 
 
 def prune(study: optuna.Study, number: int, step: int, attributes: Mapping[str, Any]) -> None:
-    """Record a trial that was stopped after `step` training steps, at which its score was reported."""
+    """Record a trial as pruned after `step` training steps, for which an intermediate score was reported."""
     _set(study, number, {RUNG: step, **attributes})
     _end(study, number, TrialState.PRUNED)
 
 
 def requeue_lost(study: optuna.Study, number: int) -> None:
-    """Record that the worker of a trial was lost, and re-queue the trial unless that happened too often."""
+    """Record that the worker of a trial was lost, and re-queue the trial, or fail it after `MAX_ATTEMPTS` attempts."""
     attempt = study.get_trials(deepcopy=False)[number].user_attrs.get(ATTEMPT, 1)
     if attempt >= MAX_ATTEMPTS:
         fail(study, number, f"the worker was lost {attempt} times")
@@ -245,7 +251,7 @@ def requeue_lost(study: optuna.Study, number: int) -> None:
 
 def report(study: optuna.Study, number: int, step: int, score: float) -> None:
     """Record the intermediate value of a trial after `step` training steps."""
-    # Not by `Trial.report`, which keeps what an earlier attempt reported.
+    # `Trial.report` is not used because it keeps the values that an earlier attempt reported.
     study._storage.set_trial_intermediate_value(_trial_id(study, number), step, score)
 
 
@@ -259,13 +265,13 @@ def _set(study: optuna.Study, number: int, attributes: Mapping[str, Any]) -> Non
 
 
 def _requeue(study: optuna.Study, number: int) -> None:
-    # One write: whenever the process dies, the trial is there, once, and in its place before later ones.
+    # In a single write, so that whenever the process dies the trial exists once and keeps its number.
     study._storage.set_trial_state_values(_trial_id(study, number), TrialState.WAITING)
 
 
 def requeue_unfinished(study: optuna.Study) -> int:
-    """After a process died: re-queue the trials that it left RUNNING, but for duplicates, which get their results or
-    wait for them. Returns how many.
+    """Re-queue the trials that a killed process left RUNNING; returns how many. Duplicates are not re-queued: they get
+    the results that they were waiting for, or keep waiting.
     """
     unfinished = running(study)
     for trial in unfinished:
@@ -278,22 +284,22 @@ def requeue_unfinished(study: optuna.Study) -> int:
 
 
 def waiting(study: optuna.Study) -> list[FrozenTrial]:
-    """Trials that were enqueued or re-queued and wait to be asked for."""
+    """The trials that were enqueued or re-queued and have not been asked for yet."""
     return study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
 
 
 def running(study: optuna.Study) -> list[FrozenTrial]:
-    """Trials that are being evaluated."""
+    """The trials that are being evaluated, without duplicates."""
     trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
     return [trial for trial in trials if DUPLICATE_OF not in trial.user_attrs]
 
 
 def should_prune(study: optuna.Study, number: int, step: int, share: float) -> bool:
-    """Whether a trial's intermediate value after `step` training steps is among the lowest `share` of all trials that
-    reached that step.
+    """Whether the intermediate value of a trial after `step` training steps is among the lowest `share` of all trials
+    that reached this step.
 
-    Enqueued trials, which are there for comparison, are never pruned, nor is any trial before `MIN_TRIALS_AT_RUNG`
-    others reached the step.
+    Enqueued trials are never pruned because they are baselines, and no trial is pruned before `MIN_TRIALS_AT_RUNG`
+    others have reached the step.
     """
     trials = study.get_trials(deepcopy=False)
     if not share or not choices_of(trials[number].user_attrs, trials[number].params):
@@ -308,29 +314,31 @@ def should_prune(study: optuna.Study, number: int, step: int, share: float) -> b
 
 
 def finished(study: optuna.Study) -> list[FrozenTrial]:
-    """Trials that were evaluated and need not run again: with a score, pruned, or with a failure of their own."""
+    """The trials that have ended (complete, pruned or failed), without duplicates."""
     trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL))
     return [trial for trial in trials if DUPLICATE_OF not in trial.user_attrs]
 
 
 def counted(study: optuna.Study) -> int:
-    """How many trials are `running` or `finished`."""
+    """The number of trials that are `running` or `finished`."""
     trials = study.get_trials(deepcopy=False)
     return sum(trial.state != TrialState.WAITING and DUPLICATE_OF not in trial.user_attrs for trial in trials)
 
 
 def trailing_duplicates(study: optuna.Study) -> int:
-    """How many of the latest trials, one after the other, are duplicates."""
+    """The number of consecutive duplicates at the end of the study."""
     trials = study.get_trials(deepcopy=False)
     return sum(1 for _ in takewhile(lambda trial: DUPLICATE_OF in trial.user_attrs, reversed(trials)))
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What samplers know of a trial that is running or has ended.
+    """What samplers know about a trial that is running or has ended.
 
-    `values` are the score, to be maximised, and the cost that is a study's second goal, to be minimised; None unless
-    the trial is COMPLETE.
+    Attributes:
+        key: the fingerprint of the function that the architecture computes.
+        values: the score, which is maximised, and if the study has a second goal the cost, which is minimised; None
+            unless the trial is COMPLETE.
     """
 
     architecture: Architecture
@@ -340,7 +348,7 @@ class Observation:
 
 
 def history(study: optuna.Study) -> list[Observation]:
-    """All trials that were asked for, in order, without duplicates."""
+    """The observations of all trials that were asked for, in order, without duplicates."""
     return [
         Observation(
             _parsed(trial.user_attrs[ARCHITECTURE]),
@@ -354,12 +362,12 @@ def history(study: optuna.Study) -> list[Observation]:
 
 
 def scored(study: optuna.Study) -> list[FrozenTrial]:
-    """Trials with a score, in order of their numbers."""
+    """The trials with a score, in the order of their numbers."""
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 
 def ranked(study: optuna.Study) -> list[FrozenTrial]:
-    """Trials with a score whose architecture keeps the budget, the best score first."""
+    """The trials with a score whose architecture is within the budget, the best score first."""
     trials = [trial for trial in scored(study) if trial.user_attrs[IN_BUDGET]]
     return sorted(trials, key=lambda trial: (-trial.values[0], trial.number))
 

@@ -1,4 +1,4 @@
-"""One process at a time drives a study; the lock goes with the process that holds it, however it ends."""
+"""The lock by which only one process at a time runs a study; it is released when that process ends, however it ends."""
 
 import contextlib
 import fcntl
@@ -16,31 +16,32 @@ from sqlalchemy.exc import SQLAlchemyError
 from nas.study.storage import not_opened
 from search_spaces.errors import UserError
 
-# Yields None while the lock is held, or says who has it: "" if that is not known.
+# A context manager that yields None while it holds the lock; if another process holds it, it yields a description of
+# that process, "" if that is unknown.
 Lock = Callable[[Connection, str], contextlib.AbstractContextManager[str | None]]
 
 
 class StudyInUse(UserError, ValueError):
-    """Another process drives the study."""
+    """Another process is running the study."""
 
 
 @contextlib.contextmanager
 def sole_driver(url: str, name: str) -> Iterator[None]:
-    """Hold the lock of the studies under `name` in the storage `url`; readers, such as the dashboard, need none.
+    """Hold the lock of the studies under `name` in the storage `url`; readers such as the dashboard do not need it.
 
-    The lock of a database server lives as long as one connection to it. It is not taken again when a server restarts:
-    that breaks the storage's connections too, which ends the search (`nas.study.storage`).
+    The lock of a database server lasts as long as one connection. It is not acquired again after the server restarts,
+    because a restart also breaks the storage's connections, which ends the search (`nas.study.storage`).
 
     Raises:
-        StudyInUse: another process holds it.
-        StorageError: the storage cannot be opened, or has no lock.
+        StudyInUse: another process holds the lock.
+        StorageError: the storage cannot be opened, or locks are not supported for this kind of database.
     """
     with contextlib.ExitStack() as held:
         try:
             lock = LOCKS.get(make_url(url).get_backend_name())
             if lock is None:
                 raise ValueError(f"needed is one of {', '.join(LOCKS)}")
-            # No pool may recycle the connection, and no transaction stay open for the length of a search.
+            # No connection pool may recycle the connection, and no transaction may stay open during the search.
             engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
             holder = held.enter_context(lock(held.enter_context(engine.connect()), name))
         except (SQLAlchemyError, ImportError, ValueError, OSError) as error:
@@ -55,7 +56,7 @@ def sole_driver(url: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _file(connection: Connection, name: str) -> Iterator[str | None]:
-    """A lock on a file beside the database. Programs that the holder starts, such as Ray's, do not inherit it."""
+    """A lock on a file next to the database. Processes that the holder starts, such as Ray's, do not inherit it."""
     database = connection.scalar(text("SELECT file FROM pragma_database_list WHERE name = 'main'"))
     if not database:
         raise ValueError("a search in memory could not be resumed; give a file, as in sqlite:///study.db")
@@ -74,7 +75,9 @@ def _file(connection: Connection, name: str) -> Iterator[str | None]:
 
 @contextlib.contextmanager
 def _postgresql(connection: Connection, name: str) -> Iterator[str | None]:
-    """A session's advisory lock; others see the session's name, and the server notices if its host is lost."""
+    """A session-level advisory lock. Other processes see the session's name, and by keepalives the server notices if
+    the holder's host is lost.
+    """
     key = {"key": int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)}
     for setting, value in (
         ("application_name", _this_process()),
@@ -98,7 +101,9 @@ def _postgresql(connection: Connection, name: str) -> Iterator[str | None]:
 
 @contextlib.contextmanager
 def _mysql(connection: Connection, name: str) -> Iterator[str | None]:
-    """A session's named lock, of the whole server, which ends sessions that are silent for hours unless told."""
+    """A named lock of the session. Its name is unique on the whole server; the timeout of the session is raised because
+    the server ends sessions that are idle for hours.
+    """
     database = connection.scalar(text("SELECT database()"))
     key = {"key": hashlib.sha256(f"{database}/{name}".encode()).hexdigest()}
     connection.execute(text("SET SESSION wait_timeout = 31536000"))

@@ -1,8 +1,9 @@
 """The parameters of a trial as Optuna's dashboard shows them: sizes, operations and experts of every layer.
 
-A sampler draws an architecture by the choices that spell it (`search_spaces.spaces.Space.suggest`). Which of them there
-are depends on those before, and a size is a position between 0 and 1, so trials cannot be compared by them; they are an
-attribute (`nas.study.attributes.CHOICES`). What Optuna calls a trial's parameters are values that any architecture has.
+A sampler draws an architecture by a sequence of choices (`search_spaces.spaces.Space.suggest`). Trials cannot be
+compared by these choices, because which choices there are depends on earlier ones, and a size is a position between 0
+and 1. Therefore they are stored as an attribute (`nas.study.attributes.CHOICES`), and the parameters of a trial are
+values that every architecture has.
 """
 
 from collections.abc import Iterator
@@ -16,27 +17,28 @@ from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
 from search_spaces.spaces import GRAPHS, SIZES, Space
 
-# What the names of all parameters begin with; those of a space's choices begin with "layer1/" and so on.
+# The prefix of all names of parameters; the names of a space's choices begin with "layer1/" and so on.
 PREFIX = "layer "
-# The operation of a segment that has none.
+# The value for a segment without an operation.
 NO_OPERATION = "none"
-# Experts of an architecture to refine that the space does not have.
+# The value for experts that the space does not have, but the architecture that the stage refines.
 OTHER_EXPERTS = "other"
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Names, distributions and values of the parameters in the trials of one study.
+    """The names, distributions and values of the parameters of one study's trials.
 
-    All trials of a study have the same parameters with the same distributions, baselines and enqueued architectures
-    included, because plots of a dashboard leave out what only some trials have. Values that are the same in the whole
-    study are no parameters: stage 2 varies operations alone, stage 3 sizes alone, and a dense space has no experts.
+    All trials of a study, including baselines and other enqueued architectures, have the same parameters with the same
+    distributions, because the plots of the dashboard leave out parameters that only some trials have. What does not
+    vary in a study is no parameter: stage 2 varies only operations, stage 3 only sizes, and a dense space has no
+    experts.
 
     Args:
-        depth: layers.
-        inner: inner width of the base model, the largest there is.
-        stacks: blocks of the largest stack.
-        experts: what the space has for a layer, the dense layer among it.
+        depth: the number of layers.
+        inner: the inner width of the base model, which is the largest one.
+        stacks: the number of blocks of the largest stack.
+        experts: the kinds of layers of the space, including the dense layer.
         vary: `GRAPHS`, `SIZES` or both.
     """
 
@@ -48,8 +50,10 @@ class Parameters:
 
     @classmethod
     def of(cls, space: Space, vary: frozenset[str] | None = None) -> "Parameters":
-        """The parameters of a study of this space; of one where other things `vary`, such as the confirmation of
-        several stages' finalists, if given.
+        """The parameters of a study of this space.
+
+        Args:
+            vary: replaces what the space varies, for example in the confirmation of several stages' finalists.
         """
         start = space.start.layers if space.start else ()
         stacks = max(*space.stacks, 1, *(genes.stack for genes in start))
@@ -81,7 +85,7 @@ class Parameters:
         return {name: values[name] for name in self.distributions}
 
     def _prefixes(self) -> Iterator[str]:
-        # Dashboards sort parameters as text: layer 02 before layer 10.
+        # Zero-padded, because the dashboard sorts parameters as text.
         digits = len(str(self.depth))
         return (f"{PREFIX}{number:0{digits}}" for number in range(1, self.depth + 1))
 
@@ -96,7 +100,7 @@ class Parameters:
 
 
 def _operations_of(graph: FFNGraph) -> dict[str, str]:
-    """The operation of each segment of a graph: before `expand`, between the linear maps, after `project`."""
+    """The operation in each segment of a graph: before `expand`, between the linear maps, and after `project`."""
     ends = {
         "operation before expand": graph.nodes[graph.find("expand")].inputs[0],
         "operation between": graph.nodes[graph.find("project")].inputs[0],
@@ -106,7 +110,9 @@ def _operations_of(graph: FFNGraph) -> dict[str, str]:
 
 
 def _operation_at(graph: FFNGraph, end: int) -> str:
-    """The binary operation that gives the value of a node, which may be activated; else the activation, if any."""
+    """The binary operation that computes the value of a node, possibly followed by activations; if there is none, the
+    last activation.
+    """
     last = graph.nodes[end].op
     while graph.nodes[end].op in UNARY:
         end = graph.nodes[end].inputs[0]

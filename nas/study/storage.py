@@ -1,4 +1,4 @@
-"""Optuna's storage of the studies, made fast for the one process that drives a search (`nas.study.lock`)."""
+"""Optuna's storage of the studies, made faster for a single process that runs the search (`nas.study.lock`)."""
 
 import contextlib
 import copy
@@ -24,16 +24,16 @@ from sqlalchemy.orm import Session
 
 from search_spaces.errors import UserError
 
-# A number above those of all trials in a database.
+# Larger than the number of any trial in a database.
 LAST = 2**31 - 1
 
 
 class StorageError(UserError, ValueError):
-    """The storage of the studies cannot be opened, or went away."""
+    """The storage of the studies cannot be opened, or was lost during the search."""
 
 
 class LostError(SQLAlchemyError):
-    """The storage's server broke a connection."""
+    """The connection to the server of the storage was lost."""
 
 
 def sqlite_url(path: Path) -> str:
@@ -42,22 +42,22 @@ def sqlite_url(path: Path) -> str:
 
 
 def open_storage(url: str) -> "Storage":
-    """The storage at any URL that Optuna takes.
+    """Open the storage at any URL that Optuna accepts.
 
     Raises:
-        StorageError: there is no such storage.
+        StorageError: the storage cannot be opened.
     """
     connect = {"timeout": 60, "factory": _Connection} if url.startswith("sqlite") else {}
     try:
         database = _Database(url, engine_kwargs={"connect_args": connect})
-    except (SQLAlchemyError, ImportError, ValueError) as error:  # ValueError: a port that is no number
+    except (SQLAlchemyError, ImportError, ValueError) as error:  # ValueError: the port is not a number
         raise not_opened(url, error) from None
     event.listen(database.engine, "handle_error", _stay_away)
     return Storage(database)
 
 
 def not_opened(url: str, error: Exception) -> StorageError:
-    """Which storage and why, in one line and without the password."""
+    """The error that says in one line, without the password, which storage cannot be opened and why."""
     reason = str(error).splitlines()[0]
     if isinstance(error, ImportError):
         reason = f"install its driver ({reason})"
@@ -74,17 +74,17 @@ def _shown(url: str) -> str:
 
 @contextlib.contextmanager
 def needed(url: str) -> Iterator[None]:
-    """What is done in the block ends without this storage.
+    """Turn errors in this block that mean that the storage was lost into a `StorageError`.
 
     Raises:
-        StorageError: it went away, or can keep no more. Other errors of a database are faults of ours and stay.
+        StorageError: the storage was lost or is full. Other database errors are bugs and are raised as they are.
     """
     try:
         yield
     except StorageError:
         raise
     except Exception as error:
-        # Optuna raises an error of its own from the database's, and Ray Tune yet another while it handles that one.
+        # Optuna wraps the database's error, and Ray Tune raises yet another error while it handles that.
         link: BaseException | None = error
         failure = None
         while link is not None:
@@ -99,7 +99,7 @@ def needed(url: str) -> Iterator[None]:
 
 
 def _stay_away(context: ExceptionContext) -> None:
-    """Do not connect again to a server that broke a connection: with it the lock of the sole driver may be gone."""
+    """Do not reconnect to a server after a connection was lost, because the lock may have been lost with it."""
     if context.is_disconnect and context.engine is not None:
 
         def refuse(*arguments: object) -> None:
@@ -109,8 +109,8 @@ def _stay_away(context: ExceptionContext) -> None:
 
 
 class _Connection(sqlite3.Connection):
-    """Commits without waiting for the disk, as a trial makes many. A killed process loses nothing; after a power
-    failure the last commits may be missing, and the file is whole.
+    """A connection that commits without waiting for the disk, because every trial makes many commits. A killed process
+    loses nothing; after a power failure the last commits may be missing, but the file is intact.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -120,7 +120,7 @@ class _Connection(sqlite3.Connection):
 
 
 class _Database(RDBStorage):
-    """Writes a new trial with all that is known of it at once, where Optuna looks for each value in the database."""
+    """Writes a new trial with all its values at once, whereas Optuna queries the database for each value."""
 
     def _get_prepared_new_trial(
         self, study_id: int, template_trial: FrozenTrial | None, session: Session
@@ -142,7 +142,7 @@ class _Database(RDBStorage):
 
 
 class Storage(_CachedStorage):
-    """Optuna's cache, which does not look for changes by other processes, as there are none."""
+    """Optuna's cache without the queries for changes by other processes, because there are none."""
 
     def __init__(self, database: _Database) -> None:
         super().__init__(database)
@@ -161,7 +161,7 @@ class Storage(_CachedStorage):
             self._changed -= {trial._trial_id for trial in trials}
 
     def _copied(self, trial_id: int) -> FrozenTrial:
-        """A copy of the trial in the cache, in its place: it may be changed, as nobody has been given it yet."""
+        """Replace the trial in the cache by a copy, which may be changed because nobody has a reference to it yet."""
         study_id, number = self._trial_id_to_study_id_and_number[trial_id]
         trials = self._studies[study_id].trials
         trials[number] = copy.copy(trials[number])
