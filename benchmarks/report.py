@@ -1,4 +1,4 @@
-"""What a benchmark leaves: tables and lines for people, and its raw numbers as a JSON file."""
+"""The report of a benchmark: tables and lines on the terminal, and the raw numbers as a JSON file."""
 
 import json
 import os
@@ -38,7 +38,7 @@ class Report:
     def __init__(self, name: str, arguments: Sequence[str], options: Mapping[str, Any], path: Path) -> None:
         self.path = path
         self.console = Console(highlight=False, markup=False, soft_wrap=True)
-        # Progress is no part of what one may want to paste or to pipe.
+        # Progress goes to stderr, so that it is not in the output that one pastes or pipes.
         self.status = Console(highlight=False, markup=False, soft_wrap=True, stderr=True)
         self.facts: dict[str, Any] = {
             "benchmark": name,
@@ -112,7 +112,7 @@ def processor_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of the interpreter and of the libraries that decide how fast and how exact numbers are."""
+    """The versions of the interpreter and of the libraries that determine speed and precision."""
     return {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
 
 

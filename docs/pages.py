@@ -1,7 +1,7 @@
-"""Makes the pages of the documentation (a hook of MkDocs), so that no text is written twice.
+"""Generates the pages of the documentation (a hook of MkDocs), so that no text has to be written twice.
 
-The sections of README.md become a page each; the files of results/, CONTRIBUTING.md and CHANGELOG.md are pages as they
-are; and every package has a page of its reference, made from the docstrings of its modules.
+Every section of README.md becomes a page; the files of results/, CONTRIBUTING.md and CHANGELOG.md become pages as they
+are; and every package gets a reference page, which is generated from the docstrings of its modules.
 """
 
 import posixpath
@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("search_spaces", "distill", "supernet", "nas")
 FILES = {"Contributing": "CONTRIBUTING.md", "Changelog": "CHANGELOG.md"}
-# What the pages link to beside other pages.
+# The files that pages link to, apart from other pages.
 ATTACHED = ("LICENSE", "examples/*.py", "results/*.json", "results/*.png")
 INDEX = "index.md"
 # The README's section about results is the first page of the folder that has them all.
@@ -52,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _pages() -> dict[str, tuple[str, str]]:
-    """By their places in the site: the file that each page comes from, and its text."""
+    """Place in the site -> the file that the page is generated from, and its text."""
     sections = _sections()
     pages = {uri: ("README.md", sections[title]) for title, uri in _guide().items()}
     pages[RESULTS] = ("README.md", sections["Results"])
@@ -62,7 +62,7 @@ def _pages() -> dict[str, tuple[str, str]]:
 
 
 def _sections() -> dict[str, str]:
-    """The README's sections by their titles, each with its headings one level up; the first is what precedes them."""
+    """The README's sections by title, with their headings raised by one level; the text before them is "Home"."""
     parts = re.split(r"^## +(.+)\n", (ROOT / "README.md").read_text("utf-8"), flags=re.M)
     titles = zip(parts[1::2], parts[2::2], strict=True)
     return {"Home": parts[0]} | {title: f"# {title}\n" + re.sub("^##", "#", text, flags=re.M) for title, text in titles}
@@ -110,7 +110,7 @@ def _anchors(text: str) -> list[str]:
 
 
 def _relinked(text: str, uri: str, source: str, places: dict[str, str], anchors: dict[str, str]) -> str:
-    """The text with its links to files of the repository and to headings leading to their pages.
+    """The text with links to files of the repository and to headings replaced by links to their pages.
 
     Args:
         uri: the place of the page in the site.

@@ -33,7 +33,7 @@ def write_rows(folder: Path, train: int = 600, dev: int = 120, seed: int = 0) ->
     rng = random.Random(seed)
     rows = []
     for _ in range(train + dev):
-        # Many messages have two concerns; the team of the first one answers.
+        # Many messages mention two concerns; the label is the team of the first one.
         team, other = rng.sample(sorted(_BODIES), 2)
         message = f"{rng.choice(_OPENINGS)} {rng.choice(_BODIES[team])}"
         message += f" Also, {rng.choice(_BODIES[other])}" if rng.random() < 0.6 else f" {rng.choice(_CLOSINGS)}"

@@ -1,8 +1,8 @@
-"""What the kernel says of a process's memory. Linux alone.
+"""Reads a process's memory from the kernel (Linux only).
 
-Resident: all pages in memory. Proportional: shared pages in equal parts. Private: the pages that no other process has,
-those of files too. Anonymous: the pages of no file, which processes cannot share. Peaks of resident memory are the
-kernel's own.
+Resident memory is all pages in memory. In proportional memory every page is divided by the number of processes that
+share it. Private memory is the pages that no other process has, including those of files. Anonymous memory is the pages
+that belong to no file. Peaks of resident memory are the kernel's own.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Laws of cost: sums of terms that are fitted to measured seconds, and the choice of the simplest one that fits."""
+"""Cost models ("laws"): sums of terms that are fitted to measured seconds, and the choice of the simplest that fits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,8 +67,8 @@ def fit(terms: Mapping[str, Term], values: np.ndarray, seconds: np.ndarray) -> L
 
 
 def laws(terms: Mapping[str, Term], values: np.ndarray, seconds: np.ndarray) -> list[Law]:
-    """All sums of some of these terms that the values determine and that have no negative coefficient, as no work takes
-    less than no time; short sums first, then those with the least error.
+    """The laws of all subsets of these terms that have fewer terms than there are values and no negative coefficient,
+    as no work takes negative time; those with fewer terms first, then those with the smaller error.
     """
     sizes = range(1, min(len(terms), len(values) - 1) + 1)
     chosen = (names for size in sizes for names in combinations(terms, size))
@@ -77,7 +77,7 @@ def laws(terms: Mapping[str, Term], values: np.ndarray, seconds: np.ndarray) -> 
 
 
 def simplest(fitted: Sequence[Law], noise: float) -> Law:
-    """The first of these laws whose error is within the noise of the least one."""
+    """The first of these laws whose error exceeds the smallest error by no more than the noise."""
     least = min(law.left_out for law in fitted)
     return next(law for law in fitted if law.left_out <= least + noise)
 

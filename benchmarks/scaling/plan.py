@@ -6,8 +6,8 @@ and 2 on W devices, and the memory of a worker. SCALING.json is what `scaling` m
 operations a second that a training step sustains on other devices. No rate of a GPU is assumed, except the one that
 follows from the paper's own GPU days.
 
-Operations are those of linear maps, two for a multiply-accumulate: in a training step forward, and twice that backward.
-What else a step does is part of the rate, which is measured in the same operations.
+Only the operations of linear maps are counted, two for a multiply-accumulate; a training step has these forward and
+twice as many backward. Everything else that a step does lowers the rate, which is measured in the same operations.
 """
 
 import math
@@ -69,7 +69,7 @@ class Part:
         scored: sequences that one of them sees in forward passes alone.
         model: the architecture that is trained.
         taught: how many of the trainings have a teacher.
-        cached: for how many of the trainings the teacher computes its outputs where these are kept on disk.
+        cached: for how many of the trainings the teacher runs if its outputs are kept on disk.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Part:
     cached: int
 
     def operations(self, tokens: int) -> int:
-        """Operations of what is trained, on sequences of so many tokens."""
+        """Operations of the trained models, without the teacher's, on sequences of `tokens` tokens."""
         return 2 * self.times * (3 * self.trained + self.scored) * cost.macs_linear(self.model, tokens)
 
     def teaching(self, tokens: int, *, saved: bool = False) -> int:
@@ -105,8 +105,8 @@ def sequences_of(table: RecipeTable | None, rows: int) -> int:
 
 
 def parts(config: StudyConfig, text: int) -> list[Part]:
-    """The parts of a study on text of so many sequences. All candidates count as EfficientBERT, which is inside the
-    budget.
+    """The parts of a study whose text has `text` sequences. Every candidate is assumed to cost as much as
+    EfficientBERT, which lies within the budget.
     """
     train_rows, held_out = zip(*(split(ROWS[task]) for task in config.tasks), strict=True)
     teacher, full = Architecture.uniform(TEACHER), full_architecture(BASE, GELU, max(config.space.stacks))
@@ -173,7 +173,9 @@ class CandidatePhase:
 
     @property
     def breakeven(self) -> float:
-        """Bytes to read in the time of one operation of the teacher: with a slower disk computing them is faster."""
+        """Bytes that must be read in the time of one operation of the teacher; with a slower disk it is faster to
+        compute the outputs.
+        """
         return self.saved / (2 * self.tokens * cost.macs_linear(Architecture.uniform(TEACHER), 1))
 
 
@@ -196,8 +198,8 @@ def candidate_phases(config: StudyConfig, text: int) -> list[CandidatePhase]:
 
 
 def protocols(config: StudyConfig, phases: Sequence[CandidatePhase]) -> dict[str, tuple[int, int]]:
-    """By how a candidate is trained, the operations of one, and of the teacher once for all of them. Each protocol
-    leaves out something that the one before does; the outputs that take the least disk come first.
+    """For each way of training candidates, the operations of one candidate, and those of the teacher once for all
+    candidates. Each protocol leaves out some work of the one before; outputs that take the least disk space come first.
     """
     model, teacher = (cost.macs_linear(one, 1) for one in (CANDIDATE, Architecture.uniform(TEACHER)))
     phases = sorted(phases, key=lambda phase: phase.saved)

@@ -1,15 +1,17 @@
-"""Searching coarsely first and finely then, against one search of everything, at equal budget.
+"""Compares searching coarse to fine in several stages with a single search of the whole space, at equal budget.
 
-Without --demo on the tabulated space (see `tabulate`), which has sizes alone: what a stage varies and what it keeps are
-layers' sizes. A stage is a study of its own, as in a search, that begins with the best architecture of the stage
-before; with "+ ledger" it begins with all that was scored. An evaluation is one look-up; what a study begins with costs
-nothing. What stages leave of the budget, because they have nothing new any more, goes to a last stage of everything.
+Without --demo, the searches run on the tabulated space (see `tabulate`), which varies only sizes: a stage varies the
+sizes of some layers and keeps the others. Every stage is a separate study, as in a search, and begins with the best
+architecture of the stage before, or with "+ ledger" with everything that was scored. An evaluation is a look-up in the
+table; architectures with which a study begins cost nothing. If stages run out of new architectures, the rest of the
+budget goes to a last stage on the whole space.
 
-With --demo, real searches by the command line, their folders and their cache in OUT: all stages; then stage 1 alone and
-stage 3 alone (from the uniform slice), with as many trials as cost what all stages did, in seconds of workers by their
-ledgers, confirmations and stage 3's supernet included. Texts, teachers and the supernet of stages 1 and 2 are made
-before. The winners are trained as `winner` does. After an interruption the same command goes on; but what stage 3's
-supernet took is not known where a search was interrupted between stages 2 and 3.
+With --demo, real searches are run by the command line, with their folders and their cache in OUT: first all stages;
+then stage 1 alone, and stage 3 alone from the uniform slice, each with as many trials as the cost of all stages allows.
+The cost is counted in seconds of workers by the ledgers, confirmations and stage 3's supernet included; texts, teachers
+and the supernet of stages 1 and 2 are made in advance. The winners are trained as in `winner`. After an interruption
+the same command continues; but if a search was interrupted between stages 2 and 3, the cost of stage 3's supernet is
+unknown.
 """
 
 import functools
@@ -86,7 +88,7 @@ def second_sizes(space: Space, scores: Scores) -> View:
 
 
 def pairs(space: Space, scores: Scores) -> View:
-    """Every two layers alike: a space of half as many layers, each of two blocks, which cost what the two layers do."""
+    """Pairs of equal layers: a space of half as many layers, each with two blocks, which cost as much as two layers."""
     base = replace(space.base, depth=space.base.depth // 2)
     less = cost.fixed_params(space.base, space.labels) - cost.fixed_params(base, space.labels)
     halved = replace(
@@ -145,8 +147,8 @@ SCHEMES: dict[str, tuple[tuple[Stage, float], ...]] = {
 
 
 def run_stage(table: Table, view: View, sampler: MakeSampler, seed: int, known: Scores, budget: int) -> Scores:
-    """The scores of what a study evaluates that begins with the known ones, without these; fewer than the budget where
-    nothing is new any more.
+    """The scores of the architectures that a study evaluates, without the known ones with which it begins; fewer than
+    the budget if there are no new architectures left.
     """
     proposer = sampler(view.space, seed, lambda architecture: table.proxy(view.whole(architecture)))
     study = optuna.create_study(direction="maximize", sampler=proposer)

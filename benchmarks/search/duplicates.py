@@ -1,4 +1,4 @@
-"""Whether the same functions get the same fingerprint, and different ones different ones.
+"""Checks that graphs of the same function have the same fingerprint, and graphs of different functions different ones.
 
 Random graphs of the space, in every order of the widths and treatment of different ones:
 

@@ -1,4 +1,4 @@
-"""What a search costs beside training and evaluating.
+"""Measures the overhead of a search: what it costs besides training and evaluating candidates.
 
 Trials of known lengths (the worker sleeps) go through all that those of a real search do: sampler, ledger in a database
 file, Ray Tune, reports of intermediate values, and early stopping. Orchestration is what passes in a worker from the

@@ -1,4 +1,4 @@
-"""Are the winners of a search better than each other and than plain baselines of their size, after equal training?
+"""Compares the winners of a search with each other and with baselines of their size, after equal training.
 
 The winner of every stage, the uniform slice and the global importance allocation are trained with the candidates'
 recipe for the given number of steps, over seeds that the search did not use, and scored on the whole dev split. All see

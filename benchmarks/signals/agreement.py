@@ -1,7 +1,7 @@
-"""Do the shortcuts of an evaluation change its scores?
+"""Checks whether the shortcuts of an evaluation change its scores.
 
-Architectures are drawn from the space of stage 1 and evaluated as the search does: as it is, with one shortcut less,
-and, for scale, with another seed:
+Architectures are drawn from the space of stage 1 and evaluated as in the search, then with fewer and fewer shortcuts,
+and, for comparison, with another seed:
 
     usual       the teacher's outputs from disk, in half precision; bfloat16 where the processor has it
     live        the teacher computes its outputs in every step

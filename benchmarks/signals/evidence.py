@@ -2,21 +2,21 @@
 
 Architectures are drawn from the space of stage 1, sizes uniformly inside the budget. With every seed each of them is
 trained by the candidates' recipe with --full-steps steps, on the batches of the seed, and scored on the whole dev
-split; on the way there are intermediate values, on the first rows of the search split. A signal of one seed is compared
-with the mean score over the *other* seeds, so that no training is compared with its own end. "score after full
-training" is how well the scores of one seed predict those of others, which only a signal with less noise than such a
-score can surpass. "score of the search" is the search's own evaluation: its steps, with a learning rate that falls to 0
-in them, and its whole split; "score at the rung" is the intermediate value of that evaluation by which candidates are
-pruned. Other intermediate values are at the learning rates of the full training. Predictors learn from scores of the
-search, as the sampler does.
+split; during training there are intermediate values, on the first rows of the search split. A signal of one seed is
+compared with the mean score over the *other* seeds, so that no training is compared with its own final score. "score
+after full training" says how well the scores of one seed predict those of others; only a signal with less noise than
+such a score can be better. "score of the search" is the search's own evaluation: its number of steps, in which the
+learning rate falls to 0, and its whole search split. "score at the rung" is the intermediate value of that evaluation
+by which candidates are pruned. Other intermediate values are those of the full training, with its learning rates.
+Predictors learn from scores of the search, as the sampler does.
 
 Kendall's tau-b is the mean over seeds (for predictors also over random choices of the known architectures); intervals
 are percentiles over resampled architectures. Seconds are per architecture, from the supernet's weights on; what is made
-once for all architectures (teacher's outputs, activations of the full model, scores to learn from) is not in them.
+once for all architectures (teacher's outputs, activations of the full model, scores to learn from) is not included.
 
-The file of raw numbers is written after every training, and the same command goes on with what it has; seeds can be
-added. They are trained in the order of the option, so that commands side by side, each with a file and an order of its
-own, can share them out; --table joins their files.
+The file of raw numbers is written after every training, and the same command continues from it; seeds can be added.
+Seeds are trained in the order of the option, so several commands can run at the same time, each with a file and an
+order of its own; --table joins their files.
 """
 
 import json

@@ -11,8 +11,8 @@ routing.
 
 The precision is `float32`, `autocast` (to bfloat16, as in training) or `bfloat16` (weights too).
 
-The process keeps the memory that it frees (where the C library is glibc). Otherwise it is chance, for gradients of some
-megabytes, whether each pass gets its memory anew from the system, which takes longer than the products of 128 tokens.
+With glibc, the process keeps the memory that it frees. Otherwise it is left to chance whether every pass requests the
+memory for gradients of some megabytes from the system again, which takes longer than the products of 128 tokens.
 
 --layouts compares the two ways in which products of experts are computed, over widths:
 `supernet.model.expert_linear.BATCHED` is chosen from this.

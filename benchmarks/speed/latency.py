@@ -1,4 +1,4 @@
-"""How well the latency table predicts whole models, on architectures that had no part in measuring it.
+"""How well the latency table predicts the latency of whole models, for architectures that were not used to fit it.
 
 The architectures have random graphs (half of them gated), stacks and expansions on the demo's base, with random
 weights; each runs one sentence of 64 tokens. With --experts most of their layers are mixtures of experts. The table is

@@ -1,5 +1,5 @@
-"""What the warm-up of the supernet brings (EfficientBERT, figure 4): the same candidates, inherited from supernets that
-were warmed up for different numbers of steps.
+"""Measures what the warm-up of the supernet brings (EfficientBERT, figure 4): the same candidates inherit from
+supernets that were warmed up for different numbers of steps.
 
 Candidates are drawn from the space of stage 1, the same ones for all settings of a seed, and trained as the search
 trains them, on the same batches. A row is a mean over them: the score on the dev split before and after the training,
