@@ -203,7 +203,7 @@ class Evaluator:
         """The teacher's saved outputs for this phase, or None. Outputs are saved for candidates with the study's own
         seed, so they fit no other training.
         """
-        if seed != self.config.seed or not any(phase is own for own in self.training_phases):
+        if seed != self.config.seed or not any(phase is candidate_phase for candidate_phase in self.training_phases):
             return None
         return self.saved_outputs.get(phase.table)
 

@@ -27,7 +27,7 @@ class Progress(progress.Progress):
         """
         self.prepared()
         done = len(ledger.finished(study))
-        begun, before = self.first.setdefault(study.study_name, (time.monotonic(), done))
+        started, done_before = self.first.setdefault(study.study_name, (time.monotonic(), done))
         trials = study.get_trials(deepcopy=False)
         trial = trials[number]
         best = next(iter(ledger.ranked(study)), None)
@@ -45,8 +45,8 @@ class Progress(progress.Progress):
         else:
             result = f"failed: {attributes.get(ledger.FAILURE, 'no reason given')}"
         best_text = f"best {best.values[0]:.4f} (trial {best.number})" if best else "no score yet"
-        spent = time.monotonic() - begun
-        left = f", {clock(spent / (done - before) * (total - done))} left" if done > before else ""
+        spent = time.monotonic() - started
+        left = f", {clock(spent / (done - done_before) * (total - done))} left" if done > done_before else ""
         origin = trial.user_attrs.get(ledger.ORIGIN, "")
         self.say(f"{done:>4}/{total}  trial {number:<3} {origin:<18} {result}  {best_text}{left}")
         self.status.update(f"{study.study_name}: {done} of {total} trials, {best_text}{left}")

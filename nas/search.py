@@ -20,14 +20,14 @@ STAGES = {"1": ("1",), "2": ("2",), "3": ("3",), "all": ("1", "2", "3")}
 def parser() -> Parser:
     """The command line's options."""
     result = Parser(prog="nas.search", description="Search the feed-forward networks of a small BERT-like encoder.")
-    what = result.add_mutually_exclusive_group(required=True)
-    what.add_argument(
+    mode = result.add_mutually_exclusive_group(required=True)
+    mode.add_argument(
         "--stage",
         choices=STAGES,
         help="1: operations, stacks and expansions together; 2: operations; 3: stacks and expansions on a "
         "one-shot supernet; all: one after the other",
     )
-    what.add_argument("--single-stage", action="store_true", help="everything at once with the trials of 1 and 2")
+    mode.add_argument("--single-stage", action="store_true", help="everything at once with the trials of 1 and 2")
     result.add_argument(
         "--preset", help=f"{', '.join(presets())}, or a .toml file (default: the study's own configuration, else demo)"
     )
@@ -133,8 +133,8 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
         sampler = "nsga2"
     # The configuration of a study with two goals is valid only if the samplers of all stages, even of those that do not
     # run, support two goals.
-    named = stages_of(options) if options.objective in (None, "score") else ("1", "2", "3")
-    for stage in named:
+    stages_with_sampler = stages_of(options) if options.objective in (None, "score") else ("1", "2", "3")
+    for stage in stages_with_sampler:
         result[f"stage{stage.replace('single', '1')}.sampler"] = sampler
     for stage in stages_of(options):
         result["single_trials" if stage == "single" else f"stage{stage}.trials"] = options.trials

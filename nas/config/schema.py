@@ -170,12 +170,14 @@ class ObjectiveTable(BaseModel):
         if self.name not in OBJECTIVES:
             meant = did_you_mean(self.name, OBJECTIVES)
             raise ConfigError(f"objective.name: there is no {self.name!r}{meant} (objectives: {', '.join(OBJECTIVES)})")
-        own = OBJECTIVES[self.name].defaults
+        defaults = OBJECTIVES[self.name].defaults
         for key, value in self.settings().items():
-            if key not in own:
-                meant = did_you_mean(key, own)
-                raise ConfigError(f"objective: {self.name} has no {key!r}{meant}; its settings are {', '.join(own)}")
-            _check_setting(f"objective.{key}", value, own[key])
+            if key not in defaults:
+                meant = did_you_mean(key, defaults)
+                raise ConfigError(
+                    f"objective: {self.name} has no {key!r}{meant}; its settings are {', '.join(defaults)}"
+                )
+            _check_setting(f"objective.{key}", value, defaults[key])
 
     def settings(self) -> dict[str, Any]:
         """The settings of the objective that differ from its defaults."""

@@ -85,9 +85,11 @@ def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
     name = config.task
     try:
         if name in config.rows:
-            own = config.rows[name]
-            kind = REGRESSION if own.regression else CLASSIFICATION
-            return table_task(Path(own.train), Path(own.dev), text=own.text, label=own.label, pair=own.pair, kind=kind)
+            table = config.rows[name]
+            kind = REGRESSION if table.regression else CLASSIFICATION
+            return table_task(
+                Path(table.train), Path(table.dev), text=table.text, label=table.label, pair=table.pair, kind=kind
+            )
         if name in embedded.TASKS:
             return embedded.demo_task(name, corpus())
         return load_task(name, None if config.data is None else Path(config.data))

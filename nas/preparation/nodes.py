@@ -28,14 +28,14 @@ def keep_on_every_node(path: Path, make: Callable[[Path], None], accelerator: Ac
     """
     if accelerator.num_processes == 1:
         return keep(path, make)
-    own = json.dumps({"name": path.name, "exists": path.exists()}).encode()
-    first = json.loads(_broadcast(own, accelerator))
-    if differ := _count(first["name"] != path.name, accelerator):
+    this_process = json.dumps({"name": path.name, "exists": path.exists()}).encode()
+    first_process = json.loads(_broadcast(this_process, accelerator))
+    if differ := _count(first_process["name"] != path.name, accelerator):
         raise ConfigError(
             f"{differ} of {accelerator.num_processes} processes would make another {path.parent.name} than the first "
-            f"one, which makes {first['name']}: give all nodes the same configuration, files and versions"
+            f"one, which makes {first_process['name']}: give all nodes the same configuration, files and versions"
         )
-    if not first["exists"]:
+    if not first_process["exists"]:
         if accelerator.is_main_process:
             replace(path, make, keep_existing=True)
         else:

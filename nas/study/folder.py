@@ -60,10 +60,10 @@ class Folder:
             return
         begun = [stage for stage in STAGES if self.stage(stage).exists()]
         # The tables of stages that have not begun may still be changed.
-        left, right = (self._begun(version, begun) for version in (load_config(str(self.config)), config))
-        if left != right:
+        stored, wanted = (self._begun(version, begun) for version in (load_config(str(self.config)), config))
+        if stored != wanted:
             raise ConfigError(
-                f"{self.path} belongs to another configuration ({_difference(left, right)}): "
+                f"{self.path} belongs to another configuration ({_difference(stored, wanted)}): "
                 "choose another --study, or the options it was made with"
             )
         again = [stage for stage in stages if stage in begun]

@@ -36,14 +36,14 @@ def sole_driver(url: str, name: str) -> Iterator[None]:
         StudyInUse: another process holds the lock.
         StorageError: the storage cannot be opened, or locks are not supported for this kind of database.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
             lock = LOCKS.get(make_url(url).get_backend_name())
             if lock is None:
                 raise ValueError(f"needed is one of {', '.join(LOCKS)}")
             # No connection pool may recycle the connection, and no transaction may stay open during the search.
             engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
-            holder = held.enter_context(lock(held.enter_context(engine.connect()), name))
+            holder = stack.enter_context(lock(stack.enter_context(engine.connect()), name))
         except (SQLAlchemyError, ImportError, ValueError, OSError) as error:
             raise not_opened(url, error) from None
         if holder is not None:

@@ -129,15 +129,15 @@ class _Database(RDBStorage):
             return super()._get_prepared_new_trial(study_id, template_trial, session)
         trial = super()._get_prepared_new_trial(study_id, None, session)
         trial.state, trial.datetime_start = template_trial.state, template_trial.datetime_start
-        own = trial.trial_id
+        trial_id = trial.trial_id
         for name, distribution in template_trial.distributions.items():
             value = distribution.to_internal_repr(template_trial.params[name])
             text = distribution_to_json(distribution)
-            session.add(TrialParamModel(trial_id=own, param_name=name, param_value=value, distribution_json=text))
+            session.add(TrialParamModel(trial_id=trial_id, param_name=name, param_value=value, distribution_json=text))
         for key, value in template_trial.user_attrs.items():
-            session.add(TrialUserAttributeModel(trial_id=own, key=key, value_json=json.dumps(value)))
+            session.add(TrialUserAttributeModel(trial_id=trial_id, key=key, value_json=json.dumps(value)))
         for key, value in template_trial.system_attrs.items():
-            session.add(TrialSystemAttributeModel(trial_id=own, key=key, value_json=json.dumps(value)))
+            session.add(TrialSystemAttributeModel(trial_id=trial_id, key=key, value_json=json.dumps(value)))
         return trial
 
 
