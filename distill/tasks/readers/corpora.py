@@ -1,8 +1,7 @@
-"""English text that every installation already has: the documentation of Python and of its libraries.
+"""English text that every installation has: the documentation of Python and of installed libraries.
 
-Docstrings are read from source files with :mod:`ast`; no scanned library is ever imported. What is kept is
-prose: sentences of 6 to 40 words without code, tables, addresses or field lists. A sentence that occurs more
-than once is kept at its first place only.
+Docstrings are extracted from source files with :mod:`ast`; scanned libraries are never imported. Only prose is kept:
+sentences of 6 to 40 words without code, tables, addresses or field lists. Of repeated sentences only the first is kept.
 """
 
 import ast
@@ -31,7 +30,7 @@ from distill.files import cache_folder, replace
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Version of the extraction and of the file; part of the cache key, to be raised when either changes."""
+"""Version of the extraction and of the file format. It is part of the cache key; increase it when either changes."""
 
 LIBRARIES: Mapping[str, str] = {
     "torch": "torch",
@@ -49,10 +48,10 @@ LIBRARIES: Mapping[str, str] = {
     "accelerate": "accelerate",
     "huggingface_hub": "huggingface_hub",
 }
-"""Package name -> distribution name of the libraries that are read where they are installed."""
+"""Package name -> distribution name of the libraries that are scanned if they are installed."""
 
 MAX_LIBRARY_BYTES = 20_000_000
-"""At most about this much source is read per library; of a larger one, evenly spaced files."""
+"""The approximate maximum size of source that is read per library; of larger ones, evenly spaced files are read."""
 
 VENDORED_FOLDERS = ("_vendor", "thirdparty_files", "site-packages", "dist-packages")
 SKIPPED_FOLDERS = frozenset({"test", "tests", "testing", "idlelib", "lib2to3", *VENDORED_FOLDERS})
@@ -62,9 +61,8 @@ SKIPPED_FOLDERS = frozenset({"test", "tests", "testing", "idlelib", "lib2to3", *
 class Corpus:
     """Distinct sentences in reading order; four columns of equal length, documents contiguous.
 
-    ``documents`` are ids such as ``torch/nn/modules/linear.py``. Two sentences of one document whose
-    ``positions`` differ by one follow each other in the text; where something was left out between them, they
-    differ by more.
+    ``documents`` are ids such as ``torch/nn/modules/linear.py``. Two sentences of one document are adjacent in the text
+    if their ``positions`` differ by one; the difference is larger if something between them was left out.
     """
 
     texts: tuple[str, ...]
@@ -84,7 +82,7 @@ class Corpus:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the whole corpus, as hexadecimal digits: a key for whatever is derived from it."""
+        """The hexadecimal SHA-256 hash of the whole corpus, as a key for data derived from it."""
         digest = hashlib.sha256()
         for line in _lines(self):
             digest.update(line)
@@ -92,9 +90,9 @@ class Corpus:
 
 
 def embedded_corpus(folder: Path | None = None) -> Corpus:
-    """The corpus of this installation, read from ``folder`` (`distill.files.cache_folder`) or built and kept there.
+    """The corpus of this installation, cached in ``folder`` (by default `distill.files.cache_folder`).
 
-    A cached file that is damaged is built again. The key covers the versions of all scanned libraries.
+    A damaged cache file is rebuilt. The cache key covers the versions of all scanned libraries.
     """
     path = (folder or cache_folder()) / "corpora" / f"{installation_key()}.jsonl"
     if path.exists():
@@ -132,8 +130,7 @@ def installation_key() -> str:
 def build_corpus(sources: Mapping[str, Path], workers: int = 1) -> Corpus:
     """Read every Python file below the given folders (source name -> folder).
 
-    The result depends only on the files: not on ``workers``, the number of processes. Raises ValueError where
-    no prose is found.
+    The result does not depend on ``workers``, the number of processes. Raises ValueError if no prose is found.
     """
     files = [(source, root, path) for source, root in sources.items() for path in _python_files(root)]
     if workers > 1 and len(files) > 100 and _can_spawn():
@@ -156,7 +153,7 @@ def build_corpus(sources: Mapping[str, Path], workers: int = 1) -> Corpus:
 
 
 def save_corpus(corpus: Corpus, path: Path) -> None:
-    """Write JSON lines: a header, then a line per document. Readers see the old file or the whole new one."""
+    """Write JSON lines atomically: a header, then one line per document."""
     header = {"format": FORMAT, "sentences": len(corpus), "sha256": corpus.fingerprint}
 
     def write(draft: Path) -> None:
@@ -198,7 +195,7 @@ def _lines(corpus: Corpus) -> Iterator[bytes]:
 
 
 def _can_spawn() -> bool:
-    """A spawned process imports the main module again, which a script on standard input does not allow."""
+    """Whether processes can be spawned: they import the main module again, which fails for a script from stdin."""
     main = sys.modules["__main__"]
     return getattr(main, "__spec__", None) is not None or Path(getattr(main, "__file__", __file__)).is_file()
 
@@ -217,7 +214,7 @@ Document = tuple[str, str, list[tuple[int, str]]]
 
 
 def _read_file(file: tuple[str, Path, Path]) -> list[Document]:
-    """The documents of one source file: itself, or for the table of Python's help topics, each topic."""
+    """The documents of one source file: the file itself or, in the table of Python's help topics, each topic."""
     source, root, path = file
     name = f"{source}/{path.relative_to(root).as_posix()}"
     try:
@@ -246,7 +243,7 @@ def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[str]:
-    """Strings that stand as statements, and long ones in calls that stand as statements (``add_docstr``)."""
+    """Strings that are statements, and long strings in calls that are statements (``add_docstr``)."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -267,7 +264,7 @@ def _docstrings(tree: ast.Module) -> Iterator[str]:
 
 
 def _numbered(texts: Sequence[str]) -> list[tuple[int, str]]:
-    """Prose sentences with positions; a dropped sentence and the border of two texts leave a gap."""
+    """Prose sentences with positions; dropped sentences and borders between texts leave gaps in the positions."""
     position = 0
     kept = []
     for text in texts:
@@ -295,9 +292,9 @@ LINK = re.compile(r"`([^`<]*)\s<[^>`]*>`_{0,2}|\[([^\]]*)\]\([^)]*\)")
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Running text of a docstring, markup removed, one string per paragraph or list item.
+    """The running text of a docstring without markup, one string per paragraph or list item.
 
-    Left out are doctests, fenced and literal blocks, headings, field lists and tables.
+    Doctests, fenced and literal blocks, headings, field lists and tables are left out.
     """
     lines = inspect.cleandoc(text).splitlines()
     current: list[str] = []
@@ -341,7 +338,7 @@ WORD = re.compile(r"""["'(]*[A-Za-z]+(['-][A-Za-z]+)*['")]*[.,:!?]*["')]*""")
 
 
 def is_prose(sentence: str) -> bool:
-    """Whether this is an English sentence: 6 to 40 words, four fifths of them plain, no sign of code."""
+    """Whether this is an English sentence: 6 to 40 words, at least 80 % of them plain words, and no signs of code."""
     words = sentence.split(" ")
     if not 6 <= len(words) <= 40 or not sentence[0].isupper() or sentence[-1] not in ".!?":
         return False

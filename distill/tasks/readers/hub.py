@@ -1,4 +1,4 @@
-"""Columns of data sets on the hub, through `datasets`."""
+"""Reading of data sets on the hub with `datasets`."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ def table(name: str, split: str, configuration: str | None = None, revision: str
     """One split, a `datasets.Dataset`; `name` may also be a folder of parquet files that `datasets` can load.
 
     Raises:
-        TaskError: the hub, the data set, the configuration or the split is not there.
+        TaskError: the hub cannot be reached, or the data set, configuration or split does not exist.
     """
     import datasets
 
@@ -22,13 +22,13 @@ def table(name: str, split: str, configuration: str | None = None, revision: str
 
 
 def files(rows: Any) -> list[str]:
-    """The files in which `datasets` keeps a split, as of `table`; their names contain the data set's revision."""
+    """The cache files of a split from `table`; their names contain the data set's revision."""
     return [file["filename"] for file in rows.cache_files]
 
 
 def columns(
     name: str, split: str, configuration: str | None = None, revision: str | None = None
 ) -> dict[str, list[Any]]:
-    """The columns of one split, as of `table`. Raises TaskError."""
+    """The columns of one split; arguments and errors are as for `table`."""
     found = table(name, split, configuration, revision)
     return {column: found[column][:] for column in found.column_names}

@@ -1,4 +1,4 @@
-"""Text without labels, and lines of text files."""
+"""Reading of text without labels, and of lines of text files."""
 
 import re
 from collections.abc import Iterable
@@ -13,11 +13,11 @@ _HEADING = re.compile(r"=( =)* .* =( =)*")
 
 
 def read_text(source: str | Path) -> list[str]:
-    """Sentences or paragraphs to train on, one a line: of a .txt file, of all those below a folder, or of the training
-    split of a data set on the hub, "name" or "name:configuration" (such as "wikitext:wikitext-103-raw-v1"), whose
-    column is `text`.
+    """Read text to train on, one sentence or paragraph per line: from a .txt file, from all such files below a folder,
+    or from the column `text` of the training split of a data set on the hub, "name" or "name:configuration" (such as
+    "wikitext:wikitext-103-raw-v1").
 
-    Blank lines and wikitext's headings (` = Title = `) are left out.
+    Blank lines and wikitext's headings (` = Title = `) are skipped.
 
     Raises:
         TaskError: there is no such file, folder or data set, or no text in it.
@@ -34,7 +34,7 @@ def read_text(source: str | Path) -> list[str]:
 
 
 def text_key(source: str | Path) -> str:
-    """Changes when that text does; found without reading all of a data set.
+    """A key that changes whenever the text does, computed without reading a whole data set from the hub.
 
     Raises:
         TaskError: as `read_text`.
@@ -49,7 +49,7 @@ def text_key(source: str | Path) -> str:
 
 
 def _places(source: str | Path) -> tuple[list[Path], str]:
-    """The files of a text, or its name on the hub."""
+    """The files of a text, or the name of a data set on the hub; the other one is empty."""
     path = Path(source)
     if path.is_dir():
         files = sorted(path.rglob("*.txt"))
@@ -90,7 +90,7 @@ def read_utf8(path: Path) -> str:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file, with or without a byte order mark; nothing but a line feed ends a line.
+    """The lines of a UTF-8 file, with or without a byte order mark. Only a line feed ends a line.
 
     Raises:
         TaskError: the file cannot be read.
