@@ -41,7 +41,7 @@ class Progress(progress.Progress):
             step = attributes[ledger.RUNG]
             result = f"stopped after {step} steps with {trial.intermediate_values[step]:.4f}"
         elif trial.state == TrialState.WAITING:
-            result = "lost its worker and is in line again"
+            result = "lost its worker and is re-queued"
         else:
             result = f"failed: {attributes.get(ledger.FAILURE, 'no reason given')}"
         best_text = f"best {best.values[0]:.4f} (trial {best.number})" if best else "no score yet"

@@ -141,7 +141,7 @@ def test_a_node_is_lost(nodes: tuple[str, Node, Node], searched: Path, house: Ho
         output, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, error
     assert "Traceback" not in error
-    assert "lost its worker and is in line again" in output
+    assert "lost its worker and is re-queued" in output
     trials = trials_of(folder)
     lost = [trial.number for trial in trials if trial.user_attrs.get(ledger.ATTEMPT) == 2]
     assert len(lost) == 1

@@ -39,7 +39,7 @@ SPACE = Space(BASE, (1, 2), EXPANSIONS, 1, 10**9)
 STEPS = widths(SPACE)
 
 
-def tried(value: float | None, state: TrialState = TrialState.COMPLETE, seed: int = 0) -> Observation:
+def observed(value: float | None, state: TrialState = TrialState.COMPLETE, seed: int = 0) -> Observation:
     architecture = SPACE.sample(random.Random(seed))
     return Observation(architecture, function_key(architecture), state, None if value is None else (value,))
 
@@ -118,8 +118,8 @@ def test_experts_are_encoded() -> None:
 
 def test_ranks_do_not_depend_on_the_scale() -> None:
     scores = [0.1, 0.9, 0.5, 0.5, 0.7]
-    values = ranks([tried(score) for score in scores])
-    assert values == pytest.approx(ranks([tried(1000 * score**3) for score in scores]))
+    values = ranks([observed(score) for score in scores])
+    assert values == pytest.approx(ranks([observed(1000 * score**3) for score in scores]))
     assert values[2] == values[3] == pytest.approx(norm.ppf((2.5 - 0.5) / 5))
     assert values[[0, 4, 1]] == pytest.approx(norm.ppf((np.array([1, 4, 5]) - 0.5) / 5))
 
@@ -127,16 +127,16 @@ def test_ranks_do_not_depend_on_the_scale() -> None:
 def test_ranks_of_trials_without_a_score() -> None:
     values = ranks(
         [
-            *(tried(score) for score in (0.1, 0.2, 0.3, 0.4)),
-            tried(None, TrialState.RUNNING),
-            tried(None, TrialState.PRUNED),
-            tried(None, TrialState.FAIL),
+            *(observed(score) for score in (0.1, 0.2, 0.3, 0.4)),
+            observed(None, TrialState.RUNNING),
+            observed(None, TrialState.PRUNED),
+            observed(None, TrialState.FAIL),
         ]
     )
     assert values[4] == 0
     assert values[5] == pytest.approx(norm.ppf(0.25))
     assert values[6] == values[:4].min()
-    assert list(ranks([tried(None, TrialState.FAIL), tried(None, TrialState.RUNNING)])) == [0, 0]
+    assert list(ranks([observed(None, TrialState.FAIL), observed(None, TrialState.RUNNING)])) == [0, 0]
 
 
 def plane(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -251,7 +251,7 @@ def test_the_surrogate_is_a_gaussian_process() -> None:
 
 
 def test_the_first_proposals_are_random() -> None:
-    observations = [tried(score, seed=score) for score in range(N_STARTUP_TRIALS)]
+    observations = [observed(score, seed=score) for score in range(N_STARTUP_TRIALS)]
 
     def proposed(count: int, proxy: ZeroCostProxy | None = None) -> list[Architecture]:
         return list(islice(LaNAS(SPACE, 0, proxy).propose(observations[:count], random.Random(7)), 5))
@@ -294,7 +294,7 @@ def test_what_a_hint_tells_is_learned(sign: int) -> None:
 
 
 def test_a_hint_that_is_the_same_for_all_changes_nothing() -> None:
-    observations = [tried(score, seed=score) for score in range(30)]
+    observations = [observed(score, seed=score) for score in range(30)]
     # One that rounds differently for some of them.
     same, alone = (
         list(islice(LaNAS(SPACE, 0, proxy).propose(observations, random.Random(0)), 5))
@@ -321,7 +321,7 @@ def test_linear_algebra_has_one_thread_while_a_proposal_is_made() -> None:
             assert set(threads()) == {1}
             return super().order(new, features, values)
 
-    observations = [tried(score, seed=score) for score in range(30)]
+    observations = [observed(score, seed=score) for score in range(30)]
     with threadpool_limits(2):
         before = threads()
         next(Watched(SPACE, 0).propose(observations, random.Random(0)))
@@ -338,8 +338,8 @@ def test_a_proposal_never_starves() -> None:
 
 def test_evolution_forgets_the_old() -> None:
     """However good they were: parents are the youngest `POPULATION` only."""
-    old = [tried(100.0, seed=seed) for seed in range(5)]
-    young = [tried(float(seed), seed=100 + seed) for seed in range(evolution.POPULATION_SIZE)]
+    old = [observed(100.0, seed=seed) for seed in range(5)]
+    young = [observed(float(seed), seed=100 + seed) for seed in range(evolution.POPULATION_SIZE)]
     near: set[Architecture] = set()
     for seed in range(20):
         rng = random.Random(seed)
@@ -352,8 +352,8 @@ def test_evolution_forgets_the_old() -> None:
 
 
 def test_local_search_starts_again() -> None:
-    best = tried(1.0, seed=0)
-    worse = [tried(0.0, seed=1 + seed) for seed in range(local.PATIENCE)]
+    best = observed(1.0, seed=0)
+    worse = [observed(0.0, seed=1 + seed) for seed in range(local.PATIENCE)]
     sampler = SAMPLERS["local"](SPACE, 0)
 
     def child(observations: list[Observation]) -> Architecture:
@@ -362,11 +362,11 @@ def test_local_search_starts_again() -> None:
     assert distance(best.architecture, child([best, *worse[:-1]])) == 1
     assert child([best, *worse]) == SPACE.sample(random.Random(3))
     # From then on the best of what came after.
-    second = tried(-1.0, seed=77)
+    second = observed(-1.0, seed=77)
     assert distance(second.architecture, child([best, *worse, second])) == 1
     # A failure is no better either; what still runs may be.
-    failed = [tried(None, TrialState.FAIL, seed=1 + seed) for seed in range(local.PATIENCE)]
-    running = [tried(None, TrialState.RUNNING, seed=1 + seed) for seed in range(local.PATIENCE)]
+    failed = [observed(None, TrialState.FAIL, seed=1 + seed) for seed in range(local.PATIENCE)]
+    running = [observed(None, TrialState.RUNNING, seed=1 + seed) for seed in range(local.PATIENCE)]
     assert child([best, *failed]) == SPACE.sample(random.Random(3))
     assert distance(best.architecture, child([best, *running])) == 1
 
