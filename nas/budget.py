@@ -52,7 +52,7 @@ def limits_of(
     """
     space = config.space
     base, graph = workspace.base()
-    limits = macs_limits(config, base, graph, workspace.labels, workspace.folders.task.kind)
+    limits = macs_limits(config, base, graph, workspace.labels, workspace.folders.task.type.head)
     if space.max_latency is not None or "latency" in config.goals:
         table = latencies_of(config, workspace, device, on_progress)
         most = NO_LIMIT if space.max_latency is None else resolve(parse_latency(space.max_latency), table)

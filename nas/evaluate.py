@@ -135,7 +135,7 @@ class Evaluator:
     def student(self, architecture: Architecture) -> PreTrainedModel:
         """The candidate with its inherited weights."""
         weights = inherit(self.weights, architecture, self.frequencies, self.config.seed)
-        return build(architecture, self.task.kind, like=self.like, weights=weights)
+        return build(architecture, self.task.type.head, like=self.like, weights=weights)
 
     def train(
         self,

@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedModel
 from distill.training.evaluation import Load, evaluate, expert_load, split_batches
 from distill.training.loop import make_accelerator
 from nas.evaluate import INTERMEDIATE_ROWS, ReportScore, Score, ignore_score
-from nas.preparation.one_shot import regression_tasks, weights_file
+from nas.preparation.one_shot import problem_types, weights_file
 from nas.preparation.workspace import Workspace
 from search_spaces.architecture import Architecture
 from supernet.build import build, load_weights
@@ -45,18 +45,18 @@ class OneShotEvaluator:
             name: (folders.task, folders.rows("search"), folders.split("search"))
             for name, folders in zip(config.tasks, workspace.tasks, strict=True)
         }
-        self.kind = workspace.tasks[0].task.kind
+        self.head = workspace.tasks[0].task.type.head
         stored = Architecture.load(workspace.one_shot / "architecture.json")
         heads = {
             name: nn.Linear(self.like.hidden_size, AutoConfig.from_pretrained(folders.teacher).num_labels)
             for name, folders in zip(config.tasks, workspace.tasks, strict=True)
         }
         self.supernet = OneShotSupernet(
-            build(stored, self.kind, like=self.like),
+            build(stored, self.head, like=self.like),
             heads,
             config.space.experts,
             workspace.frequencies(),
-            regression_tasks(workspace),
+            problem_types(workspace),
             config.seed,
         )
         self.supernet.load_state_dict(load_file(weights_file(workspace.one_shot)))
@@ -100,7 +100,7 @@ class OneShotEvaluator:
     def student(self, architecture: Architecture) -> PreTrainedModel:
         """A model of this architecture for the first task, with a copy of its slice of the supernet's weights."""
         self.supernet.activate(architecture, self.first_task)
-        model = build(architecture, self.kind, like=self.like)
+        model = build(architecture, self.head, like=self.like)
         with torch.no_grad():
             state = self.supernet.state()
             load_weights(model, {name: state[name].clone() for name in model.state_dict()})

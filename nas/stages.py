@@ -95,7 +95,7 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, incumbent: Archi
         edit_rate=table.edit_rate,
         start=incumbent,
         vary=varied(stage),
-        head=workspace.folders.task.kind,
+        head=workspace.folders.task.type.head,
     )
     if incumbent is None:
         uniform = largest_uniform(base, graph, workspace.labels, space.max_params, limits, space.head)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.objectives.outputs import LOGITS, Batch, run
-from distill.tasks.types import hard_loss
+from distill.tasks.types import task_type
 from search_spaces.graph import FFNGraph
 
 
@@ -143,4 +143,4 @@ def allocate(importance: list[Tensor], total: int, least: int = 1) -> list[int]:
 def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
     """The loss with a task's labels, summed over the predictions of a batch (training uses the mean)."""
     outputs = run(model, batch, frozenset({LOGITS}))
-    return hard_loss(outputs.logits, batch, outputs.kind, reduction="sum")
+    return task_type(outputs.kind).loss(outputs.logits, batch, "sum")

@@ -15,7 +15,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.objectives import Objective
 from distill.objectives.outputs import Batch
-from distill.tasks.types import REGRESSION
 from distill.training.loop import TeacherOutputs, train
 from distill.training.recipe import Recipe
 from search_spaces.architecture import Architecture, Experts
@@ -40,7 +39,7 @@ class OneShotSupernet(nn.Module):
         heads: for each task the linear head that replaces the model's.
         experts: all choices of experts in the search space.
         frequencies: frequency of every token id (vocabulary,), for routings that need it.
-        regressions: the tasks that are regressions.
+        problem_types: task -> the `problem_type` of a model's configuration, which says what its head predicts.
         seed: seed for routing tables and gates.
     """
 
@@ -52,11 +51,11 @@ class OneShotSupernet(nn.Module):
         heads: Mapping[str, nn.Linear],
         experts: Sequence[Experts] = (),
         frequencies: Tensor | None = None,
-        regressions: Sequence[str] = (),
+        problem_types: Mapping[str, str | None] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.regressions = frozenset(regressions)
+        self.problem_types = dict(problem_types or {})
         self.seed = seed
         self.model = model
         self.heads = nn.ModuleDict(heads)
@@ -77,7 +76,7 @@ class OneShotSupernet(nn.Module):
 
     def activate(self, architecture: Architecture | None, task: str) -> None:
         """Switch to this architecture, or to the largest one if None, and to the head of this task."""
-        self.model.config.problem_type = REGRESSION if task in self.regressions else None
+        self.model.config.problem_type = self.problem_types.get(task)
         if architecture != self.architecture:
             self._shell = ()
         self.architecture, self.task = architecture, task

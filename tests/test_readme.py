@@ -101,7 +101,7 @@ def test_contributing_names_files_and_tables_that_exist() -> None:
     checked = 0
     for where, table in rows:
         files = [ROOT / path for path in re.findall(r"`([\w./-]+\.py)`", f"{table} {where}")]
-        for name in re.findall(r"`([A-Z]+)`", table):
+        for name in re.findall(r"`([A-Z_]+)`", table):
             sources = [path.read_text(encoding="utf-8") for path in files]
             folders = [ROOT / path / "__init__.py" for path in re.findall(r"`([\w/]+)`", where) if "." not in path]
             sources += [path.read_text(encoding="utf-8") for path in folders if path.exists()]

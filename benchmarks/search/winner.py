@@ -87,7 +87,7 @@ def run(options: Namespace, report: Report) -> None:
     lines = []
     for name, values in scores.items():
         spread = f"{stdev(values):.4f}" if len(values) > 1 else ""
-        params = cost.params(architectures[name], workspace.labels, evaluator.task.kind)
+        params = cost.params(architectures[name], workspace.labels, evaluator.task.type.head)
         by_seed = (f"{value:.4f}" for value in values)
         binomial = f"{mean(values):.4f} ± {standard_error(mean(values), dev_rows):.4f}"
         lines.append((name, f"{params:,}", *by_seed, binomial, spread))

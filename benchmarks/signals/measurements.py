@@ -98,7 +98,7 @@ class Measure:
     def untrained(self, architecture: Architecture) -> Signals:
         """The signals that need no training."""
         evaluator = self.evaluator
-        labels, head = evaluator.workspace.labels, evaluator.task.kind
+        labels, head = evaluator.workspace.labels, evaluator.task.type.head
         model, built = timed(lambda: evaluator.student(architecture))
         errors, seconds = timed(lambda: block_errors(model, self.probed, self.activations, evaluator.accelerator))
         names = ("errors of blocks", "errors of blocks, weighted", "errors of blocks, weighted and joined")

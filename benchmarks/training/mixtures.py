@@ -18,8 +18,9 @@ from transformers import AutoTokenizer
 from benchmarks.report import Report
 from benchmarks.training.settings import compare
 from distill.objectives import moebert
-from distill.tasks.encoding import encode, token_frequencies, training_batches
+from distill.tasks.encoding import token_frequencies, training_batches
 from distill.tasks.readers import load_task
+from distill.tasks.types import encode
 from distill.training.evaluation import expert_load, measure, split_batches
 from distill.training.loop import make_accelerator, train
 from distill.training.recipe import Recipe
@@ -80,7 +81,7 @@ def run(options: Namespace, report: Report) -> None:
     accelerator = make_accelerator()
     task = load_task(options.task)
     tokenizer = AutoTokenizer.from_pretrained(options.teacher)
-    train_rows, dev_rows = (encode(tokenizer, rows, MAX_LENGTH) for rows in (task.train, task.dev))
+    train_rows, dev_rows = (encode(tokenizer, rows, MAX_LENGTH, kind=task.task.kind) for rows in (task.train, task.dev))
     teacher = load_model(options.teacher, task.task.labels).eval()
     pad_id = tokenizer.pad_token_id
     dev_batches = [batch for _, batch in split_batches(dev_rows, pad_id)]

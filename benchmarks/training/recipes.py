@@ -19,9 +19,10 @@ from benchmarks.measuring import timed
 from benchmarks.report import Report
 from benchmarks.training.settings import compare
 from distill.objectives.layer_maps import uniform
-from distill.tasks.encoding import encode, token_frequencies, training_batches
+from distill.tasks.encoding import token_frequencies, training_batches
 from distill.tasks.readers import load_task
-from distill.tasks.task import joined
+from distill.tasks.splits import joined
+from distill.tasks.types import encode
 from distill.training.distillation import distil
 from distill.training.evaluation import evaluate
 from distill.training.loop import make_accelerator
@@ -93,8 +94,8 @@ def run(options: Namespace, report: Report) -> None:
     data = load_task(options.task, options.data)
     metric = data.task.metrics[0]
     tokenizer = load_tokenizer(options.teacher)
-    rows = encode(tokenizer, joined(data.train, data.search), options.max_length)
-    dev = encode(tokenizer, data.dev, options.max_length)
+    rows = encode(tokenizer, joined(data.train, data.search), options.max_length, kind=data.task.kind)
+    dev = encode(tokenizer, data.dev, options.max_length, kind=data.task.kind)
     teacher = load_model(options.teacher, data.task.labels, data.task.kind, new_head=False).eval()
     depth = teacher.config.num_hidden_layers
     shallow = some_layers(teacher, [layer - 1 for layer in uniform(options.layers, depth)])

@@ -10,7 +10,8 @@ from sklearn.linear_model import LogisticRegression
 from benchmarks.report import Report
 from distill.tasks.metrics import accuracy, standard_error
 from distill.tasks.readers.embedded import TASKS, demo_task
-from distill.tasks.task import Split, TaskData
+from distill.tasks.splits import Split
+from distill.tasks.task import TaskData
 from distill.training.evaluation import measure
 from distill.training.teacher import load_model
 from nas.config.load import load_config

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from distill.objectives.outputs import Batch
-from distill.tasks.encoding import Encoded, encode
+from distill.tasks.encoding import Encoded
 from distill.tasks.readers import load_task
 from distill.tasks.readers.tables import table_task
 from distill.tasks.readers.texts import read_text
-from distill.tasks.task import AnySplit, Task, joined
-from distill.tasks.types import CLASSIFICATION, MASKED_LM, REGRESSION
+from distill.tasks.splits import AnySplit, joined
+from distill.tasks.task import Task
+from distill.tasks.types import CLASSIFICATION, MASKED_LM, REGRESSION, encode
 from distill.training.evaluation import split_batches
 from search_spaces.errors import UserError
 
@@ -53,9 +54,9 @@ def load_rows(options: Any, tokenizer: Any) -> Rows:
         UserError: there are no such rows, or they cannot be encoded in `max_length` tokens.
     """
 
-    def encoded(split: AnySplit | list[str]) -> Encoded:
+    def encoded(rows: AnySplit | list[str], kind: str | None = None) -> Encoded:
         try:
-            return encode(tokenizer, split, options.max_length)
+            return encode(tokenizer, rows, options.max_length, kind=kind)
         except ValueError as error:
             raise UserError(f"--max-length: {error}") from None
 
@@ -69,5 +70,6 @@ def load_rows(options: Any, tokenizer: Any) -> Rows:
         )
     else:
         data = load_task(options.task, options.data)
-    train = encoded(joined(data.train, data.search))
-    return Rows(data.task.kind, train, data.task, data.dev, encoded(data.dev))
+    kind = data.task.kind
+    train = encoded(joined(data.train, data.search), kind)
+    return Rows(kind, train, data.task, data.dev, encoded(data.dev, kind))

@@ -1,1 +1,4 @@
-"""Optimisations for training on CPUs: memory allocation, dropout and attention."""
+"""Optimisations for training on CPUs: memory allocation, dropout and attention.
+
+Each module says what it buys, measured in processor time on one thread with torch 2.13.
+"""

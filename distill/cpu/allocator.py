@@ -1,4 +1,8 @@
-"""Control of glibc's heap. With any other C library these functions do nothing."""
+"""Control of glibc's heap. With any other C library these functions do nothing.
+
+Without `keep_freed_memory`, a training step of a BERT with 6 layers of width 540 on 8 sentences of 64 tokens takes 1.13
+times as long (median of five pairs of processes; the range is 1.02 to 1.19).
+"""
 
 import ctypes
 import sys

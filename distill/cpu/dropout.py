@@ -1,5 +1,7 @@
 """Dropout with cheap masks on CPUs, where torch draws 53 random bits per element, which takes as long as the matrix
 products around it.
+
+Forward and backward pass of torch's dropout take 2.2 to 2.4 times as long.
 """
 
 import contextlib

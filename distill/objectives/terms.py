@@ -10,14 +10,14 @@ from torch.nn import functional as F
 from distill.objectives import losses
 from distill.objectives.base import Term, sum_of
 from distill.objectives.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, Batch, Outputs, of_layers
-from distill.tasks.types import REGRESSION, distributions, hard_loss
+from distill.tasks.types import task_type
 
 
 def labels(weight: float, name: str = "labels") -> Term:
     """The loss with the labels: cross-entropy, or for a regression the mean square error."""
 
     def loss(student: Outputs, _teacher: Outputs | None, batch: Batch) -> Tensor:
-        return hard_loss(student.logits, batch, student.kind)
+        return task_type(student.kind).loss(student.logits, batch, "mean")
 
     return Term(name, weight, frozenset({LOGITS}), loss)
 
@@ -28,7 +28,7 @@ def soft_labels(
     """The loss with the teacher's predictions.
 
     This is `compare(student (N, C), teacher (N, C))`, applied to the logits of all distributions that the task predicts
-    (see `distill.tasks.types.distributions`), or for a regression the mean square error between the predictions.
+    (see `TaskType.distributions`), or for a regression the mean square error between the predictions.
 
     Args:
         every_token: compare the predictions of all tokens except padding, not just those of labelled tokens.
@@ -37,11 +37,12 @@ def soft_labels(
     def loss(student: Outputs, teacher: Outputs | None, batch: Batch) -> Tensor:
         assert teacher is not None
         losses.check_logits(student.logits, teacher.logits)
-        if student.kind == REGRESSION:
+        distributions = task_type(student.kind).distributions
+        if distributions is None:
             return F.mse_loss(student.logits.float(), teacher.logits.float())
         if every_token:
             batch = {"attention_mask": batch["attention_mask"]}
-        return compare(*(distributions(side.logits, batch, student.kind) for side in (student, teacher)))
+        return compare(*(distributions(side.logits, batch) for side in (student, teacher)))
 
     return Term(name, weight, frozenset({LOGITS}), loss, frozenset({LOGITS}))
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from distill.tasks.task import AnySplit, QuestionSplit, Split, TaggedSplit
-from distill.tasks.types import CLASSIFICATION, IGNORED, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+IGNORED = -100
+"""The label of tokens for which nothing is predicted."""
 
 POOL_BATCHES = 50
 """Rows are grouped by length within pools of this many batches: less padding, and still well mixed."""
@@ -18,25 +18,30 @@ POOL_BATCHES = 50
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Token ids of N rows, joined without padding: row ``i`` is ``input_ids[offsets[i]:offsets[i + 1]]``.
+    """Token ids of N rows, joined without padding: row `i` is `input_ids[offsets[i]:offsets[i + 1]]`.
 
     Attributes:
         input_ids, token_type_ids: int32 and int8, of shape (tokens,).
         offsets: int64 of shape (N + 1,).
-        labels: None for text without labels; else by the kind of the task: int64 (N,), class indices; float32 (N,);
-            int32 (tokens,), class indices at the first token of each word and elsewhere IGNORED; int32 (N, 2), an
-            answer's first and last token counted from the row's start, both 0 where it is not in the row.
-        kind: of the task (`distill.tasks.types`).
+        labels: None for text without labels; else int64 (N,), class indices; float32 (N,) or (N, C); int32 (N, 2), an
+            answer's first and last token counted from the row's start, both 0 where it is not in the row; or, where
+            `places` has the words of tokens, int32 (tokens,), class indices at the first token of each word and
+            elsewhere IGNORED.
+        kind: the name of the task type (`distill.tasks.types.TASK_TYPES`).
         places: what tokens stand for in the split: of tagged words, int32 (tokens,), the number of the word at its
-            first token; of questions, int32 (tokens, 2), the context's characters from and to; elsewhere -1.
+            first token; of questions, int32 (tokens, 2), the first and the end of the context's characters; elsewhere
+            -1.
         sources: of questions, whose contexts may be cut into several rows, int32 (N,), the number of the question.
+
+    Raises:
+        ValueError: the shapes do not fit together.
     """
 
     input_ids: np.ndarray
     token_type_ids: np.ndarray
     offsets: np.ndarray
     labels: np.ndarray | None = None
-    kind: str = CLASSIFICATION
+    kind: str = "classification"
     places: np.ndarray | None = None
     sources: np.ndarray | None = None
 
@@ -48,18 +53,16 @@ class Encoded:
             shapes = f"{tokens} input_ids, {self.token_type_ids.shape} token_type_ids"
             raise ValueError(f"Encoded: offsets end at {offsets[-1]}, which does not fit {shapes}")
         rows = len(offsets) - 1
-        allowed: dict[str, dict[str, tuple[int, ...]]] = {
-            CLASSIFICATION: {"labels": (rows,)},
-            REGRESSION: {"labels": (rows,)},
-            TOKEN_CLASSIFICATION: {"labels": tokens, "places": tokens},
-            QUESTION_ANSWERING: {"labels": (rows, 2), "places": (*tokens, 2), "sources": (rows,)},
-        }
-        if self.kind not in allowed:
-            raise ValueError(f"Encoded: unknown kind {self.kind!r}, not one of {', '.join(allowed)}")
-        for name in ("labels", "places", "sources"):
-            array, shape = getattr(self, name), allowed[self.kind].get(name)
-            if array is not None and array.shape != shape:
-                raise ValueError(f"Encoded: {self.kind}, {rows} rows, but {name} of shape {array.shape}, not {shape}")
+        for name, length in (("labels", tokens[0] if self.tagged else rows), ("places", tokens[0]), ("sources", rows)):
+            array = getattr(self, name)
+            if array is not None and array.shape[:1] != (length,):
+                sizes = f"{rows} rows of {tokens[0]} tokens"
+                raise ValueError(f"Encoded: {sizes} ({self.kind}), but {name} of shape {array.shape}")
+
+    @property
+    def tagged(self) -> bool:
+        """Whether labels are of tokens, as opposed to rows."""
+        return self.places is not None and self.places.ndim == 1
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -70,137 +73,44 @@ class Encoded:
         return np.diff(self.offsets)
 
 
-def encode(tokenizer: Any, rows: AnySplit | Sequence[str], max_length: int = 64, stride: int | None = None) -> Encoded:
-    """Tokenise a split (or plain texts, then without labels) once.
-
-    A row is cut to ``max_length`` tokens. A question's context is not cut but divided among as many rows as it takes
-    (windows); of the question itself 64 tokens are kept, or a third of ``max_length`` where that is less.
-
-    Args:
-        tokenizer: a fast Hugging Face tokenizer.
-        stride: tokens of the context that a window shares with the next; default: a third of ``max_length``, which
-            with 384 are the usual 128.
-
-    Raises:
-        ValueError: no rows, or a ``max_length`` or ``stride`` that leaves no room for text.
-    """
-    pair = isinstance(rows, QuestionSplit) or (isinstance(rows, Split) and rows.pairs is not None)
-    if max_length <= tokenizer.num_special_tokens_to_add(pair=pair):
-        raise ValueError(f"max_length = {max_length}: no room for text beside the special tokens")
-    if not len(rows):
-        raise ValueError("nothing to encode: no rows")
-    if isinstance(rows, QuestionSplit):
-        return _encode_questions(tokenizer, rows, max_length, max_length // 3 if stride is None else stride)
-    if isinstance(rows, TaggedSplit):
-        return _encode_words(tokenizer, rows, max_length)
-    texts, pairs = (rows.texts, rows.pairs) if isinstance(rows, Split) else (rows, None)
-    parts = []
-    for start in range(0, len(rows), CHUNK):
-        chunk = slice(start, start + CHUNK)
-        second = [] if pairs is None else [list(pairs[chunk])]
-        given = [list(texts[chunk]), *second]
-        parts.append(_flat(tokenizer(*given, truncation=True, max_length=max_length, return_attention_mask=False)))
-    arrays = _joined(parts)
-    if not isinstance(rows, Split):
-        return Encoded(**arrays)
-    if isinstance(rows.labels[0], float):
-        return Encoded(**arrays, labels=np.asarray(rows.labels, np.float32), kind=REGRESSION)
-    return Encoded(**arrays, labels=np.asarray(rows.labels, np.int64))
-
-
 CHUNK = 2_000
 """Rows that are tokenised at a time: bounds the memory of Python lists."""
 
 Arrays = dict[str, np.ndarray]
 
 
-def _flat(out: Any) -> Arrays:
-    """Rows of a tokenizer's output without padding, one after another; their ``lengths``."""
-    kinds = out.get("token_type_ids") or [[0] * len(row) for row in out["input_ids"]]
+def encode_sentences(
+    tokenizer: Any,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    max_length: int,
+    labels: np.ndarray | None = None,
+    kind: str = "classification",
+) -> Encoded:
+    """Sentences, or pairs of them, cut to `max_length` tokens, with a label each."""
+    parts = []
+    for start in range(0, len(texts), CHUNK):
+        chunk = slice(start, start + CHUNK)
+        columns = [list(texts[chunk]), *([] if pairs is None else [list(pairs[chunk])])]
+        out = tokenizer(*columns, truncation=True, max_length=max_length, return_attention_mask=False)
+        parts.append(flat_rows(out))
+    return Encoded(**joined_rows(parts), labels=labels, kind=kind)
+
+
+def flat_rows(out: Any) -> Arrays:
+    """The rows of a tokenizer's output one after another, without padding, and their `lengths`."""
+    types = out.get("token_type_ids") or [[0] * len(row) for row in out["input_ids"]]
     return {
         "input_ids": np.concatenate([np.asarray(row, np.int32) for row in out["input_ids"]]),
-        "token_type_ids": np.concatenate([np.asarray(row, np.int8) for row in kinds]),
+        "token_type_ids": np.concatenate([np.asarray(row, np.int8) for row in types]),
         "lengths": np.array([len(row) for row in out["input_ids"]]),
     }
 
 
-def _joined(parts: Sequence[Arrays]) -> Any:
-    """The arrays of an `Encoded`."""
+def joined_rows(parts: Sequence[Arrays]) -> Any:
+    """The arrays of an `Encoded` from those of its parts, which have `lengths` in place of offsets."""
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return arrays | {"offsets": np.concatenate([[0], np.cumsum(arrays.pop("lengths"))]).astype(np.int64)}
-
-
-def _encode_words(tokenizer: Any, split: TaggedSplit, max_length: int) -> Encoded:
-    parts = []
-    for start in range(0, len(split), CHUNK):
-        words = [list(row) for row in split.words[start : start + CHUNK]]
-        out = tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
-        places, labels = [], []
-        for row in range(len(words)):
-            word_T = np.array([-1 if word is None else word for word in out.word_ids(row)], np.int32)
-            word_T[1:][word_T[1:] == word_T[:-1]] = -1  # further pieces of a word
-            places.append(word_T)
-            tags = np.array(split.tags[start + row], np.int32)
-            labels.append(np.where(word_T >= 0, tags[word_T], np.int32(IGNORED)))
-        parts.append(_flat(out) | {"places": np.concatenate(places), "labels": np.concatenate(labels)})
-    return Encoded(**_joined(parts), kind=TOKEN_CLASSIFICATION)
-
-
-def _encode_questions(tokenizer: Any, split: QuestionSplit, max_length: int, stride: int) -> Encoded:
-    longest = min(64, max_length // 3)
-    room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
-    if not 0 <= stride < room:
-        raise ValueError(
-            f"stride = {stride}: windows of max_length = {max_length} have {room} tokens beside the longest question, "
-            "and share fewer than these with the next"
-        )
-    parts = []
-    for start in range(0, len(split), CHUNK):
-        chunk = slice(start, start + CHUNK)
-        out = tokenizer(
-            _shortened(tokenizer, split.questions[chunk], longest),
-            list(split.contexts[chunk]),
-            truncation="only_second",
-            max_length=max_length,
-            stride=stride,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
-        sources = np.array(out["overflow_to_sample_mapping"], np.int32) + start
-        places, labels = [], []
-        for window, source in enumerate(sources):
-            of_context_T = np.array([part == 1 for part in out.sequence_ids(window)])
-            places_T2 = np.where(of_context_T[:, None], np.array(out["offset_mapping"][window], np.int32), np.int32(-1))
-            places.append(places_T2)
-            labels.append(_span(places_T2, split.answers[source]))
-        parts.append(
-            _flat(out) | {"places": np.concatenate(places), "labels": np.array(labels, np.int32), "sources": sources}
-        )
-    return Encoded(**_joined(parts), kind=QUESTION_ANSWERING)
-
-
-def _shortened(tokenizer: Any, questions: Sequence[str], most: int) -> list[str]:
-    """The questions without blanks before them, cut after their first ``most`` tokens."""
-    stripped = [question.lstrip() for question in questions]
-    out = tokenizer(stripped, add_special_tokens=False, truncation=True, max_length=most, return_offsets_mapping=True)
-    ends = (places[-1][1] if places else 0 for places in out["offset_mapping"])
-    return [question[:end] for question, end in zip(stripped, ends, strict=True)]
-
-
-def _span(places_T2: np.ndarray, answers: Sequence[tuple[str, int]]) -> tuple[int, int]:
-    """The first and last token of the first answer, without the blanks around it; (0, 0) where the window has not all
-    of it.
-    """
-    inside = np.flatnonzero(places_T2[:, 0] >= 0)
-    if not answers or not len(inside):
-        return 0, 0
-    text, start = answers[0]
-    start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
-    starts, ends = places_T2[inside].T
-    if start < starts[0] or end > ends[-1]:
-        return 0, 0
-    first, last = np.searchsorted(ends, start, side="right"), np.searchsorted(starts, end) - 1
-    return (int(inside[first]), int(inside[last])) if first <= last else (0, 0)
 
 
 def save_encoded(encoded: Encoded, path: Path) -> None:
@@ -229,7 +139,7 @@ def take(encoded: Encoded, rows: np.ndarray) -> Encoded:
     starts = ends - lengths
     tokens = np.repeat(encoded.offsets[:-1][rows] - starts, lengths) + np.arange(ends[-1] if len(ends) else 0)
     by_token = {"input_ids", "token_type_ids", "places"}
-    if encoded.kind == TOKEN_CLASSIFICATION:
+    if encoded.tagged:
         by_token.add("labels")
     arrays: dict[str, Any] = {}
     for name in ("input_ids", "token_type_ids", "labels", "places", "sources"):
@@ -278,7 +188,7 @@ def collate(encoded: Encoded, rows: np.ndarray, pad_id: int) -> dict[str, torch.
     """A model's input for these rows, padded on the right to the longest of them.
 
     int64 tensors ``input_ids``, ``attention_mask`` and ``token_type_ids`` of shape (B, T); ``rows`` of shape (B,), the
-    numbers of these rows; and where there are labels, ``labels`` as in `distill.tasks.types`. Padding is
+    numbers of these rows; and where there are labels, `labels` as `distill.tasks.types.base.TaskType` says. Padding is
     ``pad_id``, masked by 0; it has no labels.
     """
     lengths = encoded.lengths[rows]
@@ -291,11 +201,12 @@ def collate(encoded: Encoded, rows: np.ndarray, pad_id: int) -> dict[str, torch.
     batch = {"input_ids": ids_BT, "attention_mask": mask_BT.astype(np.int64), "token_type_ids": types_BT}
     batch["rows"] = np.asarray(rows, np.int64)
     if encoded.labels is not None:
-        if encoded.kind == TOKEN_CLASSIFICATION:
+        if encoded.tagged:
             batch["labels"] = np.full(mask_BT.shape, IGNORED, np.int64)
             batch["labels"][mask_BT] = encoded.labels[places]
         else:
-            batch["labels"] = encoded.labels[rows].astype(np.float32 if encoded.kind == REGRESSION else np.int64)
+            numbers = np.issubdtype(encoded.labels.dtype, np.floating)
+            batch["labels"] = encoded.labels[rows].astype(np.float32 if numbers else np.int64)
     return {name: torch.from_numpy(array) for name, array in batch.items()}
 
 

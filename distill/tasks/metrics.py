@@ -10,17 +10,12 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-
-from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
-
-if TYPE_CHECKING:
-    from distill.tasks.task import Task
 
 Rows = Sequence[Any] | np.ndarray
 
@@ -42,25 +37,28 @@ class Score:
         return f"{self.value:.4f} ± {self.standard_error:.4f}"
 
 
-def score(task: "Task", predictions: Rows, references: Rows) -> dict[str, Score]:
-    """All metrics of a task on a whole split, `task.metrics[0]` first.
+OfSums = Callable[[np.ndarray], np.ndarray]
 
-    Args:
-        predictions, references: for each row, by the task's kind: a class index; a number; the class indices of a
-            sentence's words (-1 where nothing is predicted); the text of the answer ("" for none) and the texts of the
-            right ones (none where there is no answer).
 
-    Raises:
-        ValueError: no rows, or not as many predictions as references.
+@dataclass(frozen=True)
+class Metric:
+    """A metric as a function of what each row adds.
+
+    Attributes:
+        rows: (predictions, references, names of the classes) -> (N,) numbers whose mean the metric is, or (N, K)
+            numbers of which it is a function of the sums.
+        of_sums: that function of the sums (..., K).
+        classes: how many there must be; None: any number.
     """
-    if len(predictions) != len(references) or not len(references):
-        raise ValueError(f"score: {len(predictions)} predictions for {len(references)} rows")
-    result = {}
-    for name in task.metrics:
-        metric = METRICS[task.kind][name]
-        rows = np.asarray(metric.rows(predictions, references, task.labels), np.float64)
-        result[name] = _mean(rows) if metric.of_sums is None else _bootstrapped(rows, metric.of_sums)
-    return result
+
+    rows: Callable[[Any, Any, Sequence[str]], np.ndarray]
+    of_sums: OfSums | None = None
+    classes: int | None = None
+
+    def score(self, predictions: Rows, references: Rows, labels: Sequence[str]) -> Score:
+        """The metric and its standard error on these rows."""
+        rows = np.asarray(self.rows(predictions, references, labels), np.float64)
+        return _mean(rows) if self.of_sums is None else _bootstrapped(rows, self.of_sums)
 
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
@@ -84,9 +82,6 @@ def _mean(rows: np.ndarray) -> Score:
     if np.isin(rows, (0.0, 1.0)).all():
         return Score(value, standard_error(value, len(rows)))
     return Score(value, float(rows.std() / math.sqrt(len(rows))))
-
-
-OfSums = Callable[[np.ndarray], np.ndarray]
 
 
 def _bootstrapped(rows_NK: np.ndarray, of_sums: OfSums) -> Score:
@@ -216,25 +211,13 @@ def normalised(answer: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer.lower().translate(_PUNCTUATION)).split())
 
 
-@dataclass(frozen=True)
-class Metric:
-    """What each row of (predictions, references, names of the classes) adds: (N,) numbers whose mean the metric is, or
-    (N, K) numbers and the function of their sums (..., K) that it is.
-    """
-
-    rows: Callable[[Any, Any, Sequence[str]], np.ndarray]
-    of_sums: OfSums | None = None
-
-
-METRICS: Mapping[str, Mapping[str, Metric]] = {
-    CLASSIFICATION: {
-        "accuracy": Metric(_right_classes),
-        "f1": Metric(_positives, _f1),
-        "matthews_correlation": Metric(_classes, _matthews),
-    },
-    REGRESSION: {"pearson": Metric(_products, _pearson), "spearmanr": Metric(_products_of_ranks, _pearson)},
-    TOKEN_CLASSIFICATION: {"accuracy": Metric(_right_words, _accuracy), "f1": Metric(_entities, _f1)},
-    QUESTION_ANSWERING: {"exact_match": Metric(_exact), "f1": Metric(_overlap)},
-}
-"""By the kind of a task and by name. A classification's F1 is that of the second of two classes; a tagging's, of
-entities."""
+CLASS_ACCURACY = Metric(_right_classes)
+CLASS_F1 = Metric(_positives, _f1, classes=2)
+"""Of the second of two classes."""
+MATTHEWS = Metric(_classes, _matthews)
+PEARSON = Metric(_products, _pearson)
+SPEARMAN = Metric(_products_of_ranks, _pearson)
+WORD_ACCURACY = Metric(_right_words, _accuracy)
+ENTITY_F1 = Metric(_entities, _f1)
+EXACT_MATCH = Metric(_exact)
+ANSWER_F1 = Metric(_overlap)

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from distill.objectives.outputs import LOGITS, Batch, routers, run
 from distill.tasks.encoding import Encoded, collate, eval_batches
-from distill.tasks.metrics import Score, accuracy, score
-from distill.tasks.readers.conll import predicted_tags
-from distill.tasks.readers.squad import predicted_answers
-from distill.tasks.task import AnySplit, QuestionSplit, TaggedSplit, Task
-from distill.tasks.types import REGRESSION
+from distill.tasks.metrics import Score, accuracy
+from distill.tasks.splits import AnySplit
+from distill.tasks.task import Task, score
 from distill.training.loop import Diverged
 
 EVALUATION_BATCH = 100
@@ -94,20 +92,15 @@ def evaluate(
     sources = len(rows) if rows.sources is None else int(rows.sources[-1]) + 1
     if rows.kind != task.kind or sources != len(split):
         raise ValueError(f"{sources} encoded rows ({rows.kind}) are not the {len(split)} of a split ({task.kind})")
-    may_be_none = isinstance(split, QuestionSplit) and not all(split.answers)
-    split = split if first is None else split.take(range(min(first, len(split))))
+    task_type = task.type
+    assert task_type.predict is not None and task_type.references is not None
     batches = split_batches(rows, pad_id, first)
-    found = batch_logits(model, (batch for _, batch in batches), accelerator=accelerator)
+    logits_of_batches = batch_logits(model, (batch for _, batch in batches), accelerator=accelerator)
     numbers = [int(number) for chosen, _ in batches for number in chosen]
-    unordered = dict(zip(numbers, (logits.numpy() for part in found for logits in part), strict=True))
+    unordered = dict(zip(numbers, (logits.numpy() for part in logits_of_batches for logits in part), strict=True))
     logits = [unordered[number] for number in range(len(unordered))]
-    if isinstance(split, TaggedSplit):
-        return score(task, predicted_tags(rows, logits, split, task.labels), split.tags)
-    if isinstance(split, QuestionSplit):
-        right = [[text for text, _ in answers] for answers in split.answers]
-        return score(task, predicted_answers(rows, logits, split, may_be_none), right)
-    logits_NC = np.stack(logits)
-    return score(task, logits_NC[:, 0] if task.kind == REGRESSION else logits_NC.argmax(axis=-1), split.labels)
+    predictions = task_type.predict(rows, logits, split, task.labels)
+    return score(task, predictions, task_type.references(split)[: len(predictions)])
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from distill.files import fingerprint
 from distill.objectives import hard_labels
 from distill.objectives.outputs import Batch
-from distill.tasks.types import CLASSIFICATION, MODELS, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.tasks.types import CLASSIFICATION, task_type
 from distill.training.checkpoint import Checkpoint
 from distill.training.loop import train
 from distill.training.recipe import Recipe
@@ -96,7 +96,7 @@ def load_model(
     set_head(config, labels, kind)
     remote = {"trust_remote_code": True} if config.model_type == NAS_BERT else {}
     try:
-        model, loading_info = MODELS[kind].from_pretrained(
+        model, loading_info = task_type(kind).model.from_pretrained(
             locate(source),
             config=config,
             dtype=torch.float32,
@@ -111,8 +111,11 @@ def load_model(
     if new_head:
         return model
     new = {*loading_info["missing_keys"], *mismatched}
-    has_classifier = any(name.endswith("SequenceClassification") for name in config.architectures or ())
-    if has_classifier and kind == CLASSIFICATION and mismatched and stored_classes != len(labels):
+    head = task_type(kind)
+    has_such_head = any(
+        name.endswith(head.model.__name__.removeprefix("AutoModel")) for name in config.architectures or ()
+    )
+    if has_such_head and head.classes and mismatched and stored_classes != len(labels):
         names = f" ({', '.join(stored_labels)})" if stored_labels else ""
         raise TeacherError(
             f"the model {source!r} has a head for {stored_classes} classes{names}; the task has {len(labels)}: "
@@ -120,7 +123,7 @@ def load_model(
         )
     if any(not name.startswith(f"{model.base_model_prefix}.") for name in new):
         raise TeacherError(f"the model {source!r} has no trained head for this task: have it fine-tuned first")
-    if stored_labels and labels and kind != REGRESSION and tuple(stored_labels) != tuple(labels):
+    if stored_labels and labels and tuple(stored_labels) != tuple(labels):
         raise TeacherError(
             f"the model {source!r} has the classes {', '.join(stored_labels)}; the task's are {', '.join(labels)}, in "
             "this order"
@@ -136,13 +139,14 @@ def labels_of(config: Any) -> tuple[str, ...]:
 
 def set_head(config: Any, labels: Sequence[str], kind: str) -> None:
     """Set the configuration's labels and problem type for a head of this kind."""
-    if kind in (CLASSIFICATION, TOKEN_CLASSIFICATION):
+    head = task_type(kind)
+    if head.classes:
         config.num_labels = len(labels)
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: index for index, label in enumerate(labels)}
-    elif kind in (REGRESSION, QUESTION_ANSWERING):
-        config.num_labels = 1 if kind == REGRESSION else 2
-    config.problem_type = REGRESSION if kind == REGRESSION else None
+    elif head.outputs is not None:
+        config.num_labels = head.outputs
+    config.problem_type = head.problem_type
 
 
 def source_fingerprint(source: str) -> str:

@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
 from distill.files import write_text
-from distill.tasks.types import CLASSIFICATION, MODELS, REGRESSION
+from distill.tasks.types import task_type
 from distill.training.evaluation import Load
 from distill.training.progress import Progress
 from nas.config.schema import ConfigError, StudyConfig
@@ -133,7 +133,7 @@ def check_architecture(architecture: Architecture, base: Base, config: StudyConf
 
 def check_head(architecture: Architecture, kind: str) -> None:
     """Raise ConfigError if the architecture has experts in its head and heads of this kind of task cannot have any."""
-    if architecture.base.head_experts > 1 and kind not in (CLASSIFICATION, REGRESSION):
+    if architecture.base.head_experts > 1 and not task_type(kind).of_sentences:
         raise ConfigError(f"the architecture has experts in its head, which a {kind} has not")
 
 
@@ -185,4 +185,4 @@ def print_results(final: FinalRun, evaluator: Evaluator, measurements: Measureme
     loads: tuple[Load, ...] = measurements.loads
     for load in loads:
         console.print(f"experts of {load}", soft_wrap=True)
-    console.print(f"wrote {final.out}: {MODELS[task.kind].__name__}.from_pretrained(..., trust_remote_code=True)")
+    console.print(f"wrote {final.out}: {task.type.model.__name__}.from_pretrained(..., trust_remote_code=True)")

@@ -10,8 +10,8 @@ from accelerate import Accelerator
 
 from distill.files import cache_folder, fingerprint
 from distill.objectives.outputs import Batch
+from distill.tasks.corpora import Corpus, embedded_corpus
 from distill.tasks.encoding import Encoded, training_batches
-from distill.tasks.readers.corpora import Corpus, embedded_corpus
 from distill.training.loop import make_accelerator
 from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.recipe import Recipe

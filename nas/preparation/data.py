@@ -10,13 +10,14 @@ from torch import nn
 
 from distill.files import fingerprint
 from distill.objectives import OBJECTIVES
-from distill.tasks.encoding import Encoded, encode, load_encoded, save_encoded
-from distill.tasks.readers import conll, embedded, load_task, reader_of, squad, texts
-from distill.tasks.readers.corpora import Corpus
+from distill.tasks.corpora import Corpus
+from distill.tasks.encoding import Encoded, load_encoded, save_encoded
+from distill.tasks.readers import embedded, load_task, reader_of, texts
 from distill.tasks.readers.tables import table_task
-from distill.tasks.task import AnySplit, Task, TaskData, TaskError, load_split, save_split
-from distill.tasks.types import CLASSIFICATION, REGRESSION
-from nas.config.schema import ConfigError, StudyConfig
+from distill.tasks.splits import AnySplit
+from distill.tasks.task import Task, TaskData, TaskError, load_split, save_split
+from distill.tasks.types import CLASSIFICATION, REGRESSION, encode, task_type
+from nas.config.schema import ConfigError, RowsTable, StudyConfig
 
 # Part of the cache keys of rows from files: increase it when a reader returns other rows for the same files.
 READERS_VERSION = 1
@@ -65,8 +66,10 @@ def check_tasks(config: StudyConfig) -> None:
                 raise ConfigError(f"rows.{task}: there is another task of this name; choose one")
     if config.data is not None and all(task in config.rows or task in embedded.TASKS for task in config.tasks):
         raise ConfigError(f"data: none of the tasks {', '.join(config.tasks)} is read from a folder; leave it out")
-    heads = {task: conll if task in conll.TASKS else squad if task in squad.TASKS else None for task in config.tasks}
-    if len(set(heads.values())) > 1:
+    kinds = [
+        row_kind(config.rows[task]) if task in config.rows else reader_of(task).kind(task) for task in config.tasks
+    ]
+    if len({task_type(kind).model for kind in kinds}) > 1:
         raise ConfigError(
             f"tasks: {' and '.join(config.tasks)} need different heads, but stage 3 shares one model; search them apart"
         )
@@ -74,6 +77,11 @@ def check_tasks(config: StudyConfig) -> None:
         raise ConfigError(
             f"tasks: {config.objective.name} remembers the rows of one task; give one, or another objective"
         )
+
+
+def row_kind(rows: RowsTable) -> str:
+    """The kind of the task of a user's own rows."""
+    return REGRESSION if rows.regression else CLASSIFICATION
 
 
 def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
@@ -85,11 +93,9 @@ def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
     name = config.task
     try:
         if name in config.rows:
-            table = config.rows[name]
-            kind = REGRESSION if table.regression else CLASSIFICATION
-            return table_task(
-                Path(table.train), Path(table.dev), text=table.text, label=table.label, pair=table.pair, kind=kind
-            )
+            rows = config.rows[name]
+            files = Path(rows.train), Path(rows.dev)
+            return table_task(*files, text=rows.text, label=rows.label, pair=rows.pair, kind=row_kind(rows))
         if name in embedded.TASKS:
             return embedded.demo_task(name, corpus())
         return load_task(name, None if config.data is None else Path(config.data))
@@ -158,8 +164,9 @@ def write(config: StudyConfig, tokenizer: Any, corpus: Callable[[], Corpus], fol
     folder.mkdir()
     splits = {name: getattr(data, name) for name in ("train", "search", "dev")}
     for name, rows in (splits | {"text": text(config, corpus)}).items():
+        kind = data.task.kind if name in splits else None
         try:
-            save_encoded(encode(tokenizer, rows, config.max_length), folder / f"{name}.npz")
+            save_encoded(encode(tokenizer, rows, config.max_length, kind=kind), folder / f"{name}.npz")
         except ValueError as error:
             raise ConfigError(f"max_length: {error}") from None
         if name in ("search", "dev"):

@@ -12,7 +12,6 @@ from transformers import AutoConfig, PreTrainedModel
 
 from distill.files import fingerprint
 from distill.tasks.encoding import training_batches
-from distill.tasks.types import REGRESSION
 from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.teacher import load_model
 from distill.training.teacher_outputs import LiveTeacher
@@ -98,7 +97,7 @@ def _make_one_shot(context: PreparationContext, workspace: Workspace, space: Spa
     """Build the one-shot supernet from the warmed-up supernet, train it on text and on all tasks, and save it."""
     config, tasks = workspace.config, dict(zip(workspace.config.tasks, workspace.tasks, strict=True))
     stored = stored_architecture(extremes(space)[1], space)
-    model = build(stored, workspace.tasks[0].task.kind, like=AutoConfig.from_pretrained(workspace.supernet))
+    model = build(stored, workspace.tasks[0].task.type.head, like=AutoConfig.from_pretrained(workspace.supernet))
     load_weights(model, inherit(load_file(workspace.supernet / "model.safetensors"), stored, seed=config.seed))
     set_dropout(model, config.dropout)
     teachers = {
@@ -109,8 +108,8 @@ def _make_one_shot(context: PreparationContext, workspace: Workspace, space: Spa
         name: new_head(model, teacher, name == config.task, config.seed + number)
         for number, (name, teacher) in enumerate(teachers.items())
     }
-    regressions = regression_tasks(workspace)
-    supernet = OneShotSupernet(model, heads, space.experts, workspace.frequencies(), regressions, config.seed)
+    frequencies = workspace.frequencies()
+    supernet = OneShotSupernet(model, heads, space.experts, frequencies, problem_types(workspace), config.seed)
     learned = projections(workspace.supernet)
     with refusing_divergence("sharing_pretrain"):
         if on_text := training_phase(config, "sharing_pretrain", tasks[config.task]):
@@ -212,10 +211,10 @@ def weights_file(folder: Path) -> Path:
     return folder / "shared.safetensors"
 
 
-def regression_tasks(workspace: Workspace) -> list[str]:
-    """The names of the study's regression tasks."""
+def problem_types(workspace: Workspace) -> dict[str, str | None]:
+    """Task -> what its head predicts, for `OneShotSupernet`."""
     tasks = zip(workspace.config.tasks, workspace.tasks, strict=True)
-    return [name for name, folders in tasks if folders.task.kind == REGRESSION]
+    return {name: folders.task.type.problem_type for name, folders in tasks}
 
 
 def new_head(model: nn.Module, teacher: nn.Module, first: bool, seed: int) -> nn.Linear:

@@ -89,7 +89,7 @@ def new_supernet(context: PreparationContext, folders: TaskFolders, base: Base) 
     stack = max(config.space.stacks)
     torch.manual_seed(config.seed)  # for the head, which another checkpoint may lack
     if not isinstance(config.base, str):
-        return from_scratch(base, stack, like=AutoConfig.from_pretrained(folders.teacher), head=task.kind)
+        return from_scratch(base, stack, like=AutoConfig.from_pretrained(folders.teacher), head=task.type.head)
     source = str(folders.teacher) if config.base == "teacher" else config.base
     model = load_model(source, task.labels, task.kind)
     batches = context.batches(folders.rows("train"), config.warmup.batch_size, STATISTICS_BATCHES, config.seed)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 import supernet.build  # noqa: F401  (registers our own models with transformers)
-from distill.tasks.encoding import Encoded, encode
+from distill.tasks.encoding import Encoded
 from distill.tasks.readers import load_task
 from distill.tasks.readers.tables import read_rows
-from distill.tasks.types import CLASSIFICATION
+from distill.tasks.types import CLASSIFICATION, encode
 from distill.training.teacher import TeacherError, locate
 from supernet.experts import ExpertsError
 
@@ -62,7 +62,7 @@ def load_rows(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, c
         expected = ", ".join(labels)
         raise ExpertsError(f"{options.checkpoint}: its classes are {actual}; those of the rows are {expected}")
     try:
-        encoded = [encode(tokenizer, split, options.max_length) for split in (train, dev)]
+        encoded = [encode(tokenizer, split, options.max_length, kind=CLASSIFICATION) for split in (train, dev)]
         return Rows(encoded[0], encoded[1], labels)
     except ValueError as error:
         raise ExpertsError(f"--max-length: {error}") from None

@@ -20,7 +20,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
-from distill.tasks.readers.corpora import Corpus, installation_key, save_corpus
+from distill.tasks.corpora import Corpus, installation_key, save_corpus
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from nas.study.storage import sqlite_url

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from distill.objectives import efficientbert, kd
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, run
-from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION, task_type
 from distill.training.recipe import Recipe
 from distill.training.teacher import set_head
 from distill.training.teacher_outputs import LiveTeacher
@@ -90,8 +90,8 @@ def test_heads_of_every_kind(kinds: dict[str, tuple[str, int]], architecture: Ar
     set_head(like, [f"{number}" for number in range(labels)], first)
     model = shaken(build(LARGEST, first, labels, like))
     heads = {task: shaken(nn.Linear(BASE.width, size), seed=size) for task, (_, size) in kinds.items()}
-    numbers = [task for task, (kind, _) in kinds.items() if kind == REGRESSION]
-    shared = OneShotSupernet(model, heads, regressions=numbers).eval()  # type: ignore[arg-type]
+    problem_types = {task: task_type(kind).problem_type for task, (kind, _) in kinds.items()}
+    shared = OneShotSupernet(model, heads, problem_types=problem_types).eval()  # type: ignore[arg-type]
     place = head_name(model)
     weights = {name: value for name, value in model.state_dict().items() if not name.startswith(place)}
     needs = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES, RELATIONS})
@@ -119,7 +119,7 @@ def test_a_regression_and_a_classification_learn_together(accelerator: Accelerat
     """Each from its own teacher and its own labels, by one objective."""
     model = shaken(build(LARGEST, labels=3, like=bert(num_hidden_layers=3).config))
     heads = {"classes": nn.Linear(BASE.width, 3), "number": nn.Linear(BASE.width, 1)}
-    shared = OneShotSupernet(model, heads, regressions=["number"])
+    shared = OneShotSupernet(model, heads, problem_types={"number": REGRESSION})
     features = {"classes": batch(8, 10), "number": batch(8, 10) | {"labels": torch.linspace(-1, 1, 8)}}
 
     def loss(task: str) -> float:

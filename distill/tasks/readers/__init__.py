@@ -1,27 +1,57 @@
-"""The readers of tasks: modules with `TASKS`, the names that each knows, `load(name, data)`, which reads their rows,
-and `sources(name, data)`, which tells without reading them what they are read from.
-"""
+"""The readers of tasks. A task is read by the first of `READERS` that knows its name."""
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from distill.tasks.readers import conll, embedded, glue, squad
 from distill.tasks.task import TaskData, TaskError
 from search_spaces.errors import did_you_mean
 
-READERS: tuple[Any, ...] = (embedded, glue, squad, conll)
+
+class Reader(Protocol):
+    """What a reader has: a module, or another value, with these attributes. To add one, enter it in `READERS`."""
+
+    @property
+    def TASKS(self) -> Collection[str]:
+        """The names of the tasks that it knows."""
+        ...
+
+    def kind(self, name: str) -> str:
+        """The kind of a task, the name of its type in `distill.tasks.types.TASK_TYPES`, before its rows are read."""
+        ...
+
+    def load(self, name: str, data: Path | None = None) -> TaskData[Any]:
+        """The task with its rows: from its official files in the folder `data`, else from the hub.
+
+        Raises:
+            TaskError: the data cannot be read.
+        """
+        ...
+
+    def sources(self, name: str, data: Path | None = None) -> Sequence[Path | str]:
+        """What `load` reads from, found without reading rows: files, and text that changes when the rows do.
+
+        Raises:
+            TaskError: the data does not exist.
+        """
+        ...
 
 
-def reader_of(name: str) -> Any:
-    """The module that reads the task of this name.
+READERS: list[Reader] = [embedded, glue, squad, conll]
+
+
+def reader_of(name: str) -> Reader:
+    """The reader of the task of this name.
 
     Raises:
         TaskError: there is no such task.
     """
+    for reader in READERS:
+        if name in reader.TASKS:
+            return reader
     known = [task for reader in READERS for task in reader.TASKS]
-    if name not in known:
-        raise TaskError(f"unknown task {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
-    return next(reader for reader in READERS if name in reader.TASKS)
+    raise TaskError(f"unknown task {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
 
 
 def load_task(name: str, data: Path | None = None) -> TaskData[Any]:
@@ -31,5 +61,4 @@ def load_task(name: str, data: Path | None = None) -> TaskData[Any]:
     Raises:
         TaskError: there is no such task, or its data cannot be read.
     """
-    task: TaskData[Any] = reader_of(name).load(name, data)
-    return task
+    return reader_of(name).load(name, data)

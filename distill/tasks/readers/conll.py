@@ -1,20 +1,16 @@
-"""Tagging of words: files in the manner of CoNLL, or the hub; and the tags that a model's logits say."""
+"""Tagging of words: files in the format of CoNLL, or data sets on the hub."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from distill.tasks.metrics import OUTSIDE
 from distill.tasks.readers import hub
+from distill.tasks.readers.columns import column_fault
 from distill.tasks.readers.texts import read_lines
-from distill.tasks.task import TaggedSplit, Task, TaskData, TaskError, column_fault, hold_out
+from distill.tasks.splits import TaggedSplit
+from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import TOKEN_CLASSIFICATION
 from search_spaces.errors import did_you_mean
-
-if TYPE_CHECKING:
-    from distill.tasks.encoding import Encoded
 
 
 def _bio(*types: str) -> tuple[str, ...]:
@@ -65,6 +61,11 @@ def load(name: str, data: Path | None = None) -> TaskData[TaggedSplit]:
         raise TaskError(f"{train_file if data is not None else data_set}: {error}") from None
     train, search = hold_out(train)
     return TaskData(task, train, search, dev)
+
+
+def kind(name: str) -> str:
+    """The kind of a task of `TASKS`."""
+    return TOKEN_CLASSIFICATION
 
 
 def sources(name: str, data: Path | None = None) -> list[Path | str]:
@@ -156,23 +157,3 @@ def _split(path: Path, sentences: Iterable[list[Word]], tags: tuple[str, ...]) -
         tuple(tuple(word for word, _, _ in sentence) for sentence in rows),
         tuple(tuple(numbers[tag] for _, tag, _ in sentence) for sentence in rows),
     )
-
-
-def predicted_tags(
-    rows: "Encoded", logits: Sequence[np.ndarray], split: TaggedSplit, tags: Sequence[str]
-) -> list[np.ndarray]:
-    """For each sentence the class indices of its words' tags, by the logits (T, C) of its T tokens.
-
-    A word that has no token, because it was cut off or is of no letters that the tokenizer knows, is in no entity
-    (-1 where there is no tag for that).
-    """
-    outside = tags.index(OUTSIDE) if OUTSIDE in tags else -1
-    assert rows.places is not None
-    result = []
-    for row, (logits_TC, words) in enumerate(zip(logits, split.words, strict=False)):
-        places_T = rows.places[rows.offsets[row] : rows.offsets[row + 1]]
-        first_T = places_T >= 0
-        chosen = np.full(len(words), outside)
-        chosen[places_T[first_T]] = logits_TC[: len(places_T)][first_T].argmax(axis=-1)
-        result.append(chosen)
-    return result

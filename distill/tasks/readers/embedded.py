@@ -15,8 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from distill.tasks.readers.corpora import Corpus, embedded_corpus
-from distill.tasks.task import Split, Task, TaskData, TaskError
+from distill.tasks.corpora import Corpus, embedded_corpus
+from distill.tasks.splits import Split
+from distill.tasks.task import Task, TaskData, TaskError
+from distill.tasks.types import CLASSIFICATION
 from search_spaces.errors import did_you_mean
 
 
@@ -41,7 +43,7 @@ def demo_tasks(corpus: Corpus, sizes: Sizes | None = None, seed: int = 0) -> dic
 
 
 def load(name: str, data: Path | None = None) -> TaskData[Split]:
-    """One task on the text of this installation (:func:`distill.tasks.readers.corpora.embedded_corpus`).
+    """One task on the text of this installation (:func:`distill.tasks.corpora.embedded_corpus`).
 
     Raises:
         TaskError: `data` is given, or as `demo_task`.
@@ -49,6 +51,11 @@ def load(name: str, data: Path | None = None) -> TaskData[Split]:
     if data is not None:
         raise TaskError(f"the task {name!r} comes with its text: leave out the folder {data}")
     return demo_task(name, embedded_corpus())
+
+
+def kind(name: str) -> str:
+    """The kind of a task of `TASKS`."""
+    return CLASSIFICATION
 
 
 def sources(name: str, data: Path | None = None) -> list[Path | str]:

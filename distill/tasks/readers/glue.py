@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distill.tasks.readers import hub
+from distill.tasks.readers.columns import column_fault, finite
 from distill.tasks.readers.texts import read_lines
-from distill.tasks.task import Split, Task, TaskData, TaskError, column_fault, finite, hold_out
+from distill.tasks.splits import Split
+from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import REGRESSION
 from search_spaces.errors import shortened
 
@@ -119,6 +121,11 @@ def load(name: str, data: Path | None = None) -> TaskData[Split]:
         splits = [read(source, file) for file in _files(source, data)]
     train, search = hold_out(splits[0])
     return TaskData(source.task, train, search, splits[1])
+
+
+def kind(name: str) -> str:
+    """The kind of a task of `TASKS`."""
+    return TASKS[name].task.kind
 
 
 def sources(name: str, data: Path | None = None) -> list[Path | str]:

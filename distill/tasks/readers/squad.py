@@ -1,27 +1,21 @@
-"""Answers that stand in a text: SQuAD 1.1 and 2.0, from their JSON or the hub; and the answers that logits say."""
+"""Questions whose answers stand in a text: SQuAD 1.1 and 2.0, from their JSON files or the hub."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from distill.tasks.readers import hub
-from distill.tasks.task import QuestionSplit, Task, TaskData, TaskError, column_fault, hold_out
+from distill.tasks.readers.columns import column_fault
+from distill.tasks.splits import QuestionSplit
+from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import QUESTION_ANSWERING
-
-if TYPE_CHECKING:
-    from distill.tasks.encoding import Encoded
 
 TASKS = {"squad": "v1.1", "squad_v2": "v2.0"}
 """The version of the official files."""
 
 HUB = {name: f"rajpurkar/{name}" for name in TASKS}
 HUB_SPLITS = ("train", "validation")
-
-MAX_ANSWER = 30
-"""Tokens that an answer has at most, as in the official baselines."""
 
 
 def load(name: str, data: Path | None = None) -> TaskData[QuestionSplit]:
@@ -43,6 +37,11 @@ def load(name: str, data: Path | None = None) -> TaskData[QuestionSplit]:
             raise TaskError(f"{place}: the question {first!r} has no answer: take the task squad_v2")
     train, search = hold_out(splits[0])
     return TaskData(Task(name, (), QUESTION_ANSWERING, ("f1", "exact_match")), train, search, splits[1])
+
+
+def kind(name: str) -> str:
+    """The kind of a task of `TASKS`."""
+    return QUESTION_ANSWERING
 
 
 def sources(name: str, data: Path | None = None) -> list[Path | str]:
@@ -124,36 +123,3 @@ def _split(where: str, rows: Sequence[Row]) -> QuestionSplit:
         return QuestionSplit(*zip(*rows, strict=True))
     except ValueError as error:
         raise TaskError(f"{where}: {error}") from None
-
-
-def predicted_answers(
-    rows: "Encoded", logits: Sequence[np.ndarray], split: QuestionSplit, may_be_none: bool
-) -> list[str]:
-    """For each question the text of its best answer, by the logits (2, T) of first and last token of its windows.
-
-    The best of all pairs of first and last token in one window's part of the context, at most `MAX_ANSWER` tokens
-    apart, by the sum of their logits. Where there `may_be_none`, it is "" if that sum is below the lowest sum at the
-    first token ([CLS]) of the windows.
-    """
-    assert rows.places is not None and rows.sources is not None
-    best = np.full(len(split), -np.inf)
-    none = np.full(len(split), np.inf)
-    spans = np.zeros((len(split), 2), np.int64)
-    for window, logits_2T in enumerate(logits):
-        question = rows.sources[window]
-        places_T2 = rows.places[rows.offsets[window] : rows.offsets[window + 1]]
-        none[question] = min(none[question], logits_2T[:, 0].sum())
-        inside = np.flatnonzero(places_T2[:, 0] >= 0)
-        if not len(inside):
-            continue
-        first_S, last_S = logits_2T[:, inside]
-        followed = np.concatenate([last_S, np.full(MAX_ANSWER - 1, -np.inf)])
-        sums_SA = first_S[:, None] + np.lib.stride_tricks.sliding_window_view(followed, MAX_ANSWER)
-        start, more = np.unravel_index(sums_SA.argmax(), sums_SA.shape)
-        if sums_SA[start, more] > best[question]:
-            best[question] = sums_SA[start, more]
-            spans[question] = places_T2[inside[start], 0], places_T2[inside[start + more], 1]
-    return [
-        "" if may_be_none and none[row] > best[row] else context[slice(*spans[row])]
-        for row, context in enumerate(split.contexts)
-    ]

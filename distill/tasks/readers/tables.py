@@ -5,8 +5,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from distill.tasks.readers.columns import column_fault, finite
 from distill.tasks.readers.texts import read_lines, read_utf8
-from distill.tasks.task import Split, Task, TaskData, TaskError, column_fault, finite, hold_out
+from distill.tasks.splits import Split
+from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import CLASSIFICATION, REGRESSION
 from search_spaces.errors import shortened
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from distill.files import fingerprint
 from distill.tasks.readers import hub
-from distill.tasks.task import TaskError, column_fault
+from distill.tasks.readers.columns import column_fault
+from distill.tasks.task import TaskError
 
 _HEADING = re.compile(r"=( =)* .* =( =)*")
 

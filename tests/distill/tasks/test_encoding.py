@@ -11,18 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BertTokenizerFast
 
-from distill.tasks.encoding import (
-    POOL_BATCHES,
-    Encoded,
-    batches,
-    collate,
+from distill.tasks.encoding import POOL_BATCHES, Encoded, batches, collate, eval_batches, load_encoded, save_encoded
+from distill.tasks.splits import QuestionSplit, Split, TaggedSplit
+from distill.tasks.types import (
+    CLASSIFICATION,
+    IGNORED,
+    MASKED_LM,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TOKEN_CLASSIFICATION,
     encode,
-    eval_batches,
-    load_encoded,
-    save_encoded,
 )
-from distill.tasks.task import QuestionSplit, Split, TaggedSplit
-from distill.tasks.types import IGNORED, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from tests import tiny
 
 TEXTS = ("the door opens", "the door opens and closes and opens again", "door", "and the window closes")
@@ -45,7 +44,7 @@ def rows_of(lengths: list[int], labels: bool = True) -> Encoded:
 
 @pytest.mark.parametrize("pairs", [None, PAIRS])
 def test_encoding_equals_the_tokenizer_s_own_padded_batch(tokenizer: BertTokenizerFast, pairs) -> None:  # type: ignore[no-untyped-def]
-    encoded = encode(tokenizer, Split(TEXTS, pairs, (0, 1, 1, 0)), max_length=9)
+    encoded = encode(tokenizer, Split(TEXTS, pairs, (0, 1, 1, 0)), max_length=9, kind=CLASSIFICATION)
     second = [] if pairs is None else [list(pairs)]
     expected = tokenizer(list(TEXTS), *second, truncation=True, max_length=9, padding="longest", return_tensors="pt")
     batch = collate(encoded, np.arange(4), tokenizer.pad_token_id)
@@ -84,7 +83,7 @@ def test_collate_pads_to_the_longest_row_of_the_batch() -> None:
 
 
 def test_numbers_are_labels_of_a_regression(tokenizer: BertTokenizerFast) -> None:
-    encoded = encode(tokenizer, Split(TEXTS, PAIRS, (0.5, 4.0, 2.25, 5.0)))
+    encoded = encode(tokenizer, Split(TEXTS, PAIRS, (0.5, 4.0, 2.25, 5.0)), kind=REGRESSION)
     assert encoded.kind == REGRESSION
     labels = collate(encoded, np.array([3, 0]), 0)["labels"]
     assert labels.dtype == torch.float32 and labels.tolist() == [5.0, 0.5]
@@ -96,9 +95,9 @@ WORDS = (("door", "window", "\u200d", "opens"), ("the",), ("door", "again", "doo
 def test_tags_stand_at_the_first_piece_of_each_word(tokenizer: BertTokenizerFast) -> None:
     """The joiner has no piece, `window` two, and of the last sentence two words are cut off."""
     split = TaggedSplit(WORDS, ((1, 2, 3, 0), (4,), (1, 2, 3, 0, 1)))
-    encoded = encode(tokenizer, split, max_length=5)
+    encoded = encode(tokenizer, split, max_length=5, kind=TOKEN_CLASSIFICATION)
     assert encoded.kind == TOKEN_CLASSIFICATION
-    batch = collate(encode(tokenizer, split, max_length=9), np.array([1, 0]), 0)
+    batch = collate(encode(tokenizer, split, max_length=9, kind=TOKEN_CLASSIFICATION), np.array([1, 0]), 0)
     no = IGNORED
     assert batch["labels"].dtype == torch.int64
     assert batch["labels"].tolist() == [[no, 4, no, no, no, no], [no, 1, 2, no, 0, no]]
@@ -117,7 +116,9 @@ words = st.sampled_from(["door", "window", "the", "blue", "\u200d", "a-door"])
 @given(st.lists(st.lists(words, min_size=1), min_size=1))
 def test_every_word_with_a_piece_has_its_tag_once(tokenizer: BertTokenizerFast, sentences: list[list[str]]) -> None:
     tags = tuple(tuple(range(len(words))) for words in sentences)
-    encoded = encode(tokenizer, TaggedSplit(tuple(map(tuple, sentences)), tags), max_length=200)
+    encoded = encode(
+        tokenizer, TaggedSplit(tuple(map(tuple, sentences)), tags), max_length=200, kind=TOKEN_CLASSIFICATION
+    )
     assert encoded.labels is not None and encoded.places is not None
     for row, words in enumerate(sentences):
         here = slice(encoded.offsets[row], encoded.offsets[row + 1])
@@ -137,7 +138,7 @@ ASKED = QuestionSplit(
 
 @pytest.mark.parametrize("max_length", [12, 18, 30])
 def test_windows_cover_the_context_and_say_where_answers_are(tokenizer: BertTokenizerFast, max_length: int) -> None:
-    encoded = encode(tokenizer, ASKED, max_length)
+    encoded = encode(tokenizer, ASKED, max_length, kind=QUESTION_ANSWERING)
     assert encoded.kind == QUESTION_ANSWERING and encoded.lengths.max() <= max_length
     assert encoded.sources is not None and encoded.places is not None and encoded.labels is not None
     assert sorted(set(encoded.sources.tolist())) == [0, 1, 2]
@@ -184,7 +185,7 @@ def test_windows_equal_those_of_the_usual_script(tokenizer: BertTokenizerFast) -
         padding="max_length",
     )
     split = QuestionSplit(("a", "b"), ("which window", "again"), (CONTEXT, CONTEXT), ((("window closes", 23),), ()))
-    encoded = encode(tokenizer, split, 14, stride=4)
+    encoded = encode(tokenizer, split, 14, stride=4, kind=QUESTION_ANSWERING)
     assert encoded.sources is not None and encoded.sources.tolist() == out["overflow_to_sample_mapping"]
     batch = collate(encoded, np.arange(len(encoded)), 0)
     for name in ("input_ids", "attention_mask", "token_type_ids"):
@@ -197,12 +198,23 @@ def test_windows_equal_those_of_the_usual_script(tokenizer: BertTokenizerFast) -
         assert batch["labels"][row].tolist() == found
 
 
+def test_what_cannot_be_encoded(tokenizer: BertTokenizerFast) -> None:
+    for rows, kind, message in (
+        (ASKED, TOKEN_CLASSIFICATION, "a QuestionSplit is no rows of a token_classification"),
+        (ASKED, MASKED_LM, "a QuestionSplit is no rows of a masked_lm"),
+        (ASKED, "tagging", "unknown kind 'tagging'"),
+        (ASKED, None, "a QuestionSplit is no list of texts; give the kind of its task"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            encode(tokenizer, rows, kind=kind)
+
+
 def test_windows_need_room(tokenizer: BertTokenizerFast) -> None:
     for stride in (-1, 5, 50):
         with pytest.raises(ValueError, match=f"stride = {stride}: windows of max_length = 12 have 5 tokens"):
-            encode(tokenizer, ASKED, 12, stride)
+            encode(tokenizer, ASKED, 12, stride, kind=QUESTION_ANSWERING)
     with pytest.raises(ValueError, match="max_length = 3: no room"):
-        encode(tokenizer, ASKED, 3)
+        encode(tokenizer, ASKED, 3, kind=QUESTION_ANSWERING)
 
 
 def some(kind: str, tokenizer: BertTokenizerFast) -> Encoded:
@@ -213,7 +225,7 @@ def some(kind: str, tokenizer: BertTokenizerFast) -> Encoded:
         "question_answering": ASKED,
         "text": TEXTS,
     }
-    return encode(tokenizer, splits[kind], 16)
+    return encode(tokenizer, splits[kind], 16, kind=None if kind == "text" else kind)
 
 
 KINDS = ["classification", "regression", "token_classification", "question_answering", "text"]
@@ -282,11 +294,10 @@ def test_damaged_file_is_named(damage: str, tmp_path: Path) -> None:
         ({"offsets": np.array([1, 3, 4, 8])}, "start at 0"),
         ({"offsets": np.array([0, 3, 4, 9])}, "does not fit"),
         ({"token_type_ids": np.zeros(7, np.int8)}, "does not fit"),
-        ({"labels": np.zeros(2, np.int64)}, "3 rows, but labels"),
-        ({"kind": "token_classification"}, r"but labels of shape \(3,\), not \(8,\)"),
-        ({"kind": "question_answering"}, r"but labels of shape \(3,\), not \(3, 2\)"),
-        ({"places": np.zeros(8, np.int32)}, r"but places of shape \(8,\), not None"),
-        ({"kind": "tagging"}, "unknown kind 'tagging'"),
+        ({"labels": np.zeros(2, np.int64)}, r"3 rows of 8 tokens \(classification\), but labels of shape \(2,\)"),
+        ({"places": np.zeros(8, np.int32)}, r"but labels of shape \(3,\)"),
+        ({"places": np.zeros((3, 2), np.int32)}, r"but places of shape \(3, 2\)"),
+        ({"sources": np.zeros(8, np.int32)}, r"but sources of shape \(8,\)"),
     ],
 )
 def test_arrays_are_checked(change: dict[str, np.ndarray], message: str) -> None:

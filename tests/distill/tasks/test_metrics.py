@@ -11,8 +11,8 @@ from scipy import stats
 from seqeval.metrics import f1_score as entity_f1
 from sklearn import metrics as sk
 
-from distill.tasks.metrics import accuracy, normalised, score, standard_error
-from distill.tasks.task import Task
+from distill.tasks.metrics import accuracy, normalised, standard_error
+from distill.tasks.task import Task, score
 from distill.tasks.types import QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 
 PARAPHRASE = Task("t", ("no", "yes"), metrics=("f1", "accuracy", "matthews_correlation"))

@@ -5,17 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill.tasks.readers import load_task
-from distill.tasks.task import (
-    HELD_OUT,
-    QuestionSplit,
-    Split,
-    TaggedSplit,
-    Task,
-    TaskData,
-    TaskError,
-    hold_out,
-    joined,
-)
+from distill.tasks.splits import QuestionSplit, Split, TaggedSplit, joined
+from distill.tasks.task import HELD_OUT, Task, TaskData, TaskError, hold_out
 from distill.tasks.types import QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 
 SPLIT = Split(("a", "b", "c"), None, (0, 1, 0))
@@ -38,7 +29,7 @@ def test_unknown_names() -> None:
         Task("t", ("a", "b"), kind="regresion")
     with pytest.raises(ValueError, match="regression has no classes"):
         Task("t", ("a", "b"), kind=REGRESSION, metrics=("pearson",))
-    with pytest.raises(ValueError, match="F1 is of two classes, not 3"):
+    with pytest.raises(ValueError, match="f1 is of 2 classes, not 3"):
         Task("t", ("a", "b", "c"), metrics=("f1",))
 
 

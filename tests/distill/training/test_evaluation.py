@@ -13,12 +13,17 @@ from transformers import (
     BertTokenizerFast,
 )
 
-from distill.tasks.encoding import collate, encode
-from distill.tasks.metrics import score
-from distill.tasks.readers.conll import predicted_tags
-from distill.tasks.readers.squad import predicted_answers
-from distill.tasks.task import AnySplit, QuestionSplit, Split, TaggedSplit, Task
-from distill.tasks.types import QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.tasks.encoding import collate
+from distill.tasks.splits import AnySplit, QuestionSplit, Split, TaggedSplit
+from distill.tasks.task import Task, score
+from distill.tasks.types import (
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TOKEN_CLASSIFICATION,
+    encode,
+    question_answering,
+    token_classification,
+)
 from distill.training.evaluation import batch_logits, evaluate, measure, predict, split_batches
 from distill.training.loop import Diverged
 from tests.tiny import SIZES, inputs, shaken, tokenizer
@@ -91,7 +96,7 @@ def test_scores_of_a_whole_split(
     case: str, first: int | None, pieces: BertTokenizerFast, accelerator: Accelerator
 ) -> None:
     task, split = CASES[case]
-    rows = encode(pieces, split, LENGTH)
+    rows = encode(pieces, split, LENGTH, kind=task.kind)
     model = model_of(case)
     seen = range(len(split))[:first]
     found = evaluate(model, rows, split, task, accelerator=accelerator, pad_id=0, first=first)
@@ -110,13 +115,13 @@ def test_scores_of_a_whole_split(
         expected = score(task, [float(logits[row][0]) for row in seen], split.labels[:first])
     elif case == "tags":
         assert isinstance(split, TaggedSplit)
-        tagged = predicted_tags(rows, logits, split, TAGS)
+        tagged = token_classification.predict(rows, logits, split, TAGS)
         assert max(map(len, split.words)) > LENGTH
         expected = score(task, tagged[:first], split.tags[:first])
     else:
         assert isinstance(split, QuestionSplit) and len(rows) > len(split)
         right = [[text for text, _ in answers] for answers in split.answers]
-        answers = predicted_answers(rows, logits, split, True)
+        answers = question_answering.best_answers(rows, logits, split.contexts, True)
         assert "" in answers and set(answers) != {""}
         expected = score(task, answers[:first], right[:first])
     assert list(found) == list(task.metrics)
@@ -127,7 +132,7 @@ def test_scores_of_a_whole_split(
 
 def test_measure_is_the_accuracy(pieces: BertTokenizerFast, accelerator: Accelerator) -> None:
     task, split = CASES["classes"]
-    rows, model = encode(pieces, split, LENGTH), model_of("classes")
+    rows, model = encode(pieces, split, LENGTH, kind=task.kind), model_of("classes")
     for first in (None, 50):
         found = evaluate(model, rows, split, task, accelerator=accelerator, pad_id=0, first=first)
         assert measure(model, rows, accelerator=accelerator, pad_id=0, first=first) == found["accuracy"].value
@@ -135,7 +140,7 @@ def test_measure_is_the_accuracy(pieces: BertTokenizerFast, accelerator: Acceler
 
 def test_rows_of_another_split_are_refused(pieces: BertTokenizerFast, accelerator: Accelerator) -> None:
     task, split = CASES["classes"]
-    rows = encode(pieces, split, LENGTH)
+    rows = encode(pieces, split, LENGTH, kind=task.kind)
     with pytest.raises(ValueError, match=r"130 encoded rows \(classification\) are not the 50 of a split"):
         evaluate(model_of("classes"), rows, split.take(range(50)), task, accelerator=accelerator, pad_id=0)
     with pytest.raises(ValueError, match=r"are not the 130 of a split \(regression\)"):
@@ -145,7 +150,7 @@ def test_rows_of_another_split_are_refused(pieces: BertTokenizerFast, accelerato
 @pytest.mark.parametrize("case", CASES)
 def test_logits_of_batches(case: str, pieces: BertTokenizerFast, accelerator: Accelerator) -> None:
     task, split = CASES[case]
-    rows, model = encode(pieces, split, LENGTH), model_of(case)
+    rows, model = encode(pieces, split, LENGTH, kind=task.kind), model_of(case)
     batches = [batch for _, batch in split_batches(rows, 0)]
     found = batch_logits(model, batches, accelerator=accelerator)
     for batch, logits in zip(batches, found, strict=True):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from distill.tasks.readers import conll, squad
-from distill.tasks.types import CLASSIFICATION, MODELS, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.training.evaluation import evaluate
 from distill.training.loop import make_accelerator
 from nas.budget import budgeted_space
@@ -69,7 +69,7 @@ def test_a_candidate_of_every_kind(house: House, tmp_path: Path, kind: str) -> N
     assert (task.kind, task.metrics) == KINDS[kind]
     evaluator = Evaluator(workspace, "cpu")
     student = evaluator.student(half(workspace))
-    assert type(student).__name__.endswith(MODELS[task.kind].__name__.removeprefix("AutoModel"))
+    assert type(student).__name__.endswith(task.type.model.__name__.removeprefix("AutoModel"))
     assert evaluator.score(evaluator.teacher()).value > 0.6
     score = evaluator.evaluate(half(workspace), 0)
     assert score == evaluator.evaluate(half(workspace), 0)

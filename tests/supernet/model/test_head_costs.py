@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import BertConfig
 
-from distill.tasks.types import MODELS
+from distill.tasks.types import TASK_TYPES
 from distill.training.teacher import set_head
 from search_spaces import Architecture, cost
 from supernet.build import base_of_teacher, build
@@ -51,10 +51,10 @@ def attention(architecture: Architecture) -> int:
 
 
 def test_there_is_a_head_for_every_kind() -> None:
-    assert list(cost.HEADS) == list(MODELS)
+    assert list(cost.HEADS) == [task_type.head for task_type in TASK_TYPES.values()]
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", TASK_TYPES)
 def test_parameters(kind: str) -> None:
     for architecture in drawn(40):
         with torch.device("meta"):
@@ -63,7 +63,7 @@ def test_parameters(kind: str) -> None:
         assert cost.params_encoder(architecture) == size(model.bert.embeddings) + size(model.bert.encoder)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", TASK_TYPES)
 def test_macs(kind: str) -> None:
     for embedding in (None, 5):
         base = replace(BASE, embedding=embedding)
@@ -72,18 +72,18 @@ def test_macs(kind: str) -> None:
             assert cost.macs(architecture, TOKENS, CLASSES, kind) == counted + attention(architecture)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", TASK_TYPES)
 def test_the_librarys_models(kind: str) -> None:
     config = BertConfig(**SIZES)
     set_head(config, [str(number) for number in range(CLASSES)], kind)
-    model = MODELS[kind].from_config(config)
+    model = TASK_TYPES[kind].model.from_config(config)
     base, graph = base_of_teacher(config)
     architecture = Architecture.uniform(base, graph=graph)
     assert cost.params(architecture, CLASSES, kind) == cost.params_active(architecture, CLASSES, kind) == size(model)
     assert cost.macs(architecture, TOKENS, CLASSES, kind) == products(model) + attention(architecture)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", TASK_TYPES)
 def test_experts_in_the_head(kind: str) -> None:
     """Those of sentences have them, the others none."""
     architecture = Architecture.uniform(replace(BASE, head_experts=3))

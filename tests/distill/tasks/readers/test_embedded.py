@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distill.tasks.corpora import Corpus, build_corpus, installed_sources
 from distill.tasks.readers import load_task
-from distill.tasks.readers.corpora import Corpus, build_corpus, installed_sources
 from distill.tasks.readers.embedded import Sizes, demo_task, demo_tasks, document_splits, swap_two_words, text_corpus
 from distill.tasks.task import TaskError
 

@@ -11,7 +11,8 @@ from pyarrow import parquet
 from distill.tasks.readers import load_task
 from distill.tasks.readers.glue import TASKS, from_columns, load, read
 from distill.tasks.readers.hub import columns
-from distill.tasks.task import Split, TaskError
+from distill.tasks.splits import Split
+from distill.tasks.task import TaskError
 from distill.tasks.types import REGRESSION
 from tests.distill.real import DATA, needs_data
 

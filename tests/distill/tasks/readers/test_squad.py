@@ -1,27 +1,20 @@
 """Questions from SQuAD's JSON and the hub's tables, and answers from logits."""
 
 import json
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pyarrow import parquet
-from transformers import BertTokenizerFast
 
-from distill.tasks.encoding import Encoded, encode
-from distill.tasks.metrics import score
 from distill.tasks.readers import load_task
 from distill.tasks.readers.hub import columns
-from distill.tasks.readers.squad import MAX_ANSWER, from_columns, load, predicted_answers, read
-from distill.tasks.task import QuestionSplit, Task, TaskError
+from distill.tasks.readers.squad import from_columns, load, read
+from distill.tasks.splits import QuestionSplit
+from distill.tasks.task import Task, TaskError
 from distill.tasks.types import QUESTION_ANSWERING
 from tests.distill.real import DATA, needs_data
-from tests.tiny import tokenizer
 
 CONTEXT = "Ann lives in Bern. Berns are rare."
 WHERE = [{"text": "Bern", "answer_start": 13}, {"text": "in Bern", "answer_start": 10}]
@@ -148,96 +141,9 @@ def test_tables_of_the_hub(tmp_path: Path) -> None:
         from_columns("squad_v2", {"id": [], "question": [], "context": []})
 
 
-@pytest.fixture(scope="module")
-def pieces(tmp_path_factory: pytest.TempPathFactory) -> BertTokenizerFast:
-    return tokenizer(tmp_path_factory.mktemp("tokenizer"), [*"abcdefgh", "where", *(f"w{n}" for n in range(60))])
-
-
-def by_hand(rows: Encoded, logits: list[np.ndarray], split: QuestionSplit, may_be_none: bool) -> list[str]:
-    """Every pair of every window, one after another."""
-    assert rows.sources is not None and rows.places is not None
-    found = []
-    for question, context in enumerate(split.contexts):
-        best, text, none = -np.inf, "", np.inf
-        for window in np.flatnonzero(rows.sources == question):
-            first, last = logits[window]
-            none = min(none, first[0] + last[0])
-            places = rows.places[rows.offsets[window] : rows.offsets[window + 1]]
-            inside = [token for token, place in enumerate(places) if place[0] >= 0]
-            for start, end in product(inside, inside):
-                if start <= end < start + MAX_ANSWER and first[start] + last[end] > best:
-                    best, text = first[start] + last[end], context[places[start, 0] : places[end, 1]]
-        found.append("" if may_be_none and none > best else text)
-    return found
-
-
-words = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=30)
-
-
-@settings(max_examples=25)
-@given(st.lists(words, min_size=1, max_size=3), st.integers(0, 99), st.booleans())
-def test_answers_are_the_best_pairs(
-    pieces: BertTokenizerFast, contexts: list[list[str]], seed: int, may_be_none: bool
-) -> None:
-    joined = tuple(" ".join(context) for context in contexts)
-    split = QuestionSplit(tuple("q" * len(joined)), ("where",) * len(joined), joined, ((),) * len(joined))
-    rows = encode(pieces, split, 14)
-    rng = np.random.default_rng(seed)
-    logits = [rng.normal(size=(2, length + 3)) for length in rows.lengths]  # padding has logits, too
-    assert predicted_answers(rows, logits, split, may_be_none) == by_hand(rows, logits, split, may_be_none)
-
-
-def test_answers_end_after_they_start_and_are_short(pieces: BertTokenizerFast) -> None:
-    context = " ".join(f"w{n}" for n in range(60))
-    split = QuestionSplit(("q",), ("where",), (context,), ((),))
-    rows = encode(pieces, split, 100)
-    logits = np.zeros((2, int(rows.lengths[0])))
-    offset = 3  # [CLS] where [SEP] w0 ...
-    logits[0, offset + 50], logits[1, offset + 8] = 9, 6  # the wrong way round
-    logits[0, offset + 10], logits[1, offset + 10 + MAX_ANSWER] = 8, 6  # a token too long
-    logits[1, offset + 52] = 1
-    assert predicted_answers(rows, [logits], split, False) == ["w50 w51 w52"]
-    logits[1, offset + 9 + MAX_ANSWER] = 4
-    assert predicted_answers(rows, [logits], split, False) == [" ".join(f"w{n}" for n in range(10, 10 + MAX_ANSWER))]
-
-
-def test_no_answer_where_the_lowest_first_token_outdoes_it(pieces: BertTokenizerFast) -> None:
-    """The question has two windows; one of them alone may claim that there is no answer."""
-    split = QuestionSplit(("q",), ("where",), ("a b c d e f g h a b",), ((),))
-    rows = encode(pieces, split, 12)
-    assert len(rows) == 2
-    logits = [np.zeros((2, length)) for length in rows.lengths]
-    logits[0][:, 0] = 9  # no answer in the first window
-    logits[1][:, 0] = 1
-    logits[1][0, 5] = logits[1][1, 5] = 2
-    answer = predicted_answers(rows, logits, split, True)[0]
-    assert answer == predicted_answers(rows, logits, split, False)[0] != ""
-    logits[1][:, 0] = 2.5
-    assert predicted_answers(rows, logits, split, True) == [""]
-    assert predicted_answers(rows, logits, split, False) == [answer]
-
-
 @needs_data
 def test_the_real_files() -> None:
     data = load_task("squad", DATA / "squad")
     assert (len(data.train) + len(data.search), len(data.dev)) == (11_877, 10_570)
     assert not set(data.train.contexts) & set(data.search.contexts)
     assert all(data.dev.answers) and max(map(len, data.dev.answers)) > 1
-
-
-@needs_data
-def test_right_logits_on_the_real_files_are_right() -> None:
-    """Only answers that are a part of a word piece cannot be said."""
-    whole = load_task("squad", DATA / "squad")
-    split = whole.dev.take(range(1500))
-    vocabulary = BertTokenizerFast(vocab=str(DATA / "vocab" / "bert-base-uncased-vocab.txt"))
-    rows = encode(vocabulary, split, 128)
-    assert rows.labels is not None and len(rows) > len(split) and rows.lengths.max() == 128
-    logits = []
-    for length, (first, last) in zip(rows.lengths, rows.labels, strict=True):
-        logits.append(np.zeros((2, length)))
-        logits[-1][0, first], logits[-1][1, last] = (9, 9) if first else (1, 1)
-    right = [[text for text, _ in answers] for answers in split.answers]
-    for may_be_none in (False, True):
-        found = score(whole.task, predicted_answers(rows, logits, split, may_be_none), right)
-        assert found["exact_match"].value > 0.98 and found["f1"].value > 0.98

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from distill import files
-from distill.tasks.readers import corpora
-from distill.tasks.readers.corpora import (
+from distill.tasks import corpora
+from distill.tasks.corpora import (
     Corpus,
     build_corpus,
     embedded_corpus,
@@ -176,7 +176,7 @@ def test_help_topics_are_documents_of_their_own(tmp_path: Path) -> None:
 
 def test_real_library_without_importing_it() -> None:
     code = (
-        "import sys; from distill.tasks.readers.corpora import build_corpus, installed_sources;"
+        "import sys; from distill.tasks.corpora import build_corpus, installed_sources;"
         "c = build_corpus({'networkx': installed_sources()['networkx']});"
         "print(len(c)); sys.exit('networkx' in sys.modules or 'torch' in sys.modules)"
     )

@@ -1,0 +1,118 @@
+"""The types of tasks by name: `TaskType` says what each has to say, and a module each says it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from distill.tasks.encoding import IGNORED, Encoded, encode_sentences
+from distill.tasks.splits import AnySplit
+from distill.tasks.types import classification, masked_lm, question_answering, regression, token_classification
+from distill.tasks.types.base import TaskType
+from search_spaces.errors import did_you_mean
+
+__all__ = [
+    "CLASSIFICATION",
+    "IGNORED",
+    "MASKED_LM",
+    "QUESTION_ANSWERING",
+    "REGRESSION",
+    "TASK_TYPES",
+    "TOKEN_CLASSIFICATION",
+    "TaskType",
+    "encode",
+    "logits_and_kind",
+    "task_type",
+]
+
+CLASSIFICATION = classification.NAME
+REGRESSION = regression.NAME
+TOKEN_CLASSIFICATION = token_classification.NAME
+QUESTION_ANSWERING = question_answering.NAME
+MASKED_LM = masked_lm.NAME
+
+TASK_TYPES: dict[str, TaskType] = {
+    task_type.name: task_type
+    for task_type in (
+        classification.TYPE,
+        regression.TYPE,
+        token_classification.TYPE,
+        question_answering.TYPE,
+        masked_lm.TYPE,
+    )
+}
+
+
+def task_type(kind: str) -> TaskType:
+    """The task type of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if kind not in TASK_TYPES:
+        raise ValueError(f"unknown kind {kind!r}{did_you_mean(kind, TASK_TYPES)} (kinds: {', '.join(TASK_TYPES)})")
+    return TASK_TYPES[kind]
+
+
+def logits_and_kind(outputs: Any, config: Any) -> tuple[Tensor, str]:
+    """The logits of a Hugging Face model's output in the shape that `TaskType` gives, and the name of its task type;
+    a masked language model counts as a tagger, from which its outputs do not differ.
+    """
+    if "start_logits" in outputs:
+        model, logits = AutoModelForQuestionAnswering, torch.stack((outputs.start_logits, outputs.end_logits), dim=1)
+    elif outputs.logits.dim() == 3:
+        model, logits = AutoModelForTokenClassification, outputs.logits
+    else:
+        model, logits = AutoModelForSequenceClassification, outputs.logits
+    first, *others = (task_type for task_type in TASK_TYPES.values() if task_type.model is model)
+    match = (other for other in others if other.problem_type == config.problem_type)
+    return logits, next(match, first).name
+
+
+def encode(
+    tokenizer: Any,
+    rows: AnySplit | Sequence[str],
+    max_length: int = 64,
+    stride: int | None = None,
+    *,
+    kind: str | None = None,
+) -> Encoded:
+    """Tokenise a split, or texts without labels.
+
+    A row is cut to `max_length` tokens. A question's context is not cut but divided among as many rows as it takes
+    (windows).
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer.
+        stride: tokens of the context that a window shares with the next; default: a third of `max_length`, which
+            with 384 are the usual 128.
+        kind: the name of the split's task type; None: texts.
+
+    Raises:
+        ValueError: there are no rows, rows of another kind, or a `max_length` or `stride` that leaves no room for text.
+    """
+    if not len(rows):
+        raise ValueError("nothing to encode: no rows")
+    if kind is None:
+        if not isinstance(rows, Sequence):
+            raise ValueError(f"a {type(rows).__name__} is no list of texts; give the kind of its task")
+        _check_room(tokenizer, max_length, paired=False)
+        return encode_sentences(tokenizer, rows, None, max_length)
+    chosen = task_type(kind)
+    if chosen.encode is None or not isinstance(rows, chosen.split):
+        raise ValueError(f"a {type(rows).__name__} is no rows of a {kind}")
+    _check_room(tokenizer, max_length, rows.paired)
+    encoded: Encoded = chosen.encode(tokenizer, rows, max_length, max_length // 3 if stride is None else stride)
+    return encoded
+
+
+def _check_room(tokenizer: Any, max_length: int, paired: bool) -> None:
+    """Raises ValueError where the special tokens of a row, of two texts if `paired`, leave no room for text."""
+    if max_length <= tokenizer.num_special_tokens_to_add(pair=paired):
+        raise ValueError(f"max_length = {max_length}: no room for text beside the special tokens")

@@ -1,0 +1,9 @@
+"""Masked words of text without labels, of which batches are made by `distill.training.distillation.masked`."""
+
+from transformers import AutoModelForMaskedLM
+
+from distill.tasks.types.base import TaskType
+from distill.tasks.types.token_classification import distributions, loss
+
+NAME = "masked_lm"
+TYPE = TaskType(name=NAME, model=AutoModelForMaskedLM, head="masked_lm", loss=loss, distributions=distributions)

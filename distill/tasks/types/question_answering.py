@@ -1,0 +1,155 @@
+"""Answers that stand in a text: the first and the last token of one, predicted apart."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForQuestionAnswering
+
+from distill.tasks.encoding import CHUNK, Encoded, flat_rows, joined_rows
+from distill.tasks.metrics import ANSWER_F1, EXACT_MATCH
+from distill.tasks.splits import QuestionSplit
+from distill.tasks.types.base import Batch, TaskType
+
+LONGEST_QUESTION = 64
+"""Tokens that are kept of a question, or a third of `max_length` where that is less."""
+
+LONGEST_ANSWER = 30
+"""Tokens that an answer has at most, as in the official baselines."""
+
+
+def encode(tokenizer: Any, split: QuestionSplit, max_length: int, stride: int) -> Encoded:
+    """Questions with windows of their contexts, which overlap by `stride` tokens.
+
+    Raises:
+        ValueError: `stride` leaves a window no token of its own.
+    """
+    longest = min(LONGEST_QUESTION, max_length // 3)
+    room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
+    if not 0 <= stride < room:
+        raise ValueError(
+            f"stride = {stride}: windows of max_length = {max_length} have {room} tokens beside the longest question, "
+            "and share fewer than these with the next"
+        )
+    parts = []
+    for start in range(0, len(split), CHUNK):
+        chunk = slice(start, start + CHUNK)
+        out = tokenizer(
+            _shortened(tokenizer, split.questions[chunk], longest),
+            list(split.contexts[chunk]),
+            truncation="only_second",
+            max_length=max_length,
+            stride=stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        sources = np.array(out["overflow_to_sample_mapping"], np.int32) + start
+        places, labels = [], []
+        for window, source in enumerate(sources):
+            of_context_T = np.array([part == 1 for part in out.sequence_ids(window)])
+            places_T2 = np.where(of_context_T[:, None], np.array(out["offset_mapping"][window], np.int32), np.int32(-1))
+            places.append(places_T2)
+            labels.append(_answer_tokens(places_T2, split.answers[source]))
+        arrays = {"places": np.concatenate(places), "labels": np.array(labels, np.int32), "sources": sources}
+        parts.append(flat_rows(out) | arrays)
+    return Encoded(**joined_rows(parts), kind=NAME)
+
+
+def _shortened(tokenizer: Any, questions: Sequence[str], most: int) -> list[str]:
+    """The questions without blanks before them, cut after their first `most` tokens."""
+    stripped = [question.lstrip() for question in questions]
+    out = tokenizer(stripped, add_special_tokens=False, truncation=True, max_length=most, return_offsets_mapping=True)
+    ends = (places[-1][1] if places else 0 for places in out["offset_mapping"])
+    return [question[:end] for question, end in zip(stripped, ends, strict=True)]
+
+
+def _answer_tokens(places_T2: np.ndarray, answers: Sequence[tuple[str, int]]) -> tuple[int, int]:
+    """The first and last token of the first answer, without the blanks around it; (0, 0) where the window does not
+    contain all of it.
+    """
+    inside = np.flatnonzero(places_T2[:, 0] >= 0)
+    if not answers or not len(inside):
+        return 0, 0
+    text, start = answers[0]
+    start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+    starts, ends = places_T2[inside].T
+    if start < starts[0] or end > ends[-1]:
+        return 0, 0
+    first, last = np.searchsorted(ends, start, side="right"), np.searchsorted(starts, end) - 1
+    return (int(inside[first]), int(inside[last])) if first <= last else (0, 0)
+
+
+def predict(rows: Encoded, logits: Sequence[np.ndarray], split: QuestionSplit, labels: Sequence[str]) -> list[str]:
+    """The text of the best answer to each question; that a question has no answer ("") is predicted only if that is so
+    of one of the split.
+    """
+    assert rows.sources is not None
+    questions = int(rows.sources[len(logits) - 1]) + 1
+    return best_answers(rows, logits, split.contexts[:questions], may_be_none=not all(split.answers))
+
+
+def best_answers(rows: Encoded, logits: Sequence[np.ndarray], contexts: Sequence[str], may_be_none: bool) -> list[str]:
+    """For the question about each context the text of its best answer, by the logits (2, T) of the first and the last
+    token in its windows.
+
+    The best answer is that of all pairs of first and last token in one window's part of the context, at most
+    `LONGEST_ANSWER` tokens long, whose sum of logits is the highest. With `may_be_none`, it is "" if that sum is below
+    the lowest sum at the first token ([CLS]) of the windows.
+    """
+    assert rows.places is not None and rows.sources is not None
+    best = np.full(len(contexts), -np.inf)
+    none = np.full(len(contexts), np.inf)
+    spans = np.zeros((len(contexts), 2), np.int64)
+    for window, logits_2T in enumerate(logits):
+        question = rows.sources[window]
+        places_T2 = rows.places[rows.offsets[window] : rows.offsets[window + 1]]
+        none[question] = min(none[question], logits_2T[:, 0].sum())
+        inside = np.flatnonzero(places_T2[:, 0] >= 0)
+        if not len(inside):
+            continue
+        first_S, last_S = logits_2T[:, inside]
+        padded_S = np.concatenate([last_S, np.full(LONGEST_ANSWER - 1, -np.inf)])
+        sums_SA = first_S[:, None] + np.lib.stride_tricks.sliding_window_view(padded_S, LONGEST_ANSWER)
+        start, more = np.unravel_index(sums_SA.argmax(), sums_SA.shape)
+        if sums_SA[start, more] > best[question]:
+            best[question] = sums_SA[start, more]
+            spans[question] = places_T2[inside[start], 0], places_T2[inside[start + more], 1]
+    return [
+        "" if may_be_none and none[row] > best[row] else context[slice(*spans[row])]
+        for row, context in enumerate(contexts)
+    ]
+
+
+def loss(logits_B2T: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
+    """Cross-entropy with the first and last tokens (B, 2)."""
+    rows_NT = distributions(logits_B2T, batch)
+    if not len(rows_NT):
+        return rows_NT.sum()
+    return F.cross_entropy(rows_NT, batch["labels"].flatten(), reduction=reduction)
+
+
+def distributions(logits_B2T: Tensor, batch: Batch) -> Tensor:
+    """The logits (2 B, T) of the first and of the last token; padding is no choice."""
+    logits = logits_B2T.float()
+    padding_BT = batch["attention_mask"] == 0
+    return logits.masked_fill(padding_BT[:, None], torch.finfo(logits.dtype).min).flatten(0, 1)
+
+
+NAME = "question_answering"
+TYPE = TaskType(
+    name=NAME,
+    model=AutoModelForQuestionAnswering,
+    head="question_answering",
+    outputs=2,
+    split=QuestionSplit,
+    metrics={"exact_match": EXACT_MATCH, "f1": ANSWER_F1},
+    encode=encode,
+    predict=predict,
+    references=lambda split: [[text for text, _ in answers] for answers in split.answers],
+    loss=loss,
+    distributions=distributions,
+    fault=lambda split, labels: "",
+)

@@ -1,0 +1,52 @@
+"""Numbers of one or two sentences."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForSequenceClassification
+
+from distill.tasks.encoding import Encoded, encode_sentences
+from distill.tasks.metrics import PEARSON, SPEARMAN
+from distill.tasks.splits import Split
+from distill.tasks.types.base import Batch, TaskType
+
+
+def encode(tokenizer: Any, split: Split, max_length: int, stride: int) -> Encoded:
+    """Sentences, or pairs of sentences, with their numbers."""
+    return encode_sentences(tokenizer, split.texts, split.pairs, max_length, np.asarray(split.labels, np.float32), NAME)
+
+
+def predict(rows: Encoded, logits: Sequence[np.ndarray], split: Split, labels: Sequence[str]) -> np.ndarray:
+    """The number of each sentence: (N,)."""
+    return np.stack(logits)[:, 0]
+
+
+def loss(logits_B1: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
+    """The square error of the numbers (B,)."""
+    return F.mse_loss(logits_B1.float()[:, 0], batch["labels"].float(), reduction=reduction)
+
+
+def fault(split: Split, labels: Sequence[str]) -> str:
+    """What is wrong with the numbers."""
+    return "" if all(map(math.isfinite, split.labels)) else "a label is not finite"
+
+
+NAME = "regression"
+TYPE = TaskType(
+    name=NAME,
+    model=AutoModelForSequenceClassification,
+    head="regression",
+    problem_type="regression",
+    outputs=1,
+    split=Split,
+    metrics={"pearson": PEARSON, "spearmanr": SPEARMAN},
+    encode=encode,
+    predict=predict,
+    references=lambda split: split.labels,
+    loss=loss,
+    fault=fault,
+)

@@ -1,0 +1,85 @@
+"""Tags of words, each predicted at the word's first token."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForTokenClassification
+
+from distill.tasks.encoding import CHUNK, IGNORED, Encoded, flat_rows, joined_rows
+from distill.tasks.metrics import ENTITY_F1, OUTSIDE, WORD_ACCURACY
+from distill.tasks.splits import TaggedSplit
+from distill.tasks.types.base import Batch, TaskType
+from distill.tasks.types.classification import outside
+
+
+def encode(tokenizer: Any, split: TaggedSplit, max_length: int, stride: int) -> Encoded:
+    """Sentences, cut to `max_length` tokens; the first token of a word has the word's tag and number."""
+    parts = []
+    for start in range(0, len(split), CHUNK):
+        words = [list(row) for row in split.words[start : start + CHUNK]]
+        out = tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
+        places, labels = [], []
+        for row in range(len(words)):
+            word_T = np.array([-1 if word is None else word for word in out.word_ids(row)], np.int32)
+            word_T[1:][word_T[1:] == word_T[:-1]] = -1  # further pieces of a word
+            places.append(word_T)
+            tags = np.array(split.tags[start + row], np.int32)
+            labels.append(np.where(word_T >= 0, tags[word_T], np.int32(IGNORED)))
+        parts.append(flat_rows(out) | {"places": np.concatenate(places), "labels": np.concatenate(labels)})
+    return Encoded(**joined_rows(parts), kind=NAME)
+
+
+def predict(rows: Encoded, logits: Sequence[np.ndarray], split: TaggedSplit, labels: Sequence[str]) -> list[np.ndarray]:
+    """The class indices of the tags of each sentence's words, by the logits (T, C) of its T tokens.
+
+    A word that has no token, because it was cut off or has no letter that the tokenizer knows, is outside of all
+    entities (-1 where there is no such tag).
+    """
+    outside_tag = labels.index(OUTSIDE) if OUTSIDE in labels else -1
+    assert rows.places is not None
+    result = []
+    for row, logits_TC in enumerate(logits):
+        places_T = rows.places[rows.offsets[row] : rows.offsets[row + 1]]
+        first_T = places_T >= 0
+        tags = np.full(len(split.words[row]), outside_tag)
+        tags[places_T[first_T]] = logits_TC[: len(places_T)][first_T].argmax(axis=-1)
+        result.append(tags)
+    return result
+
+
+def loss(logits_BTC: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
+    """Cross-entropy with the classes (B, T) of the labelled tokens."""
+    rows_NC = distributions(logits_BTC, batch)
+    if not len(rows_NC):
+        return rows_NC.sum()
+    return F.cross_entropy(rows_NC, batch["labels"][batch["labels"] != IGNORED], reduction=reduction)
+
+
+def distributions(logits_BTC: Tensor, batch: Batch) -> Tensor:
+    """The logits (N, C) of the labelled tokens; of a batch without labels, of all tokens that are not padding."""
+    return logits_BTC.float()[batch["labels"] != IGNORED if "labels" in batch else batch["attention_mask"].bool()]
+
+
+def fault(split: TaggedSplit, labels: Sequence[str]) -> str:
+    """What is wrong with the tags."""
+    return outside([tag for tags in split.tags for tag in tags], labels)
+
+
+NAME = "token_classification"
+TYPE = TaskType(
+    name=NAME,
+    model=AutoModelForTokenClassification,
+    head="token_classification",
+    classes=True,
+    split=TaggedSplit,
+    metrics={"accuracy": WORD_ACCURACY, "f1": ENTITY_F1},
+    encode=encode,
+    predict=predict,
+    references=lambda split: split.tags,
+    loss=loss,
+    distributions=distributions,
+    fault=fault,
+)

@@ -1,0 +1,62 @@
+"""Tags from the logits of tokens."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import BertTokenizerFast
+
+from distill.tasks.readers import load_task
+from distill.tasks.splits import TaggedSplit
+from distill.tasks.task import score
+from distill.tasks.types import TOKEN_CLASSIFICATION, encode
+from distill.tasks.types.token_classification import predict
+from tests.distill.real import DATA, needs_data
+from tests.tiny import tokenizer
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> BertTokenizerFast:
+    return tokenizer(tmp_path_factory.mktemp("tokenizer"), ["ann", "peter", "blue", "##s", "it"])
+
+
+words = st.lists(st.sampled_from(["Ann", "Peter", "blues", "it", "none", "\u200d"]), min_size=1, max_size=12)
+
+
+@given(st.lists(words, min_size=1, max_size=6), st.integers(4, 10), st.integers(0, 5))
+def test_words_without_a_token_are_outside(
+    pieces: BertTokenizerFast, sentences: list[list[str]], max_length: int, padding: int
+) -> None:
+    """Against a plain count of pieces; what stands in the padding does not matter."""
+    split = TaggedSplit(tuple(map(tuple, sentences)), tuple((0,) * len(words) for words in sentences))
+    rows = encode(pieces, split, max_length, kind=TOKEN_CLASSIFICATION)
+    rng = np.random.default_rng(0)
+    logits = [rng.normal(size=(length + padding, 4)) for length in rows.lengths]
+    tags = ("O", "B-x", "I-x", "B-y")
+    for row, chosen in enumerate(predict(rows, logits, split, tags)):
+        place, expected = 1, []
+        for word in sentences[row]:
+            count = {"blues": 2, "\u200d": 0}.get(word, 1)
+            seen = count and place < max_length - 1
+            expected.append(int(logits[row][place].argmax()) if seen else 0)
+            place += count
+        assert chosen.tolist() == expected
+    assert {int(tag) for row in predict(rows, logits, split, ("a", "b", "c", "d")) for tag in row} >= (
+        {-1} if any("\u200d" in sentence for sentence in sentences) else set()
+    )
+
+
+@needs_data
+def test_right_logits_on_the_real_files_are_right() -> None:
+    data = load_task("wnut17", DATA / "wnut17")
+    vocabulary = BertTokenizerFast(vocab=str(DATA / "vocab" / "bert-base-uncased-vocab.txt"))
+    rows = encode(vocabulary, data.dev, 128, kind=TOKEN_CLASSIFICATION)
+    assert rows.labels is not None
+    one = np.eye(len(data.task.labels))
+    logits = [one[np.maximum(rows.labels[a:b], 0)] for a, b in zip(rows.offsets, rows.offsets[1:], strict=False)]
+    found = score(data.task, predict(rows, logits, data.dev, data.task.labels), data.dev.tags)
+    assert {name: value.value for name, value in found.items()} == {"f1": 1.0, "accuracy": 1.0}
+    short = encode(vocabulary, data.dev, 12, kind=TOKEN_CLASSIFICATION)
+    logits = [one[np.maximum(short.labels[a:b], 0)] for a, b in zip(short.offsets, short.offsets[1:], strict=False)]  # type: ignore[index]
+    cut = score(data.task, predict(short, logits, data.dev, data.task.labels), data.dev.tags)
+    assert 0.5 < cut["f1"].value < 0.95 and cut["f1"].standard_error > 0

@@ -1,0 +1,103 @@
+"""Who imports whom, by the source files: without circles, and in one direction between packages and rooms."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import networkx
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+PACKAGES = ("search_spaces", "distill", "supernet", "nas")
+
+
+def modules() -> dict[str, Path]:
+    """Name -> file of every module of the packages, and of `train_final`."""
+    files = [path for package in PACKAGES for path in (PROJECT / package).rglob("*.py")]
+    names = {
+        ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__"): path for path in files
+    }
+    return names | {"train_final": PROJECT / "train_final.py"}
+
+
+def imported(name: str, node: ast.AST, known: set[str], runs: bool = True) -> Iterator[tuple[str, bool]]:
+    """The known modules that a module imports anywhere, also in functions; and whether the import runs, or is for the
+    annotations of types alone.
+    """
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield from ((other, runs) for other in named(name, child, known))
+        else:
+            checking = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+            yield from imported(name, child, known, runs and not checking)
+
+
+def named(name: str, node: ast.Import | ast.ImportFrom, known: set[str]) -> set[str]:
+    """The known modules that one statement of a module imports."""
+    if isinstance(node, ast.Import):
+        return known & {alias.name for alias in node.names}
+    # Modules that ship in a checkpoint import each other relatively.
+    source = ".".join([*name.split(".")[: -node.level], str(node.module)]) if node.level else str(node.module)
+    submodules = (f"{source}.{alias.name}" for alias in node.names)
+    return known & {submodule if submodule in known else source for submodule in submodules}
+
+
+@pytest.fixture(scope="module")
+def graph() -> networkx.DiGraph:
+    files = modules()
+    result = networkx.DiGraph()
+    result.add_nodes_from(files)
+    for name, path in files.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for other, runs in imported(name, tree, set(files)):
+            result.add_edge(name, other, runs=runs or result.edges.get((name, other), {}).get("runs", False))
+    assert len(result) > 80 and result.number_of_edges() > 200
+    return result
+
+
+def test_no_module_imports_itself_through_others(graph: networkx.DiGraph) -> None:
+    running = networkx.DiGraph((name, other) for name, other, runs in graph.edges(data="runs") if runs)
+    circles = [sorted(circle) for circle in networkx.strongly_connected_components(running) if len(circle) > 1]
+    assert circles == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "allowed"),
+    [
+        ("search_spaces", ("search_spaces",)),
+        ("distill", ("search_spaces", "distill")),
+        ("supernet", ("search_spaces", "distill", "supernet")),
+        ("nas", PACKAGES),
+        # The rooms of distill.
+        ("distill.files", ()),
+        ("distill.cpu", ("distill.cpu",)),
+        ("distill.tasks", ("search_spaces", "distill.files", "distill.tasks")),
+        (
+            "distill.objectives",
+            ("search_spaces", "distill.files", "distill.cpu", "distill.tasks", "distill.objectives"),
+        ),
+        (
+            "distill.training",
+            (
+                "search_spaces",
+                "distill.files",
+                "distill.cpu",
+                "distill.tasks",
+                "distill.objectives",
+                "distill.training",
+            ),
+        ),
+        # What ships in a checkpoint has nothing but itself and its libraries.
+        ("supernet.model", ("supernet.model",)),
+    ],
+)
+def test_imports_go_one_way(graph: networkx.DiGraph, importer: str, allowed: tuple[str, ...]) -> None:
+    def inside(name: str, packages: tuple[str, ...]) -> bool:
+        return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+    found = [(name, other) for name, other in graph.edges if inside(name, (importer,)) and not inside(other, allowed)]
+    assert found == []
+
+
+def test_no_package_imports_the_script(graph: networkx.DiGraph) -> None:
+    assert graph.in_degree("train_final") == 0
