@@ -1,1 +1,1 @@
-"""What is learned: task types and their rows, readers of data sets, encoding, and metrics."""
+"""Tasks: task types and their rows, readers of data sets, encoding, and metrics."""

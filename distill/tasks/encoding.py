@@ -1,4 +1,4 @@
-"""Token ids of a split in flat arrays, the order in which they are trained on, and padded batches."""
+"""Encoded rows in flat arrays of token ids, the order of training batches, and padded batches."""
 
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -13,28 +13,28 @@ IGNORED = -100
 """The label of tokens for which nothing is predicted."""
 
 POOL_BATCHES = 50
-"""Rows are grouped by length within pools of this many batches: less padding, and still well mixed."""
+"""Rows are grouped by length within pools of this many batches, which reduces padding but keeps rows well mixed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Token ids of N rows, joined without padding: row `i` is `input_ids[offsets[i]:offsets[i + 1]]`.
+    """The token ids of N rows, concatenated without padding: row `i` is `input_ids[offsets[i]:offsets[i + 1]]`.
 
     Attributes:
         input_ids, token_type_ids: int32 and int8, of shape (tokens,).
         offsets: int64 of shape (N + 1,).
-        labels: None for text without labels; else int64 (N,), class indices; float32 (N,) or (N, C); int32 (N, 2), an
-            answer's first and last token counted from the row's start, both 0 where it is not in the row; or, where
-            `places` has the words of tokens, int32 (tokens,), class indices at the first token of each word and
-            elsewhere IGNORED.
+        labels: None for text without labels. Otherwise one of: int64 (N,), class indices; float32 (N,) or (N, C); int32
+            (N, 2), an answer's first and last token counted from the row's start, both 0 if it is not in the row; or,
+            if `places` has the words of tokens, int32 (tokens,), class indices at the first token of each word and
+            IGNORED elsewhere.
         kind: the name of the task type (`distill.tasks.types.TASK_TYPES`).
-        places: what tokens stand for in the split: of tagged words, int32 (tokens,), the number of the word at its
-            first token; of questions, int32 (tokens, 2), the first and the end of the context's characters; elsewhere
-            -1.
-        sources: of questions, whose contexts may be cut into several rows, int32 (N,), the number of the question.
+        places: what tokens correspond to in the split. For tagged words, int32 (tokens,), the index of the word at its
+            first token; for questions, int32 (tokens, 2), the start and end of the token's characters in the context;
+            -1 for all other tokens.
+        sources: for questions, whose contexts may be divided into several rows, int32 (N,), the index of the question.
 
     Raises:
-        ValueError: the shapes do not fit together.
+        ValueError: the shapes are inconsistent.
     """
 
     input_ids: np.ndarray
@@ -61,7 +61,7 @@ class Encoded:
 
     @property
     def tagged(self) -> bool:
-        """Whether labels are of tokens, as opposed to rows."""
+        """Whether there is a label for each token instead of one for each row."""
         return self.places is not None and self.places.ndim == 1
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class Encoded:
 
 
 CHUNK = 2_000
-"""Rows that are tokenised at a time: bounds the memory of Python lists."""
+"""The number of rows that are tokenised at a time, which bounds the memory of Python lists."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -87,7 +87,7 @@ def encode_sentences(
     labels: np.ndarray | None = None,
     kind: str = "classification",
 ) -> Encoded:
-    """Sentences, or pairs of them, cut to `max_length` tokens, with a label each."""
+    """Encode sentences, or pairs of sentences, truncated to `max_length` tokens, with a label each."""
     parts = []
     for start in range(0, len(texts), CHUNK):
         chunk = slice(start, start + CHUNK)
@@ -98,7 +98,7 @@ def encode_sentences(
 
 
 def flat_rows(out: Any) -> Arrays:
-    """The rows of a tokenizer's output one after another, without padding, and their `lengths`."""
+    """Concatenate the rows of a tokenizer's output without padding; `lengths` has the number of tokens of each."""
     types = out.get("token_type_ids") or [[0] * len(row) for row in out["input_ids"]]
     return {
         "input_ids": np.concatenate([np.asarray(row, np.int32) for row in out["input_ids"]]),
@@ -133,7 +133,7 @@ def load_encoded(path: Path) -> Encoded:
 
 
 def take(encoded: Encoded, rows: np.ndarray) -> Encoded:
-    """These rows alone, in this order; a question keeps its number in the split."""
+    """Select rows in this order; a question keeps its index in the split."""
     lengths = encoded.lengths[rows]
     ends = np.cumsum(lengths)
     starts = ends - lengths
@@ -152,14 +152,14 @@ def take(encoded: Encoded, rows: np.ndarray) -> Encoded:
 def batches(encoded: Encoded, batch_size: int, steps: int, seed: int) -> list[np.ndarray]:
     """Row indices of exactly ``steps`` batches of ``batch_size`` rows, similar in length within a batch.
 
-    Epochs follow one another, each a fresh permutation. The same arguments give the same batches, and fewer
-    steps give the first ones of more steps: candidates trained for different times see the same beginning.
+    Every epoch is a new permutation. The batches are a function of the arguments, and those for fewer steps are a
+    prefix of those for more steps, so candidates with different numbers of steps see the same batches first.
     """
     if batch_size < 1 or steps < 0:
         raise ValueError(f"batches: needs batch_size >= 1 and steps >= 0, not {batch_size} and {steps}")
     if not len(encoded):
         raise ValueError("batches: no rows")
-    # A pool larger than an epoch would bring copies of a row together into one batch.
+    # With pools larger than an epoch, copies of a row would get into the same batch.
     in_pool = min(POOL_BATCHES, max(1, len(encoded) // batch_size))
     pools = -(-steps // in_pool)
     epochs = -(-pools * in_pool * batch_size // len(encoded))
@@ -174,9 +174,9 @@ def batches(encoded: Encoded, batch_size: int, steps: int, seed: int) -> list[np
 
 
 def eval_batches(encoded: Encoded, batch_size: int) -> list[np.ndarray]:
-    """Row indices that cover every row once, the longest first; the last batch may be smaller.
+    """Row indices of batches that cover every row once, longest rows first; the last batch may be smaller.
 
-    ``predictions[rows] = ...`` puts what is computed for each batch back in the order of the split.
+    ``predictions[rows] = ...`` restores the order of the split.
     """
     if batch_size < 1:
         raise ValueError(f"eval_batches: needs batch_size >= 1, not {batch_size}")
@@ -185,7 +185,7 @@ def eval_batches(encoded: Encoded, batch_size: int) -> list[np.ndarray]:
 
 
 def collate(encoded: Encoded, rows: np.ndarray, pad_id: int) -> dict[str, torch.Tensor]:
-    """A model's input for these rows, padded on the right to the longest of them.
+    """A batch of these rows as a model's input, padded on the right to the longest of them.
 
     int64 tensors ``input_ids``, ``attention_mask`` and ``token_type_ids`` of shape (B, T); ``rows`` of shape (B,), the
     numbers of these rows; and where there are labels, `labels` as `distill.tasks.types.base.TaskType` says. Padding is
@@ -211,7 +211,7 @@ def collate(encoded: Encoded, rows: np.ndarray, pad_id: int) -> dict[str, torch.
 
 
 def single_rows(batch: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    """Every row of a batch without labels, as a batch of its own without padding."""
+    """Split a batch without labels into batches of one row without padding."""
     for row, length in enumerate(batch["attention_mask"].sum(dim=1).tolist()):
         single = {name: tensor[row : row + 1] for name, tensor in batch.items()}
         by_token = ("input_ids", "attention_mask", "token_type_ids")
@@ -219,12 +219,12 @@ def single_rows(batch: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tens
 
 
 def token_frequencies(encoded: Encoded, vocabulary: int) -> torch.Tensor:
-    """How often each token id occurs: int64 of shape (vocabulary,)."""
+    """The number of occurrences of each token id: int64 of shape (vocabulary,)."""
     return torch.bincount(torch.from_numpy(encoded.input_ids).long(), minlength=vocabulary)
 
 
 def training_batches(
     rows: Encoded, batch_size: int, steps: int, seed: int, pad_id: int
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """The batches of a training run, padded: the same for the same arguments."""
+    """The padded batches of a training run, a deterministic function of the arguments."""
     return (collate(rows, chosen, pad_id) for chosen in batches(rows, batch_size, steps, seed))

@@ -1,9 +1,9 @@
-"""The official metrics of every kind of task, over a whole split, and the standard error of each.
+"""The official metrics of every kind of task on a whole split, with standard errors.
 
-Every metric here is a function of sums over the rows of a split, so that it is computed from what each row adds, and
-its standard error from the same numbers: exactly for means (of 0 and 1 the binomial one), else by the bootstrap.
-Where a metric is undefined (no entities at all, constant predictions in a correlation) it is 0.0, never NaN, as
-scikit-learn, seqeval and the official scripts have it for F1 and Matthews.
+Every metric is a function of sums over the rows of a split, so it is computed from the contribution of each row. The
+standard error follows from the same numbers: analytically for means (binomial for means of 0 and 1), otherwise by the
+bootstrap. An undefined metric (no entities at all, constant predictions in a correlation) is 0.0 instead of NaN, as in
+scikit-learn, seqeval and the official scripts for F1 and Matthews.
 """
 
 import math
@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 Rows = Sequence[Any] | np.ndarray
 
 RESAMPLES = 1000
-"""Of the bootstrap, with a fixed seed: its standard error is known to about 2 %."""
+"""Number of bootstrap samples, drawn with a fixed seed; this gives standard errors with an accuracy of about 2 %."""
 
 OUTSIDE = "O"
 """The tag of a word that is in no entity."""
@@ -28,7 +28,7 @@ OUTSIDE = "O"
 
 @dataclass(frozen=True)
 class Score:
-    """A metric on a split, as a fraction (not in per cent), and its standard error."""
+    """The value of a metric on a split, as a fraction (not in per cent), with its standard error."""
 
     value: float
     standard_error: float
@@ -42,13 +42,13 @@ OfSums = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric as a function of what each row adds.
+    """A metric, defined by the contribution of each row.
 
     Attributes:
-        rows: (predictions, references, names of the classes) -> (N,) numbers whose mean the metric is, or (N, K)
-            numbers of which it is a function of the sums.
-        of_sums: that function of the sums (..., K).
-        classes: how many there must be; None: any number.
+        rows: (predictions, references, names of the classes) -> the contributions: (N,) numbers whose mean is the
+            metric, or (N, K) numbers of whose sums it is a function.
+        of_sums: the function of the sums (..., K); None for a mean.
+        classes: the required number of classes; None for any number.
     """
 
     rows: Callable[[Any, Any, Sequence[str]], np.ndarray]
@@ -62,7 +62,7 @@ class Metric:
 
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Fraction of a whole split's class indices that are right. Raises ValueError for unequal or no rows."""
+    """The fraction of correct class indices. Raises ValueError if the numbers of rows differ or there are none."""
     predicted, expected = np.asarray(predictions), np.asarray(labels)
     if predicted.shape != expected.shape or predicted.ndim != 1 or not len(expected):
         shapes = f"predictions of shape {predicted.shape} for labels of shape {expected.shape}"
@@ -85,7 +85,7 @@ def _mean(rows: np.ndarray) -> Score:
 
 
 def _bootstrapped(rows_NK: np.ndarray, of_sums: OfSums) -> Score:
-    """A draw of N rows is one of how often each distinct row is in it, and there are few distinct ones."""
+    """The bootstrap, which draws how often each distinct row occurs among N rows, as there are few distinct rows."""
     distinct_MK, counts = np.unique(rows_NK, axis=0, return_counts=True)
     drawn_RM = np.random.default_rng(0).multinomial(len(rows_NK), counts / counts.sum(), size=RESAMPLES)
     spread = np.std(of_sums(drawn_RM @ distinct_MK))
@@ -93,7 +93,7 @@ def _bootstrapped(rows_NK: np.ndarray, of_sums: OfSums) -> Score:
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """0 where there is nothing to divide by."""
+    """The quotient, or 0 where the denominator is 0."""
     return np.divide(above, below, out=np.zeros(np.shape(below)), where=below != 0)
 
 
@@ -103,7 +103,7 @@ def _accuracy(sums: np.ndarray) -> np.ndarray:
 
 
 def _f1(sums: np.ndarray) -> np.ndarray:
-    """Harmonic mean of right / predicted and right / expected."""
+    """The harmonic mean of precision (right / predicted) and recall (right / expected)."""
     right, predicted, expected = np.moveaxis(sums, -1, 0)
     return _ratio(2 * right, predicted + expected)
 
@@ -118,10 +118,10 @@ def _matthews(sums: np.ndarray) -> np.ndarray:
 
 
 def _pearson(sums: np.ndarray) -> np.ndarray:
-    """Of columns whose mean is 0 and whose variance is 1, or 0 where they are constant, over the whole split."""
+    """The correlation of columns that are standardised over the whole split (to 0 if they are constant)."""
     rows, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
     variances = (xx / rows - (x / rows) ** 2) * (yy / rows - (y / rows) ** 2)
-    # A draw in which one of them is constant up to rounding has no correlation.
+    # The correlation is undefined in a bootstrap sample in which a column is constant up to rounding.
     return _ratio(xy / rows - x * y / rows**2, np.sqrt(np.where(variances > 1e-12, variances, 0)))
 
 
@@ -148,7 +148,7 @@ def _products(predictions: Any, references: Any, labels: Sequence[str]) -> np.nd
 def _standardised(values: ArrayLike) -> np.ndarray:
     x = np.asarray(values, np.float64)
     spread = x.std()
-    # Of equal numbers the mean may be off by a rounding error.
+    # The mean of equal numbers may differ from them by a rounding error.
     return np.zeros(len(x)) if x.min() == x.max() or spread == 0 else (x - x.mean()) / spread
 
 
@@ -164,7 +164,7 @@ def _right_words(predictions: Any, references: Any, labels: Sequence[str]) -> np
 
 
 def _entities(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
-    """Entities are found as conlleval finds them; right is one whose type, first and last word are."""
+    """Entities as defined by conlleval; an entity is correct if its type and its first and last word are."""
     from seqeval.metrics.sequence_labeling import get_entities
 
     def entities(tags: Sequence[int]) -> set[tuple[str, int, int]]:
@@ -186,7 +186,7 @@ def _overlap(predictions: Sequence[str], references: Sequence[Sequence[str]], la
 
 
 def _best(compare: Callable[[str, str], float], prediction: str, answers: Sequence[str]) -> float:
-    """The score against the most similar right answer; where there is none, "" is right."""
+    """The score against the most similar correct answer; if there is none, the correct answer is ""."""
     worded = [answer for answer in map(normalised, answers) if answer]
     return max(compare(normalised(prediction), answer) for answer in worded or [""])
 
@@ -207,13 +207,13 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalised(answer: str) -> str:
-    """Lower case, without punctuation (ASCII) and the articles a, an, the, with single spaces: SQuAD's definition."""
+    """SQuAD's normalisation: lower case, without ASCII punctuation and the articles a, an, the, with single spaces."""
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer.lower().translate(_PUNCTUATION)).split())
 
 
 CLASS_ACCURACY = Metric(_right_classes)
 CLASS_F1 = Metric(_positives, _f1, classes=2)
-"""Of the second of two classes."""
+"""The F1 score of the second of two classes."""
 MATTHEWS = Metric(_classes, _matthews)
 PEARSON = Metric(_products, _pearson)
 SPEARMAN = Metric(_products_of_ranks, _pearson)

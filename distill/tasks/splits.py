@@ -1,4 +1,4 @@
-"""Rows of data sets as values: sentences, tagged words, and questions about a text."""
+"""The rows of data sets: sentences, tagged words, and questions about a text."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
@@ -8,17 +8,17 @@ from search_spaces.errors import shortened
 
 
 class AnySplit(Protocol):
-    """What all splits have in common; each is a frozen dataclass of columns: tuples of equal length, or None."""
+    """The interface of all splits, which are frozen dataclasses of columns: tuples of equal length, or None."""
 
     def __len__(self) -> int: ...
 
     @property
     def paired(self) -> bool:
-        """Whether a row is a pair of texts."""
+        """Whether rows are pairs of texts."""
         ...
 
     def keys(self) -> Sequence[Hashable]:
-        """What a row is about. Rows about the same thing are not divided between training and search rows."""
+        """A key for each row. Rows with the same key are never divided between training and search rows."""
         ...
 
     def take(self, rows: Sequence[int]) -> Self:
@@ -47,7 +47,7 @@ class Split:
 
     @property
     def paired(self) -> bool:
-        """Whether a row is a pair of texts."""
+        """Whether rows are pairs of texts."""
         return self.pairs is not None
 
     def keys(self) -> Sequence[Hashable]:
@@ -78,7 +78,7 @@ class TaggedSplit:
 
     @property
     def paired(self) -> bool:
-        """Whether a row is a pair of texts."""
+        """Whether rows are pairs of texts."""
         return False
 
     def keys(self) -> Sequence[Hashable]:
@@ -92,7 +92,7 @@ class TaggedSplit:
 
 @dataclass(frozen=True)
 class QuestionSplit:
-    """Questions, each about a context, and their answers in it: (text, first character). A question may have none."""
+    """Questions about contexts. Each has any number of answers in its context: (text, index of the first character)."""
 
     ids: tuple[str, ...]
     questions: tuple[str, ...]
@@ -112,7 +112,7 @@ class QuestionSplit:
 
     @property
     def paired(self) -> bool:
-        """Whether a row is a pair of texts."""
+        """Whether rows are pairs of texts."""
         return True
 
     def keys(self) -> Sequence[Hashable]:
@@ -126,14 +126,14 @@ class QuestionSplit:
 
 
 def joined(first: S, second: S) -> S:
-    """The rows of both, in this order."""
+    """Concatenate two splits."""
     columns: Any = ((getattr(first, field.name), getattr(second, field.name)) for field in fields(first))  # type: ignore[arg-type]
     both = [None if one is None else one + other for one, other in columns]
     return type(first)(*both)
 
 
 def check_lengths(split: object, *columns: Sequence[object]) -> None:
-    """Raises ValueError unless all columns of a split have the same length."""
+    """Raise ValueError unless all columns of a split have the same length."""
     sizes = [len(column) for column in columns]
     if len(set(sizes)) != 1:
         raise ValueError(f"{type(split).__name__}: columns differ in length: {sizes}")

@@ -1,4 +1,4 @@
-"""What is predicted, and the rows to learn it from."""
+"""Tasks and their data: what is predicted, and the rows for training, search and evaluation."""
 
 import json
 from collections import Counter
@@ -16,7 +16,7 @@ from search_spaces.errors import UserError, did_you_mean
 
 
 class TaskError(UserError, ValueError):
-    """There is no such task, or its data cannot be read; the message says which, and what would be right."""
+    """A task does not exist, or its data cannot be read; the message says which one, and what is valid instead."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Task:
     """What is predicted.
 
     Attributes:
-        labels: the name of each class; a task of numbers or of answers to questions has none.
+        labels: the name of each class; empty for regressions and question answering.
         kind: the name of its type in `distill.tasks.types.TASK_TYPES`.
         metrics: any of the type's metrics; the first is the score.
 
     Raises:
-        ValueError: there is no such type or metric, or they do not go with these labels.
+        ValueError: there is no such type or metric, or it is incompatible with these labels.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Task:
 
     @property
     def type(self) -> TaskType:
-        """How its rows are encoded, learned, predicted and scored."""
+        """The task's type, which defines how its rows are encoded, learned, predicted and scored."""
         return task_type(self.kind)
 
 
@@ -68,12 +68,12 @@ def score(task: Task, predictions: Rows, references: Rows) -> dict[str, Score]:
     """All metrics of a task on a whole split, `task.metrics[0]` first.
 
     Args:
-        predictions, references: for each row what `TaskType.predict` and `TaskType.references` return: a class index; a
-            number; the class indices of a sentence's words (-1 where nothing is predicted); the text of the answer (""
-            for none) and the texts of the right ones (none where there is no answer).
+        predictions, references: one entry per row, as returned by `TaskType.predict` and `TaskType.references`: a class
+            index; a number; the class indices of a sentence's words (-1 if nothing is predicted); or the text of the
+            predicted answer ("" for none) and the texts of the correct ones (empty if there is no answer).
 
     Raises:
-        ValueError: there are no rows, or not as many predictions as references.
+        ValueError: there are no rows, or the numbers of predictions and references differ.
     """
     if len(predictions) != len(references) or not len(references):
         raise ValueError(f"score: {len(predictions)} predictions for {len(references)} rows")
@@ -82,7 +82,7 @@ def score(task: Task, predictions: Rows, references: Rows) -> dict[str, Score]:
 
 @dataclass(frozen=True)
 class TaskData(Generic[S]):
-    """A task with its rows: ``search`` scores candidates while searching, ``dev`` gives the final numbers."""
+    """A task with its rows: candidates are scored on `search` during the search, final scores are measured on `dev`."""
 
     task: Task
     train: S
@@ -104,12 +104,14 @@ class TaskData(Generic[S]):
 
 
 HELD_OUT = 2_000
-"""The most training rows that are kept back to score candidates while searching."""
+"""The maximum number of training rows that are held out to score candidates during the search."""
 
 
 def hold_out(train: S, seed: int = 0) -> tuple[S, S]:
-    """Training rows without the search split, and that: a tenth of the rows, at most `HELD_OUT` (or a few more: rows
-    with the same text, and questions about the same context, stay together).
+    """Split training rows into remaining training rows and the search split.
+
+    The latter gets a tenth of the rows, at most `HELD_OUT` (or slightly more, since rows with the same text, and
+    questions about the same context, stay together).
 
     Raises:
         TaskError: there are too few rows.

@@ -1,4 +1,4 @@
-"""The readers of tasks. A task is read by the first of `READERS` that knows its name."""
+"""Readers of data sets. A task is read by the first of `READERS` that has its name."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -10,11 +10,13 @@ from search_spaces.errors import did_you_mean
 
 
 class Reader(Protocol):
-    """What a reader has: a module, or another value, with these attributes. To add one, enter it in `READERS`."""
+    """The interface of a reader: a module, or another object, with these attributes. To add one, append it to
+    `READERS`.
+    """
 
     @property
     def TASKS(self) -> Collection[str]:
-        """The names of the tasks that it knows."""
+        """The names of the tasks that it can read."""
         ...
 
     def kind(self, name: str) -> str:
@@ -30,7 +32,8 @@ class Reader(Protocol):
         ...
 
     def sources(self, name: str, data: Path | None = None) -> Sequence[Path | str]:
-        """What `load` reads from, found without reading rows: files, and text that changes when the rows do.
+        """The sources of `load`, determined without reading rows: files, or strings that change whenever the rows
+        change.
 
         Raises:
             TaskError: the data does not exist.
@@ -55,8 +58,8 @@ def reader_of(name: str) -> Reader:
 
 
 def load_task(name: str, data: Path | None = None) -> TaskData[Any]:
-    """A task by its name: of the text of this installation, or of a public data set, from the hub or from its official
-    files in the folder `data`.
+    """Load a task by its name: on the text of this installation, or on a public data set, from the hub or from its
+    official files in the folder `data`.
 
     Raises:
         TaskError: there is no such task, or its data cannot be read.

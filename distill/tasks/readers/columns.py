@@ -1,4 +1,4 @@
-"""Checks of tables' columns and cells."""
+"""Validation of the columns and cells of tables."""
 
 from collections.abc import Iterable
 
@@ -7,11 +7,11 @@ import numpy as np
 from search_spaces.errors import did_you_mean, shortened
 
 SHOWN = 12
-"""The most columns that an error names."""
+"""The maximum number of columns that an error message lists."""
 
 
 def column_fault(wanted: Iterable[str], names: Iterable[str]) -> str:
-    """What is wrong if a table whose columns have these names does not have each wanted column exactly once, or ""."""
+    """A description of the error if a table's column names do not have each wanted column exactly once, else ""."""
     columns = list(names)
     for name in wanted:
         if columns.count(name) != 1:
@@ -24,7 +24,7 @@ def column_fault(wanted: Iterable[str], names: Iterable[str]) -> str:
 
 
 def finite(text: str) -> float | None:
-    """The number that a text spells; None if it spells none, or one beyond float32, in which labels are kept."""
+    """Parse a number; None if the text is not a number, or is out of the range of float32, the type of labels."""
     try:
         value = float(text)
     except ValueError:

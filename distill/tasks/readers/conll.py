@@ -40,7 +40,7 @@ def load(name: str, data: Path | None = None) -> TaskData[TaggedSplit]:
     The tags are those of the training file. Entities (`B-`, `I-`) are scored by their F1, other tags by accuracy.
 
     Raises:
-        TaskError: the data is not there, or has a line that is none.
+        TaskError: the data is missing, or has a malformed line.
     """
     if data is not None:
         train_file, dev_file = _files(data)
@@ -69,10 +69,10 @@ def kind(name: str) -> str:
 
 
 def sources(name: str, data: Path | None = None) -> list[Path | str]:
-    """The files from which `load` reads, or the names of those that keep the data set from the hub.
+    """The files from which `load` reads; for the hub, the names of the cached files.
 
     Raises:
-        TaskError: as `load`, where no file needs to be read for that.
+        TaskError: as `load`, as far as this can be detected without reading files.
     """
     if data is not None:
         return list(_files(data))
@@ -99,11 +99,13 @@ Word = tuple[str, str, int]
 
 
 def read(path: Path) -> Iterator[list[Word]]:
-    """The sentences of a file: words, tags and line numbers. A line has its word first and its tag last, between them
-    tabs, or where it has none, blanks; a blank line ends a sentence. Lines of -DOCSTART- are left out.
+    """Read the sentences of a file: words, tags and line numbers.
+
+    A line starts with a word and ends with its tag. Columns are separated by tabs, or by blanks if the line has no
+    tabs. A blank line ends a sentence. Lines of -DOCSTART- are skipped.
 
     Raises:
-        TaskError: the file cannot be read, or a line is no word with a tag.
+        TaskError: the file cannot be read, or a line does not have a word and a tag.
     """
     sentence: list[Word] = []
     for number, line in enumerate(read_lines(path), 1):
@@ -122,7 +124,7 @@ def read(path: Path) -> Iterator[list[Word]]:
 
 
 def tags_of(tags: Iterable[str]) -> tuple[str, ...]:
-    """The distinct tags, sorted; that of words in no entity first."""
+    """The distinct tags, sorted, but with "O" first."""
     return tuple(sorted(set(tags), key=lambda tag: (tag != OUTSIDE, tag)))
 
 

@@ -1,9 +1,9 @@
-"""Three classification tasks whose labels come with the text of a corpus: the demo, which needs no hub.
+"""The demo's three classification tasks, whose labels are derived from the text of a corpus; they do not need the hub.
 
-``library``: which library a sentence documents. ``neighbours``: whether the second sentence follows the first
-or was taken from another document of the same library. ``word_order``: whether two neighbouring words of the
-sentence were swapped; a bag of words cannot tell. All tasks share one division of the documents into train,
-search and dev, so that no task shows text in training that another one is scored on.
+``library``: which library a sentence documents. ``neighbours``: whether the second sentence follows the first or was
+taken from another document of the same library. ``word_order``: whether two neighbouring words of the sentence were
+swapped, which a bag of words cannot tell. All tasks use the same division of the documents into train, search and dev,
+so that no task trains on text on which another one is scored.
 """
 
 import re
@@ -24,7 +24,7 @@ from search_spaces.errors import did_you_mean
 
 @dataclass(frozen=True)
 class Sizes:
-    """The most rows a split gets; it gets fewer, still balanced, where the corpus is too small."""
+    """The maximum sizes of the splits. If the corpus is too small they get fewer rows, still balanced by class."""
 
     train: int = 60_000
     search: int = 2_000
@@ -35,9 +35,9 @@ Row = tuple[str, str | None, int]
 
 
 def demo_tasks(corpus: Corpus, sizes: Sizes | None = None, seed: int = 0) -> dict[str, TaskData[Split]]:
-    """All tasks on this corpus, by name; the same for the same arguments.
+    """All tasks on this corpus by name, a deterministic function of the arguments.
 
-    Raises TaskError where the corpus has too little text for a task.
+    Raises TaskError if the corpus has too little text for a task.
     """
     return {name: demo_task(name, corpus, sizes, seed) for name in TASKS}
 
@@ -64,7 +64,7 @@ def sources(name: str, data: Path | None = None) -> list[Path | str]:
 
 
 def demo_task(name: str, corpus: Corpus, sizes: Sizes | None = None, seed: int = 0) -> TaskData[Split]:
-    """One task on this corpus. Raises TaskError for an unknown name, and where the corpus is too small."""
+    """One task on this corpus. Raises TaskError if the name is unknown or the corpus is too small."""
     if name not in TASKS:
         raise TaskError(f"unknown task {name!r}{did_you_mean(name, TASKS)}; there are {', '.join(TASKS)}")
     task, make_rows = TASKS[name](corpus)
@@ -92,7 +92,7 @@ def document_splits(corpus: Corpus, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def text_corpus(corpus: Corpus, seed: int = 0) -> list[str]:
-    """Sentences for training without labels: those of the ``train`` documents; no score is taken on them."""
+    """Sentences for training without labels: those of the ``train`` documents, on which no score is measured."""
     return [corpus.texts[index] for index in document_splits(corpus, seed)["train"]]
 
 
@@ -152,9 +152,9 @@ def _word_order(corpus: Corpus) -> tuple[Task, MakeRows]:
 
 
 def swap_two_words(sentence: str, rng: np.random.Generator) -> str | None:
-    """Swap two neighbouring, different words, purely lower-case letters both, drawn from all such pairs; else None.
+    """Swap a random pair of different neighbouring words of lower-case letters only; None if there is no such pair.
 
-    First words and words with punctuation stay, so neither capitals nor full stops give the swap away.
+    Words with capitals or punctuation stay in place, so they do not give the swap away.
     """
     words = sentence.split(" ")
     plain = [re.fullmatch("[a-z]+", word) is not None for word in words]
@@ -178,7 +178,7 @@ TASKS: Mapping[str, Callable[[Corpus], tuple[Task, MakeRows]]] = {
 
 
 def _balanced(rows: Sequence[Row], classes: int, size: int, rng: np.random.Generator) -> Split:
-    """At most ``size`` shuffled rows, equally many of every class."""
+    """At most ``size`` shuffled rows with the same number of every class."""
     order = rng.permutation(len(rows))
     by_class = [[index for index in order if rows[index][2] == label] for label in range(classes)]
     each = min(size // classes, *map(len, by_class))

@@ -1,7 +1,7 @@
 """The nine tasks of GLUE, and SNLI: from the official files, or from the hub.
 
-The files are tab-separated without any quoting: a quotation mark is a character like any other. Every line is a row,
-and a line that is none is an error, so no row is lost in silence.
+The files are tab-separated without quoting: quotation marks are ordinary characters. A malformed line is an error, so
+no row is dropped silently.
 """
 
 import logging
@@ -27,16 +27,18 @@ UNLABELLED = ("-", "-1")
 
 @dataclass(frozen=True)
 class Source:
-    """Where one task's rows are.
+    """The location and format of one task's rows.
 
     Attributes:
-        folder: of train.tsv and `dev_file`.
+        folder: the folder of train.tsv and `dev_file`.
         texts, label: columns of these files.
-        header: names of all columns where the files have no line of names.
-        numbers: the files have the numbers of the classes, not their names.
-        hub: data set and configuration; its columns are `hub_texts` and `label`, its splits train and `hub_dev`.
-        broken: lines that are no rows, and empty texts, are known to be in the official files: the lines are left out.
-        unlabelled: rows whose annotators did not agree have the label "-" (-1 on the hub), and are left out.
+        header: the names of all columns if the files have no header line.
+        numbers: whether the files have the classes' indices instead of their names.
+        hub: data set and configuration on the hub, with columns `hub_texts` and `label`, and splits train and
+            `hub_dev`.
+        broken: whether the official files are known to have malformed lines or empty texts, which are skipped.
+        unlabelled: whether rows without agreement of the annotators have the label "-" (-1 on the hub); they are
+            skipped.
     """
 
     task: Task
@@ -108,11 +110,11 @@ TASKS: Mapping[str, Source] = {source.task.name: source for source in _SOURCES}
 
 
 def load(name: str, data: Path | None = None) -> TaskData[Split]:
-    """A task of `TASKS` from the folder `data`, its own or the one that holds the folders of all tasks; else from the
-    hub. `mnli` is scored on the matched dev split, `mnli_mismatched` on the other.
+    """Load a task of `TASKS` from the folder `data` (the task's own folder, or the parent of all tasks' folders), else
+    from the hub. `mnli` is scored on the matched dev split, `mnli_mismatched` on the mismatched one.
 
     Raises:
-        TaskError: the data is not there, or has a row that is none.
+        TaskError: the data is missing, or has a malformed row.
     """
     source = TASKS[name]
     if data is None:
@@ -129,10 +131,10 @@ def kind(name: str) -> str:
 
 
 def sources(name: str, data: Path | None = None) -> list[Path | str]:
-    """The files from which `load` reads, or the names of those that keep the data set from the hub.
+    """The files from which `load` reads; for the hub, the names of the cached files.
 
     Raises:
-        TaskError: as `load`, where no file needs to be read for that.
+        TaskError: as `load`, as far as this can be detected without reading files.
     """
     source = TASKS[name]
     if data is not None:
@@ -157,7 +159,7 @@ def read(source: Source, path: Path) -> Split:
     """The rows of one official file.
 
     Raises:
-        TaskError: the file cannot be read, lacks a column, or has a line that is no row.
+        TaskError: the file cannot be read, lacks a column, or has a malformed line.
     """
     lines = read_lines(path)
     if not lines:

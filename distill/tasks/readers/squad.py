@@ -1,4 +1,4 @@
-"""Questions whose answers stand in a text: SQuAD 1.1 and 2.0, from their JSON files or the hub."""
+"""Extractive question answering: SQuAD 1.1 and 2.0, from their JSON files or the hub."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,13 @@ HUB_SPLITS = ("train", "validation")
 
 
 def load(name: str, data: Path | None = None) -> TaskData[QuestionSplit]:
-    """SQuAD 1.1 (`squad`) or 2.0 (`squad_v2`) from the folder `data`, which holds train*v1.1.json and dev*v1.1.json (or
-    v2.0; or train.json and dev.json), or is that folder's parent; else from the hub.
+    """Load SQuAD 1.1 (`squad`) or 2.0 (`squad_v2`) from the folder `data`, else from the hub.
+
+    The folder, or its subfolder with the task's name, has the files train*v1.1.json and dev*v1.1.json (or v2.0; or
+    train.json and dev.json).
 
     Raises:
-        TaskError: the data is not there or of another form, or SQuAD 1.1 has a question without an answer.
+        TaskError: the data is missing or has another format, or SQuAD 1.1 has a question without an answer.
     """
     if data is None:
         places = [f"{HUB[name]} ({split})" for split in HUB_SPLITS]
@@ -45,10 +47,10 @@ def kind(name: str) -> str:
 
 
 def sources(name: str, data: Path | None = None) -> list[Path | str]:
-    """The files from which `load` reads, or the names of those that keep the data set from the hub.
+    """The files from which `load` reads; for the hub, the names of the cached files.
 
     Raises:
-        TaskError: as `load`, where no file needs to be read for that.
+        TaskError: as `load`, as far as this can be detected without reading files.
     """
     if data is not None:
         return [_file(name, data, split) for split in ("train", "dev")]
@@ -70,10 +72,10 @@ Row = tuple[str, str, str, tuple[tuple[str, int], ...]]
 
 
 def read(path: Path) -> QuestionSplit:
-    """The questions of one official file. A question that is marked `is_impossible` has no answer.
+    """Read the questions of one official file. A question that is marked `is_impossible` has no answer.
 
     Raises:
-        TaskError: the file cannot be read, is of another form, or an answer is not where it should be.
+        TaskError: the file cannot be read or has another format, or an answer is not at the given position.
     """
     try:
         content = json.loads(path.read_bytes())

@@ -16,7 +16,7 @@ SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
 
 
 class TableError(TaskError):
-    """A file that is no table of labelled rows; the message says which, and what would be right."""
+    """A file is not a valid table of labelled rows; the message says which one, and what is valid instead."""
 
 
 def table_task(
@@ -30,14 +30,14 @@ def table_task(
     kind: str = CLASSIFICATION,
     metrics: tuple[str, ...] | None = None,
 ) -> TaskData[Split]:
-    """A task of a user's own files, whose name is that of the column `label`.
+    """Load a task from a user's own files. Its name is that of the column `label`.
 
     Args:
         text, pair, label, labels, kind: as `read_rows`; the classes are those of the training file.
-        metrics: default: accuracy, or of a regression the correlations of Spearman and Pearson.
+        metrics: by default accuracy, or for a regression Spearman's and Pearson's correlations.
 
     Raises:
-        TableError: as `read_rows`, both are one file, or the kind has no such metric.
+        TableError: as `read_rows`; or train and dev are the same file, or the kind has no such metric.
     """
     if train.exists() and dev.exists() and train.samefile(dev):
         raise TableError(f"{dev}: the file is that of the training rows; scores are measured on others")
@@ -60,19 +60,18 @@ def read_rows(
     labels: tuple[str, ...] | None = None,
     kind: str = CLASSIFICATION,
 ) -> tuple[Split, tuple[str, ...]]:
-    """The rows of a file and the names of its classes, none of a regression.
+    """Read the rows of a file; returns them with the names of the classes, which are empty for a regression.
 
-    A .tsv file is tab-separated and not quoted, as GLUE's are; a .csv file is quoted where it must be. Both have a
-    header.
+    A .tsv file is tab-separated without quoting, as GLUE's are; a .csv file may use quotes. Both have a header.
 
     Args:
         text, pair, label: columns: the (first) sentence, the second one, the class or number.
-        labels: names of the classes where they are known; else those that occur, in order.
+        labels: the names of the classes if they are known; by default those that occur, sorted.
         kind: "classification" or "regression".
 
     Raises:
-        TableError: no such file or column, a file of another kind, no rows, a cell that is empty or no text, an unknown
-            class, a label of a regression that is no number, or the same label in all rows.
+        TableError: there is no such file or column; the file has another format or no rows; a cell is empty or not
+            text; a class is unknown; a label of a regression is not a number; or all rows have the same label.
     """
     if kind not in (CLASSIFICATION, REGRESSION):
         raise TableError(f"rows of a table are a {CLASSIFICATION} or {REGRESSION}, not {kind!r}")
@@ -139,7 +138,7 @@ def _read(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
 
 
 LONGEST = 300
-"""The most characters of a library's reason, which may quote the file."""
+"""The maximum number of characters of a library's error message, which may quote the file."""
 
 
 def _check(path: Path, wanted: Sequence[str], names: Iterable[str]) -> None:

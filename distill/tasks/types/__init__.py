@@ -1,4 +1,4 @@
-"""The types of tasks by name: `TaskType` says what each has to say, and a module each says it."""
+"""The registry of task types. `TaskType` is their interface; each type is defined in a module of its own."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -61,8 +61,10 @@ def task_type(kind: str) -> TaskType:
 
 
 def logits_and_kind(outputs: Any, config: Any) -> tuple[Tensor, str]:
-    """The logits of a Hugging Face model's output in the shape that `TaskType` gives, and the name of its task type;
-    a masked language model counts as a tagger, from which its outputs do not differ.
+    """The logits of a Hugging Face model's output, in the shape that `TaskType` documents, and the name of its task
+    type.
+
+    A masked language model is treated as a token classifier because its outputs look the same.
     """
     if "start_logits" in outputs:
         model, logits = AutoModelForQuestionAnswering, torch.stack((outputs.start_logits, outputs.end_logits), dim=1)
@@ -85,14 +87,14 @@ def encode(
 ) -> Encoded:
     """Tokenise a split, or texts without labels.
 
-    A row is cut to `max_length` tokens. A question's context is not cut but divided among as many rows as it takes
-    (windows).
+    Rows are truncated to `max_length` tokens, except for a question's context, which is divided into as many
+    overlapping windows, one row each, as necessary.
 
     Args:
         tokenizer: a fast Hugging Face tokenizer.
-        stride: tokens of the context that a window shares with the next; default: a third of `max_length`, which
-            with 384 are the usual 128.
-        kind: the name of the split's task type; None: texts.
+        stride: number of tokens of the context that consecutive windows have in common; by default a third of
+            `max_length`, which is the usual 128 for 384.
+        kind: the name of the split's task type; None for texts.
 
     Raises:
         ValueError: there are no rows, rows of another kind, or a `max_length` or `stride` that leaves no room for text.
@@ -113,6 +115,6 @@ def encode(
 
 
 def _check_room(tokenizer: Any, max_length: int, paired: bool) -> None:
-    """Raises ValueError where the special tokens of a row, of two texts if `paired`, leave no room for text."""
+    """Raise ValueError if the special tokens of a row (of two texts if `paired`) leave no room for text."""
     if max_length <= tokenizer.num_special_tokens_to_add(pair=paired):
         raise ValueError(f"max_length = {max_length}: no room for text beside the special tokens")

@@ -1,4 +1,4 @@
-"""What a task type is: the value that says how its rows are encoded, learned, predicted and scored."""
+"""The interface of task types, which define how rows are encoded, learned, predicted and scored."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TaskType:
-    """A type of task. To add one, write a module with its value and enter it in `distill.tasks.types.TASK_TYPES`.
+    """A type of task. To add one, write a module that defines it and register it in `distill.tasks.types.TASK_TYPES`.
 
-    B sentences of T tokens have labels in a batch and logits of these shapes:
+    The labels in a batch and the logits of B sentences of T tokens have these shapes:
 
     type                  labels                                            logits
     classification        (B,) int64                                        (B, C)
@@ -27,24 +27,24 @@ class TaskType:
     masked_lm             as token_classification, the classes are the words of the vocabulary
 
     Attributes:
-        name: the key in `TASK_TYPES`, by which stored files call this type.
-        model: the Hugging Face auto class of its models. Of the types that share one, all but the first in `TASK_TYPES`
-            have a `problem_type` of their own.
-        head: the entry of `search_spaces.cost.HEADS` for what follows the encoder.
-        problem_type: of the models' configurations.
-        outputs: of the head; None: one for each label, or each word.
+        name: the key in `TASK_TYPES`, which is also used in stored files.
+        model: the Hugging Face auto class of its models. If types share a class, all but the first one in `TASK_TYPES`
+            must have a different `problem_type`.
+        head: the entry of `search_spaces.cost.HEADS` for the model's head.
+        problem_type: the `problem_type` of the models' configurations.
+        outputs: the number of outputs of the head; None means one per label, or per word of the vocabulary.
         classes: whether its labels are named classes.
         loss: (logits, batch, reduction) -> the loss with the labels of the batch, in float32: the mean, or with the
             reduction "sum" the sum, over sentences or labelled tokens. 0 where there are no labels.
         distributions: (logits, batch) -> the logits (N, choices), in float32, of all distributions that are predicted;
             padding is neither a row nor a choice. None: numbers are predicted.
-        split: the class of its rows; None: it learns from text.
-        metrics: by name; the first metric that a task names is its score.
+        split: the class of its splits; None if it learns from text.
+        metrics: metrics by name; the first metric that a task names is its score.
         encode: (tokenizer, split, max_length, stride) -> `distill.tasks.encoding.Encoded`.
-        predict: (encoded rows, logits of each as an array without the batch's dimension, split, labels) -> the
-            predictions that its metrics take, of the first rows of the split: those whose logits there are.
-        references: split -> what its metrics compare predictions with.
-        fault: (split, labels) -> what is wrong with the labels of the rows, or "".
+        predict: (encoded rows, logits of each row without batch dimension, split, labels) -> the predictions for the
+            metrics, for the first rows of the split, as many as there are logits.
+        references: split -> the references with which the metrics compare predictions.
+        fault: (split, labels) -> a description of what is wrong with the labels of the rows, or "".
     """
 
     name: str
@@ -67,10 +67,10 @@ class TaskType:
 
     @property
     def of_sentences(self) -> bool:
-        """Whether it predicts something of whole sentences, from their pooled states; such a head may have experts."""
+        """Whether predictions are for whole sentences, from their pooled states; such a head may have experts."""
         return self.model is AutoModelForSequenceClassification
 
     @property
     def of_tokens(self) -> bool:
-        """Whether it predicts something of every labelled token."""
+        """Whether predictions are for individual tokens."""
         return self.model in (AutoModelForTokenClassification, AutoModelForMaskedLM)

@@ -1,4 +1,4 @@
-"""Classes of one or two sentences."""
+"""Classification of one or two sentences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,12 +32,12 @@ def loss(logits_BC: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
 
 
 def fault(split: Split, labels: Sequence[str]) -> str:
-    """What is wrong with the class indices."""
+    """A description of what is wrong with the class indices, or ""."""
     return outside(split.labels, labels)
 
 
 def outside(indices: Sequence[int], labels: Sequence[str]) -> str:
-    """Says which class indices are no places in the labels, or nothing."""
+    """A description of class indices that are out of range, or "" if there are none."""
     if set(indices) <= set(range(len(labels))):
         return ""
     return f"classes {min(indices)} to {max(indices)}, of {len(labels)}"

@@ -1,4 +1,4 @@
-"""Masked words of text without labels, of which batches are made by `distill.training.distillation.masked`."""
+"""Masked language modelling on text without labels; `distill.training.distillation.masked` masks the batches."""
 
 from transformers import AutoModelForMaskedLM
 

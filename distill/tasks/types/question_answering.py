@@ -1,4 +1,4 @@
-"""Answers that stand in a text: the first and the last token of one, predicted apart."""
+"""Extractive question answering: the first and the last token of an answer in a text are predicted separately."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,17 +15,17 @@ from distill.tasks.splits import QuestionSplit
 from distill.tasks.types.base import Batch, TaskType
 
 LONGEST_QUESTION = 64
-"""Tokens that are kept of a question, or a third of `max_length` where that is less."""
+"""The maximum number of tokens of a question, unless a third of `max_length` is less."""
 
 LONGEST_ANSWER = 30
-"""Tokens that an answer has at most, as in the official baselines."""
+"""The maximum number of tokens of an answer, as in the official baselines."""
 
 
 def encode(tokenizer: Any, split: QuestionSplit, max_length: int, stride: int) -> Encoded:
-    """Questions with windows of their contexts, which overlap by `stride` tokens.
+    """Encode questions with overlapping windows of their contexts, of which consecutive ones share `stride` tokens.
 
     Raises:
-        ValueError: `stride` leaves a window no token of its own.
+        ValueError: `stride` is so large that windows would not advance.
     """
     longest = min(LONGEST_QUESTION, max_length // 3)
     room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
@@ -59,7 +59,7 @@ def encode(tokenizer: Any, split: QuestionSplit, max_length: int, stride: int) -
 
 
 def _shortened(tokenizer: Any, questions: Sequence[str], most: int) -> list[str]:
-    """The questions without blanks before them, cut after their first `most` tokens."""
+    """The questions without leading blanks, truncated to `most` tokens."""
     stripped = [question.lstrip() for question in questions]
     out = tokenizer(stripped, add_special_tokens=False, truncation=True, max_length=most, return_offsets_mapping=True)
     ends = (places[-1][1] if places else 0 for places in out["offset_mapping"])
@@ -67,8 +67,8 @@ def _shortened(tokenizer: Any, questions: Sequence[str], most: int) -> list[str]
 
 
 def _answer_tokens(places_T2: np.ndarray, answers: Sequence[tuple[str, int]]) -> tuple[int, int]:
-    """The first and last token of the first answer, without the blanks around it; (0, 0) where the window does not
-    contain all of it.
+    """The first and last token of the first answer, without surrounding blanks; (0, 0) if the window does not contain
+    it completely.
     """
     inside = np.flatnonzero(places_T2[:, 0] >= 0)
     if not answers or not len(inside):
@@ -83,8 +83,9 @@ def _answer_tokens(places_T2: np.ndarray, answers: Sequence[tuple[str, int]]) ->
 
 
 def predict(rows: Encoded, logits: Sequence[np.ndarray], split: QuestionSplit, labels: Sequence[str]) -> list[str]:
-    """The text of the best answer to each question; that a question has no answer ("") is predicted only if that is so
-    of one of the split.
+    """The text of the best answer to each question.
+
+    Questions are predicted to be unanswerable ("") only if the split has unanswerable questions.
     """
     assert rows.sources is not None
     questions = int(rows.sources[len(logits) - 1]) + 1
@@ -92,12 +93,12 @@ def predict(rows: Encoded, logits: Sequence[np.ndarray], split: QuestionSplit, l
 
 
 def best_answers(rows: Encoded, logits: Sequence[np.ndarray], contexts: Sequence[str], may_be_none: bool) -> list[str]:
-    """For the question about each context the text of its best answer, by the logits (2, T) of the first and the last
-    token in its windows.
+    """The text of the best answer to the question about each context, from the logits (2, T) of the first and last
+    token in each window.
 
-    The best answer is that of all pairs of first and last token in one window's part of the context, at most
-    `LONGEST_ANSWER` tokens long, whose sum of logits is the highest. With `may_be_none`, it is "" if that sum is below
-    the lowest sum at the first token ([CLS]) of the windows.
+    The best answer is the span of at most `LONGEST_ANSWER` tokens, inside one window's part of the context, with the
+    highest sum of first and last logit. With `may_be_none`, it is "" if that sum is below the lowest sum of the two
+    logits at the first token ([CLS]) of a window.
     """
     assert rows.places is not None and rows.sources is not None
     best = np.full(len(contexts), -np.inf)
@@ -124,7 +125,7 @@ def best_answers(rows: Encoded, logits: Sequence[np.ndarray], contexts: Sequence
 
 
 def loss(logits_B2T: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
-    """Cross-entropy with the first and last tokens (B, 2)."""
+    """Cross-entropy with the positions of the first and last tokens (B, 2)."""
     rows_NT = distributions(logits_B2T, batch)
     if not len(rows_NT):
         return rows_NT.sum()
@@ -132,7 +133,7 @@ def loss(logits_B2T: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
 
 
 def distributions(logits_B2T: Tensor, batch: Batch) -> Tensor:
-    """The logits (2 B, T) of the first and of the last token; padding is no choice."""
+    """The logits (2 B, T) of the first and of the last token, with padding masked out."""
     logits = logits_B2T.float()
     padding_BT = batch["attention_mask"] == 0
     return logits.masked_fill(padding_BT[:, None], torch.finfo(logits.dtype).min).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Numbers of one or two sentences."""
+"""Regression: one number for one or two sentences."""
 
 import math
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ def predict(rows: Encoded, logits: Sequence[np.ndarray], split: Split, labels: S
 
 
 def loss(logits_B1: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
-    """The square error of the numbers (B,)."""
+    """The squared error of the numbers (B,)."""
     return F.mse_loss(logits_B1.float()[:, 0], batch["labels"].float(), reduction=reduction)
 
 
 def fault(split: Split, labels: Sequence[str]) -> str:
-    """What is wrong with the numbers."""
+    """A description of what is wrong with the numbers, or ""."""
     return "" if all(map(math.isfinite, split.labels)) else "a label is not finite"
 
 

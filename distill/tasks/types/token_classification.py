@@ -1,4 +1,4 @@
-"""Tags of words, each predicted at the word's first token."""
+"""Token classification: tags of words, each predicted at the word's first token."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from distill.tasks.types.classification import outside
 
 
 def encode(tokenizer: Any, split: TaggedSplit, max_length: int, stride: int) -> Encoded:
-    """Sentences, cut to `max_length` tokens; the first token of a word has the word's tag and number."""
+    """Encode sentences, truncated to `max_length` tokens; the first token of a word gets the word's tag and index."""
     parts = []
     for start in range(0, len(split), CHUNK):
         words = [list(row) for row in split.words[start : start + CHUNK]]
@@ -33,10 +33,10 @@ def encode(tokenizer: Any, split: TaggedSplit, max_length: int, stride: int) -> 
 
 
 def predict(rows: Encoded, logits: Sequence[np.ndarray], split: TaggedSplit, labels: Sequence[str]) -> list[np.ndarray]:
-    """The class indices of the tags of each sentence's words, by the logits (T, C) of its T tokens.
+    """The predicted class indices of each sentence's words, from the logits (T, C) of its T tokens.
 
-    A word that has no token, because it was cut off or has no letter that the tokenizer knows, is outside of all
-    entities (-1 where there is no such tag).
+    A word without a token, because it was truncated or the tokenizer does not know its characters, gets the tag "O", or
+    -1 if there is no such tag.
     """
     outside_tag = labels.index(OUTSIDE) if OUTSIDE in labels else -1
     assert rows.places is not None
@@ -59,12 +59,12 @@ def loss(logits_BTC: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
 
 
 def distributions(logits_BTC: Tensor, batch: Batch) -> Tensor:
-    """The logits (N, C) of the labelled tokens; of a batch without labels, of all tokens that are not padding."""
+    """The logits (N, C) of the labelled tokens, or in a batch without labels of all tokens except padding."""
     return logits_BTC.float()[batch["labels"] != IGNORED if "labels" in batch else batch["attention_mask"].bool()]
 
 
 def fault(split: TaggedSplit, labels: Sequence[str]) -> str:
-    """What is wrong with the tags."""
+    """A description of what is wrong with the tags, or ""."""
     return outside([tag for tags in split.tags for tag in tags], labels)
 
 
