@@ -25,7 +25,7 @@ from supernet.importance import allocate
 LEAST = 4
 # The batch size for which latencies are measured; each sentence has the study's `max_length` tokens.
 LATENCY_BATCH = 1
-# With a single output, this head has the fewest parameters and MACs.
+# With a single output, this head has the fewest parameters.
 SMALLEST_HEAD = TOKEN_CLASSIFICATION
 # Stands for the bound of a cost that is minimised but not bounded.
 NO_LIMIT = 10**18
@@ -85,7 +85,8 @@ def check_feasible(
         search_spaces.spaces.SpaceError: nothing keeps the budget.
     """
     open_below = config.model_copy(update={"space": config.space.model_copy(update={"min_params": 1})})
-    limits = macs_limits(config, base, graph, 1, SMALLEST_HEAD)
+    fewest_macs = min(cost.HEADS, key=lambda head: cost.head_macs(base, labels=1, head=head))
+    limits = macs_limits(config, base, graph, 1, fewest_macs)
     budgeted_space(open_below, base, graph, 1, limits=limits, start=start, vary=vary, head=SMALLEST_HEAD)
 
 

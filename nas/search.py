@@ -150,7 +150,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
     from nas.preparation.prepare import prepare
     from nas.progress import Progress
     from nas.stages import Search, check_stage
-    from nas.study.attributes import formula
+    from nas.study.description import formula
     from nas.study.folder import Folder
     from nas.study.lock import sole_driver
     from nas.study.storage import needed

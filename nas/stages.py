@@ -33,9 +33,8 @@ from nas.preparation.workspace import Workspace, base_of_study
 from nas.runner import run
 from nas.samplers import SAMPLERS, Proposer
 from nas.study import ledger
-from nas.study.attributes import formula
+from nas.study.description import Parameters, formula
 from nas.study.folder import Folder
-from nas.study.parameters import Parameters
 from search_spaces.architecture import DENSE, Architecture, Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space

@@ -40,7 +40,7 @@ from nas.runner import evaluate_trial, evaluator_of
 from nas.runner import run as run_trials
 from nas.stages import BASE_MODEL, UNIFORM, plan, sampler_of
 from nas.study import ledger
-from nas.study.parameters import Parameters
+from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 
 # The numbers of candidates, and the shares of the driver's trials, after which there is a row.

@@ -34,7 +34,7 @@ from benchmarks.search.table import LABELS, Table, load
 from benchmarks.search.winner import FIRST_SEED
 from nas.samplers import SAMPLERS
 from nas.study import ledger
-from nas.study.parameters import Parameters
+from nas.study.description import Parameters
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.graph import FFNGraph

@@ -33,7 +33,7 @@ from nas.preparation.workspace import Workspace
 from nas.runner import run as run_trials
 from nas.samplers import SAMPLERS, Proposer
 from nas.study import ledger
-from nas.study.parameters import Parameters
+from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base

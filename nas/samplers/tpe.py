@@ -11,7 +11,7 @@ from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from nas.samplers.random import RandomSampler
-from nas.study.attributes import choices_of
+from nas.study.description import choices_of
 from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space

@@ -35,11 +35,8 @@ from nas.study.attributes import (
     ORIGIN,
     RUNG,
     SEED,
-    choices_of,
-    constraints,
-    described,
 )
-from nas.study.parameters import Parameters
+from nas.study.description import Parameters, choices_of, constraints, described
 from nas.study.storage import open_storage
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space

@@ -21,7 +21,7 @@ from nas.runner import Proposals, Recorder, Rungs
 from nas.samplers import SAMPLERS
 from nas.stages import CONFIRMATION, Plan, plan
 from nas.study import ledger
-from nas.study.parameters import Parameters
+from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from tests.nas.house import PATIENCE, House, states, trials_of
 

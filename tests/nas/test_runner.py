@@ -23,7 +23,7 @@ from nas.runner import MAX_DUPLICATES, Evaluate, Proposals, Recorder, is_out_of_
 from nas.samplers import SAMPLERS
 from nas.stages import plan
 from nas.study import ledger
-from nas.study.parameters import Parameters
+from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
 from search_spaces.spaces import SIZES

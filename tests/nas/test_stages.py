@@ -24,8 +24,8 @@ from nas.stages import (
     summary,
 )
 from nas.study import ledger
+from nas.study.description import Parameters
 from nas.study.folder import Folder
-from nas.study.parameters import Parameters
 from search_spaces import Architecture, Base, FFNGraph, Genes, Space, cost
 from search_spaces.architecture import Experts
 from search_spaces.graph import GELU

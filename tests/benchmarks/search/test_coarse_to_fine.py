@@ -31,7 +31,7 @@ from benchmarks.search.table import LABELS, Table, load
 from nas.samplers import SAMPLERS
 from nas.stages import CONFIRMATION
 from nas.study import ledger
-from nas.study.parameters import Parameters
+from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces.architecture import Architecture
 

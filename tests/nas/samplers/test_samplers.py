@@ -17,7 +17,7 @@ from sqlalchemy import Engine, event
 from nas.samplers import SAMPLERS, SamplerError
 from nas.samplers.encoding import OPERATIONS
 from nas.study import ledger
-from nas.study.parameters import Parameters
+from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
 from search_spaces.equivalence import function_key

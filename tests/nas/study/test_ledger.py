@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from nas.samplers import SAMPLERS
 from nas.study import ledger
-from nas.study.parameters import Parameters
+from nas.study.description import Parameters
 from nas.study.storage import StorageError, sqlite_url
 from search_spaces import Architecture, Base, Space, cost
 from search_spaces.operations import BINARY, UNARY

@@ -9,8 +9,7 @@ import pytest
 from nas.samplers import SAMPLERS
 from nas.stages import finalists
 from nas.study import ledger
-from nas.study.attributes import choices_of
-from nas.study.parameters import Parameters
+from nas.study.description import Parameters, choices_of
 from nas.study.storage import sqlite_url
 from search_spaces.spaces import Space
 

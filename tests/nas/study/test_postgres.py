@@ -17,8 +17,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from nas.samplers import SAMPLERS
 from nas.study import ledger
+from nas.study.description import Parameters
 from nas.study.lock import StudyInUse, sole_driver
-from nas.study.parameters import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
 from tests.nas.house import House, trials_of, wait

@@ -11,8 +11,7 @@ import pytest
 
 from nas.samplers import SAMPLERS
 from nas.study import ledger
-from nas.study.attributes import constraints
-from nas.study.parameters import OTHER_EXPERTS, Parameters
+from nas.study.description import OTHER_EXPERTS, Parameters, constraints
 from nas.study.storage import sqlite_url
 from search_spaces import DENSE, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
 from search_spaces.spaces import GRAPHS, SIZES, Limit

@@ -1,4 +1,4 @@
-"""The parameters of a trial as Optuna's dashboard shows them: sizes, operations and experts of every layer.
+"""What a trial records of its architecture: parameters, as Optuna's dashboard shows them, attributes and constraints.
 
 A sampler draws an architecture by a sequence of choices (`search_spaces.spaces.Space.suggest`). Trials cannot be
 compared by these choices, because which choices there are depends on earlier ones, and a size is a position between 0
@@ -6,19 +6,23 @@ and 1. Therefore they are stored as an attribute (`nas.study.attributes.CHOICES`
 values that every architecture has.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
+from nas.study.attributes import ARCHITECTURE, CHOICES, FUNCTION, IN_BUDGET, PREFIX
+from search_spaces import cost
 from search_spaces.architecture import DENSE, Architecture, Genes
+from search_spaces.equivalence import function_key
+from search_spaces.formula import layers_latex
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
 from search_spaces.spaces import GRAPHS, SIZES, Space
 
-# The prefix of all names of parameters; the names of a space's choices begin with "layer1/" and so on.
-PREFIX = "layer "
 # The value for a segment without an operation.
 NO_OPERATION = "none"
 # The value for experts that the space does not have, but the architecture that the stage refines.
@@ -119,3 +123,46 @@ def _operation_at(graph: FFNGraph, end: int) -> str:
     if graph.nodes[end].op in BINARY:
         return graph.nodes[end].op
     return last if last in UNARY else NO_OPERATION
+
+
+def described(architecture: Architecture, space: Space, labels: int) -> dict[str, Any]:
+    """The attributes of a trial that follow from its architecture."""
+    return {
+        ARCHITECTURE: json.dumps(architecture.to_json()),
+        IN_BUDGET: space.keeps_budget(architecture),
+        FUNCTION: function_key(architecture),
+        "formula": formula(architecture),
+        "latex": layers_latex(architecture),
+        "params": cost.params(architecture, labels, space.head),
+        "params_active": cost.params_active(architecture, labels, space.head),
+        "macs": cost.macs(architecture, labels=labels, head=space.head),
+    } | {limit.name: limit.total(architecture) for limit in space.limits}
+
+
+def constraints(architecture: Architecture, space: Space) -> list[float]:
+    """By how much an architecture violates each bound of the budget: the lower and the upper bound on parameters, then
+    the limits. All values are at most 0 if it keeps the budget.
+    """
+    params = cost.params(architecture, space.labels, space.head)
+    excess = [space.min_params - params, params - space.max_params]
+    return [float(value) for value in (*excess, *(limit.total(architecture) - limit.most for limit in space.limits))]
+
+
+def formula(architecture: Architecture) -> str:
+    """The layers in short form: stack × inner width, experts if there are any, and graph."""
+    parts = []
+    for genes in architecture.layers:
+        size = f"{genes.stack}×{genes.inner(architecture.base)}"
+        size += f" ({genes.experts})" if genes.experts != DENSE else ""
+        parts.append(f"{size} {genes.graph}")
+    return "; ".join(parts)
+
+
+def choices_of(attributes: dict[str, Any], params: dict[str, Any]) -> dict[str, str | float]:
+    """The choices of the space that lead to a trial's architecture; empty if the architecture was enqueued.
+
+    In studies of version 0.1, which can be resumed, they are the parameters of the trial.
+    """
+    if CHOICES in attributes:
+        return dict(attributes[CHOICES])
+    return {name: value for name, value in params.items() if not name.startswith(PREFIX)}
