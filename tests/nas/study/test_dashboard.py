@@ -13,7 +13,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from tests.nas.study.test_parameters import BASE, HALF, SPACES
+from tests.nas.study.test_description import BASE, HALF, SPACES
 
 from nas.samplers import SAMPLERS
 from nas.study import ledger
