@@ -13,13 +13,13 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from tests.nas.study.test_description import BASE, HALF, SPACES
 
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
+from tests.nas.study.test_description import BASE, HALF, SPACES
 
 CHROMIUM = shutil.which("chromium")
 PATIENCE = 60
