@@ -71,6 +71,7 @@ def launched(program: str, arguments: list[list[Path]], caches: list[Path]) -> l
     return [out for out, *_ in results]
 
 
+@pytest.mark.slow
 def test_every_node_has_what_the_first_one_keeps(tmp_path: Path) -> None:
     caches = [tmp_path / "a", tmp_path / "b"]
     for cache in caches:
