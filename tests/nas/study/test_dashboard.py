@@ -1,7 +1,6 @@
 """What optuna-dashboard draws of a study, in a real browser."""
 
 import random
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,9 +18,9 @@ from nas.study import ledger
 from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
+from tests import requirements
 from tests.nas.study.test_description import BASE, HALF, SPACES
 
-CHROMIUM = shutil.which("chromium")
 PATIENCE = 60
 # Studies by their ids in the dashboard, which count from 1: space, sampler, goals.
 STUDIES = {
@@ -71,26 +70,26 @@ def dashboard(url: str) -> Iterator[str]:
             process.kill()
 
 
-def rendered(page: str, profile: Path) -> str:
+def rendered(browser: str, page: str, profile: Path) -> str:
     """The page's elements after its scripts ran."""
     options = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
-    command = (CHROMIUM, *options, f"--user-data-dir={profile}", "--virtual-time-budget=20000", "--dump-dom", page)
+    command = (browser, *options, f"--user-data-dir={profile}", "--virtual-time-budget=20000", "--dump-dom", page)
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=2 * PATIENCE).stdout
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: the Debian package chromium")
 def test_plots_are_drawn(tmp_path: Path) -> None:
+    browser, profile = requirements.program("chromium"), tmp_path / "profile"
     url = sqlite_url(tmp_path / "study.db")
     for kind in STUDIES:
         fill(url, kind)
     with dashboard(url) as address:
         for number, kind in enumerate(STUDIES, 1):
-            analytics = rendered(f"{address}/dashboard/studies/{number}/analytics", tmp_path / "profile")
+            analytics = rendered(browser, f"{address}/dashboard/studies/{number}/analytics", profile)
             contour = analytics.partition('id="graph-contour"')[2].partition('id="graph-rank"')[0]
             assert 'class="contourlevel"' in contour, kind
             assert contour.count('class="point"') >= 2, kind
-            overview = rendered(f"{address}/dashboard/studies/{number}", tmp_path / "profile")
+            overview = rendered(browser, f"{address}/dashboard/studies/{number}", profile)
             importances = overview.partition('id="graph-hyperparameter-importances"')[2]
             labels = [name for name in Parameters.of(SPACES[kind]).distributions if f">{name}<" in importances]
             assert len(labels) == len(Parameters.of(SPACES[kind]).distributions), kind
