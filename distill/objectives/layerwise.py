@@ -9,7 +9,7 @@ from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_positive, check_weights, sum_of
 from distill.objectives.outputs import ATTENTION_SCORES, Batch, Outputs, of_layers
 from distill.objectives.spec import ObjectivePhase, ObjectiveSpec, Settings
-from distill.tasks.types import REGRESSION
+from distill.tasks.types import predicts_numbers
 
 # TinyBERT's two phases on a task: 10 epochs at 5e-5, then 3 at 3e-5.
 INTERMEDIATE, PREDICTION = 10 / 13, 3 / 13
@@ -143,7 +143,7 @@ def _layers(
 def _prediction(student: Any, weight: float, temperature: float, mean_over_classes: bool, gold: bool) -> Term:
     """Cross-entropy with the teacher's probabilities; with `gold`, a regression uses the label loss instead."""
     check_positive(temperature=temperature)
-    if gold and student.problem_type == REGRESSION:
+    if gold and predicts_numbers(student):
         return terms.labels(weight, "prediction")
 
     def compare(student_NC: Tensor, teacher_NC: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ __all__ = [
     "TaskType",
     "encode",
     "logits_and_kind",
+    "predicts_numbers",
     "task_type",
 ]
 
@@ -75,6 +76,11 @@ def logits_and_kind(outputs: Any, config: Any) -> tuple[Tensor, str]:
     first, *others = (task_type for task_type in TASK_TYPES.values() if task_type.model is model)
     match = (other for other in others if other.problem_type == config.problem_type)
     return logits, next(match, first).name
+
+
+def predicts_numbers(config: Any) -> bool:
+    """Whether models with this Hugging Face configuration predict numbers, as its `problem_type` says."""
+    return any(known.of_numbers for known in TASK_TYPES.values() if known.problem_type == config.problem_type)
 
 
 def encode(

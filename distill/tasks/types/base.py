@@ -71,6 +71,16 @@ class TaskType:
         return self.model is AutoModelForSequenceClassification
 
     @property
+    def single_label(self) -> bool:
+        """Whether the label of a row is the index of one class."""
+        return self.classes and self.of_sentences and self.problem_type in (None, "single_label_classification")
+
+    @property
+    def of_numbers(self) -> bool:
+        """Whether numbers are predicted rather than distributions."""
+        return self.distributions is None
+
+    @property
     def of_tokens(self) -> bool:
         """Whether predictions are for individual tokens."""
         return self.model in (AutoModelForTokenClassification, AutoModelForMaskedLM)

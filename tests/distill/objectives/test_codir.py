@@ -1,6 +1,7 @@
 """CoDIR: its loss, and the bank that its negatives come from."""
 
 import collections
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ import torch
 from torch import Tensor
 
 from distill.objectives import Objective, codir
-from distill.objectives.codir import Bank
+from distill.objectives.codir import CODIR, Bank
 from distill.objectives.outputs import HIDDEN_STATES, LOGITS, of_layers
+from distill.tasks.encoding import Encoded
+from distill.tasks.types import CLASSIFICATION, TASK_TYPES, task_type
 from tests.distill.objectives import references
 from tests.distill.objectives.cases import KINDS, Case, array, case, exactly, hard, reached, soft
 
@@ -198,3 +201,14 @@ def test_settings_out_of_range(settings: dict[str, object], message: str) -> Non
 def test_depths_that_do_not_divide() -> None:
     with pytest.raises(ValueError, match="5 teacher layers cannot be shared out evenly to 2 student layers"):
         made(case(depths=(2, 5)))
+
+
+@pytest.mark.parametrize("name", ["single_label_classification", "multi_label_classification"])
+def test_negatives_of_an_added_type(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have another class where each sentence has one class."""
+    monkeypatch.setitem(TASK_TYPES, "added", replace(task_type(CLASSIFICATION), name="added", problem_type=name))
+    one = np.ones(4, np.int32)
+    rows = Encoded(one, one, np.arange(5), np.array([0, 1, 1, 0]), kind="added")
+    assert CODIR.row_arguments is not None
+    single = name.startswith("single")
+    assert CODIR.row_arguments(rows) == {"rows": 4, "labels": [0, 1, 1, 0] if single else None}

@@ -1,5 +1,7 @@
 """EfficientBERT and TinyBERT, against references of their own."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given as drawn
 from hypothesis import settings
@@ -8,7 +10,7 @@ from torch import nn
 
 from distill.objectives import efficientbert, tinybert
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, ROUTINGS, of_layers
-from distill.tasks.types import QUESTION_ANSWERING, REGRESSION
+from distill.tasks.types import QUESTION_ANSWERING, REGRESSION, TASK_TYPES, task_type
 from tests.distill.objectives import references
 from tests.distill.objectives.cases import KINDS, Case, array, case, exactly, hard, mapped, reached, soft
 
@@ -140,3 +142,13 @@ def test_what_cannot_be_used(make: object) -> None:
 def test_a_phase_that_there_is_not() -> None:
     with pytest.raises(ValueError, match="unknown phase 'hidden': choose intermediate or prediction"):
         tinybert(*case().configs, phase="hidden")
+
+
+def test_an_added_type_that_predicts_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TinyBERT learns them from the labels, without a teacher, as those of a regression."""
+    student, teacher = case(QUESTION_ANSWERING).configs
+    student.problem_type = "ratings"
+    assert tinybert(student, teacher, phase="prediction").teacher_needs
+    ratings = replace(task_type(REGRESSION), name="ratings", problem_type="ratings")
+    monkeypatch.setitem(TASK_TYPES, "ratings", ratings)
+    assert not tinybert(student, teacher, phase="prediction").teacher_needs
