@@ -8,14 +8,11 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import log
-from typing import TYPE_CHECKING
 
 from search_spaces.architecture import Architecture, Genes
 from search_spaces.counting import Bounds, Cost, add, count_within
 from search_spaces.grammar import choices_of, suggest_graph
-
-if TYPE_CHECKING:
-    from search_spaces.spaces import Space
+from search_spaces.spaces import Space
 
 # The fraction of steps that change a graph if both graphs and sizes are searched.
 GRAPH_STEPS = 1 / 3
@@ -23,8 +20,12 @@ GRAPH_STEPS = 1 / 3
 STARTS = 3
 
 
-def neighbours(space: "Space", architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
-    """See `Space.neighbours`."""
+def neighbours(space: Space, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
+    """Members of the space one step away, in random order: the size of one layer, or one choice of its graph, differs.
+
+    A step that leaves the budget is repaired by changing the size of a random second layer, if one fits. For an
+    architecture outside the space, the first neighbour is its nearest member, followed by that member's neighbours.
+    """
     if architecture not in space:
         architecture = nearest(space, architecture)
         yield architecture
@@ -40,8 +41,13 @@ def neighbours(space: "Space", architecture: Architecture, rng: random.Random) -
             yield neighbour
 
 
-def nearest(space: "Space", architecture: Architecture) -> Architecture:
-    """See `Space.nearest`."""
+def nearest(space: Space, architecture: Architecture) -> Architecture:
+    """A member of the space close to an architecture, which must have the same base but may have any graphs and sizes.
+
+    Graphs outside the space become the base graph (or the start's). For the sizes, coordinate descent from random
+    starts, over two layers at a time, minimises the sum of the layers' `distance`, so the result is the nearest member
+    or close to it.
+    """
     wanted = architecture.layers
     graphs = tuple(
         genes.graph if space.varies_graphs and space.spells(genes.graph) else start
@@ -65,7 +71,7 @@ def nearest(space: "Space", architecture: Architecture) -> Architecture:
     return Architecture(space.base, tuple(row[option] for row, option in zip(options, best, strict=True)))
 
 
-def distance(space: "Space", option: Genes, wanted: Genes) -> float:
+def distance(space: Space, option: Genes, wanted: Genes) -> float:
     """The difference in size between two layers: |log ratio| of the total inner channels + |difference| of the stacks +
     |log ratio| of the experts' counts, + 1 if any setting of the experts differs.
     """
@@ -74,7 +80,7 @@ def distance(space: "Space", option: Genes, wanted: Genes) -> float:
     return abs(log(channels / wanted_channels)) + abs(option.stack - wanted.stack) + experts
 
 
-def _size_steps(space: "Space", architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
+def _size_steps(space: Space, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
     steps = [
         (layer, genes)
         for layer, current in enumerate(architecture.layers)
@@ -86,7 +92,7 @@ def _size_steps(space: "Space", architecture: Architecture, rng: random.Random) 
         yield from _within_budget(space, architecture, layer, genes, rng)
 
 
-def _graph_steps(space: "Space", architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
+def _graph_steps(space: Space, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
     steps = []
     for layer, genes in enumerate(architecture.layers):
         choices_of_graph = choices_of(genes.graph, _NAME, space.gated)
@@ -110,7 +116,7 @@ def _graph_steps(space: "Space", architecture: Architecture, rng: random.Random)
 
 
 def _within_budget(
-    space: "Space", architecture: Architecture, layer: int, genes: Genes, rng: random.Random
+    space: Space, architecture: Architecture, layer: int, genes: Genes, rng: random.Random
 ) -> Iterator[Architecture]:
     """The architecture with these genes in one layer and, if the budget requires it, another size in a second layer.
 

@@ -8,14 +8,13 @@ given the layers below. This only needs the number of ways to reach each total c
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import product
 from typing import TypeVar
 
-from search_spaces import neighbourhood
 from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
 from search_spaces.cost import CLASSIFICATION, ffn_params, fixed_params
 from search_spaces.counting import Bounds, Cost, add, count_rest, count_within, invert, position_of
@@ -199,23 +198,6 @@ class Space:
             return rng.choice(choices)
         others = [choice for choice in choices if choice != default]
         return rng.choice(others) if rng.random() < self.edit_rate else default
-
-    def neighbours(self, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
-        """Members one step away, in random order: the size of one layer, or one choice of its graph, is changed.
-
-        A step that leaves the budget is repaired by changing the size of a random second layer, if one fits. For an
-        architecture outside the space, the first neighbour is its nearest member, followed by that member's neighbours.
-        """
-        return neighbourhood.neighbours(self, architecture, rng)
-
-    def nearest(self, architecture: Architecture) -> Architecture:
-        """A member close to the given architecture, which must have the same base but may have any graphs and sizes.
-
-        Graphs outside the space become the base graph (or the start's). For the sizes, coordinate descent from random
-        starts, over two layers at a time, minimises the sum of the layers' `neighbourhood.distance`, so the result is
-        the nearest member or close to it.
-        """
-        return neighbourhood.nearest(self, architecture)
 
     @cached_property
     def sizes(self) -> tuple[tuple[int, Fraction, Experts], ...]:

@@ -20,16 +20,13 @@ def modules() -> dict[str, Path]:
     return names | {"train_final": PROJECT / "train_final.py"}
 
 
-def imported(name: str, node: ast.AST, known: set[str], runs: bool = True) -> Iterator[tuple[str, bool]]:
-    """The known modules that a module imports anywhere, also in functions; and whether the import runs, or is for the
-    annotations of types alone.
-    """
+def imported(name: str, node: ast.AST, known: set[str]) -> Iterator[str]:
+    """The known modules that a module imports anywhere, also in functions and for annotations of types."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
-            yield from ((other, runs) for other in named(name, child, known))
+            yield from named(name, child, known)
         else:
-            checking = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
-            yield from imported(name, child, known, runs and not checking)
+            yield from imported(name, child, known)
 
 
 def named(name: str, node: ast.Import | ast.ImportFrom, known: set[str]) -> set[str]:
@@ -49,15 +46,13 @@ def graph() -> networkx.DiGraph:
     result.add_nodes_from(files)
     for name, path in files.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        for other, runs in imported(name, tree, set(files)):
-            result.add_edge(name, other, runs=runs or result.edges.get((name, other), {}).get("runs", False))
+        result.add_edges_from((name, other) for other in imported(name, tree, set(files)))
     assert len(result) > 80 and result.number_of_edges() > 200
     return result
 
 
 def test_no_module_imports_itself_through_others(graph: networkx.DiGraph) -> None:
-    running = networkx.DiGraph((name, other) for name, other, runs in graph.edges(data="runs") if runs)
-    circles = [sorted(circle) for circle in networkx.strongly_connected_components(running) if len(circle) > 1]
+    circles = [sorted(circle) for circle in networkx.strongly_connected_components(graph) if len(circle) > 1]
     assert circles == []
 
 

@@ -7,6 +7,7 @@ from operator import itemgetter
 from nas.samplers.random import RandomSampler
 from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
+from search_spaces.neighbourhood import neighbours
 
 POPULATION_SIZE = 12
 TOURNAMENT_SIZE = 4
@@ -27,5 +28,5 @@ class Evolution(RandomSampler):
         ]
         if len(scored) >= POPULATION_SIZE:
             _, parent = max(rng.sample(scored[-POPULATION_SIZE:], TOURNAMENT_SIZE), key=itemgetter(0))
-            yield from self.space.neighbours(parent, rng)
+            yield from neighbours(self.space, parent, rng)
         yield from super().propose(observations, rng)

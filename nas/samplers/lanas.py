@@ -22,6 +22,7 @@ from nas.samplers.proposer import ZeroCostProxy
 from nas.samplers.random import RandomSampler
 from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
+from search_spaces.neighbourhood import neighbours
 from search_spaces.spaces import Space
 
 # Proposals are random until this many trials have a score; fewer are enough with a zero-cost proxy.
@@ -115,7 +116,7 @@ class LaNAS(RandomSampler):
         for _ in range(RANDOM):
             yield self.space.sample(rng)
         for parent in best[:PARENTS]:
-            yield from islice(self.space.neighbours(parent, rng), NEIGHBOURS)
+            yield from islice(neighbours(self.space, parent, rng), NEIGHBOURS)
 
     def order(self, new: np.ndarray, features: np.ndarray, values: np.ndarray) -> Iterable[int]:
         """The row numbers of `new`, the best first, by a surrogate that is fitted to `features` and `values`."""

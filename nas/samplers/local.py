@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from nas.samplers.random import RandomSampler
 from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
+from search_spaces.neighbourhood import neighbours
 
 # The search restarts after this many consecutive trials without improvement.
 PATIENCE = 30
@@ -29,5 +30,5 @@ class LocalSearch(RandomSampler):
                 if without_improvement == PATIENCE:
                     best, without_improvement = None, 0
         if best is not None:
-            yield from self.space.neighbours(best[1], rng)
+            yield from neighbours(self.space, best[1], rng)
         yield from super().propose(observations, rng)

@@ -11,6 +11,7 @@ from nas.samplers.random import RandomSampler
 from nas.study.attributes import DUPLICATE_OF, IN_BUDGET
 from nas.study.ledger import Observation, architecture_of
 from search_spaces.architecture import Architecture
+from search_spaces.neighbourhood import neighbours
 
 POPULATION_SIZE = 12
 
@@ -35,5 +36,5 @@ class NSGA2(RandomSampler):
         ]
         if len(candidates) >= POPULATION_SIZE:
             parents = NSGAIIElitePopulationSelectionStrategy(population_size=POPULATION_SIZE)(study, candidates)
-            yield from self.space.neighbours(architecture_of(rng.choice(parents)), rng)
+            yield from neighbours(self.space, architecture_of(rng.choice(parents)), rng)
         yield from self.propose(observations, rng)

@@ -16,6 +16,7 @@ from nas.study.ledger import Observation, history
 from search_spaces.architecture import Architecture
 from search_spaces.equivalence import function_key
 from search_spaces.errors import UserError
+from search_spaces.neighbourhood import neighbours
 from search_spaces.spaces import GRAPHS, Space
 
 # An estimate of how good an architecture is that needs no evaluation; higher is better.
@@ -130,7 +131,7 @@ class Proposer(BaseSampler):
         to_expand = [observation.architecture for observation in observations]
         rng.shuffle(to_expand)
         while to_expand:
-            for neighbour in self.space.neighbours(to_expand.pop(), rng):
+            for neighbour in neighbours(self.space, to_expand.pop(), rng):
                 if function_key(neighbour) not in known:
                     return neighbour
                 if neighbour not in reached:

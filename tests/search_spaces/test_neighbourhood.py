@@ -8,8 +8,7 @@ from functools import partial
 
 import pytest
 
-from search_spaces import DENSE, Architecture, Base, Experts, Space
-from search_spaces.neighbourhood import distance
+from search_spaces import DENSE, Architecture, Base, Experts, Space, neighbourhood
 from search_spaces.spaces import GRAPHS, SIZES
 from tests.search_spaces.small_spaces import KINDS, ROUTED, all_sizes, kinds_of_space
 
@@ -21,7 +20,7 @@ def test_neighbours_are_other_members_near_by(kind: str, gated: bool) -> None:
     for seed in range(10):
         rng = random.Random(seed)
         architecture = space.sample(rng)
-        neighbours = list(itertools.islice(space.neighbours(architecture, rng), 60))
+        neighbours = list(itertools.islice(neighbourhood.neighbours(space, architecture, rng), 60))
         assert len(set(neighbours)) > (20 if GRAPHS in space.vary else 5)
         for neighbour in neighbours:
             assert neighbour in space
@@ -42,7 +41,7 @@ def test_neighbours_lead_everywhere(kind: str) -> None:
     architecture = space.sample(rng)
     seen = set()
     for _ in range(200):
-        architecture = next(space.neighbours(architecture, rng))
+        architecture = next(neighbourhood.neighbours(space, architecture, rng))
         seen.add(architecture)
     for place in range(space.base.depth):
         assert len({other.layers[place] for other in seen}) > 3
@@ -57,7 +56,7 @@ def test_a_size_space_is_walked_through_whole(experts: tuple[Experts, ...]) -> N
         if architecture not in seen:
             seen.add(architecture)
             rng = random.Random(len(seen))
-            waiting += [other for _ in range(5) for other in space.neighbours(architecture, rng)]
+            waiting += [other for _ in range(5) for other in neighbourhood.neighbours(space, architecture, rng)]
     assert len(seen) == space.size_count() > 20
 
 
@@ -65,23 +64,23 @@ def test_a_size_space_is_walked_through_whole(experts: tuple[Experts, ...]) -> N
 def test_the_nearest_member(kind: str) -> None:
     space = kinds_of_space()[kind]
     member = space.sample(random.Random(1))
-    assert space.nearest(member) == member
+    assert neighbourhood.nearest(space, member) == member
     odd = Architecture.uniform(space.base, stack=2, expansion=Fraction(5, space.base.inner))
-    nearest = space.nearest(odd)
+    nearest = neighbourhood.nearest(space, odd)
     assert odd not in space
     assert nearest in space
-    assert next(space.neighbours(odd, random.Random(0))) == nearest
+    assert next(neighbourhood.neighbours(space, odd, random.Random(0))) == nearest
     if space.vary == {SIZES}:
         everything = all_sizes(space, [genes.graph for genes in nearest.layers])
-        best = min(sum(map(partial(distance, space), layers, odd.layers)) for layers in everything)
-        assert sum(map(partial(distance, space), nearest.layers, odd.layers)) == pytest.approx(best)
+        best = min(sum(map(partial(neighbourhood.distance, space), layers, odd.layers)) for layers in everything)
+        assert sum(map(partial(neighbourhood.distance, space), nearest.layers, odd.layers)) == pytest.approx(best)
 
 
 def test_the_nearest_member_of_one_layer() -> None:
     base = Base(depth=1, width=8, heads=2, inner=16, vocabulary=50, positions=16)
     space = Space(base, (1, 2), (Fraction(1, 4), Fraction(1, 2), Fraction(1)), 1, 10**6)
     odd = Architecture.uniform(base, expansion=Fraction(7, 16))
-    assert space.nearest(odd) == Architecture.uniform(base, expansion=Fraction(1, 2))
+    assert neighbourhood.nearest(space, odd) == Architecture.uniform(base, expansion=Fraction(1, 2))
 
 
 def test_the_nearest_experts() -> None:
@@ -90,7 +89,8 @@ def test_the_nearest_experts() -> None:
     space = Space(base, (1,), (Fraction(1, 4),), 1, 10**6, experts=options)
 
     def nearest(experts: Experts) -> Experts:
-        return space.nearest(Architecture.uniform(base, expansion=Fraction(1, 4), experts=experts)).layers[0].experts
+        uniform = Architecture.uniform(base, expansion=Fraction(1, 4), experts=experts)
+        return neighbourhood.nearest(space, uniform).layers[0].experts
 
     assert [nearest(experts) for experts in options] == list(options)
     assert nearest(Experts(8, Fraction(1))).count == 4

@@ -9,6 +9,7 @@ import pytest
 from search_spaces import OPERATIONS, UNARY, Architecture, Base, FFNGraph, GraphError, Operation, Space, cost
 from search_spaces.equivalence import fingerprint, function_key
 from search_spaces.formula import expression, latex, layers_latex
+from search_spaces.neighbourhood import neighbours
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 TEXT = "project(square(expand(x)))"
@@ -31,7 +32,7 @@ def test_it_is_drawn(square: None) -> None:
     for architecture in with_it:
         assert Architecture.from_json(architecture.to_json()) == architecture
         assert architecture in space
-        assert next(space.neighbours(architecture, random.Random(0))) in space
+        assert next(neighbours(space, architecture, random.Random(0))) in space
         assert len(function_key(architecture)) == 32
     start = Architecture.uniform(BASE, graph())
     assert start in space

@@ -23,6 +23,7 @@ from search_spaces import (
     Space,
     SpaceError,
     cost,
+    neighbourhood,
 )
 from search_spaces.spaces import GRAPHS, SIZES
 from tests.search_spaces.small_spaces import HIGH, KINDS, LOW, ROUTED, all_sizes, kinds_of_space, splits
@@ -332,7 +333,7 @@ def test_a_graph_that_cannot_be_spelled() -> None:
     assert start not in space
     with pytest.raises(SpaceError, match=r"no member of the space: layers\[0\] has the graph add"):
         space.choices(start)
-    assert {genes.graph for genes in space.nearest(start).layers} == {GELU}
+    assert {genes.graph for genes in neighbourhood.nearest(space, start).layers} == {GELU}
     # What varies starts from the base graph; what does not is kept as it is.
     varied = replace(space, start=start, vary=frozenset({GRAPHS}), edit_rate=0.0, min_params=1)
     assert {genes.graph for genes in varied.sample(random.Random(0)).layers} == {GELU}

@@ -33,6 +33,7 @@ from nas.stages import CONFIRMATION
 from nas.study import ledger
 from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
+from search_spaces import neighbourhood
 from search_spaces.architecture import Architecture
 
 RANDOM = SAMPLERS["random"]
@@ -88,7 +89,7 @@ def test_members_of_views_are_those_of_the_table_that_their_names_say(table: Tab
         drawn = {view.whole(view.space.sample(rng)) for _ in range(len(members) * 10 if len(members) < 100 else 100)}
         assert drawn <= members
         assert len(members) > 100 or len(drawn) > 0.9 * len(members)
-        near_by = islice(view.space.neighbours(view.space.sample(rng), rng), 10)
+        near_by = islice(neighbourhood.neighbours(view.space, view.space.sample(rng), rng), 10)
         assert {view.whole(one) for one in near_by} <= members
 
 
