@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from accelerate import Accelerator
 
-    from tests.nas.house import House
+    from tests.nas.tiny_study import TinyStudy
 
 # A busy machine makes a test slow, not wrong.
 settings.register_profile("untimed", deadline=None)
@@ -40,27 +40,27 @@ def accelerator() -> "Iterator[Accelerator]":
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> "House":
-    """The tiny teacher, preset and text of a test run, which all tests share."""
-    from tests.nas.house import shared
+def shared_study(tmp_path_factory: pytest.TempPathFactory) -> "TinyStudy":
+    """The tiny study of a test run, which all tests share."""
+    from tests.nas.tiny_study import shared
 
     return shared(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture
-def house(built: "House", monkeypatch: pytest.MonkeyPatch) -> "Iterator[House]":
-    """The same, with its cache folder set for this process too; accelerate's process-wide state is reset."""
+def tiny_study(shared_study: "TinyStudy", monkeypatch: pytest.MonkeyPatch) -> "Iterator[TinyStudy]":
+    """The tiny study, whose cache folder this process uses, too; accelerate's process-wide state is reset."""
     from accelerate.state import AcceleratorState
 
-    monkeypatch.setenv("FFN_NAS_CACHE", str(built.cache))
+    monkeypatch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
     AcceleratorState._reset_state(reset_partial_state=True)
-    yield built
+    yield shared_study
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture(scope="session")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> "Path":
-    """The study folder of a finished search of stage 1 on them."""
-    from tests.nas.house import finished
+    """The folder of a finished search of stage 1 with the tiny study's preset."""
+    from tests.nas.tiny_study import finished
 
     return finished(tmp_path_factory.getbasetemp())

@@ -32,9 +32,8 @@ from nas.preparation.prepare import prepare
 from nas.stages import plan
 from search_spaces import PUBLISHED, Architecture, cost
 from supernet.model.modeling_nas_bert import NasBertForSequenceClassification
-from tests.nas import house as houses
-from tests.nas.house import House
 from tests.nas.rows import study
+from tests.nas.tiny_study import TIMEOUT, TinyStudy, wait
 
 ELSEWHERE = """
 import sys
@@ -62,9 +61,9 @@ SENTENCES = ["Badofi kule moni.", "Paru."]
 
 
 @pytest.fixture(scope="module")
-def final(tmp_path_factory: pytest.TempPathFactory, searched: Path) -> Path:
+def final(shared_study: TinyStudy, searched: Path) -> Path:
     """A checkpoint of the winner, where the command puts it by itself."""
-    result = houses.shared(tmp_path_factory.getbasetemp()).run("train_final.py", searched / "architecture.json")
+    result = shared_study.run("train_final.py", searched / "architecture.json")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert str(searched / "final") in result.stdout.replace("\n", "")
@@ -91,19 +90,19 @@ def test_it_loads_where_this_project_is_not_installed(final: Path, tmp_path: Pat
     assert list(labels.values()) == ["numpy", "python", "torch"]
 
 
-def test_what_it_leaves(final: Path, searched: Path, house: House) -> None:
+def test_what_it_leaves(final: Path, searched: Path, tiny_study: TinyStudy) -> None:
     architecture = Architecture.load(searched / "architecture.json")
     assert Architecture.load(final / "architecture.json") == architecture
-    assert load_config(str(final / "config.toml")) == house.config
+    assert load_config(str(final / "config.toml")) == tiny_study.config
     model = NasBertForSequenceClassification.from_pretrained(final)
     assert sum(parameter.numel() for parameter in model.parameters()) == cost.params(architecture, 3)
 
 
-def test_metrics(final: Path, searched: Path, house: House) -> None:
+def test_metrics(final: Path, searched: Path, tiny_study: TinyStudy) -> None:
     architecture = Architecture.load(searched / "architecture.json")
     full = Architecture.uniform(architecture.base)
     facts = json.loads((final / "metrics.json").read_text())
-    workspace = prepare(house.config, "cpu")
+    workspace = prepare(tiny_study.config, "cpu")
     rows = len(load_encoded(workspace.data / "dev.npz"))
     assert (facts["task"], facts["dev_rows"], facts["seed"], facts["batch"]) == ("library", rows, 0, 1)
     models = facts["models"]
@@ -145,9 +144,9 @@ def test_it_overwrites_nothing(final: Path, searched: Path, tmp_path: Path, caps
     assert "ot a directory" in refused([*arguments, tmp_path / "file" / "final"], capsys)
 
 
-def test_mistakes(house: House, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(tiny_study: TinyStudy, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = searched / "architecture.json"
-    elsewhere = ["--preset", house.preset, "--out", tmp_path / "final"]
+    elsewhere = ["--preset", tiny_study.preset, "--out", tmp_path / "final"]
     assert "missing.json: no such file" in refused([tmp_path / "missing.json"], capsys)
     assert "is a directory" in refused([searched], capsys)
     assert "unknown preset 'dem'; did you mean 'demo'?" in refused([given, "--preset", "dem"], capsys)
@@ -170,10 +169,10 @@ def test_mistakes(house: House, searched: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_training_that_diverges(
-    house: House, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_study: TinyStudy, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     last = "learning_rate = {}\n\n[sharing]"  # of the table [final]
-    preset = house.variant(tmp_path / "hot.toml", (last.format("1e-3"), last.format("1e30")))
+    preset = tiny_study.variant(tmp_path / "hot.toml", (last.format("1e-3"), last.format("1e30")))
     arguments = [searched / "architecture.json", "--preset", preset, "--out", tmp_path / "final", "--device", "cpu"]
     assert "final: the loss is" in refused(arguments, capsys)
 
@@ -189,8 +188,8 @@ class Small:
         return [self.architecture, "--preset", self.preset, "--out", out, "--device", "cpu", "--skip-base", *more]
 
 
-def small(house: House, folder: Path, kind: str, **changes: object) -> Small:
-    preset = study(house, folder, kind, **changes)
+def small(tiny_study: TinyStudy, folder: Path, kind: str, **changes: object) -> Small:
+    preset = study(tiny_study, folder, kind, **changes)
     base, graph = prepare(load_config(str(preset)), "cpu").base()
     path = folder / "architecture.json"
     Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2)).save(path)
@@ -222,19 +221,19 @@ def records(folder: Path) -> int:
 
 @pytest.mark.slow
 def test_a_killed_training_goes_on_as_if_nothing_had_happened(
-    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = small(house, tmp_path / "study", "rows", pretrain=rate(110), final=rate(230))
+    given = small(tiny_study, tmp_path / "study", "rows", pretrain=rate(110), final=rate(230))
     logs = tmp_path / "logs"
     out = tmp_path / "killed"
     again = given.arguments(out, "--resume")
     with (
-        house.running("train_final.py", *given.arguments(tmp_path / "whole", "--tensorboard", logs)) as whole,
-        house.running("train_final.py", *given.arguments(out)) as process,
+        tiny_study.running("train_final.py", *given.arguments(tmp_path / "whole", "--tensorboard", logs)) as whole,
+        tiny_study.running("train_final.py", *given.arguments(out)) as process,
     ):
-        houses.wait(process, (out / "state" / "student" / "final" / "phase-1.pt").exists)
+        wait(process, (out / "state" / "student" / "final" / "phase-1.pt").exists)
         process.kill()
-        shown, error = whole.communicate(timeout=houses.PATIENCE)
+        shown, error = whole.communicate(timeout=TIMEOUT)
     assert (whole.returncode, error) == (0, "")
     # Besides the losses a file has a version.
     assert {path.name: records(path) for path in (logs / "student").iterdir()} == {
@@ -250,7 +249,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
     Architecture.uniform(Architecture.load(given.architecture).base, expansion=Fraction(1, 4)).save(other.architecture)
     assert "of another configuration, architecture" in refused(other.arguments(out, "--resume"), capsys)
     assert "student: pre-training" in shown
-    resumed = house.run("train_final.py", *again)
+    resumed = tiny_study.run("train_final.py", *again)
     assert (resumed.returncode, resumed.stderr) == (0, "")
     (weights, facts), (expected, expected_facts) = left(out), left(tmp_path / "whole")
     assert facts == expected_facts
@@ -259,8 +258,8 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
     assert "is not empty: choose another folder\n" in refused(again, capsys)
 
 
-def test_what_was_cut_short_while_it_was_written_can_be_resumed(house: House, tmp_path: Path) -> None:
-    given = small(house, tmp_path / "study", "rows")
+def test_what_was_cut_short_while_it_was_written_can_be_resumed(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    given = small(tiny_study, tmp_path / "study", "rows")
     out = tmp_path / "final"
     assert main([str(argument) for argument in given.arguments(out)]) == 0
     (out / "metrics.json").unlink()
@@ -278,9 +277,14 @@ def test_what_was_cut_short_while_it_was_written_can_be_resumed(house: House, tm
     ],
 )
 def test_models_of_other_kinds(
-    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, auto: Any, shape: tuple[int, ...]
+    tiny_study: TinyStudy,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    auto: Any,
+    shape: tuple[int, ...],
 ) -> None:
-    given = small(house, tmp_path / "study", kind)
+    given = small(tiny_study, tmp_path / "study", kind)
     out = tmp_path / "final"
     assert main([str(argument) for argument in given.arguments(out)]) == 0
     shown = capsys.readouterr().out
@@ -301,8 +305,10 @@ def test_models_of_other_kinds(
     assert kind != "regression" or model.config.problem_type == "regression"
 
 
-def test_experts_that_a_search_does_not_draw(house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = small(house, tmp_path / "study", "rows")
+def test_experts_that_a_search_does_not_draw(
+    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = small(tiny_study, tmp_path / "study", "rows")
     dense = Architecture.load(given.architecture)
     architecture = replace(dense, base=replace(dense.base, attention_experts=2, head_experts=3))
     architecture.save(given.architecture)
@@ -318,25 +324,27 @@ def test_experts_that_a_search_does_not_draw(house: House, tmp_path: Path, capsy
     assert (row["params"], row["params_active"]) == (cost.params(architecture, 3), cost.params_active(architecture, 3))
     model = NasBertForSequenceClassification.from_pretrained(out)
     assert (model.config.attention_experts, model.config.head_experts) == (2, 3)
-    tagging = small(house, tmp_path / "tagging", "tagging")
+    tagging = small(tiny_study, tmp_path / "tagging", "tagging")
     architecture.save(tagging.architecture)
     message = refused(tagging.arguments(tmp_path / "never"), capsys)
     assert "the architecture has experts in its head, which a token_classification has not" in message
 
 
-def test_without_anything_to_learn_from_text(house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_anything_to_learn_from_text(
+    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     only = {"name": "efficientbert", "attention": 0.0, "hidden": 0.0, "embedding": 0.0}
     for number, objective in enumerate(({"name": "kd"}, only)):
-        given = small(house, tmp_path / f"{number}", "rows", objective=objective)
+        given = small(tiny_study, tmp_path / f"{number}", "rows", objective=objective)
         assert main([str(argument) for argument in given.arguments(tmp_path / f"final-{number}")]) == 0
         shown = capsys.readouterr().out
         assert "no pre-training: " in shown and "student: pre-training" not in shown
 
 
-def test_genes_on_another_base(house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """EfficientBERT's genes on twice its layers, as those of EfficientBERT++, and narrower ones."""
     base = {"depth": 12, "width": 8, "heads": 2, "inner": 12, "embedding": 4}
-    preset = study(house, tmp_path, "rows", base=base, objective={"name": "kd"}, pretrain=rate(0), final=rate(2))
+    preset = study(tiny_study, tmp_path, "rows", base=base, objective={"name": "kd"}, pretrain=rate(0), final=rate(2))
     text = preset.read_text().replace("stacks = [\n    1,\n    2,\n]", "stacks = [1, 2, 3, 4]")
     assert "stacks = [1, 2, 3, 4]" in text
     preset.write_text(text)
@@ -356,9 +364,9 @@ def test_genes_on_another_base(house: House, tmp_path: Path, capsys: pytest.Capt
     assert "did you mean 'efficientbert'" in refused(["eficientbert", "--preset", preset], capsys)
 
 
-def test_a_student_that_starts_as_a_slice_of_stage_3_s_supernet(house: House, tmp_path: Path) -> None:
+def test_a_student_that_starts_as_a_slice_of_stage_3_s_supernet(tiny_study: TinyStudy, tmp_path: Path) -> None:
     """EfficientBERT+: straight from the shared weights to the task."""
-    preset = study(house, tmp_path, "both", pretrain=rate(0), final=rate(0) | {"start": "shared"})
+    preset = study(tiny_study, tmp_path, "both", pretrain=rate(0), final=rate(0) | {"start": "shared"})
     config = load_config(str(preset))
     workspace = prepare(config, "cpu")
     base, graph = workspace.base()
@@ -377,14 +385,14 @@ def test_a_student_that_starts_as_a_slice_of_stage_3_s_supernet(house: House, tm
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_batches(house: House, tmp_path: Path) -> None:
-    given = small(house, tmp_path / "study", "rows", pretrain=rate(4), final=rate(120))
+def test_two_processes_share_the_batches(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    given = small(tiny_study, tmp_path / "study", "rows", pretrain=rate(4), final=rate(120))
     alone, together = tmp_path / "alone", tmp_path / "together"
     # `accelerate launch --cpu` starts one process, whatever --num_processes says; on GPUs it does what this does.
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    with house.running(*launch, "train_final.py", *given.arguments(together)) as process:
+    with tiny_study.running(*launch, "train_final.py", *given.arguments(together)) as process:
         assert main([str(argument) for argument in given.arguments(alone)]) == 0
-        shown, error = process.communicate(timeout=houses.PATIENCE)
+        shown, error = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, error
     assert "Traceback" not in error
     (weights, facts), (expected, expected_facts) = left(together), left(alone)

@@ -14,7 +14,7 @@ from zipfile import ZipFile
 import pytest
 
 from tests.checkout import PACKAGES, ROOT, copy_to
-from tests.nas.house import House
+from tests.nas.tiny_study import TinyStudy
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def command(wheel: Path, built: House, tmp_path_factory: pytest.TempPathFactory) -> Command:
+def command(wheel: Path, shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory) -> Command:
     """Runs a program of a virtual environment with the wheel, in a folder without the sources; returns its output.
 
     The project's dependencies are those of the environment that runs the tests.
@@ -46,7 +46,7 @@ def command(wheel: Path, built: House, tmp_path_factory: pytest.TempPathFactory)
     # A path in a .pth file adds the modules there, without those that are installed in editable mode.
     (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    variables |= {"FFN_NAS_CACHE": str(built.cache), "OMP_NUM_THREADS": "1"}
+    variables |= {"FFN_NAS_CACHE": str(shared_study.cache), "OMP_NUM_THREADS": "1"}
 
     def run(program: str, *arguments: object) -> str:
         line = [environment / "bin" / program, *map(str, arguments)]
@@ -71,7 +71,7 @@ def test_the_wheel_has_licence_types_and_presets(wheel: Path) -> None:
     assert not any(name.startswith(("tests", "benchmarks", "examples", "docs")) for name in names)
 
 
-def test_the_commands_of_the_wheel(command: Command, built: House, tmp_path: Path) -> None:
+def test_the_commands_of_the_wheel(command: Command, shared_study: TinyStudy, tmp_path: Path) -> None:
     for package in PACKAGES:
         place = command("python", "-c", f"import {package}; print({package}.__file__)")
         assert "site-packages" in place and not place.startswith(str(ROOT))
@@ -79,7 +79,7 @@ def test_the_commands_of_the_wheel(command: Command, built: House, tmp_path: Pat
     for program in ("ffn-nas", "ffn-distill", "ffn-train-final"):
         assert command(program, "--version") == f"ffn-nas {version}\n"
         assert program in command(program, "--help").splitlines()[0]
-    search = ("--stage", "1", "--preset", built.preset, "--workers", "1", "--trials", "3", "--out", tmp_path)
+    search = ("--stage", "1", "--preset", shared_study.preset, "--workers", "1", "--trials", "3", "--out", tmp_path)
     output = command("ffn-nas", *search)
     # The next step that the search names is there.
     step = re.search(r"next: (.*)", output)
@@ -93,7 +93,7 @@ def test_the_commands_of_the_wheel(command: Command, built: House, tmp_path: Pat
         *(
             "ffn-distill",
             "--teacher",
-            built.teacher,
+            shared_study.teacher,
             "--finetune-teacher",
             "2",
             "--student",

@@ -55,9 +55,9 @@ def with_tokenizer(model: Any, folder: Path, words: list[str] = WORDS) -> None:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Teachers of four layers for each kind of task, and rows for each."""
-    folder = tmp_path_factory.mktemp("house")
+    folder = tmp_path_factory.mktemp("fixtures")
     config = BertConfig(**{**SIZES, **FOUR})
     with_tokenizer(bert(1, labels=2, **FOUR, **CLASSES), folder / "teacher")
     with_tokenizer(bert(1, labels=1, **FOUR, problem_type=REGRESSION), folder / "number")
@@ -111,15 +111,15 @@ Distil = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def command(house: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """The arguments: a short run on the house's own rows, but for `changes`, of which None leaves one out."""
+def command(fixtures: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """A function that returns the arguments of a short run on these rows, with `changes`; None leaves out an option."""
 
     def arguments(*flags: str, **changes: object) -> list[str]:
         usual: dict[str, object] = {
-            "teacher": house / "teacher",
+            "teacher": fixtures / "teacher",
             "student": "first:2",
-            "train": house / "train.tsv",
-            "dev": house / "dev.tsv",
+            "train": fixtures / "train.tsv",
+            "dev": fixtures / "dev.tsv",
             "out": tmp_path / "out",
             "steps": 3,
             "batch_size": 8,
@@ -175,7 +175,7 @@ def test_as_a_program(command: Callable[..., list[str]], tmp_path: Path) -> None
     assert (student.config.num_hidden_layers, student.config.id2label) == (2, {0: "no", 1: "yes"})
 
 
-def test_what_is_reported(distil: Distil, house: Path, tmp_path: Path) -> None:
+def test_what_is_reported(distil: Distil, fixtures: Path, tmp_path: Path) -> None:
     found = distil("--set", "temperature=3", "--set", "alpha=0.25", student="uniform:2")
     assert (found["dev_rows"], found["processes"], found["settings"]) == (20, 1, {"temperature": 3.0, "alpha": 0.25})
     assert list(found["models"]) == ["teacher", "student, before", "student"]
@@ -185,7 +185,7 @@ def test_what_is_reported(distil: Distil, house: Path, tmp_path: Path) -> None:
     assert sum(tensor.numel() for tensor in weights(tmp_path / "out").values()) == found["models"]["student"]["params"]
     assert not torch.equal(
         weights(tmp_path / "out")["bert.encoder.layer.0.output.dense.weight"],
-        weights(house / "teacher")["bert.encoder.layer.1.output.dense.weight"],
+        weights(fixtures / "teacher")["bert.encoder.layer.1.output.dense.weight"],
     )
 
 
@@ -198,43 +198,46 @@ def test_the_same_seed_gives_the_same_student(objective: str, distil: Distil, tm
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
-def test_pairs_and_another_checkpoint(distil: Distil, house: Path) -> None:
-    found = distil("--pair", "other", student=house / "small", objective="tinybert")
+def test_pairs_and_another_checkpoint(distil: Distil, fixtures: Path) -> None:
+    found = distil("--pair", "other", student=fixtures / "small", objective="tinybert")
     assert found["models"]["student"]["accuracy"]["value"] > 0
 
 
-def test_without_a_teacher(distil: Distil, house: Path) -> None:
-    found = distil(teacher=None, student=house / "headless", objective="none")
+def test_without_a_teacher(distil: Distil, fixtures: Path) -> None:
+    found = distil(teacher=None, student=fixtures / "headless", objective="none")
     assert list(found["models"]) == ["student, before", "student"]
 
 
-def test_regression(distil: Distil, house: Path, tmp_path: Path) -> None:
+def test_regression(distil: Distil, fixtures: Path, tmp_path: Path) -> None:
     found = distil(
-        "--regression", teacher=house / "number", train=house / "train-numbers.tsv", dev=house / "dev-numbers.tsv"
+        "--regression",
+        teacher=fixtures / "number",
+        train=fixtures / "train-numbers.tsv",
+        dev=fixtures / "dev-numbers.tsv",
     )
     assert found["models"]["student"].keys() == {"params", "spearmanr", "pearson"}
     assert AutoConfig.from_pretrained(tmp_path / "out").problem_type == REGRESSION
 
 
-def test_tagging(distil: Distil, house: Path, tmp_path: Path) -> None:
+def test_tagging(distil: Distil, fixtures: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for split in ("train", "dev"):
-        (tmp_path / "data" / f"{split}.conll").write_text((house / f"{split}.conll").read_text())
-    found = distil(task="conll", data=tmp_path / "data", teacher=house / "headless", finetune_teacher=2)
+        (tmp_path / "data" / f"{split}.conll").write_text((fixtures / f"{split}.conll").read_text())
+    found = distil(task="conll", data=tmp_path / "data", teacher=fixtures / "headless", finetune_teacher=2)
     assert found["models"]["student"].keys() == {"params", "f1", "accuracy"}
     assert AutoModelForTokenClassification.from_pretrained(tmp_path / "out").config.id2label == {0: "O", 1: "B-X"}
 
 
-def test_questions(distil: Distil, house: Path, tmp_path: Path) -> None:
-    found = distil(task="squad", data=house, teacher=house / "questions", objective="distilbert")
+def test_questions(distil: Distil, fixtures: Path, tmp_path: Path) -> None:
+    found = distil(task="squad", data=fixtures, teacher=fixtures / "questions", objective="distilbert")
     assert found["models"]["student"].keys() == {"params", "f1", "exact_match"}
     assert AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out").config.num_hidden_layers == 2
 
 
-def test_text(distil: Distil, house: Path, tmp_path: Path) -> None:
+def test_text(distil: Distil, fixtures: Path, tmp_path: Path) -> None:
     """The student has no head, since nothing taught one."""
     for out in ("a", "b"):
-        found = distil(corpus=house / "text.txt", objective="minilm", out=tmp_path / out)
+        found = distil(corpus=fixtures / "text.txt", objective="minilm", out=tmp_path / out)
         assert found["models"]["student"].keys() == {"params"}
     first, again = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -244,14 +247,18 @@ def test_text(distil: Distil, house: Path, tmp_path: Path) -> None:
     assert list(distil(student=tmp_path / "a")["models"]) == ["teacher", "student, before", "student"]
 
 
-def test_masked_words(distil: Distil, house: Path, tmp_path: Path) -> None:
+def test_masked_words(distil: Distil, fixtures: Path, tmp_path: Path) -> None:
     found = distil(
-        "--masked-lm", corpus=house / "text.txt", teacher=house / "words", objective="distilbert", finetune_teacher=2
+        "--masked-lm",
+        corpus=fixtures / "text.txt",
+        teacher=fixtures / "words",
+        objective="distilbert",
+        finetune_teacher=2,
     )
     assert found["models"]["student"].keys() == {"params"}
     student = AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
     assert student.cls.predictions.decoder.weight is student.bert.embeddings.word_embeddings.weight
-    fine, coarse = weights(tmp_path / "out" / "teacher"), weights(house / "words")
+    fine, coarse = weights(tmp_path / "out" / "teacher"), weights(fixtures / "words")
     assert not torch.equal(fine["cls.predictions.bias"], coarse["cls.predictions.bias"])
 
 
@@ -427,7 +434,7 @@ def filled(changes: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
     ("flags", "changes", "reason"),
     [
         ([], {"objective": "moeberd"}, "unknown objective 'moeberd'; did you mean 'moebert'.*objectives: efficientb"),
-        ([], {"objective": "?", "teacher": None, "student": "HOUSE/small"}, "objectives: .*tinybert.*codir"),
+        ([], {"objective": "?", "teacher": None, "student": "FIXTURES/small"}, "objectives: .*tinybert.*codir"),
         (["--set", "alfa=1"], {}, "--set alfa=1: kd has alpha=0.5, temperature=2.0, balance=0.0; did you mean 'alpha'"),
         (["--set", "alpha=half"], {}, "--set alpha=half: alpha is a number"),
         (["--set", "alpha"], {}, "--set alpha: kd has"),
@@ -443,15 +450,19 @@ def filled(changes: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
         (["--set", "prediction=0"], {"objective": "tinybert"}, "tinybert has nothing to learn from"),
         (["--set", "paper_compatible=1"], {"objective": "pkd"}, "paper_compatible is true or false"),
         (["--set", "alpha=3"], {}, "--objective kd: alpha=3.0: must be between 0 and 1"),
-        ([], {"teacher": None, "student": "HOUSE/small"}, "--objective kd needs a --teacher; only none does without"),
+        (
+            [],
+            {"teacher": None, "student": "FIXTURES/small"},
+            "--objective kd needs a --teacher; only none does without",
+        ),
         ([], {"teacher": None, "objective": "none"}, "--student first:2 is layers of a teacher: give --teacher"),
-        (["--assistant", "first:1"], {"teacher": None, "student": "HOUSE/small"}, "--assistant needs a --teacher"),
-        ([], {"teacher": "HOUSE/nowhere"}, "no model at '.*nowhere'"),
-        ([], {"student": "HOUSE/nowhere"}, "no model at '.*nowhere'"),
-        ([], {"teacher": "HOUSE/headless"}, "has no trained head for this task: have it fine-tuned first"),
-        ([], {"teacher": "HOUSE/tagger"}, "has no trained head for this task: have it fine-tuned first"),
-        ([], {"teacher": "HOUSE/swapped"}, "has the classes yes, no; the task's are no, yes, in this order"),
-        ([], {"student": "HOUSE/foreign"}, "a vocabulary of 50 tokens that is not the teacher's of 50: choose one"),
+        (["--assistant", "first:1"], {"teacher": None, "student": "FIXTURES/small"}, "--assistant needs a --teacher"),
+        ([], {"teacher": "FIXTURES/nowhere"}, "no model at '.*nowhere'"),
+        ([], {"student": "FIXTURES/nowhere"}, "no model at '.*nowhere'"),
+        ([], {"teacher": "FIXTURES/headless"}, "has no trained head for this task: have it fine-tuned first"),
+        ([], {"teacher": "FIXTURES/tagger"}, "has no trained head for this task: have it fine-tuned first"),
+        ([], {"teacher": "FIXTURES/swapped"}, "has the classes yes, no; the task's are no, yes, in this order"),
+        ([], {"student": "FIXTURES/foreign"}, "a vocabulary of 50 tokens that is not the teacher's of 50: choose one"),
         ([], {"student": "first:5"}, "student first:5: the teacher has 4 layers; choose 1 to 4"),
         ([], {"student": "last:2"}, "student last:2: the teacher's layers are first:N or uniform:N"),
         ([], {"student": "first:0"}, "student first:0: the teacher has 4 layers; choose 1 to 4"),
@@ -459,29 +470,33 @@ def filled(changes: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
         ([], {"student": "first:3", "objective": "moebert"}, "--objective moebert: 4 teacher layers cannot be shared"),
         ([], {"max_length": 64, "train": "LONG"}, "--max-length 64: rows have up to 52 tokens; the model .*40"),
         ([], {"task": "sst3"}, "unknown task 'sst3'; did you mean 'sst2'"),
-        ([], {"task": "sst2", "data": "HOUSE/nowhere"}, "nowhere"),
+        ([], {"task": "sst2", "data": "FIXTURES/nowhere"}, "nowhere"),
         ([], {"train": None}, "give the rows: one of --task NAME, --train FILE with --dev FILE, --corpus TEXT"),
         ([], {"dev": None}, "--dev: scores are measured on other rows"),
-        ([], {"dev": "HOUSE/train.tsv"}, "train.tsv: the file is that of the training rows"),
+        ([], {"dev": "FIXTURES/train.tsv"}, "train.tsv: the file is that of the training rows"),
         ([], {"text": "label"}, "train.tsv: the column 'label' is named twice"),
-        ([], {"train": "HOUSE/three.tsv"}, "has a head for 2 classes .no, yes.; the task has 3: maybe, no, yes"),
-        ([], {"train": "HOUSE/header.tsv"}, "header.tsv: no rows"),
-        ([], {"train": "HOUSE/nowhere.tsv"}, "nowhere.tsv"),
+        ([], {"train": "FIXTURES/three.tsv"}, "has a head for 2 classes .no, yes.; the task has 3: maybe, no, yes"),
+        ([], {"train": "FIXTURES/header.tsv"}, "header.tsv: no rows"),
+        ([], {"train": "FIXTURES/nowhere.tsv"}, "nowhere.tsv"),
         ([], {"text": "sentense"}, "no column 'sentense'; did you mean 'sentence'"),
-        (["--regression"], {"teacher": "HOUSE/number"}, "row 1 has the label 'yes', which is no finite number"),
+        (["--regression"], {"teacher": "FIXTURES/number"}, "row 1 has the label 'yes', which is no finite number"),
         (["--regression"], {"task": "stsb"}, "--regression is of your own rows"),
-        ([], {"corpus": "HOUSE/empty.txt", "objective": "minilm"}, "empty.txt: no text"),
-        ([], {"corpus": "HOUSE/text.txt"}, "--objective kd learns from labels and predictions.*or add --masked-lm"),
+        ([], {"corpus": "FIXTURES/empty.txt", "objective": "minilm"}, "empty.txt: no text"),
+        ([], {"corpus": "FIXTURES/text.txt"}, "--objective kd learns from labels and predictions.*or add --masked-lm"),
         (["--masked-lm"], {}, "--masked-lm is for text: give --corpus"),
-        (["--masked-lm"], {"corpus": "HOUSE/text.txt"}, "has no trained head for this task"),
-        ([], {"corpus": "HOUSE/text.txt", "finetune_teacher": 1, "objective": "minilm"}, "text has no labels to learn"),
-        ([], {"data": "HOUSE"}, "--data is the folder of a --task"),
-        ([], {"out": "HOUSE"}, "is not empty: choose another folder, or add --resume"),
-        (["--resume"], {"out": "HOUSE"}, "has nothing to resume"),
-        ([], {"out": "HOUSE/text.txt"}, "text.txt is no folder"),
-        ([], {"out": "HOUSE/text.txt/deeper"}, "--out .*: Not a directory"),
-        ([], {"tensorboard": "HOUSE/text.txt"}, "--tensorboard .*text.txt: File exists"),
-        ([], {"tensorboard": "HOUSE/text.txt/deeper"}, "--tensorboard .*text.txt/deeper: Not a directory"),
+        (["--masked-lm"], {"corpus": "FIXTURES/text.txt"}, "has no trained head for this task"),
+        (
+            [],
+            {"corpus": "FIXTURES/text.txt", "finetune_teacher": 1, "objective": "minilm"},
+            "text has no labels to learn",
+        ),
+        ([], {"data": "FIXTURES"}, "--data is the folder of a --task"),
+        ([], {"out": "FIXTURES"}, "is not empty: choose another folder, or add --resume"),
+        (["--resume"], {"out": "FIXTURES"}, "has nothing to resume"),
+        ([], {"out": "FIXTURES/text.txt"}, "text.txt is no folder"),
+        ([], {"out": "FIXTURES/text.txt/deeper"}, "--out .*: Not a directory"),
+        ([], {"tensorboard": "FIXTURES/text.txt"}, "--tensorboard .*text.txt: File exists"),
+        ([], {"tensorboard": "FIXTURES/text.txt/deeper"}, "--tensorboard .*text.txt/deeper: Not a directory"),
         ([], {"batch_size": 0}, "--batch-size: must be at least 1, not 0"),
         ([], {"seed": 2**32}, "--seed: must be below 4,294,967,296"),
         ([], {"max_length": 10**30}, "--max-length: must be below 2,147,483,648"),
@@ -496,13 +511,13 @@ def test_mistakes_are_one_line(
     changes: dict[str, Any],
     reason: str,
     command: Callable[..., list[str]],
-    house: Path,
+    fixtures: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     long = tmp_path / "long.tsv"
     long.write_text("sentence\tlabel\n" + "w1 " * 50 + "\tno\nw2\tyes\nw3\tyes\n")
-    given = filled(changes, {"HOUSE": str(house), "LONG": str(long)})
+    given = filled(changes, {"FIXTURES": str(fixtures), "LONG": str(long)})
     assert main(command(*flags, **given)) == 2
     error = capsys.readouterr().err
     assert error.startswith("distill: ") and len(error.splitlines()) == 1, error
@@ -514,8 +529,8 @@ def test_mistakes_are_one_line(
     [
         ({"student": "first:3", "objective": "pkd"}, "--objective pkd: 4 teacher layers cannot be shared out evenly"),
         ({"student": "NARROW", "objective": "theseus"}, "--objective theseus: .* 16 wide, not 24: take a student"),
-        ({"student": "HOUSE/foreign"}, "has a vocabulary of 50 tokens that is not the teacher's"),
-        ({"student": "HOUSE/nowhere"}, "no model at '.*nowhere'"),
+        ({"student": "FIXTURES/foreign"}, "has a vocabulary of 50 tokens that is not the teacher's"),
+        ({"student": "FIXTURES/nowhere"}, "no model at '.*nowhere'"),
         ({"objective": "tinybert", "set": "prediction=0"}, "tinybert has nothing to learn from"),
     ],
 )
@@ -523,12 +538,12 @@ def test_a_chain_that_does_not_fit_is_refused_before_any_of_it_is_trained(
     changes: dict[str, str],
     reason: str,
     command: Callable[..., list[str]],
-    house: Path,
+    fixtures: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with_tokenizer(bert(5, labels=2, **CLASSES, hidden_size=16), tmp_path / "narrow")
-    given = filled(changes, {"HOUSE": str(house), "NARROW": str(tmp_path / "narrow")})
+    given = filled(changes, {"FIXTURES": str(fixtures), "NARROW": str(tmp_path / "narrow")})
     assert main(command("--assistant", "first:4", finetune_teacher=2, **given)) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1 and re.search(reason, error), error

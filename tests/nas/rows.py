@@ -1,4 +1,4 @@
-"""Small data sets of every kind in the house's words, which its tiny teacher can learn something of."""
+"""Small data sets of every kind, in the vocabulary of the tiny study's teacher, which can learn from them."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any
 
 import tomli_w
 
-from tests.nas.house import SOURCES, House, corpus
+from tests.nas.tiny_study import SOURCES, TinyStudy, corpus
 
 TRAIN, DEV = slice(0, 120), slice(120, 160)
 PARTS = {"train": TRAIN, "dev": DEV}
@@ -62,10 +62,10 @@ def questions(folder: Path) -> Path:
     return folder
 
 
-def study(house: House, folder: Path, kind: str, **changes: Any) -> Path:
+def study(tiny_study: TinyStudy, folder: Path, kind: str, **changes: Any) -> Path:
     """A preset beside its data, both in this folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    preset = tomllib.loads(house.preset.read_text())
+    preset = tomllib.loads(tiny_study.preset.read_text())
     preset["finetune"]["steps"] = 150
     files = table(folder)
     mine = {"mine": files | {"text": "one", "pair": "two", "label": "lib"}}

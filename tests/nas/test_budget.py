@@ -21,7 +21,7 @@ from nas.preparation.workspace import Workspace
 from search_spaces import Architecture, Base, Space, SpaceError, cost
 from search_spaces.graph import GELU
 from search_spaces.spaces import SIZES, Limit
-from tests.nas.house import House
+from tests.nas.tiny_study import TinyStudy
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 TABLE = {
@@ -75,9 +75,9 @@ def test_the_largest_uniform_slice_is_the_largest(spare: int) -> None:
     assert found == Architecture.uniform(BASE, expansion=Fraction(max(fits), BASE.inner))
 
 
-def test_global_importance_keeps_the_most_important_neurons(house: House, workspace: Workspace) -> None:
+def test_global_importance_keeps_the_most_important_neurons(tiny_study: TinyStudy, workspace: Workspace) -> None:
     base, graph = workspace.base()
-    space = budgeted_space(house.config, base, graph, workspace.labels)
+    space = budgeted_space(tiny_study.config, base, graph, workspace.labels)
     found = globally_important(space, graph, workspace)
     uniform = largest_uniform(base, graph, workspace.labels, space.max_params)
     assert cost.params(found, workspace.labels) == cost.params(uniform, workspace.labels) == space.max_params
@@ -146,10 +146,10 @@ def test_two_goals_leave_the_box_open_below() -> None:
     assert budgeted_space(config, BASE, GELU, 4).min_params == 1
 
 
-def test_limits_are_those_of_the_study(house: House, workspace: Workspace) -> None:
-    assert limits_of(house.config, workspace, "cpu") == ()
-    space = house.config.space.model_copy(update={"max_macs": 10**6, "max_latency": "0.9x"})
-    bound = replace(workspace, config=house.config.model_copy(update={"space": space}))
+def test_limits_are_those_of_the_study(tiny_study: TinyStudy, workspace: Workspace) -> None:
+    assert limits_of(tiny_study.config, workspace, "cpu") == ()
+    space = tiny_study.config.space.model_copy(update={"max_macs": 10**6, "max_latency": "0.9x"})
+    bound = replace(workspace, config=tiny_study.config.model_copy(update={"space": space}))
     macs, latency = limits_of(bound.config, bound, "cpu")
     base, graph = workspace.base()
     architecture = Architecture.uniform(base, graph=graph, stack=2, expansion=Fraction(1, 4))

@@ -21,8 +21,8 @@ from nas import cluster
 from nas.cluster import Cluster, connected, cpus_per_trial, gpus_at
 from nas.config.schema import ConfigError
 from nas.study import ledger
-from tests.nas.house import PATIENCE, House, states, trials_of, wait
 from tests.nas.test_kills import facts
+from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of, wait
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 ALONE = {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
@@ -52,8 +52,8 @@ class Node:
         for one in everyone:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
-        self.process.wait(PATIENCE)
-        psutil.wait_procs(everyone, PATIENCE)
+        self.process.wait(TIMEOUT)
+        psutil.wait_procs(everyone, TIMEOUT)
 
 
 @contextlib.contextmanager
@@ -102,21 +102,21 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 4])
 def test_any_number_of_workers_fits(
-    workers: int, nodes: tuple[str, Node, Node], searched: Path, house: House, tmp_path: Path
+    workers: int, nodes: tuple[str, Node, Node], searched: Path, tiny_study: TinyStudy, tmp_path: Path
 ) -> None:
     """One worker is not given the two processors that no node has; four take turns."""
     address, *both = nodes
-    result = house.run(*house.search(tmp_path, "--study", "s", "--address", address, "--workers", workers))
+    result = tiny_study.run(*tiny_study.search(tmp_path, "--study", "s", "--address", address, "--workers", workers))
     assert (result.returncode, result.stderr) == (0, "")
     assert list(map(facts, trials_of(tmp_path / "s"))) == list(map(facts, trials_of(searched)))
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while any(node.workers() for node in both) and time.monotonic() < end:
         time.sleep(0.1)
     assert not any(node.workers() for node in both)
 
 
 @pytest.mark.slow
-def test_a_node_is_lost(nodes: tuple[str, Node, Node], searched: Path, house: House, tmp_path: Path) -> None:
+def test_a_node_is_lost(nodes: tuple[str, Node, Node], searched: Path, tiny_study: TinyStudy, tmp_path: Path) -> None:
     """Its trial is run again on the other node."""
     address, head, other = nodes
     folder = tmp_path / "s"
@@ -132,13 +132,13 @@ def test_a_node_is_lost(nodes: tuple[str, Node, Node], searched: Path, house: Ho
             one.resume()
         return False
 
-    with house.running(*house.search(tmp_path, "--study", "s", "--address", address)) as process:
+    with tiny_study.running(*tiny_study.search(tmp_path, "--study", "s", "--address", address)) as process:
         wait(process, both_are_training)
         running = [trial.number for trial in trials_of(folder) if trial.state == TrialState.RUNNING]
         other.kill()
         for one in head.workers():
             one.resume()
-        output, error = process.communicate(timeout=PATIENCE)
+        output, error = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, error
     assert "Traceback" not in error
     assert "lost its worker and is re-queued" in output
@@ -156,13 +156,13 @@ def test_addresses_that_cannot_be(address: str) -> None:
 
 
 @pytest.mark.slow
-def test_addresses_of_no_cluster(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = house.run(*house.search(tmp_path, "--address", "127.0.0.1:1"))
+def test_addresses_of_no_cluster(tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = tiny_study.run(*tiny_study.search(tmp_path, "--address", "127.0.0.1:1"))
     assert result.returncode == 2
     assert result.stderr.startswith("nas.search: --address 127.0.0.1:1: no connection to a Ray cluster (no answer for ")
     assert result.stderr.count("\n") == 1
     # It is not in the way of the corrected command.
-    assert house.run(*house.search(tmp_path, "--trials", "2")).returncode == 0
+    assert tiny_study.run(*tiny_study.search(tmp_path, "--trials", "2")).returncode == 0
     monkeypatch.setattr(cluster, "TIMEOUT", 10)
     with socket.create_server(("", 0)) as silent:
         for address in (f"127.0.0.1:{silent.getsockname()[1]}", "no.such.host:6379"):

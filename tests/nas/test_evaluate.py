@@ -21,7 +21,7 @@ from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from nas.runner import evaluator_of
 from search_spaces import Architecture
-from tests.nas.house import House
+from tests.nas.tiny_study import TinyStudy
 from tests.tiny import inputs
 
 
@@ -47,8 +47,10 @@ def test_a_score_is_decided_by_architecture_and_seed(workspace: Workspace) -> No
     assert first.value > 1 / 3
 
 
-def test_candidates_without_training_are_scored_as_they_inherit(house: House) -> None:
-    untrained = house.config.model_copy(update={"candidate": house.config.candidate.model_copy(update={"steps": 0})})
+def test_candidates_without_training_are_scored_as_they_inherit(tiny_study: TinyStudy) -> None:
+    untrained = tiny_study.config.model_copy(
+        update={"candidate": tiny_study.config.candidate.model_copy(update={"steps": 0})}
+    )
     evaluator = Evaluator(prepare(untrained, "cpu"), "cpu")
     architecture = Architecture.uniform(*evaluator.workspace.base()[:1], expansion=Fraction(1, 2))
     found = evaluator.evaluate(architecture, 0, (Fraction(1, 2),))
@@ -63,9 +65,9 @@ def test_training_leaves_the_shared_weights_alone(workspace: Workspace) -> None:
     assert all(torch.equal(tensor, shared.weights[name]) for name, tensor in before.items())
 
 
-def test_only_candidates_of_the_study_s_own_seed_use_saved_outputs(house: House, workspace: Workspace) -> None:
+def test_only_candidates_of_the_study_s_own_seed_use_saved_outputs(tiny_study: TinyStudy, workspace: Workspace) -> None:
     shared = Evaluator(workspace, "cpu")
-    (plan,), seed = shared.training_phases, house.config.seed
+    (plan,), seed = shared.training_phases, tiny_study.config.seed
     own = shared.saved(plan, seed)
     assert own is not None and isinstance(own.outputs, SavedTeacher)
     assert shared.saved(plan, seed + 1) is None
@@ -102,6 +104,6 @@ def test_broken_weights_are_no_score(workspace: Workspace, tmp_path: Path) -> No
         broken.evaluate(half(workspace), 0)
 
 
-def test_a_process_loads_its_evaluator_once(house: House, workspace: Workspace) -> None:
-    assert evaluator_of(workspace, "cpu") is evaluator_of(replace(workspace, config=house.config), "cpu")
+def test_a_process_loads_its_evaluator_once(tiny_study: TinyStudy, workspace: Workspace) -> None:
+    assert evaluator_of(workspace, "cpu") is evaluator_of(replace(workspace, config=tiny_study.config), "cpu")
     evaluator_of.cache_clear()

@@ -8,27 +8,27 @@ import pytest
 from nas.preparation.workspace import base_of_study
 from nas.search import main
 from search_spaces import Architecture, Base
-from tests.nas.house import House
+from tests.nas.tiny_study import TinyStudy
 
 
 @pytest.fixture
 def refused(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> "Refused":
     monkeypatch.setenv("FFN_NAS_CACHE", str(tmp_path / "cache"))
-    return Refused(house, tmp_path, capsys)
+    return Refused(tiny_study, tmp_path, capsys)
 
 
 class Refused:
     """Runs a search with an empty cache that must end in a mistake and leave nothing behind."""
 
-    def __init__(self, house: House, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.house, self.folder, self.capsys = house, folder, capsys
+    def __init__(self, tiny_study: TinyStudy, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.tiny_study, self.folder, self.capsys = tiny_study, folder, capsys
 
     def __call__(self, *arguments: object) -> str:
         """The one line of the mistake."""
         cache, results = self.folder / "cache", self.folder / "results"
-        always = ("--preset", self.house.preset, "--out", results, "--device", "cpu")
+        always = ("--preset", self.tiny_study.preset, "--out", results, "--device", "cpu")
         assert main([*map(str, always), *map(str, arguments)]) == 2
         assert not cache.exists() and not results.exists()
         error = self.capsys.readouterr().err
@@ -42,8 +42,10 @@ def test_a_budget_that_nothing_keeps(refused: Refused, stage: str, limit: tuple[
     assert "no architecture" in refused("--stage", stage, *limit)
 
 
-def test_a_budget_that_nothing_around_the_incumbent_keeps(refused: Refused, house: House, tmp_path: Path) -> None:
-    base, graph = base_of_study(house.config)
+def test_a_budget_that_nothing_around_the_incumbent_keeps(
+    refused: Refused, tiny_study: TinyStudy, tmp_path: Path
+) -> None:
+    base, graph = base_of_study(tiny_study.config)
     Architecture.uniform(base, graph=graph).save(tmp_path / "full.json")
     smaller = ("--from", tmp_path / "full.json", "--max-params", "1000")
     assert "no architecture" in refused("--stage", "2", *smaller)

@@ -23,7 +23,7 @@ from nas.stages import CONFIRMATION, Plan, plan
 from nas.study import ledger
 from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
-from tests.nas.house import PATIENCE, House, states, trials_of
+from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of
 
 
 def facts(trial: FrozenTrial) -> tuple[Any, ...]:
@@ -83,8 +83,10 @@ def live(folder: Path, sampler: str, first: Plan, workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "lanas"])
-def test_killed_before_any_write(sampler: str, fate: Fate, house: House, workspace: Workspace, tmp_path: Path) -> None:
-    first = plan(house.config, workspace, "1", None, ())
+def test_killed_before_any_write(
+    sampler: str, fate: Fate, tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path
+) -> None:
+    first = plan(tiny_study.config, workspace, "1", None, ())
     live(tmp_path / "whole", sampler, first, workspace)
     writes, fate.left = fate.NEVER - fate.left, fate.NEVER
     whole = list(map(facts, trials_of(tmp_path / "whole")))
@@ -166,21 +168,23 @@ def kill(
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "sampler", "trials", "kills"), [("1", "lanas", 18, 20), ("all", "tpe", 12, 8)])
 def test_killed_at_any_moment(
-    stage: str, sampler: str, trials: int, kills: int, house: House, workspace: Workspace, tmp_path: Path
+    stage: str, sampler: str, trials: int, kills: int, tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path
 ) -> None:
-    preset = house.variant(
+    preset = tiny_study.variant(
         tmp_path / "tiny.toml",
         ('trials = 6\nsampler = "random"', f'trials = {trials}\nsampler = "{sampler}"\nstop = 0.3'),
     )
 
     def start(folder: Path) -> subprocess.Popen[str]:
         resume = ["--resume"] if (folder / "config.toml").exists() else []
-        return house.start(*house.search(folder.parent, "--workers", 1, "--stage", stage, *resume, preset=preset))
+        return tiny_study.start(
+            *tiny_study.search(folder.parent, "--workers", 1, "--stage", stage, *resume, preset=preset)
+        )
 
     for name in ("whole", "whole again"):
         begun = time.monotonic()
         with start(tmp_path / name / "tiny") as process:
-            assert process.communicate(timeout=PATIENCE)[1] == ""
+            assert process.communicate(timeout=TIMEOUT)[1] == ""
         duration = time.monotonic() - begun
     whole = results(tmp_path / "whole" / "tiny")
     assert results(tmp_path / "whole again" / "tiny") == whole
@@ -197,7 +201,7 @@ def test_killed_at_any_moment(
         try:
             while process.poll() is None:
                 if len(hits) == kills:
-                    process.wait(PATIENCE)
+                    process.wait(TIMEOUT)
                     break
                 left = rng.uniform(0, duration)
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -206,7 +210,7 @@ def test_killed_at_any_moment(
                     hits.append(hit)
                     print(f"search {searches}, kill {len(hits)} after up to {left:.0f} s of {duration:.0f} s:", *hit)
                     if hit[0] != "worker":
-                        process.communicate(timeout=PATIENCE)
+                        process.communicate(timeout=TIMEOUT)
                         process = start(folder)
             _, error = process.communicate()
         finally:
@@ -217,5 +221,5 @@ def test_killed_at_any_moment(
     moments = {doing for _, doing in hits}
     assert "starting" in moments and moments & set(STUDIES)
     # Nothing is left of all these processes.
-    _, left_over = psutil.wait_procs(seen, timeout=PATIENCE)
+    _, left_over = psutil.wait_procs(seen, timeout=TIMEOUT)
     assert not [one for one in left_over if one.status() != psutil.STATUS_ZOMBIE]

@@ -27,15 +27,15 @@ from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
 from search_spaces.spaces import SIZES
-from tests.nas.house import PATIENCE, House, descendants, states, trials_of, wait
+from tests.nas.tiny_study import TIMEOUT, TinyStudy, descendants, states, trials_of, wait
 
 TRIALS = 30
 
 
-def expected(house: House, workspace: Workspace) -> list[Architecture]:
+def expected(tiny_study: TinyStudy, workspace: Workspace) -> list[Architecture]:
     """What an uninterrupted search evaluates: the baselines, then the sampler's draws."""
-    first = plan(house.config, workspace, "1", None, ())
-    study = optuna.create_study(direction="maximize", sampler=SAMPLERS["random"](first.space, house.config.seed))
+    first = plan(tiny_study.config, workspace, "1", None, ())
+    study = optuna.create_study(direction="maximize", sampler=SAMPLERS["random"](first.space, tiny_study.config.seed))
     ledger.enqueue_missing(study, Parameters.of(first.space), first.starts)
     found: list[Architecture] = []
     while len(found) < TRIALS:
@@ -129,19 +129,23 @@ def greedy(config: dict[str, Any], workspace: Workspace, device: str, rungs: tup
     for _ in range(psutil.virtual_memory().total // 6 // 2**26):
         blocks.append(b"x" * 2**26)
         time.sleep(0.1)
-    time.sleep(PATIENCE)
+    time.sleep(TIMEOUT)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("evaluate", [too_large, greedy])
 def test_a_candidate_without_memory_fails_at_once(
-    evaluate: Evaluate, house: House, workspace: Workspace, study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+    evaluate: Evaluate,
+    tiny_study: TinyStudy,
+    workspace: Workspace,
+    study: optuna.Study,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory = psutil.virtual_memory()
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
     monkeypatch.setenv("RAY_memory_usage_threshold", f"{1 - memory.available / memory.total + 0.08:.3f}")
-    first = plan(house.config, workspace, "1", None, ())
+    first = plan(tiny_study.config, workspace, "1", None, ())
     ledger.enqueue_missing(study, Parameters.of(first.space), first.starts[:1])
     seen: list[int] = []
     local = Cluster(workers=1, device="cpu")
@@ -181,10 +185,10 @@ def test_a_trial_whose_worker_is_lost_is_tried_again_but_not_for_ever(
 
 
 @pytest.mark.parametrize("trials", [2, None])
-def test_the_last_trial_may_be_wanted_again(trials: int | None, house: House, workspace: Workspace) -> None:
+def test_the_last_trial_may_be_wanted_again(trials: int | None, tiny_study: TinyStudy, workspace: Workspace) -> None:
     """Two workers and two trials: while both run Tune is told to wait, not that this was all."""
-    first = plan(house.config, workspace, "1", None, ())
-    url = sqlite_url(house.root / f"{trials}.db")
+    first = plan(tiny_study.config, workspace, "1", None, ())
+    url = sqlite_url(tiny_study.root / f"{trials}.db")
     study = ledger.open_study(url, "stage-1", SAMPLERS["random"](first.space, 0))
     ledger.enqueue_missing(study, Parameters.of(first.space), first.starts[:2])
     proposals = Proposals(study, first.space, "random", workspace, trials)
@@ -199,13 +203,13 @@ def test_the_last_trial_may_be_wanted_again(trials: int | None, house: House, wo
 
 
 def test_an_exhausted_space_ends_the_stage_once_nothing_is_running(
-    house: House, workspace: Workspace, tmp_path: Path
+    tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path
 ) -> None:
     """A space of one architecture beside the base model, and trials for ten."""
     base, graph = workspace.base()
     uniform = Architecture.uniform(base, graph, expansion=Fraction(1, 2))
     space = replace(
-        plan(house.config, workspace, "1", None, ()).space,
+        plan(tiny_study.config, workspace, "1", None, ()).space,
         stacks=(1,),
         expansions=(Fraction(1, 2),),
         start=uniform,
@@ -236,17 +240,19 @@ def test_an_exhausted_space_ends_the_stage_once_nothing_is_running(
 
 
 @pytest.mark.slow
-def test_a_search_survives_everything(searched: Path, house: House, workspace: Workspace, tmp_path: Path) -> None:
+def test_a_search_survives_everything(
+    searched: Path, tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path
+) -> None:
     """A second process at the same time; interrupted by Ctrl-C, gone on with; a worker lost, then the driver killed;
     gone on with to the end.
     """
     folder = tmp_path / "results" / "tiny"
-    preset = house.variant(tmp_path / "tiny.toml", ("confirm_seeds = 2", "confirm_seeds = 0"))
-    command = house.search(tmp_path / "results", "--trials", TRIALS, preset=preset)
+    preset = tiny_study.variant(tmp_path / "tiny.toml", ("confirm_seeds = 2", "confirm_seeds = 0"))
+    command = tiny_study.search(tmp_path / "results", "--trials", TRIALS, preset=preset)
 
-    with house.running(*command) as process:
+    with tiny_study.running(*command) as process:
         wait(process, lambda: states(folder)["RUNNING"] >= 1)
-        refused = house.run(*command, "--resume")
+        refused = tiny_study.run(*command, "--resume")
         assert refused.returncode == 2
         assert refused.stderr.startswith("nas.search: study 'tiny' is driven by process ")
         assert refused.stderr.count("\n") == 1
@@ -259,7 +265,7 @@ def test_a_search_survives_everything(searched: Path, house: House, workspace: W
     first = trials_of(folder)
     assert len(ended(first)) < TRIALS
 
-    with house.running(*command, "--resume") as process:
+    with tiny_study.running(*command, "--resume") as process:
         wait(process, lambda: states(folder)["COMPLETE"] > len(ended(first)) + 1)
         wait(process, lambda: lose_a_worker(process.pid, folder))
         wait(process, lambda: any(ledger.ATTEMPT in trial.user_attrs for trial in trials_of(folder)))
@@ -270,14 +276,14 @@ def test_a_search_survives_everything(searched: Path, house: House, workspace: W
     second = trials_of(folder)
     assert len(ended(second)) < TRIALS
 
-    result = house.run(*command, "--resume")
+    result = tiny_study.run(*command, "--resume")
     assert result.returncode == 0, result.stderr
     trials = trials_of(folder)
     assert {trial.state for trial in trials} == {TrialState.COMPLETE}
     assert [trial.user_attrs[ledger.ATTEMPT] for trial in trials if ledger.ATTEMPT in trial.user_attrs] == [2]
     # The same trials as an unkilled run, none lost and none twice.
     evaluated = [trial for trial in trials if ledger.DUPLICATE_OF not in trial.user_attrs]
-    assert [ledger.architecture_of(trial) for trial in evaluated] == expected(house, workspace)
+    assert [ledger.architecture_of(trial) for trial in evaluated] == expected(tiny_study, workspace)
     # What had ended stayed as it was.
     for earlier in (first, second):
         for trial in ended(earlier):

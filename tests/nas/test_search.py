@@ -20,12 +20,12 @@ from nas.search import main
 from nas.study import ledger
 from nas.study.attributes import score_attribute
 from search_spaces import Architecture, cost
-from tests.nas.house import House, states, trials_of
+from tests.nas.tiny_study import TinyStudy, states, trials_of
 
 
-def test_trials(searched: Path, house: House, workspace: Workspace) -> None:
+def test_trials(searched: Path, tiny_study: TinyStudy, workspace: Workspace) -> None:
     base, graph = workspace.base()
-    space = budgeted_space(house.config, base, graph, workspace.labels)
+    space = budgeted_space(tiny_study.config, base, graph, workspace.labels)
     rows = len(load_encoded(workspace.data / "search.npz"))
     trials = trials_of(searched)
     origins = [trial.user_attrs[ledger.ORIGIN] for trial in trials]
@@ -47,28 +47,28 @@ def test_trials(searched: Path, house: House, workspace: Workspace) -> None:
     assert ledger.architecture_of(trials[0]) == Architecture.uniform(base, graph=graph)
 
 
-def test_winner(searched: Path, house: House, workspace: Workspace) -> None:
+def test_winner(searched: Path, tiny_study: TinyStudy, workspace: Workspace) -> None:
     best = json.loads((searched / "stage-1" / "best.json").read_text())
     finalists = best["finalists"]
     trials = {trial.number: trial for trial in trials_of(searched)}
-    assert len(finalists) == house.config.stage1.confirm
+    assert len(finalists) == tiny_study.config.stage1.confirm
     assert finalists[0]["score"] == max(trial.value or 0.0 for number, trial in trials.items() if number)
     assert best["winner"] in finalists
     assert best["winner"]["confirmed_mean"] == max(row["confirmed_mean"] for row in finalists)
     winner = Architecture.load(searched / "architecture.json")
     assert Architecture.from_json(best["winner"]["architecture"]) == winner
-    space = budgeted_space(house.config, *workspace.base(), workspace.labels)
+    space = budgeted_space(tiny_study.config, *workspace.base(), workspace.labels)
     assert space.min_params <= cost.params(winner, workspace.labels) <= space.max_params
     confirmed = trials_of(searched, "confirmation")
     assert [trial.user_attrs[ledger.SEED] for trial in confirmed] == [1, 1, 2, 2]
-    assert load_config(str(searched / "config.toml")) == house.config
+    assert load_config(str(searched / "config.toml")) == tiny_study.config
 
 
-def test_resuming_a_finished_study_repeats_nothing(copied: Path, house: House) -> None:
+def test_resuming_a_finished_study_repeats_nothing(copied: Path, tiny_study: TinyStudy) -> None:
     (copied / "architecture.json").unlink()
     (copied / "stage-1" / "best.json").unlink()
     before = trials_of(copied), trials_of(copied, "confirmation")
-    result = house.run(*house.search(copied.parent, "--study", "s", "--resume"))
+    result = tiny_study.run(*tiny_study.search(copied.parent, "--study", "s", "--resume"))
     assert (result.returncode, result.stderr) == (0, "")
     assert (trials_of(copied), trials_of(copied, "confirmation")) == before
     assert (copied / "architecture.json").exists()
@@ -76,14 +76,14 @@ def test_resuming_a_finished_study_repeats_nothing(copied: Path, house: House) -
 
 
 @pytest.mark.slow
-def test_a_study_in_which_everything_fails(house: House, tmp_path: Path) -> None:
-    preset = house.variant(
+def test_a_study_in_which_everything_fails(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    preset = tiny_study.variant(
         tmp_path / "tiny.toml",
         ("steps = 6\nbatch_size = 8\nlearning_rate = 1e-3\n\n[pretrain]",
          "steps = 6\nbatch_size = 8\nlearning_rate = 1e30\n\n[pretrain]"),
         ("trials = 6", "trials = 4"),
     )  # fmt: skip
-    result = house.run(*house.search(tmp_path, "--sampler", "tpe", preset=preset))
+    result = tiny_study.run(*tiny_study.search(tmp_path, "--sampler", "tpe", preset=preset))
     assert result.returncode == 2
     assert result.stderr.startswith("nas.search: no candidate that keeps the budget got a score")
     assert result.stderr.count("\n") == 1
@@ -94,8 +94,8 @@ def test_a_study_in_which_everything_fails(house: House, tmp_path: Path) -> None
     assert not (tmp_path / "tiny" / "architecture.json").exists()
 
 
-def test_as_a_program(house: House, tmp_path: Path) -> None:
-    result = house.run(*house.search(tmp_path, "--max-params", "3"))
+def test_as_a_program(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    result = tiny_study.run(*tiny_study.search(tmp_path, "--max-params", "3"))
     assert result.returncode == 2
     assert result.stderr.startswith("nas.search: no architecture has 1 to 3 parameters")
     assert result.stderr.count("\n") == 1
@@ -180,17 +180,21 @@ def test_options_that_cannot_be(arguments: list[str], message: str, capsys: pyte
     ],
 )
 def test_presets_that_cannot_be(
-    changes: list[tuple[str, str]], message: str, house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changes: list[tuple[str, str]],
+    message: str,
+    tiny_study: TinyStudy,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    preset = house.variant(tmp_path / "tiny.toml", *changes)
+    preset = tiny_study.variant(tmp_path / "tiny.toml", *changes)
     out = tmp_path / "results"
     assert message in refused(["--stage", "1", "--preset", str(preset), "--out", str(out)], capsys)
     # A mistake leaves nothing that would be in the way of the corrected command.
     assert not (out / "tiny").exists()
 
 
-def test_teachers_that_cannot_be(house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    always = ["--stage", "1", "--preset", str(house.preset), "--out", str(tmp_path / "results")]
+def test_teachers_that_cannot_be(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    always = ["--stage", "1", "--preset", str(tiny_study.preset), "--out", str(tmp_path / "results")]
     DistilBertConfig(dim=32, n_layers=1, n_heads=2, hidden_dim=64).save_pretrained(tmp_path / "distilled")
     BertConfig(hidden_act="tanh").save_pretrained(tmp_path / "other")
     (tmp_path / "empty").mkdir()
@@ -203,8 +207,10 @@ def test_teachers_that_cannot_be(house: House, tmp_path: Path, capsys: pytest.Ca
         assert message in refused([*always, "--teacher", str(tmp_path / folder)], capsys)
 
 
-def test_folders_in_the_way(searched: Path, house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    always = ["--stage", "1", "--preset", str(house.preset), "--study", "s"]
+def test_folders_in_the_way(
+    searched: Path, tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    always = ["--stage", "1", "--preset", str(tiny_study.preset), "--study", "s"]
     there = [*always, "--out", str(searched.parent)]
     before = trials_of(searched)
     assert "holds stage 1 already: go on with --resume" in refused(there, capsys)
@@ -218,8 +224,10 @@ def test_folders_in_the_way(searched: Path, house: House, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("url", ["nonsense", "sqlite:////no/such/folder/study.db"])
-def test_storages_that_cannot_be(url: str, house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    always = ["--stage", "1", "--preset", str(house.preset), "--out", str(tmp_path)]
+def test_storages_that_cannot_be(
+    url: str, tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    always = ["--stage", "1", "--preset", str(tiny_study.preset), "--out", str(tmp_path)]
     assert f"cannot open the storage '{url}'" in refused([*always, "--storage", url], capsys)
     assert states(tmp_path / "tiny").total() == 0
 

@@ -16,7 +16,7 @@ from nas.final.command import main as train_final
 from nas.preparation.prepare import prepare
 from nas.study import ledger
 from search_spaces import DENSE, Architecture, Experts, cost
-from tests.nas.house import House, trials_of
+from tests.nas.tiny_study import TinyStudy, trials_of
 
 EXPERTS = """\
 stacks = [1, 2]
@@ -35,10 +35,10 @@ name = "moebert"
 
 
 @pytest.fixture(scope="module")
-def studied(built: House, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def studied(shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a study of all stages."""
     out = tmp_path_factory.mktemp("experts")
-    text = built.preset.read_text()
+    text = shared_study.preset.read_text()
     before, _, after = text.partition("stacks = [1, 2]\n")
     sizes, _, rest = after.partition("edit_rate = 0.3\n")
     sizes = sizes.replace('uniform = "1/2"\n', "")
@@ -47,7 +47,7 @@ def studied(built: House, tmp_path_factory: pytest.TempPathFactory) -> Path:
     rest = rest.replace("confirm_seeds = 2", "confirm_seeds = 0")
     preset.write_text(f"{before}{stacks}\n{sizes}edit_rate = 0.3\n\n{objective}{rest}")
     always = ("-m", "nas.search", "--preset", preset, "--study", "s", "--out", out, "--workers", "2")
-    result = built.run(*always, "--stage", "all")
+    result = shared_study.run(*always, "--stage", "all")
     assert (result.returncode, result.stderr) == (0, "")
     return out / "s"
 
@@ -74,7 +74,9 @@ def test_stage_2_keeps_them(studied: Path) -> None:
         assert [genes.experts for genes in layers] == [genes.experts for genes in start.layers]
 
 
-def test_a_mixture_is_trained_and_exported(studied: Path, house: House, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mixture_is_trained_and_exported(
+    studied: Path, tiny_study: TinyStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
     mixtures = [
         ledger.architecture_of(trial)
         for trial in trials_of(studied, "stage-1")
@@ -95,9 +97,9 @@ def test_a_mixture_is_trained_and_exported(studied: Path, house: House, capsys: 
     assert torch.isfinite(model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits).all()
 
 
-def test_a_mixture_learns_relations_from_saved_outputs(house: House, tmp_path: Path) -> None:
+def test_a_mixture_learns_relations_from_saved_outputs(tiny_study: TinyStudy, tmp_path: Path) -> None:
     objective = '[objective]\nname = "minimoe"\nrelation_heads = 4\n\n[finetune]'
-    config = load_config(str(house.variant(tmp_path / "minimoe.toml", ("[finetune]", objective))))
+    config = load_config(str(tiny_study.variant(tmp_path / "minimoe.toml", ("[finetune]", objective))))
     workspace = prepare(config, "cpu")
     base, graph = workspace.base()
     experts = Experts(2, Fraction(1), "token_gate")
@@ -112,9 +114,9 @@ def test_a_mixture_learns_relations_from_saved_outputs(house: House, tmp_path: P
     assert other.value > 1 / 4
 
 
-def test_an_objective_has_its_own_settings(house: House, tmp_path: Path) -> None:
+def test_an_objective_has_its_own_settings(tiny_study: TinyStudy, tmp_path: Path) -> None:
     def refused(lines: str) -> str:
-        preset = house.variant(tmp_path / "wrong.toml", ("[finetune]", f"[objective]\n{lines}\n\n[finetune]"))
+        preset = tiny_study.variant(tmp_path / "wrong.toml", ("[finetune]", f"[objective]\n{lines}\n\n[finetune]"))
         with pytest.raises(ConfigError) as error:
             prepare(load_config(str(preset)), "cpu")
         return str(error.value)

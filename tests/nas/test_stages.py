@@ -30,7 +30,7 @@ from search_spaces import Architecture, Base, FFNGraph, Genes, Space, cost
 from search_spaces.architecture import Experts
 from search_spaces.graph import GELU
 from search_spaces.spaces import GRAPHS, SIZES
-from tests.nas.house import House
+from tests.nas.tiny_study import TinyStudy
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 HALF = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 4)
@@ -146,8 +146,8 @@ def test_what_is_outside_the_box_is_no_rival_on_the_front() -> None:
     assert [row["trial"] for row in best["front"]] == [row["trial"] for row in best["finalists"]] == [1]
 
 
-def test_plans(house: House, workspace: Workspace) -> None:
-    config = house.config
+def test_plans(tiny_study: TinyStudy, workspace: Workspace) -> None:
+    config = tiny_study.config
     base, graph = workspace.base()
     first = plan(config, workspace, "1", None, ())
     assert [origin for _, origin, _ in first.starts] == ["base model", UNIFORM, "global importance"]
@@ -186,17 +186,19 @@ def test_what_a_stage_refines(tmp_path: Path) -> None:
         incumbent_of(folder, "2", b)
 
 
-def test_what_candidates_could_not_inherit_from(house: House, workspace: Workspace) -> None:
+def test_what_candidates_could_not_inherit_from(tiny_study: TinyStudy, workspace: Workspace) -> None:
     base, graph = workspace.base()
-    check_incumbent(None, house.config, base)
-    check_incumbent(Architecture.uniform(base, graph=graph, stack=2), house.config, base)
+    check_incumbent(None, tiny_study.config, base)
+    check_incumbent(Architecture.uniform(base, graph=graph, stack=2), tiny_study.config, base)
     with pytest.raises(ConfigError, match=r"has a stack of 3; the supernet has 2: space.stacks"):
-        check_incumbent(Architecture.uniform(base, graph=graph, stack=3), house.config, base)
+        check_incumbent(Architecture.uniform(base, graph=graph, stack=3), tiny_study.config, base)
     hashed = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 4), experts=Experts(2, routing="hash"))
-    check_incumbent(hashed, house.config, base)
-    timed = house.config.model_copy(update={"space": house.config.space.model_copy(update={"max_latency": "0.5x"})})
+    check_incumbent(hashed, tiny_study.config, base)
+    timed = tiny_study.config.model_copy(
+        update={"space": tiny_study.config.space.model_copy(update={"max_latency": "0.5x"})}
+    )
     with pytest.raises(ConfigError, match=r"has layers of 2 hash, shared .*; latencies are measured of what space.exp"):
         check_incumbent(hashed, timed, base)
     other = replace(base, inner=base.inner + 1)
     with pytest.raises(ConfigError, match=r"the architecture to refine has the base .*; this study's is "):
-        check_incumbent(Architecture.uniform(other, graph=graph), house.config, base)
+        check_incumbent(Architecture.uniform(other, graph=graph), tiny_study.config, base)

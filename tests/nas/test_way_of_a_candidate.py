@@ -14,7 +14,7 @@ from nas import runner, stages
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
 from search_spaces import Architecture, Genes
-from tests.nas.house import PROJECT
+from tests.nas.tiny_study import PROJECT
 
 PACKAGES = ("nas", "supernet", "distill", "search_spaces")
 

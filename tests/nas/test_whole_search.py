@@ -14,7 +14,7 @@ from nas.preparation.workspace import Workspace
 from nas.study import ledger
 from nas.study.attributes import score_attribute
 from search_spaces import Architecture, cost
-from tests.nas.house import House, trials_of
+from tests.nas.tiny_study import TinyStudy, trials_of
 
 # The tests of goals and limits need no confirmed winner; the study of the fixture `refined` has them.
 UNCONFIRMED = ("confirm_seeds = 2", "confirm_seeds = 0")
@@ -32,16 +32,16 @@ def without_duplicates(trials: list[FrozenTrial]) -> list[FrozenTrial]:
 
 
 @pytest.fixture(scope="module")
-def refined(searched: Path, built: House, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def refined(searched: Path, shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a study with a finished stage 1 and with stages 2 and 3, each run by its own command."""
     out = tmp_path_factory.mktemp("refined")
     shutil.copytree(searched, out / "s")
     command = ("-m", "nas.search", "--study", "s", "--out", out, "--workers", "2")
     # Without --preset the configuration of the study applies.
-    result = built.run(*command, "--stage", "2")
+    result = shared_study.run(*command, "--stage", "2")
     assert (result.returncode, result.stderr) == (0, "")
     assert "4/4" in result.stdout
-    result = built.run(*command, "--stage", "3", "--sandwich", "--trials", "7")
+    result = shared_study.run(*command, "--stage", "3", "--sandwich", "--trials", "7")
     assert (result.returncode, result.stderr) == (0, "")
     assert "7/7" in result.stdout
     return out / "s"
@@ -63,19 +63,19 @@ def test_stage_2_varies_graphs_alone(refined: Path, workspace: Workspace) -> Non
     assert len({ledger.architecture_of(trial) for trial in trials}) > 2
 
 
-def test_stage_3_varies_sizes_alone_and_trains_none(refined: Path, house: House, workspace: Workspace) -> None:
+def test_stage_3_varies_sizes_alone_and_trains_none(refined: Path, tiny_study: TinyStudy, workspace: Workspace) -> None:
     start = Architecture.load(refined / "stage-3" / "start.json")
     assert start == winner(refined, "2")
     trials = trials_of(refined, "stage-3")
     assert len(without_duplicates(trials)) == 7
-    space = budgeted_space(house.config, *workspace.base(), workspace.labels)
+    space = budgeted_space(tiny_study.config, *workspace.base(), workspace.labels)
     for trial in trials:
         architecture = ledger.architecture_of(trial)
         assert [genes.graph for genes in architecture.layers] == [genes.graph for genes in start.layers]
         assert trial.user_attrs["params"] <= space.max_params
         assert trial.intermediate_values == {}
         # The score is the mean over the tasks, each of which has a head.
-        parts = [trial.user_attrs[score_attribute(task)] for task in house.config.tasks]
+        parts = [trial.user_attrs[score_attribute(task)] for task in tiny_study.config.tasks]
         assert trial.values == pytest.approx([sum(parts) / 2])
     stored = load_config(str(refined / "config.toml"))
     assert (stored.stage3.trials, stored.sharing.sandwich, stored.stage2.trials) == (7, True, 4)
@@ -99,16 +99,16 @@ def test_no_winner_was_confirmed_to_be_worse_than_the_one_before(refined: Path) 
             assert (trial.values, trial.state) == (twin.values, TrialState.COMPLETE)
 
 
-def test_a_stage_that_exists_is_not_started_again(refined: Path, house: House) -> None:
-    result = house.run("-m", "nas.search", "--stage", "2", "--study", "s", "--out", refined.parent)
+def test_a_stage_that_exists_is_not_started_again(refined: Path, tiny_study: TinyStudy) -> None:
+    result = tiny_study.run("-m", "nas.search", "--stage", "2", "--study", "s", "--out", refined.parent)
     assert result.returncode == 2
     assert "holds stage 2 already: go on with --resume" in result.stderr
 
 
 @pytest.mark.slow
-def test_two_goals_give_a_front(house: House, tmp_path: Path) -> None:
-    preset = house.variant(tmp_path / "tiny.toml", UNCONFIRMED)
-    result = house.run(*house.search(tmp_path, "--objective", "score,macs", "--trials", "9", preset=preset))
+def test_two_goals_give_a_front(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    preset = tiny_study.variant(tmp_path / "tiny.toml", UNCONFIRMED)
+    result = tiny_study.run(*tiny_study.search(tmp_path, "--objective", "score,macs", "--trials", "9", preset=preset))
     assert (result.returncode, result.stderr) == (0, "")
     trials = trials_of(tmp_path / "tiny")
     for trial in trials:
@@ -125,9 +125,9 @@ def test_two_goals_give_a_front(house: House, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_latency_limit_is_kept_and_finalists_are_measured(house: House, tmp_path: Path) -> None:
-    preset = house.variant(tmp_path / "tiny.toml", UNCONFIRMED)
-    result = house.run(*house.search(tmp_path, "--max-latency", "1.3x", "--trials", "5", preset=preset))
+def test_a_latency_limit_is_kept_and_finalists_are_measured(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    preset = tiny_study.variant(tmp_path / "tiny.toml", UNCONFIRMED)
+    result = tiny_study.run(*tiny_study.search(tmp_path, "--max-latency", "1.3x", "--trials", "5", preset=preset))
     if result.returncode == USER_ERROR and TOO_BUSY in result.stderr:
         pytest.skip(result.stderr)
     assert (result.returncode, result.stderr) == (0, "")

@@ -7,11 +7,11 @@ import pytest
 
 from benchmarks.__main__ import main
 from nas.stages import GLOBAL, UNIFORM
-from tests.nas.house import House
+from tests.nas.tiny_study import TinyStudy
 
 
 def test_winners_of_a_search_are_trained_again(
-    house: House, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_study: TinyStudy, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "winner.json"
     assert main(["winner", str(searched), "--steps", "2", "--seeds", "2", "--json", str(path)]) == 0

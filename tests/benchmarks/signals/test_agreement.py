@@ -4,12 +4,12 @@ from benchmarks.signals.agreement import SETTINGS, rows_of, scores
 from benchmarks.signals.measurements import draw
 from nas.preparation.prepare import prepare
 from nas.stages import plan
-from tests.nas.house import House
+from tests.nas.tiny_study import TinyStudy
 
 
-def test_every_setting_evaluates(house: House) -> None:
-    workspace = prepare(house.config, "cpu")
-    architectures = [one.to_json() for one in draw(plan(house.config, workspace, "1", None, ()).space, 4)]
+def test_every_setting_evaluates(tiny_study: TinyStudy) -> None:
+    workspace = prepare(tiny_study.config, "cpu")
+    architectures = [one.to_json() for one in draw(plan(tiny_study.config, workspace, "1", None, ()).space, 4)]
     results = {}
     for setting in SETTINGS:
         AcceleratorState._reset_state(reset_partial_state=True)  # each has a process of its own

@@ -19,7 +19,7 @@ from benchmarks.signals.measurements import KEPT, RUNG, SEARCH, TARGET, draw
 from nas.samplers.encoding import widths
 from search_spaces import Space
 from search_spaces.equivalence import function_key
-from tests.nas.house import House
+from tests.nas.tiny_study import TinyStudy
 from tests.tiny import BASE
 
 SPACE = Space(BASE, (1, 2), tuple(Fraction(1, n) for n in (1, 2, 4)), 1, 10**9)
@@ -45,7 +45,7 @@ def test_architectures_are_different_functions_and_the_same_ones_again() -> None
 
 
 def test_it_goes_on_where_it_was_cut_short(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "evidence.json"
     monkeypatch.setattr(measurements, "INTERMEDIATE", (1, 2))
@@ -58,7 +58,7 @@ def test_it_goes_on_where_it_was_cut_short(
     def write(path: Path, results: dict[str, Any]) -> None:
         path.write_text(json.dumps(json.loads(file.read_text()) | {"results": results}))
 
-    command = ("--preset", house.preset, "--architectures", 4, "--full-steps", 7, "--seeds", 1, 2, "--json", file)
+    command = ("--preset", tiny_study.preset, "--architectures", 4, "--full-steps", 7, "--seeds", 1, 2, "--json", file)
     first, _ = run(*command)
     whole = read(file)
     assert set(whole["measured"]) == {

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.report import Report
 from benchmarks.training.settings import Row, compare
-from tests.nas.house import House
+from tests.nas.tiny_study import TinyStudy
 
 SETTINGS = {"none": 0.0, "good": 0.1, "bad": -0.1}
 
@@ -42,9 +42,9 @@ def test_differences_are_between_scores_of_one_seed(tmp_path: Path, capsys: pyte
     assert content["results"]["good"]["3"]["after"] == pytest.approx(1.23)
 
 
-def test_the_warmup_s_benchmark(house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_warmup_s_benchmark(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "warmup.json"
-    command = ["--preset", str(house.preset), "--steps", "0", "2", "--candidates", "1", "--seeds", "1", "2"]
+    command = ["--preset", str(tiny_study.preset), "--steps", "0", "2", "--candidates", "1", "--seeds", "1", "2"]
     assert main(["warmup", *command, "--json", str(path)]) == 0
     rows = rows_of(capsys.readouterr().out)
     assert set(rows) >= {"0 steps", "2 steps"}

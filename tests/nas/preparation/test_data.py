@@ -38,8 +38,8 @@ from supernet.experts.routers import routing_table
 from supernet.inherit import inherit
 from supernet.one_shot import head_name
 from tests.nas import rows
-from tests.nas.house import House, corpus, trials_of
 from tests.nas.rows import study
+from tests.nas.tiny_study import TinyStudy, corpus, trials_of
 
 KINDS = {
     "rows": (CLASSIFICATION, ("accuracy",)),
@@ -63,8 +63,8 @@ def sharing(config: StudyConfig) -> Workspace:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_candidate_of_every_kind(house: House, tmp_path: Path, kind: str) -> None:
-    workspace = prepare(load_config(str(study(house, tmp_path, kind))), "cpu")
+def test_a_candidate_of_every_kind(tiny_study: TinyStudy, tmp_path: Path, kind: str) -> None:
+    workspace = prepare(load_config(str(study(tiny_study, tmp_path, kind))), "cpu")
     task = workspace.folders.task
     assert (task.kind, task.metrics) == KINDS[kind]
     evaluator = Evaluator(workspace, "cpu")
@@ -82,8 +82,8 @@ def test_a_candidate_of_every_kind(house: House, tmp_path: Path, kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["both", "tagging", "questions"])
-def test_stage_3_scores_what_the_slice_computes_alone(house: House, tmp_path: Path, kind: str) -> None:
-    workspace = sharing(load_config(str(study(house, tmp_path, kind))))
+def test_stage_3_scores_what_the_slice_computes_alone(tiny_study: TinyStudy, tmp_path: Path, kind: str) -> None:
+    workspace = sharing(load_config(str(study(tiny_study, tmp_path, kind))))
     assert workspace.one_shot is not None
     architecture = half(workspace)
     score = OneShotEvaluator(workspace, "cpu").evaluate(architecture)
@@ -102,9 +102,9 @@ def test_stage_3_scores_what_the_slice_computes_alone(house: House, tmp_path: Pa
     assert set(score.parts) == set(workspace.config.tasks)
 
 
-def test_expert_loads_of_stage_3_are_of_all_tasks(house: House, tmp_path: Path) -> None:
+def test_expert_loads_of_stage_3_are_of_all_tasks(tiny_study: TinyStudy, tmp_path: Path) -> None:
     """The mean of what the tables say of each task's tokens, counted here one by one."""
-    path = study(house, tmp_path, "both")
+    path = study(tiny_study, tmp_path, "both")
     workspace = sharing(load_config(str(path), {"seed": 5}))
     experts = Experts(2, Fraction(1))
     dense = half(workspace)
@@ -127,11 +127,11 @@ def keys(config: StudyConfig) -> tuple[str, str]:
     return context.data_key, context.teacher_key
 
 
-def test_what_is_read_again_when_something_changes(house: House, tmp_path: Path) -> None:
+def test_what_is_read_again_when_something_changes(tiny_study: TinyStudy, tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     text = tmp_path / "text" / "a.txt"
     text.write_text("Bado kule.\n\nParu bado.\n")
-    preset = study(house, tmp_path / "rows", "both", corpus=str(text.parent))
+    preset = study(tiny_study, tmp_path / "rows", "both", corpus=str(text.parent))
     config = load_config(str(preset))
     first = keys(config)
     assert keys(load_config(str(preset), {"candidate.steps": 3, "space.slack": 0.4, "stage1.trials": 9})) == first
@@ -159,9 +159,11 @@ def test_what_is_read_again_when_something_changes(house: House, tmp_path: Path)
     assert shorter[0] == last[0] and shorter[1] != last[1]
 
 
-def test_rows_are_not_read_for_their_key(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_not_read_for_their_key(
+    tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When all that a search needs is in the cache, its start reads no row."""
-    presets = [study(house, tmp_path / kind, kind) for kind in ("rows", "tagging", "questions")]
+    presets = [study(tiny_study, tmp_path / kind, kind) for kind in ("rows", "tagging", "questions")]
     before = [prepare(load_config(str(preset)), "cpu", outputs=False) for preset in presets]
 
     def read(*_: object, **__: object) -> None:
@@ -173,7 +175,7 @@ def test_rows_are_not_read_for_their_key(house: House, tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("task", ["sst2", "mnli", "squad", "conll2003"])
-def test_keys_of_official_files(tmp_path: Path, task: str, house: House) -> None:
+def test_keys_of_official_files(tmp_path: Path, task: str, tiny_study: TinyStudy) -> None:
     """They change with every file that is read, and with no other."""
     names = {
         "sst2": ("SST-2/train.tsv", "SST-2/dev.tsv"),
@@ -184,7 +186,7 @@ def test_keys_of_official_files(tmp_path: Path, task: str, house: House) -> None
     for name in (*names[task], "other.txt", "MNLI/dev_mismatched.tsv"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    config = load_config(str(house.preset), {"tasks": [task], "data": str(tmp_path)})
+    config = load_config(str(tiny_study.preset), {"tasks": [task], "data": str(tmp_path)})
 
     def key() -> str:
         return data.rows_key(config, corpus)
@@ -202,9 +204,9 @@ def test_keys_of_official_files(tmp_path: Path, task: str, house: House) -> None
         key()
 
 
-def test_data_of_the_command_line(house: House, tmp_path: Path) -> None:
+def test_data_of_the_command_line(tiny_study: TinyStudy, tmp_path: Path) -> None:
     """The folder's files take the place of those that the preset names."""
-    preset = study(house, tmp_path / "a", "tagging")
+    preset = study(tiny_study, tmp_path / "a", "tagging")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "train.txt").write_text("bado X\n\nkule Y\n")
     (tmp_path / "b" / "dev.txt").write_text("paru X\n")
@@ -234,8 +236,8 @@ def test_data_of_the_command_line(house: House, tmp_path: Path) -> None:
         ({"rows.mine.regression": True}, "row 1 has the label 'python', which is no finite number"),
     ],
 )
-def test_mistakes(house: House, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    path = study(house, tmp_path / "rows", "both")
+def test_mistakes(tiny_study: TinyStudy, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = study(tiny_study, tmp_path / "rows", "both")
     preset = tomllib.loads(path.read_text())
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -270,9 +272,9 @@ SETTINGS: dict[str, dict[str, float]] = {"theseus": {"start": 0.5}, "codir": {"n
         ("questions", "minilm"),
     ],
 )
-def test_a_candidate_by_every_objective(house: House, tmp_path: Path, kind: str, name: str) -> None:
+def test_a_candidate_by_every_objective(tiny_study: TinyStudy, tmp_path: Path, kind: str, name: str) -> None:
     """Learning from saved outputs is learning from the teacher, but for their half precision."""
-    preset = study(house, tmp_path, kind, objective={"name": name, **SETTINGS.get(name, {})})
+    preset = study(tiny_study, tmp_path, kind, objective={"name": name, **SETTINGS.get(name, {})})
     workspace = prepare(load_config(str(preset), {"candidate.steps": 13}), "cpu")
     evaluator, live = Evaluator(workspace, "cpu"), Live(workspace, "cpu")
     steps: list[int] = []
@@ -301,17 +303,17 @@ def test_a_candidate_by_every_objective(house: House, tmp_path: Path, kind: str,
 
 
 @pytest.mark.slow
-def test_a_whole_search_on_a_user_s_own_rows(house: House, tmp_path: Path) -> None:
+def test_a_whole_search_on_a_user_s_own_rows(tiny_study: TinyStudy, tmp_path: Path) -> None:
     """All stages on two tasks, of which one is a regression, as a user runs them."""
-    preset = study(house, tmp_path / "study", "both")
+    preset = study(tiny_study, tmp_path / "study", "both")
     command = ("-m", "nas.search", "--stage", "all", "--preset", preset, "--out", tmp_path, "--trials", "4")
-    result = house.run(*command, "--workers", "1")
+    result = tiny_study.run(*command, "--workers", "1")
     assert (result.returncode, result.stderr) == (0, "")
     found = tmp_path / "both"
     for trial in trials_of(found, "stage-3"):
         if trial.values:
             parts = [trial.user_attrs[score_attribute(task)] for task in ("mine", "number")]
             assert trial.values == pytest.approx([sum(parts) / 2])
-    final = house.run("train_final.py", found / "architecture.json", "--skip-base")
+    final = tiny_study.run("train_final.py", found / "architecture.json", "--skip-base")
     assert (final.returncode, final.stderr) == (0, "")
     assert "mine: 40 dev rows" in final.stdout

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from nas.preparation.prepare import prepare
-from tests.nas.house import PATIENCE, PROJECT, House
+from tests.nas.tiny_study import PROJECT, TIMEOUT, TinyStudy
 
 KEEP = """
 import sys, torch
@@ -63,7 +63,7 @@ def launched(program: str, arguments: list[list[Path]], caches: list[Path]) -> l
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         started.append(subprocess.Popen(command, env=os.environ | places, cwd=PROJECT, text=True, **pipes))
     try:
-        results = [(*process.communicate(timeout=PATIENCE), process.returncode) for process in started]
+        results = [(*process.communicate(timeout=TIMEOUT), process.returncode) for process in started]
     finally:
         for process in started:
             process.kill()
@@ -97,11 +97,15 @@ def test_every_node_has_what_the_first_one_keeps(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("filled", [0, 1])
-def test_a_study_prepared_on_two_nodes_of_which_one_has_it_already(house: House, tmp_path: Path, filled: int) -> None:
-    workspace = prepare(house.config, "cpu", outputs=False)
+def test_a_study_prepared_on_two_nodes_of_which_one_has_it_already(
+    tiny_study: TinyStudy, tmp_path: Path, filled: int
+) -> None:
+    workspace = prepare(tiny_study.config, "cpu", outputs=False)
     caches = [tmp_path / "a", tmp_path / "b"]
-    shutil.copytree(house.cache, caches[filled])
-    shutil.copytree(house.cache / "corpora", caches[1 - filled] / "corpora")
-    assert launched(PREPARE, [[house.preset]] * 2, caches) == ["True\n", "True\n"]
-    weights = [load_file(cache / workspace.supernet.relative_to(house.cache) / "model.safetensors") for cache in caches]
+    shutil.copytree(tiny_study.cache, caches[filled])
+    shutil.copytree(tiny_study.cache / "corpora", caches[1 - filled] / "corpora")
+    assert launched(PREPARE, [[tiny_study.preset]] * 2, caches) == ["True\n", "True\n"]
+    weights = [
+        load_file(cache / workspace.supernet.relative_to(tiny_study.cache) / "model.safetensors") for cache in caches
+    ]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0]) or filled == 1

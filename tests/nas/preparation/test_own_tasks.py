@@ -29,7 +29,7 @@ from nas.evaluate import Evaluator
 from nas.preparation import data
 from nas.preparation.prepare import prepare
 from search_spaces import Architecture
-from tests.nas.house import SOURCES, House, corpus
+from tests.nas.tiny_study import SOURCES, TinyStudy, corpus
 from tests.tiny import bert
 
 NAME = "multi_label"
@@ -107,9 +107,9 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("added")
-def test_rows_of_an_added_type_are_encoded_and_scored(house: House, accelerator: Accelerator) -> None:
+def test_rows_of_an_added_type_are_encoded_and_scored(tiny_study: TinyStudy, accelerator: Accelerator) -> None:
     rows = load_task("beginnings")
-    tokenizer = load_tokenizer(str(house.teacher))
+    tokenizer = load_tokenizer(str(tiny_study.teacher))
     encoded = encode(tokenizer, rows.dev, 24, kind=NAME)
     model = bert(labels=3, problem_type="multi_label_classification", vocab_size=len(tokenizer))
     outputs = run(model, collate(encoded, np.arange(5), 0), frozenset({LOGITS}))
@@ -127,9 +127,9 @@ def test_rows_of_an_added_type_are_encoded_and_scored(house: House, accelerator:
 
 @pytest.mark.usefixtures("added")
 @pytest.mark.parametrize("name", Reader.TASKS)
-def test_a_candidate_learns_an_added_task(house: House, name: str) -> None:
+def test_a_candidate_learns_an_added_task(tiny_study: TinyStudy, name: str) -> None:
     places = {"tasks": [name], "finetune.steps": 150, "candidate.steps": 40}
-    workspace = prepare(load_config(str(house.preset), places), "cpu")
+    workspace = prepare(load_config(str(tiny_study.preset), places), "cpu")
     evaluator = Evaluator(workspace, "cpu")
     assert workspace.folders.task.kind == Reader().kind(name)
     assert evaluator.teacher().config.problem_type == (MULTI_LABEL.problem_type if name == "beginnings" else None)
@@ -141,7 +141,7 @@ def test_a_candidate_learns_an_added_task(house: House, name: str) -> None:
 
 
 @pytest.mark.usefixtures("added")
-def test_added_tasks_share_stage_3_with_those_of_the_same_head(house: House) -> None:
-    data.check_tasks(load_config(str(house.preset), {"tasks": ["beginnings", "sources", "library"]}))
+def test_added_tasks_share_stage_3_with_those_of_the_same_head(tiny_study: TinyStudy) -> None:
+    data.check_tasks(load_config(str(tiny_study.preset), {"tasks": ["beginnings", "sources", "library"]}))
     with pytest.raises(ConfigError, match="beginnings and squad need different heads"):
-        data.check_tasks(load_config(str(house.preset), {"tasks": ["beginnings", "squad"], "data": "."}))
+        data.check_tasks(load_config(str(tiny_study.preset), {"tasks": ["beginnings", "squad"], "data": "."}))

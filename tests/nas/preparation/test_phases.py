@@ -28,7 +28,7 @@ from nas.preparation.workspace import Workspace, objectives, student_base
 from search_spaces import Architecture, cost
 from search_spaces.published import PUBLISHED
 from search_spaces.spaces import SIZES
-from tests.nas.house import House
+from tests.nas.tiny_study import TinyStudy
 
 # EfficientBERT's protocol in small: a base of its own, text before every training, the raw teacher on it.
 PROTOCOL = """\
@@ -73,8 +73,8 @@ start = "shared"
 
 
 @pytest.fixture
-def protocol(house: House) -> Path:
-    path = house.root / "protocol.toml"
+def protocol(tiny_study: TinyStudy) -> Path:
+    path = tiny_study.root / "protocol.toml"
     path.write_text(PROTOCOL)
     return path
 
@@ -122,7 +122,7 @@ def split(rows: Encoded) -> list[list[int]]:
     return [row.tolist() for row in np.split(rows.input_ids, rows.offsets[1:-1])]
 
 
-def test_a_supernet_warmed_up_on_text(house: House, protocol: Path, tmp_path: Path) -> None:
+def test_a_supernet_warmed_up_on_text(tiny_study: TinyStudy, protocol: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Bado kule moni.\nParu.\n" * 20)
     places = {"corpus": str(tmp_path / "a.txt"), "warmup.steps": 5}
     config = load_config(str(protocol), places)
@@ -140,7 +140,7 @@ def test_a_supernet_warmed_up_on_text(house: House, protocol: Path, tmp_path: Pa
     assert prepare(config, "cpu").supernet != first
 
 
-def test_sentences_of_a_text_count_alike_in_importance(house: House, protocol: Path, tmp_path: Path) -> None:
+def test_sentences_of_a_text_count_alike_in_importance(tiny_study: TinyStudy, protocol: Path, tmp_path: Path) -> None:
     """However they are batched: by the loss of each sentence for itself."""
     (tmp_path / "a.txt").write_text("Bado kule moni nipa rufi sebo dole.\nParu.\nBado.\nKule moni.\n")
     places = {"corpus": str(tmp_path / "a.txt"), "warmup.share": 1.0, "warmup.epochs": 1}
@@ -238,8 +238,8 @@ def test_a_student_cut_out_of_the_shared_supernet(protocol: Path) -> None:
     assert prepare_one_shot(workspace, fewer, "cpu").one_shot != shared.one_shot
 
 
-def test_another_checkpoint_as_base(house: House, tmp_path: Path) -> None:
-    vocabulary = AutoConfig.from_pretrained(house.teacher).vocab_size
+def test_another_checkpoint_as_base(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    vocabulary = AutoConfig.from_pretrained(tiny_study.teacher).vocab_size
     small = BertConfig(
         vocab_size=vocabulary,
         hidden_size=16,
@@ -251,7 +251,7 @@ def test_another_checkpoint_as_base(house: House, tmp_path: Path) -> None:
     )
     BertForSequenceClassification(small).save_pretrained(tmp_path / "small")
     places = {"base": str(tmp_path / "small"), "warmup.steps": 0}
-    workspace = prepare(load_config(str(house.preset), places), "cpu")
+    workspace = prepare(load_config(str(tiny_study.preset), places), "cpu")
     base, _ = workspace.base()
     assert (base.width, base.depth, base.inner, base.positions) == (16, 1, 32, 28)
     model = Evaluator(workspace, "cpu").student(Architecture.uniform(base)).eval()
@@ -263,22 +263,22 @@ def test_another_checkpoint_as_base(house: House, tmp_path: Path) -> None:
     with torch.no_grad():
         own.bert.embeddings.word_embeddings.weight.add_(0.1)
     own.save_pretrained(tmp_path / "small")
-    assert prepare(load_config(str(house.preset), places), "cpu").supernet != supernet
+    assert prepare(load_config(str(tiny_study.preset), places), "cpu").supernet != supernet
     with pytest.raises(ConfigError, match="max_length: the base has 28 positions, not 30"):
-        prepare(load_config(str(house.preset), places | {"max_length": 30}), "cpu")
+        prepare(load_config(str(tiny_study.preset), places | {"max_length": 30}), "cpu")
     small.vocab_size += 1
     BertForSequenceClassification(small).save_pretrained(tmp_path / "other")
     with pytest.raises(ConfigError, match=r"base: .*other has a vocabulary of .*; both read the same tokens"):
-        prepare(load_config(str(house.preset), places | {"base": str(tmp_path / "other")}), "cpu")
+        prepare(load_config(str(tiny_study.preset), places | {"base": str(tmp_path / "other")}), "cpu")
     with pytest.raises(TeacherError, match=r"no model at '.*/none'"):
-        prepare(load_config(str(house.preset), places | {"base": str(tmp_path / "none")}), "cpu")
+        prepare(load_config(str(tiny_study.preset), places | {"base": str(tmp_path / "none")}), "cpu")
 
 
 @pytest.mark.parametrize("table", ["candidate_pretrain", "sharing_pretrain"])
-def test_an_objective_that_learns_nothing_from_text(house: House, table: str) -> None:
+def test_an_objective_that_learns_nothing_from_text(tiny_study: TinyStudy, table: str) -> None:
     places = {table: {"steps": 2, "learning_rate": 1e-3}, "objective": {"name": "kd"}}
     with pytest.raises(ConfigError, match=f"{table}: kd learns from labels and predictions"):
-        prepare(load_config(str(house.preset), places), "cpu")
+        prepare(load_config(str(tiny_study.preset), places), "cpu")
 
 
 def test_the_paper_s_presets_are_of_its_models() -> None:

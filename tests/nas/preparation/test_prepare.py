@@ -23,30 +23,30 @@ from nas.preparation.teacher import prepare_task
 from nas.preparation.workspace import Workspace, objectives, projections
 from search_spaces import Architecture, Base
 from supernet.build import full_architecture
-from tests.nas.house import House
+from tests.nas.tiny_study import TinyStudy
 from tests.tiny import bert, inputs
 
 
-def changed(house: House, **changes: object) -> Workspace:
+def changed(tiny_study: TinyStudy, **changes: object) -> Workspace:
     places = {key.replace("__", "."): value for key, value in changes.items()}
-    return prepare(load_config(str(house.preset), places), "cpu")
+    return prepare(load_config(str(tiny_study.preset), places), "cpu")
 
 
-def test_everything_is_made_once(house: House, workspace: Workspace) -> None:
+def test_everything_is_made_once(tiny_study: TinyStudy, workspace: Workspace) -> None:
     told: list[str] = []
-    before = {path: path.stat().st_mtime_ns for path in house.cache.rglob("*")}
-    again = prepare(house.config, "cpu", lambda what, share: told.append(what))
+    before = {path: path.stat().st_mtime_ns for path in tiny_study.cache.rglob("*")}
+    again = prepare(tiny_study.config, "cpu", lambda what, share: told.append(what))
     assert again == workspace
     assert told == ["text"]
-    assert {path: path.stat().st_mtime_ns for path in house.cache.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in tiny_study.cache.rglob("*")} == before
 
 
-def test_what_changes_what(house: House, workspace: Workspace) -> None:
+def test_what_changes_what(tiny_study: TinyStudy, workspace: Workspace) -> None:
     """A key covers what its file depends on, and nothing else."""
-    dropout = changed(house, dropout=0.1, warmup__steps=1)
+    dropout = changed(tiny_study, dropout=0.1, warmup__steps=1)
     assert (dropout.data, dropout.teacher) == (workspace.data, workspace.teacher)
     assert dropout.supernet != workspace.supernet
-    shorter = changed(house, candidate__steps=5, stage1__trials=9)
+    shorter = changed(tiny_study, candidate__steps=5, stage1__trials=9)
     assert (shorter.data, shorter.teacher, shorter.supernet) == (
         workspace.data,
         workspace.teacher,
@@ -69,11 +69,11 @@ def test_the_teacher_learned_its_task(workspace: Workspace) -> None:
     assert score > 0.5  # of three classes
 
 
-def test_a_teacher_stops_early(house: House, workspace: Workspace) -> None:
+def test_a_teacher_stops_early(tiny_study: TinyStudy, workspace: Workspace) -> None:
     """With so small a learning rate nothing improves after the first epoch."""
     shares: list[float] = []
     changes = {"finetune.learning_rate": 1e-12, "finetune.epochs": 6, "finetune.early_stopping_patience": 2}
-    config = load_config(str(house.preset), changes | {"finetune.share": 0.1})
+    config = load_config(str(tiny_study.preset), changes | {"finetune.share": 0.1})
 
     def on_progress(what: str, share: float | None) -> None:
         if share and what == "teacher: fine-tuning":
@@ -83,8 +83,8 @@ def test_a_teacher_stops_early(house: House, workspace: Workspace) -> None:
     assert shares[-1] == pytest.approx(3 / 6, abs=0.05)
 
 
-def test_a_supernet_without_warm_up_computes_what_the_teacher_computes(house: House) -> None:
-    workspace = changed(house, warmup__steps=0, space__stacks=[1])
+def test_a_supernet_without_warm_up_computes_what_the_teacher_computes(tiny_study: TinyStudy) -> None:
+    workspace = changed(tiny_study, warmup__steps=0, space__stacks=[1])
     evaluator = Evaluator(workspace, "cpu")
     student = evaluator.student(full_architecture(*workspace.base(), 1)).eval()
     teacher = BertForSequenceClassification.from_pretrained(workspace.teacher).eval()
@@ -95,8 +95,8 @@ def test_a_supernet_without_warm_up_computes_what_the_teacher_computes(house: Ho
             torch.testing.assert_close(student(**given).logits, teacher(**given).logits, atol=1e-5, rtol=0)
 
 
-def test_a_warm_up_with_sampled_graphs_leaves_the_base_graph(house: House, workspace: Workspace) -> None:
-    sampled = changed(house, warmup__graphs="sampled", space__edit_rate=1.0)
+def test_a_warm_up_with_sampled_graphs_leaves_the_base_graph(tiny_study: TinyStudy, workspace: Workspace) -> None:
+    sampled = changed(tiny_study, warmup__graphs="sampled", space__edit_rate=1.0)
     one, other = (load_file(made.supernet / "model.safetensors") for made in (workspace, sampled))
     assert one.keys() == other.keys()
     assert not all(torch.equal(one[name], other[name]) for name in one)
@@ -110,15 +110,15 @@ def test_importance_descends(workspace: Workspace) -> None:
     assert all(layer[0] > 0 for layer in scores)
 
 
-def test_saved_outputs_are_the_teacher_s(house: House, workspace: Workspace) -> None:
+def test_saved_outputs_are_the_teacher_s(tiny_study: TinyStudy, workspace: Workspace) -> None:
     ((table, folder),) = workspace.outputs
     assert table == "candidate"
     saved = SavedTeacher(folder)
-    recipe = house.config.candidate
+    recipe = tiny_study.config.candidate
     assert recipe.steps is not None
     rows = load_encoded(workspace.data / "train.npz")
     teacher = BertForSequenceClassification.from_pretrained(workspace.teacher).eval()
-    for step, batch in enumerate(training_batches(rows, recipe.batch_size, recipe.steps, house.config.seed, 0)):
+    for step, batch in enumerate(training_batches(rows, recipe.batch_size, recipe.steps, tiny_study.config.seed, 0)):
         outputs = saved(step, batch)
         with torch.inference_mode():
             expected = teacher(**inputs(batch), output_hidden_states=True)
@@ -129,9 +129,9 @@ def test_saved_outputs_are_the_teacher_s(house: House, workspace: Workspace) -> 
     assert step == recipe.steps - 1
 
 
-def test_a_student_from_scratch(house: House) -> None:
+def test_a_student_from_scratch(tiny_study: TinyStudy) -> None:
     base = {"depth": 1, "width": 16, "heads": 4, "inner": 32, "embedding": 8}
-    workspace = changed(house, base=base, warmup__steps=2, finetune__steps=5)
+    workspace = changed(tiny_study, base=base, warmup__steps=2, finetune__steps=5)
     made, graph = workspace.base()
     assert (made.depth, made.width, made.embedding, str(graph)) == (1, 16, 8, "project(gelu(expand(x)))")
     assert made.vocabulary == AutoConfig.from_pretrained(workspace.teacher).vocab_size
@@ -145,7 +145,7 @@ def test_a_student_from_scratch(house: House) -> None:
     assert not any(torch.equal(warm[name], fresh) for name, fresh in goal.state_dict().items())
     for wrong in ({"heads": 3}, {"heads": 2}, {"depth": 3}):
         with pytest.raises(ConfigError, match="base"):
-            changed(house, base=base | wrong, finetune__steps=5)
+            changed(tiny_study, base=base | wrong, finetune__steps=5)
 
 
 def goals(workspace: Workspace, supernet: Path | None = None) -> list[tuple[Objective, Recipe]]:
@@ -156,30 +156,30 @@ def goals(workspace: Workspace, supernet: Path | None = None) -> list[tuple[Obje
     return objectives(config, settings_of(config, "candidate"), table.build(1), student, teacher, learned=learned)
 
 
-def test_both_of_tinybert_s_phases_warm_a_supernet_up(house: House) -> None:
+def test_both_of_tinybert_s_phases_warm_a_supernet_up(tiny_study: TinyStudy) -> None:
     """The first alone would leave a new head as it was."""
     told: list[float] = []
     base = {"depth": 1, "width": 16, "heads": 4, "inner": 32}
     places = {"base": base, "objective": {"name": "tinybert"}, "warmup.steps": 13}
-    config = load_config(str(house.preset), places)
+    config = load_config(str(tiny_study.preset), places)
     made = prepare(config, "cpu", lambda what, share: told.append(share or 0.0) if "warm-up" in what else None)
     assert told == pytest.approx([step / 13 for step in range(1, 14)])
-    for supernets in (made, changed(house, base=base, objective={"name": "tinybert"}, warmup__steps=0)):
+    for supernets in (made, changed(tiny_study, base=base, objective={"name": "tinybert"}, warmup__steps=0)):
         weights = load_file(supernets.supernet / "model.safetensors")
         moved = torch.equal(weights["classifier.bias"], torch.zeros(3))
         assert moved == (supernets is not made)
 
 
-def test_theseus_needs_a_student_of_the_teacher_s_shape(house: House) -> None:
+def test_theseus_needs_a_student_of_the_teacher_s_shape(tiny_study: TinyStudy) -> None:
     base = {"depth": 1, "width": 16, "heads": 4, "inner": 64}
     with pytest.raises(ConfigError, match="objective and base: the student's layers take the place"):
-        changed(house, base=base, objective={"name": "theseus"})
+        changed(tiny_study, base=base, objective={"name": "theseus"})
 
 
 @pytest.mark.parametrize("table", ["finetune", "warmup"])
-def test_training_that_diverges_names_its_table(house: House, table: str) -> None:
+def test_training_that_diverges_names_its_table(tiny_study: TinyStudy, table: str) -> None:
     with pytest.raises(ConfigError, match=f"{table}: the loss is .*{table}.learning_rate"):
-        changed(house, **{f"{table}__learning_rate": 1e30, f"{table}__steps": 6})
+        changed(tiny_study, **{f"{table}__learning_rate": 1e30, f"{table}__steps": 6})
 
 
 @pytest.mark.parametrize(
@@ -192,14 +192,16 @@ def test_training_that_diverges_names_its_table(house: House, table: str) -> Non
         ({"name": "minimoe", "relation_heads": 5}, "relation_heads=5 must divide"),
     ],
 )
-def test_settings_that_an_objective_cannot_use(house: House, objective: dict[str, object], message: str) -> None:
+def test_settings_that_an_objective_cannot_use(
+    tiny_study: TinyStudy, objective: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=f"objective and base: {message}"):
-        changed(house, objective=objective)
+        changed(tiny_study, objective=objective)
 
 
-def test_unknown_tasks(house: House) -> None:
+def test_unknown_tasks(tiny_study: TinyStudy) -> None:
     with pytest.raises(ConfigError, match="unknown task 'word order'; did you mean 'word_order'"):
-        changed(house, tasks=("word order",))
+        changed(tiny_study, tasks=("word order",))
 
 
 def test_dropout_reaches_every_module() -> None:

@@ -13,7 +13,7 @@ from nas.samplers import SAMPLERS, Proposer
 from nas.study import ledger
 from nas.study.ledger import Observation
 from search_spaces import Architecture
-from tests.nas.house import House, trials_of
+from tests.nas.tiny_study import TinyStudy, trials_of
 
 
 class Smallest(Proposer):
@@ -34,11 +34,22 @@ def test_a_configuration_asks_the_table(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-def test_a_search_with_it(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_with_it(tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SAMPLERS, "smallest", Smallest)
-    monkeypatch.setenv("FFN_NAS_CACHE", str(house.cache))
+    monkeypatch.setenv("FFN_NAS_CACHE", str(tiny_study.cache))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    arguments = ["--stage", "1", "--preset", str(house.preset), "--study", "s", "--out", str(tmp_path), "--trials", "5"]
+    arguments = [
+        "--stage",
+        "1",
+        "--preset",
+        str(tiny_study.preset),
+        "--study",
+        "s",
+        "--out",
+        str(tmp_path),
+        "--trials",
+        "5",
+    ]
     assert search.main([*arguments, "--sampler", "smallest", "--workers", "1", "--device", "cpu"]) == 0
     trials = trials_of(tmp_path / "s")
     assert [trial.user_attrs[ledger.ORIGIN] for trial in trials].count("smallest") >= 2

@@ -17,8 +17,8 @@ from nas.study.attributes import EXPERT_LOAD, score_attribute
 from search_spaces import Architecture, cost
 from search_spaces.spaces import Limit
 from tests.nas import rows
-from tests.nas.house import House, trials_of
 from tests.nas.study.test_ledger import SPACE
+from tests.nas.tiny_study import TinyStudy, trials_of
 
 # All that a trial remembers by names that a task may have.
 TAKEN = (
@@ -60,10 +60,10 @@ def test_scores_of_tasks_hide_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_a_search_on_tasks_of_such_names(house: House, workspace: Workspace, tmp_path: Path) -> None:
+def test_a_search_on_tasks_of_such_names(tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path) -> None:
     files = rows.table(tmp_path)
     preset = rows.study(
-        house,
+        tiny_study,
         tmp_path,
         "both",
         tasks=["params", "standard_error"],
@@ -75,7 +75,7 @@ def test_a_search_on_tasks_of_such_names(house: House, workspace: Workspace, tmp
     base, graph = workspace.base()
     Architecture.uniform(base, graph=graph).save(tmp_path / "start.json")
     given = ("--from", tmp_path / "start.json", "--trials", "3", "--workers", "1", "--out", tmp_path)
-    result = house.run("-m", "nas.search", "--stage", "3", "--preset", preset, *given)
+    result = tiny_study.run("-m", "nas.search", "--stage", "3", "--preset", preset, *given)
     assert (result.returncode, result.stderr) == (0, "")
     scored = [trial for trial in trials_of(tmp_path / "both", "stage-3") if trial.state == TrialState.COMPLETE]
     assert scored

@@ -16,9 +16,9 @@ from optuna.exceptions import StorageInternalError
 from nas.study import ledger
 from nas.study.lock import StudyInUse, sole_driver
 from nas.study.storage import StorageError, needed, sqlite_url
-from tests.nas.house import PROJECT
 from tests.nas.study import postgres
 from tests.nas.study.postgres import Server
+from tests.nas.tiny_study import PROJECT
 
 # Starts a program as libraries may, with all that a process gives to its children, and holds the lock until told.
 HOLDER = """

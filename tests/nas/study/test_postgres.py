@@ -21,10 +21,10 @@ from nas.study.description import Parameters
 from nas.study.lock import StudyInUse, sole_driver
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
-from tests.nas.house import House, trials_of, wait
 from tests.nas.study import postgres
 from tests.nas.study.postgres import Server
 from tests.nas.study.test_ledger import BASE, SPACE
+from tests.nas.tiny_study import TinyStudy, trials_of, wait
 from tests.tiny import architectures
 
 
@@ -127,14 +127,14 @@ def results(trials: list[FrozenTrial]) -> Counter[tuple[Architecture, int | None
 
 
 @pytest.mark.slow
-def test_a_killed_search_goes_on(server: Server, searched: Path, house: House, tmp_path: Path) -> None:
+def test_a_killed_search_goes_on(server: Server, searched: Path, tiny_study: TinyStudy, tmp_path: Path) -> None:
     """Nobody else drives it while its driver lives; resumed, it finds what the search in a file found."""
-    command = house.search(tmp_path, "--study", "s", "--storage", server.url)
+    command = tiny_study.search(tmp_path, "--study", "s", "--storage", server.url)
 
     def states() -> Counter[TrialState]:
         return Counter(trial.state for trial in trials_in(server.url, "s/stage-1"))
 
-    with house.running(*command) as process:
+    with tiny_study.running(*command) as process:
         wait(process, lambda: states()[TrialState.COMPLETE] >= 2 and states()[TrialState.RUNNING] > 0)
         with pytest.raises(StudyInUse, match=f"process {process.pid} "), sole_driver(server.url, "s"):
             pass
@@ -142,7 +142,7 @@ def test_a_killed_search_goes_on(server: Server, searched: Path, house: House, t
         process.communicate(timeout=120)
     before = trials_in(server.url, "s/stage-1")
     assert any(trial.state == TrialState.RUNNING for trial in before)
-    result = house.run(*command, "--resume")
+    result = tiny_study.run(*command, "--resume")
     assert (result.returncode, result.stderr) == (0, "")
 
     assert studies_in(server.url) == {"s/stage-1", "s/confirmation"}
@@ -161,13 +161,13 @@ def test_a_killed_search_goes_on(server: Server, searched: Path, house: House, t
 
 
 @pytest.mark.slow
-def test_a_search_whose_server_dies_says_so_and_goes_on(server: Server, house: House, tmp_path: Path) -> None:
-    command = house.search(tmp_path, "--study", "dies", "--storage", server.url)
+def test_a_search_whose_server_dies_says_so_and_goes_on(server: Server, tiny_study: TinyStudy, tmp_path: Path) -> None:
+    command = tiny_study.search(tmp_path, "--study", "dies", "--storage", server.url)
 
     def states() -> Counter[TrialState]:
         return Counter(trial.state for trial in trials_in(server.url, "dies/stage-1"))
 
-    with house.running(*command) as process:
+    with tiny_study.running(*command) as process:
         wait(process, lambda: states()[TrialState.COMPLETE] >= 1 and states()[TrialState.RUNNING] > 0)
         server.stop()
         try:
@@ -179,7 +179,7 @@ def test_a_search_whose_server_dies_says_so_and_goes_on(server: Server, house: H
     assert errors.startswith(f"nas.search: the storage {server.url!r} went away (")
     assert errors.endswith("); once it is back, the same command with --resume goes on\n")
     before = [trial for trial in trials_in(server.url, "dies/stage-1") if trial.state == TrialState.COMPLETE]
-    result = house.run(*command, "--resume")
+    result = tiny_study.run(*command, "--resume")
     assert (result.returncode, result.stderr) == (0, "")
     after = trials_in(server.url, "dies/stage-1")
     assert [after[trial.number] for trial in before] == before

@@ -24,7 +24,7 @@ COMMON = ["--text", "text", "--label", "kind", "--max-length", "16", "--batch-si
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("experts")
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
     model = bert(labels=2)
@@ -38,28 +38,28 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(house: Path, checkpoint: str, out: str, *options: str) -> list[str]:
-    rows = ["--train", str(house / "train.tsv"), "--dev", str(house / "dev.tsv"), "--device", "cpu"]
-    return [str(house / checkpoint), "--out", str(house / out), *rows, *COMMON, *options]
+def command(fixtures: Path, checkpoint: str, out: str, *options: str) -> list[str]:
+    rows = ["--train", str(fixtures / "train.tsv"), "--dev", str(fixtures / "dev.tsv"), "--device", "cpu"]
+    return [str(fixtures / checkpoint), "--out", str(fixtures / out), *rows, *COMMON, *options]
 
 
-def test_split_train_thin_out_and_load_as_a_stranger(house: Path) -> None:
-    arguments = command(house, "bert", "mixture", "--experts", "4", "--routing", "token_gate", "--steps", "3")
+def test_split_train_thin_out_and_load_as_a_stranger(fixtures: Path) -> None:
+    arguments = command(fixtures, "bert", "mixture", "--experts", "4", "--routing", "token_gate", "--steps", "3")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.run(
         [sys.executable, "-m", "supernet.experts", *arguments], capture_output=True, text=True, env=environment
     )
     assert process.returncode == 0, process.stderr
     assert "after 3 steps: accuracy" in process.stdout and "layer 2 ffn:" in process.stdout
-    report = json.loads((house / "mixture" / "metrics.json").read_text())
+    report = json.loads((fixtures / "mixture" / "metrics.json").read_text())
     assert set(report["models"]) == {"dense", "split", "after 3 steps"} and report["dev_rows"] == 12
     mixture, dense = report["models"]["split"], report["models"]["dense"]
     assert mixture["params_active"] < dense["params"] < mixture["params"] and mixture["macs"] < dense["macs"]
     assert [round(sum(load["shares"]), 9) for load in mixture["expert_load"]] == [1, 1]
-    model = AutoModelForSequenceClassification.from_pretrained(house / "mixture", trust_remote_code=True)
+    model = AutoModelForSequenceClassification.from_pretrained(fixtures / "mixture", trust_remote_code=True)
     assert model.config.id2label == {0: "bad", 1: "good"}
     assert sum(parameter.numel() for parameter in model.parameters()) == mixture["params"]
-    arguments = command(house, "mixture", "thin", "--fuse", "3")
+    arguments = command(fixtures, "mixture", "thin", "--fuse", "3")
     process = subprocess.run(
         [sys.executable, "-m", "supernet.experts", *arguments],
         capture_output=True,
@@ -69,7 +69,7 @@ def test_split_train_thin_out_and_load_as_a_stranger(house: Path) -> None:
     )
     assert (process.returncode, process.stderr) == (0, "")
     assert "mixture: accuracy" in process.stdout and "fused: accuracy" in process.stdout
-    smaller = Architecture.load(house / "thin" / "architecture.json")
+    smaller = Architecture.load(fixtures / "thin" / "architecture.json")
     assert any(genes.experts.count < 4 for genes in smaller.layers)
 
 
@@ -95,38 +95,38 @@ def test_split_train_thin_out_and_load_as_a_stranger(house: Path) -> None:
     ],
 )
 def test_mistakes_are_one_line(
-    house: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+    fixtures: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
-    assert main(command(house, "bert", "never", *options)) == 2
+    assert main(command(fixtures, "bert", "never", *options)) == 2
     shown = capsys.readouterr().err
-    assert message in shown and shown.count("\n") == 1 and not (house / "never").exists()
+    assert message in shown and shown.count("\n") == 1 and not (fixtures / "never").exists()
 
 
-def task(house: Path, *options: str) -> list[str]:
+def task(fixtures: Path, *options: str) -> list[str]:
     """As `command`, on a task in place of files; it is refused before anything is written."""
     rows = ["--max-length", "16", "--device", "cpu"]
-    return [str(house / "bert"), "--out", str(house / "never"), "--experts", "4", *rows, *options]
+    return [str(fixtures / "bert"), "--out", str(fixtures / "never"), "--experts", "4", *rows, *options]
 
 
-def test_a_task_s_official_files(house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_s_official_files(fixtures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "CoLA").mkdir()
     for name, size in (("train", 24), ("dev", 12)):
         lines = [f"x\t{row % 2}\t\t{' '.join(WORDS[row : row + 4])}" for row in range(size)]
         (tmp_path / "CoLA" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
     options = ["--task", "cola", "--data", str(tmp_path)]
-    assert main(task(house, *options)) == 2
+    assert main(task(fixtures, *options)) == 2
     assert "its classes are bad, good; those of the rows are unacceptable, accept" in capsys.readouterr().err
     model = bert(labels=2)
     model.save_pretrained(tmp_path / "bert")
-    BertTokenizerFast(vocab=str(house / "vocab.txt")).save_pretrained(tmp_path / "bert")
-    arguments = task(house, *options, "--importance-batches", "2")
+    BertTokenizerFast(vocab=str(fixtures / "vocab.txt")).save_pretrained(tmp_path / "bert")
+    arguments = task(fixtures, *options, "--importance-batches", "2")
     arguments[0], arguments[2] = str(tmp_path / "bert"), str(tmp_path / "out")
     assert main(arguments) == 0
     report = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert report["dev_rows"] == 12 and report["options"]["data"] == str(tmp_path)
 
 
-def test_tasks_of_other_kinds_are_refused(house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tasks_of_other_kinds_are_refused(fixtures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("train", "dev"):
         (tmp_path / f"{name}.txt").write_text("w1 O\nw2 B-X\n\nw3 O\n")
     files = ["--train", "train.tsv", "--dev", "dev.tsv"]
@@ -136,21 +136,21 @@ def test_tasks_of_other_kinds_are_refused(house: Path, tmp_path: Path, capsys: p
         (["--task", "wordorder"], "unknown task 'wordorder'; did you mean 'word_order'"),
         (["--data", str(tmp_path), *files], "--data: is of a --task"),
     ):
-        assert main(task(house, *options)) == 2
+        assert main(task(fixtures, *options)) == 2
         shown = capsys.readouterr().err
-        assert message in shown and shown.count("\n") == 1 and not (house / "never").exists()
+        assert message in shown and shown.count("\n") == 1 and not (fixtures / "never").exists()
 
 
-def saved_mixture(house: Path, name: str, architecture: Architecture) -> None:
+def saved_mixture(fixtures: Path, name: str, architecture: Architecture) -> None:
     """A mixture with random weights as the command would have written it."""
     model = build(architecture, labels=2)
     model.config.id2label, model.config.label2id = {0: "bad", 1: "good"}, {"bad": 0, "good": 1}
-    model.save_pretrained(house / name)
-    architecture.save(house / name / ARCHITECTURE)
-    BertTokenizerFast(vocab=str(house / "vocab.txt")).save_pretrained(house / name)
+    model.save_pretrained(fixtures / name)
+    architecture.save(fixtures / name / ARCHITECTURE)
+    BertTokenizerFast(vocab=str(fixtures / "vocab.txt")).save_pretrained(fixtures / name)
 
 
-def test_mixtures_that_cannot_be_thinned_are_refused(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mixtures_that_cannot_be_thinned_are_refused(fixtures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = FFNGraph.parse("tanh(project(gelu(expand(x))))")
     gate = Experts(4, Fraction(1, 2), "token_gate")
     cases = {
@@ -165,24 +165,24 @@ def test_mixtures_that_cannot_be_thinned_are_refused(house: Path, capsys: pytest
         "plain": (Architecture.uniform(BASE), "no feed-forward network of the model has experts\n"),
     }
     for name, (architecture, message) in cases.items():
-        saved_mixture(house, name, architecture)
-        assert main(command(house, name, "never", "--fuse", "3")) == 2
+        saved_mixture(fixtures, name, architecture)
+        assert main(command(fixtures, name, "never", "--fuse", "3")) == 2
         errors = capsys.readouterr().err
-        assert message in errors and errors.count("\n") == 1 and not (house / "never").exists()
+        assert message in errors and errors.count("\n") == 1 and not (fixtures / "never").exists()
 
 
-def test_experts_of_attention_and_head_are_said_to_stay(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_experts_of_attention_and_head_are_said_to_stay(fixtures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = replace(BASE, attention_experts=2, head_experts=3)
     experts = Experts(4, Fraction(1, 2), "token_gate")
-    saved_mixture(house, "both", Architecture.uniform(base, expansion=Fraction(1, 4), experts=experts))
-    assert main(command(house, "both", "thinner", "--drop", "3")) == 0
+    saved_mixture(fixtures, "both", Architecture.uniform(base, expansion=Fraction(1, 4), experts=experts))
+    assert main(command(fixtures, "both", "thinner", "--drop", "3")) == 0
     output = capsys.readouterr().out
     assert "only the experts of feed-forward networks are removed; the 2 of every attention and 3 of the h" in output
-    smaller = Architecture.load(house / "thinner" / ARCHITECTURE)
+    smaller = Architecture.load(fixtures / "thinner" / ARCHITECTURE)
     assert smaller.base == base and any(genes.experts.count < 4 for genes in smaller.layers)
 
 
-def test_everything_random_depends_on_the_seed(house: Path) -> None:
+def test_everything_random_depends_on_the_seed(fixtures: Path) -> None:
     """Tables, gates, the order of channels and the training; the same seed gives the same checkpoint."""
     options = ["--experts", "4", "--split", "random", "--attention-experts", "2"]
     runs = {
@@ -194,8 +194,8 @@ def test_everything_random_depends_on_the_seed(house: Path) -> None:
     }
     tensors = {}
     for name, (routing, seed) in runs.items():
-        assert main(command(house, "bert", f"seed-{name}", *options, "--routing", routing, "--seed", seed)) == 0
-        tensors[name] = load_file(house / f"seed-{name}" / "model.safetensors")
+        assert main(command(fixtures, "bert", f"seed-{name}", *options, "--routing", routing, "--seed", seed)) == 0
+        tensors[name] = load_file(fixtures / f"seed-{name}" / "model.safetensors")
     assert all(torch.equal(tensor, tensors["b"][name]) for name, tensor in tensors["a"].items())
     layer = "bert.encoder.layer.1."
     for one, other, names in (
@@ -207,17 +207,17 @@ def test_everything_random_depends_on_the_seed(house: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "x", "1/0", "1e9"])
-def test_shares_that_are_none(house: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
+def test_shares_that_are_none(fixtures: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(command(house, "bert", "never", f"--drop={value}"))
+        main(command(fixtures, "bert", "never", f"--drop={value}"))
     assert stop.value.code == 2 and "--drop" in capsys.readouterr().err
 
 
-def test_a_checkpoint_of_another_shape(house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_of_another_shape(fixtures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text('{"model_type": "gpt2"}')
     for source, message in (("other", "other"), ("nothing", "nothing")):
-        arguments = command(house, "bert", "never", "--experts", "4")
+        arguments = command(fixtures, "bert", "never", "--experts", "4")
         assert main([str(tmp_path / source), *arguments[1:]]) == 2
         shown = capsys.readouterr().err
         assert message in shown and shown.count("\n") == 1

@@ -1,4 +1,4 @@
-"""A study small enough for seconds: its text, its teacher, its preset, and the commands run on them."""
+"""A study that takes seconds: its text, its teacher, its preset, and helpers that run commands on them."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ from nas.study.storage import sqlite_url
 
 PROJECT = Path(__file__).resolve().parents[2]
 SOURCES = ("python", "numpy", "torch")
-PATIENCE = 240  # seconds after which a command hangs
+TIMEOUT = 240  # seconds that a command may take
 
 PRESET = """\
 teacher = "{teacher}"
@@ -97,8 +97,8 @@ confirm_seeds = 2
 
 
 @dataclass(frozen=True)
-class House:
-    """A folder with a teacher, a preset and a cache that holds the text."""
+class TinyStudy:
+    """A folder with a teacher, a preset and a cache folder that contains the text."""
 
     root: Path
 
@@ -128,11 +128,11 @@ class House:
         return path
 
     def start(self, *arguments: object) -> subprocess.Popen[str]:
-        """`python ...` in a session of its own, so that a signal to its group is what Ctrl-C is in a terminal."""
+        """Start `python ...` in a new session, so that a signal to its process group acts like Ctrl-C in a terminal."""
         return subprocess.Popen(
             [sys.executable, *map(str, arguments)],
             cwd=PROJECT,
-            # A relative path, as users may give it.
+            # Users may set a relative path, too.
             env=os.environ | {"FFN_NAS_CACHE": os.path.relpath(self.cache, PROJECT), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -143,7 +143,7 @@ class House:
 
     @contextlib.contextmanager
     def running(self, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-        """As `start`, and killed at the end of the block."""
+        """Like `start`; the process is killed at the end of the block."""
         with self.start(*arguments) as process:
             try:
                 yield process
@@ -151,25 +151,25 @@ class House:
                 process.kill()
 
     def run(self, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """As `start`, to its end."""
+        """Like `start`, but wait until the process has ended."""
         with self.running(*arguments) as process:
-            out, err = process.communicate(timeout=PATIENCE)
+            out, err = process.communicate(timeout=TIMEOUT)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def search(self, out: Path, *arguments: object, preset: Path | None = None) -> tuple[object, ...]:
-        """Arguments of a search of stage 1 below `out`, for `start` and `run`."""
+        """The arguments of a search of stage 1 that writes to `out`, for `start` and `run`."""
         always = ("-m", "nas.search", "--stage", "1", "--preset", preset or self.preset, "--workers", "2")
         return (*always, "--out", out, *arguments)
 
 
-def build(root: Path) -> House:
-    """Write the teacher, the preset and the text."""
-    house = House(root)
+def build(root: Path) -> TinyStudy:
+    """Write the teacher, the preset and the text to the folder `root`."""
+    tiny_study = TinyStudy(root)
     text = corpus()
-    save_corpus(text, house.cache / "corpora" / f"{installation_key()}.jsonl")
+    save_corpus(text, tiny_study.cache / "corpora" / f"{installation_key()}.jsonl")
     words = sorted({word for sentence in text.texts for word in re.findall(r"\w+|[.]", sentence.lower())})
     vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])}
-    BertTokenizerFast(vocab=vocabulary).save_pretrained(house.teacher)
+    BertTokenizerFast(vocab=vocabulary).save_pretrained(tiny_study.teacher)
     config = BertConfig(
         vocab_size=len(vocabulary),
         hidden_size=32,
@@ -181,40 +181,40 @@ def build(root: Path) -> House:
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        BertForSequenceClassification(config).save_pretrained(house.teacher)
-    house.preset.write_text(PRESET.format(teacher=house.teacher))
-    return house
+        BertForSequenceClassification(config).save_pretrained(tiny_study.teacher)
+    tiny_study.preset.write_text(PRESET.format(teacher=tiny_study.teacher))
+    return tiny_study
 
 
 def corpus() -> Corpus:
-    """Sentences of eight words, of which about two tell the library."""
+    """Sentences of eight words, about two of which only occur in sentences from the same library."""
     rng = random.Random(0)
     syllables = ["ba", "do", "fi", "ku", "le", "mo", "ni", "pa", "ru", "se"]
     words = [first + second for first in syllables for second in syllables]
     rng.shuffle(words)
-    own = {source: words[8 * i : 8 * i + 8] for i, source in enumerate(SOURCES)}
+    specific = {source: words[8 * i : 8 * i + 8] for i, source in enumerate(SOURCES)}
     shared = words[8 * len(SOURCES) :]
     rows: list[tuple[str, str, str, int]] = []
     for source in SOURCES:
         for document in range(60):
             for position in range(8):
-                chosen = [rng.choice(own[source] if rng.random() < 0.25 else shared) for _ in range(8)]
+                chosen = [rng.choice(specific[source] if rng.random() < 0.25 else shared) for _ in range(8)]
                 rows.append((" ".join(chosen).capitalize() + ".", source, f"{source}/{document}.py", position))
     texts, sources, documents, positions = zip(*rows, strict=True)
     return Corpus(texts, sources, documents, positions)
 
 
 @cache
-def shared(base: Path) -> House:
-    """The one house of the test run whose temporary files lie in `base`."""
-    return build(base / "house")
+def shared(base: Path) -> TinyStudy:
+    """The tiny study in `base`, the folder of the test run's temporary files; built once."""
+    return build(base / "tiny-study")
 
 
 @cache
 def finished(base: Path) -> Path:
-    """The folder of a finished search, one in a test run."""
-    house, out = shared(base), base / "results"
-    result = house.run(*house.search(out, "--study", "s"))
+    """The study folder of a finished search of stage 1, which is run once per test run."""
+    tiny_study, out = shared(base), base / "results"
+    result = tiny_study.run(*tiny_study.search(out, "--study", "s"))
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert "6/6" in result.stdout
@@ -232,45 +232,45 @@ def trials_of(folder: Path, study: str = "stage-1") -> list[FrozenTrial]:
 
 
 def states(folder: Path, study: str = "stage-1") -> Counter[str]:
-    """How many trials of a study that another process is running are in which state."""
+    """The number of trials in each state, for a study that another process is running."""
     path = folder / "study.db"
     query = "SELECT state FROM trials JOIN studies USING (study_id) WHERE study_name = ?"
     try:
         connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
-    except sqlite3.OperationalError:  # not there yet
+    except sqlite3.OperationalError:  # the file does not exist yet
         return Counter()
     try:
         return Counter(state for (state,) in connection.execute(query, (study,)))
-    except sqlite3.OperationalError:  # its tables are not there yet
+    except sqlite3.OperationalError:  # the tables do not exist yet
         return Counter()
     finally:
         connection.close()
 
 
 def wait(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-    """Until the condition holds; the process must not end before."""
-    end = time.monotonic() + PATIENCE
+    """Wait until the condition holds. The process must not end before that."""
+    end = time.monotonic() + TIMEOUT
     while not condition():
         if process.poll() is not None:
-            raise AssertionError(f"ended too early: {process.communicate()}")
+            raise AssertionError(f"the process ended too early: {process.communicate()}")
         if time.monotonic() > end:
-            raise AssertionError("waited in vain")
+            raise AssertionError("the condition did not hold in time")
         time.sleep(0.02)
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Processes below this one and their titles."""
+    """The command lines of all descendants of a process, by their ids."""
     parents: dict[int, int] = {}
-    titles: dict[int, str] = {}
+    commands: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 stat = (entry / "stat").read_text()
-                titles[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
-            except OSError:  # ended meanwhile
+                commands[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+            except OSError:  # the process has ended in the meantime
                 continue
             parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
     below = {pid}
     while found := {child for child, parent in parents.items() if parent in below} - below:
         below |= found
-    return {child: titles[child] for child in below - {pid} if child in titles}
+    return {child: commands[child] for child in below - {pid} if child in commands}
