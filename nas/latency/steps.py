@@ -34,13 +34,17 @@ STEP_ROUNDS = 30
 # On a device that is too slow or too busy for all rounds, they end after MOST_SECONDS, but not before LEAST_ROUNDS.
 MOST_SECONDS = 30.0
 LEAST_ROUNDS = 5
-# Together these graphs have every step.
-PROBED = (
-    *(f"project({op}(expand(x)))" for op in UNARY),
-    *(f"project({op}(expand(x),gate(x)))" for op in BINARY),
-    *(f"project({op}(x,expand(x)))" for op in BINARY),
-)
 GATED = FFNGraph.parse("project(mul(expand(x),gate(x)))")
+
+
+def probed_graphs() -> list[FFNGraph]:
+    """Graphs that together have every step, also those of operations that were added at run time."""
+    texts = (
+        *(f"project({op}(expand(x)))" for op in UNARY),
+        *(f"project({op}(expand(x),gate(x)))" for op in BINARY),
+        *(f"project({op}(x,expand(x)))" for op in BINARY),
+    )
+    return [FFNGraph.parse(text) for text in texts]
 
 
 def step_names(graph: FFNGraph, base: Base, inner: int, experts: Experts = DENSE) -> list[str]:
@@ -90,7 +94,7 @@ def step_times(
     seconds: dict[str, list[float]] = defaultdict(list)
     steps = _steps(host, base, widths)
     probes: list[list[nn.Module]] = [
-        [_Probe(FFNGraph.parse(text), base, inner, steps, seconds) for inner in widths] for text in PROBED
+        [_Probe(graph, base, inner, steps, seconds) for inner in widths] for graph in probed_graphs()
     ]
     probes += [
         [_ExpertProbe(layer_experts, inner, host, batch, seconds) for inner in widths] for layer_experts in experts

@@ -45,6 +45,7 @@ from search_spaces.numbers import fraction
 from search_spaces.operations import BINARY, UNARY
 from supernet.build import build
 from supernet.model.expert_linear import ExpertLinear
+from supernet.model.ffn import EXPORTED_OPERATIONS
 
 # Part of every cache key: increase it when what is measured here, or how, changes.
 FORMAT = 3
@@ -263,7 +264,9 @@ def latency_table(
     device_and_versions = (_device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
     # The latency of experts does not depend on which channels they share.
     kinds = {kind(layer_experts): layer_experts for layer_experts in experts if layer_experts != DENSE}
-    key = fingerprint(FORMAT, asdict(base), like, widths, batch, tokens, device_and_versions, sorted(kinds))
+    # Operations are part of the key only if they were added, so that tables of this package's operations keep theirs.
+    measured = [*sorted(kinds), *sorted({*UNARY, *BINARY} - EXPORTED_OPERATIONS)]
+    key = fingerprint(FORMAT, asdict(base), like, widths, batch, tokens, device_and_versions, measured)
 
     def make(path: Path) -> None:
         # The random state afterwards must not depend on whether the table had to be measured.

@@ -12,7 +12,6 @@ from search_spaces.operations import BINARY, UNARY
 from search_spaces.routing import ROUTINGS
 from search_spaces.spaces import Space
 
-OPERATIONS = (*UNARY, *BINARY, "gate")
 SEGMENTS = ("pre", "mid", "post")
 # The weights of features: of twice as many channels in a layer, of one more block, of an operation counted over all
 # layers, and of an operation in a given layer.
@@ -29,6 +28,11 @@ def widths(space: Space) -> tuple[float, ...]:
     return tuple(sorted({log2(genes.stack * genes.inner(space.base)) for genes in sizes}))
 
 
+def counted_operations() -> tuple[str, ...]:
+    """The operations that features count, also those that were added at run time."""
+    return (*UNARY, *BINARY, "gate")
+
+
 def encode(architectures: Sequence[Architecture], steps: tuple[float, ...]) -> np.ndarray:
     """One row of features for each architecture. All architectures have the same base; graphs and sizes may be any.
 
@@ -42,17 +46,20 @@ def encode(architectures: Sequence[Architecture], steps: tuple[float, ...]) -> n
       `project`), over all layers and in each layer;
     - the experts of every layer, all zero for a dense one.
     """
-    return np.stack([_row(architecture, steps) for architecture in architectures], dtype=np.float32)
+    columns = counted_operations(), tuple(ROUTINGS)
+    return np.stack([_row(architecture, steps, *columns) for architecture in architectures], dtype=np.float32)
 
 
 @lru_cache(maxsize=65_536)
-def _row(architecture: Architecture, steps: tuple[float, ...]) -> np.ndarray:
+def _row(
+    architecture: Architecture, steps: tuple[float, ...], operations: tuple[str, ...], routings: tuple[str, ...]
+) -> np.ndarray:
     below, gaps = np.array(steps[:-1]), np.diff(steps)
     log_channels = np.array([[log2(genes.stack * genes.inner(architecture.base))] for genes in architecture.layers])
     progress = np.clip((log_channels - below) / gaps, 0, 1) * np.sqrt(gaps)
     blocks = [genes.stack for genes in architecture.layers]
-    counts = np.stack([_counts(genes.graph) for genes in architecture.layers])
-    experts = np.array([_experts(genes.experts) for genes in architecture.layers])
+    counts = np.stack([_counts(genes.graph, operations) for genes in architecture.layers])
+    experts = np.array([_experts(genes.experts, routings) for genes in architecture.layers])
     return np.concatenate(
         (
             DOUBLING * progress.ravel(),
@@ -65,21 +72,21 @@ def _row(architecture: Architecture, steps: tuple[float, ...]) -> np.ndarray:
 
 
 @lru_cache(maxsize=65_536)
-def _counts(graph: FFNGraph) -> np.ndarray:
+def _counts(graph: FFNGraph, operations: tuple[str, ...]) -> np.ndarray:
     """How often each operation occurs in each segment of a graph: (segments * operations,)."""
 
     def segment(op: str, inputs: tuple[int, ...]) -> int:
         return {"expand": 1, "gate": 1, "project": 2}.get(op, max(inputs, default=0))
 
-    counts = np.zeros((len(SEGMENTS), len(OPERATIONS)))
+    counts = np.zeros((len(SEGMENTS), len(operations)))
     for node, row in zip(graph.nodes, graph.fold(segment), strict=True):
-        if node.op in OPERATIONS:
-            counts[row, OPERATIONS.index(node.op)] += 1
+        if node.op in operations:
+            counts[row, operations.index(node.op)] += 1
     return counts.ravel()
 
 
-def _experts(experts: Experts) -> tuple[float, ...]:
+def _experts(experts: Experts, routings: tuple[str, ...]) -> tuple[float, ...]:
     """The features of a layer's experts, all zero for a dense layer."""
-    routings = (float(experts.count > 1 and experts.routing == routing) for routing in ROUTINGS)
+    one_hot = (float(experts.count > 1 and experts.routing == routing) for routing in routings)
     inverse_capacity = 0.0 if experts.capacity is None else float(1 / experts.capacity)
-    return log2(experts.count), float(experts.shared), log2(experts.top_k), inverse_capacity, *routings
+    return log2(experts.count), float(experts.shared), log2(experts.top_k), inverse_capacity, *one_hot

@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -31,6 +32,7 @@ from nas.latency.table import (
     summary,
 )
 from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes
+from search_spaces.operations import UNARY, Operation
 from supernet.build import build
 from supernet.model import ffn
 from tests.search_spaces.strategies import graphs
@@ -217,6 +219,17 @@ def test_measured_for_each_number_of_threads(
     # Really running more threads than there are free cores would take minutes.
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1000)
     assert measure() != table
+
+
+def test_operations_that_are_added_are_measured(
+    measure: Measure, table: LatencyTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(UNARY, "square", Operation("a**2", np.square))
+    monkeypatch.setitem(ffn.UNARY, "square", torch.square)
+    squared = Genes(FFNGraph.parse("project(square(expand(x)))"), expansion=Fraction(1, 2))
+    assert measure().ffn(BASE, squared) > 0
+    with pytest.raises(ValueError, match="'square 24' is not in the latency table"):
+        table.ffn(BASE, squared)
 
 
 def test_what_a_table_does_not_know() -> None:

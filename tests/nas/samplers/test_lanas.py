@@ -14,7 +14,17 @@ from scipy.stats import norm
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from nas.samplers import SAMPLERS, ZeroCostProxy, evolution, lanas, local
-from nas.samplers.encoding import BLOCK, DOUBLING, EXPERTS, OPERATION, OPERATIONS, PLACED, SEGMENTS, encode, widths
+from nas.samplers.encoding import (
+    BLOCK,
+    DOUBLING,
+    EXPERTS,
+    OPERATION,
+    PLACED,
+    SEGMENTS,
+    counted_operations,
+    encode,
+    widths,
+)
 from nas.samplers.lanas import (
     GROWTH,
     N_STARTUP_TRIALS,
@@ -31,7 +41,8 @@ from nas.samplers.lanas import (
 from nas.study.ledger import Observation
 from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes, Space
 from search_spaces.equivalence import function_key
-from search_spaces.routing import ROUTINGS
+from search_spaces.operations import UNARY, Operation
+from search_spaces.routing import ROUTINGS, RoutingKind
 
 BASE = Base(depth=2, width=24, heads=4, inner=64, vocabulary=50, positions=20)
 EXPANSIONS = tuple(Fraction(1, n) for n in (1, 2, 4, 16))
@@ -85,10 +96,23 @@ def test_blocks_and_operations_are_encoded() -> None:
     (edited,) = encode([one], STEPS)
     changed = np.flatnonzero(plain != edited)
     assert (edited - plain)[changed] == pytest.approx([OPERATION, PLACED])
-    kinds = len(SEGMENTS) * len(OPERATIONS)
+    kinds = len(SEGMENTS) * len(counted_operations())
     dense = BASE.depth * (len(STEPS) - 1) + BASE.depth + (1 + BASE.depth) * kinds
     assert len(plain) == dense + BASE.depth * NUMBERS
     assert not plain[dense:].any()
+
+
+def test_operations_and_routers_that_are_added_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = sized((1, Fraction(1, 2)), (1, Fraction(1)))
+    (before,) = encode([plain], STEPS)
+    monkeypatch.setitem(UNARY, "square", Operation("a**2", np.square))
+    monkeypatch.setitem(ROUTINGS, "modulo", RoutingKind(learned=False))
+    graph = FFNGraph.parse("project(square(expand(x)))")
+    squared = sized((1, Fraction(1, 2)), (1, Fraction(1)), graph=graph)
+    rows = encode([plain, squared], STEPS)
+    # In each segment the operation is counted over all layers and in each; the router is a column of each layer.
+    assert rows.shape[1] == len(before) + len(SEGMENTS) * (1 + BASE.depth) + BASE.depth
+    assert sorted(rows[1] - rows[0])[-3:] == pytest.approx([PLACED, PLACED, BASE.depth * OPERATION])
 
 
 # Of a layer's experts: count, shared, top_k and capacity, and which routing they have.

@@ -15,7 +15,7 @@ from optuna.trial import FixedTrial, TrialState
 from sqlalchemy import Engine, event
 
 from nas.samplers import SAMPLERS, SamplerError
-from nas.samplers.encoding import OPERATIONS
+from nas.samplers.encoding import counted_operations
 from nas.study import ledger
 from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
@@ -179,7 +179,7 @@ def test_an_interrupted_search_proposes_what_an_uninterrupted_one_does(
         if end == 6:
             ask(study)
         elif end == 13:
-            study.ask().suggest_categorical("layer1/pre/op", ["none", *OPERATIONS[:-1]])
+            study.ask().suggest_categorical("layer1/pre/op", ["none", *counted_operations()[:-1]])
         study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
     assert found == expected
 
