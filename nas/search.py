@@ -27,35 +27,56 @@ def parser() -> Parser:
         help="1: operations, stacks and expansions together; 2: operations; 3: stacks and expansions on a "
         "one-shot supernet; all: one after the other",
     )
-    mode.add_argument("--single-stage", action="store_true", help="everything at once with the trials of 1 and 2")
-    result.add_argument(
-        "--preset", help=f"{', '.join(presets())}, or a .toml file (default: the study's own configuration, else demo)"
+    mode.add_argument(
+        "--single-stage", action="store_true", help="search everything at once, with as many trials as stages 1 and 2"
     )
-    result.add_argument("--study", help="name of the study and its folder (default: the preset's name)")
-    result.add_argument("--out", type=Path, default=Path("results"), help="folder of all studies (default: results)")
-    result.add_argument("--trials", type=int, help="candidates to evaluate in a stage, the baselines among them")
-    result.add_argument("--sampler", help="one of nas.samplers, such as lanas; nsga2 for two goals")
     result.add_argument(
-        "--objective", help="score (default); or two goals: score,params or score,macs or score,latency"
+        "--preset", help=f"{', '.join(presets())}, or a .toml file (default: config.toml of the study, else demo)"
     )
-    result.add_argument("--max-params", help="largest student, such as 15M, pooler and classifier included")
-    result.add_argument("--max-macs", help="most multiply-accumulates for a sentence of 128 tokens, such as 1G")
-    result.add_argument("--max-latency", help="slowest student, such as 12ms, or 0.25x of the teacher")
-    result.add_argument("--teacher", help="a BERT-shaped encoder: hub name or folder")
-    result.add_argument("--data", help="folder of the tasks' official files (default: from the hub)")
+    result.add_argument("--study", help="name of the study and of its folder (default: the preset's name)")
+    result.add_argument(
+        "--out", type=Path, default=Path("results"), help="folder of the studies' folders (default: %(default)s)"
+    )
+    result.add_argument(
+        "--trials", type=int, help="candidates to evaluate in each stage, baselines included (default: the preset's)"
+    )
+    result.add_argument(
+        "--sampler", help="what proposes candidates: lanas, evolution, ... (default: the preset's; nsga2 for two goals)"
+    )
+    result.add_argument(
+        "--objective", help="score, or two goals: score,params; score,macs; score,latency (default: score)"
+    )
+    result.add_argument(
+        "--max-params", help="limit on the student's parameters, such as 15M, pooler and classifier included"
+    )
+    result.add_argument("--max-macs", help="limit on its multiply-accumulates for a sentence of 128 tokens, such as 1G")
+    result.add_argument(
+        "--max-latency", help="limit on its latency, such as 12ms, or 0.25x for a quarter of the teacher's"
+    )
+    result.add_argument("--teacher", help="a BERT-like encoder: folder, or name on the hub")
+    result.add_argument("--data", help="folder of the tasks' official files (default: downloaded from the hub)")
     result.add_argument("--tasks", help="tasks to search on, such as a,b: stages 1 and 2 use the first, stage 3 all")
-    result.add_argument("--from", dest="start", type=Path, metavar="ARCH.json", help="what stage 2 or 3 refines")
+    result.add_argument(
+        "--from",
+        dest="start",
+        type=Path,
+        metavar="ARCH.json",
+        help="architecture that stage 2 or 3 refines (default: the previous stage's winner)",
+    )
     result.add_argument(
         "--sandwich",
         action="store_true",
-        help="stage 3 trains the extremes and two more each step",
+        help="in stage 3, train the largest, the smallest and two random architectures in every step of the one-shot "
+        "supernet (default: one random one)",
     )
     result.add_argument("--storage", help="Optuna storage URL (default: study.db in the study's folder)")
-    result.add_argument("--workers", type=int, help="candidates at a time (default: one per processor, at most 2)")
+    result.add_argument(
+        "--workers", type=int, help="candidates to train at a time (default: one per processor, at most 2)"
+    )
     result.add_argument("--address", help="address of a running Ray cluster, HOST:PORT")
     result.add_argument("--resume", action="store_true", help="continue an interrupted study")
-    result.add_argument("--seed", type=int, help="seed of everything random")
-    result.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    result.add_argument("--seed", type=int, help="seed of everything random (default: the preset's)")
+    result.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="(default: %(default)s)")
     return result
 
 
@@ -90,16 +111,18 @@ def command(options: argparse.Namespace, folder: Path) -> int:
 def check(options: argparse.Namespace, study: str) -> None:
     """Raise ConfigError for mistakes that can be seen in the options alone."""
     if not re.fullmatch(r"\w[\w.+-]*", study):
-        raise ConfigError(f"--study {study!r}: use letters, digits, '.', '_', '+' and '-'")
+        raise ConfigError(f"--study {study!r}: use only letters, digits, '.', '_', '+' and '-'")
     if options.workers is not None and options.workers < 1:
-        raise ConfigError(f"--workers {options.workers}: at least 1")
+        raise ConfigError(f"--workers: must be at least 1, not {options.workers}")
     if options.address is None:
         try:
             device(options.device)
         except argparse.ArgumentTypeError as error:
             raise ConfigError(f"--device {options.device}: {error}") from None
     if options.start and options.stage not in ("2", "3"):
-        raise ConfigError("--from is what stage 2 or 3 refines; give --stage 2 or --stage 3")
+        raise ConfigError(
+            "--from: only stages 2 and 3 refine an architecture; add --stage 2 or --stage 3, or leave out --from"
+        )
 
 
 def stages_of(options: argparse.Namespace) -> tuple[str, ...]:

@@ -40,13 +40,15 @@ from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space
 
 BASE_MODEL, UNIFORM, GLOBAL = "base model", "uniform slice", "global importance"
-WINNER, TWIN_OF_WINNER = "winner so far", "its twin of base graphs"
+# The origins of the two baselines of stages 2 and 3. Stored studies have these texts, by which a resumed search
+# recognises its baselines.
+WINNER, WINNER_WITH_BASE_GRAPHS = "winner so far", "its twin of base graphs"
 CONFIRMATION = "confirmation"
 # Stages that refine an architecture, each with the stage whose winner it refines by default.
 BEFORE = {"2": "1", "3": "2"}
 
-# A trial that is enqueued: its architecture, its origin, and its seed if that is not the study's.
-Start = tuple[Architecture, str, int | None]
+# A trial to be enqueued: its architecture, its origin, and its seed if that is not the study's.
+Enqueued = tuple[Architecture, str, int | None]
 
 
 @dataclass(frozen=True)
@@ -55,16 +57,16 @@ class Plan:
 
     Attributes:
         table: the stage's table in the configuration.
-        starts: the architectures that are evaluated first, such as baselines.
-        incumbent: the architecture that the stage refines.
+        baselines: the trials that are enqueued before all others.
+        start: the architecture that the stage refines; None for stages that refine nothing.
         one_shot: whether candidates are slices of a one-shot supernet, which are not trained.
     """
 
     stage: str
     table: StageTable
     space: Space
-    starts: Sequence[Start]
-    incumbent: Architecture | None = None
+    baselines: Sequence[Enqueued]
+    start: Architecture | None = None
     one_shot: bool = False
 
     @property
@@ -73,7 +75,7 @@ class Plan:
         return f"stage-{self.stage}"
 
 
-def plan(config: StudyConfig, workspace: Workspace, stage: str, incumbent: Architecture | None, limits: Any) -> Plan:
+def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architecture | None, limits: Any) -> Plan:
     """The plan of stage "1", "2" or "3", or of the "single" stage, which searches everything at once with as many
     candidates as stages 1 and 2 together.
 
@@ -92,22 +94,22 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, incumbent: Archi
         workspace.labels,
         limits=limits,
         edit_rate=table.edit_rate,
-        start=incumbent,
+        start=start,
         vary=varied(stage),
         head=workspace.folders.task.type.head,
     )
-    if incumbent is None:
+    if start is None:
         uniform = largest_uniform(base, graph, workspace.labels, space.max_params, limits, space.head)
-        starts: list[Start] = [
+        baselines: list[Enqueued] = [
             (Architecture.uniform(base, graph=graph), BASE_MODEL, None),
             (uniform, UNIFORM, None),
             (globally_important(space, graph, workspace), GLOBAL, None),
         ]
     else:
-        starts = [(incumbent, WINNER, None)]
+        baselines = [(start, WINNER, None)]
         if stage == "2":
-            starts.append((all_base_graphs(incumbent, graph), TWIN_OF_WINNER, None))
-    return Plan(stage, table, space, starts, incumbent, one_shot=stage == "3")
+            baselines.append((all_base_graphs(start, graph), WINNER_WITH_BASE_GRAPHS, None))
+    return Plan(stage, table, space, baselines, start, one_shot=stage == "3")
 
 
 def varied(stage: str) -> frozenset[str]:
@@ -121,20 +123,23 @@ def all_base_graphs(architecture: Architecture, graph: FFNGraph) -> Architecture
     return Architecture(architecture.base, layers)
 
 
-def incumbent_of(folder: Folder, stage: str, given: Architecture | None) -> Architecture | None:
-    """The architecture that a stage refines: the one that it started with if it has already begun, else the given one,
-    else the winner of the stage before. None for stages that refine nothing.
+def start_of(folder: Folder, stage: str, chosen: Architecture | None) -> Architecture | None:
+    """The start of a stage, which is the architecture that it refines: the recorded one if the stage has already begun,
+    else the one chosen by `--from`, else the winner of the stage before. None for stages that refine nothing.
 
     Raises:
-        ConfigError: there is none, or the given one is not the one that the stage started with.
+        ConfigError: there is none, or the chosen one differs from the recorded one.
     """
     if stage not in BEFORE:
         return None
-    stored = Architecture.load(folder.start(stage)) if folder.start(stage).exists() else None
-    if stored and given and given != stored:
-        raise ConfigError(f"stage {stage} has begun from {folder.start(stage)}, which is not what --from names")
-    if stored or given:
-        return stored or given
+    recorded = Architecture.load(folder.start(stage)) if folder.start(stage).exists() else None
+    if recorded and chosen and chosen != recorded:
+        raise ConfigError(
+            f"--from: stage {stage} has already begun with another architecture, {folder.start(stage)}; "
+            "leave out --from, or choose another --study"
+        )
+    if recorded or chosen:
+        return recorded or chosen
     before = folder.best(BEFORE[stage])
     if not before.exists():
         raise ConfigError(
@@ -144,43 +149,46 @@ def incumbent_of(folder: Folder, stage: str, given: Architecture | None) -> Arch
     return Architecture.from_json(json.loads(before.read_text(encoding="utf-8"))["winner"]["architecture"])
 
 
-def check_stage(config: StudyConfig, folder: Folder, stage: str, given: Architecture | None) -> None:
+def check_stage(config: StudyConfig, folder: Folder, stage: str, chosen: Architecture | None) -> None:
     """Refuse a stage that cannot be run, as far as this follows from the configurations of the study and its models, so
     that mistakes are found before anything is trained.
 
     Args:
-        given: the architecture to refine, if it is not the winner of the stage before.
+        chosen: the architecture to refine instead of the winner of the stage before.
 
     Raises:
         ConfigError, distill.training.teacher.TeacherError: the configuration cannot work, or there is nothing to
             refine, or candidates could not inherit from it.
         search_spaces.spaces.SpaceError: no architecture keeps the budget of parameters and MACs.
     """
-    incumbent = incumbent_of(folder, stage, given)
+    start = start_of(folder, stage, chosen)
     check(config)
     base, graph = base_of_study(config)
-    check_incumbent(incumbent, config, base)
-    check_feasible(config, base, graph, incumbent, varied(stage))
+    check_start(start, config, base)
+    check_feasible(config, base, graph, start, varied(stage))
 
 
-def check_incumbent(incumbent: Architecture | None, config: StudyConfig, base: Base) -> None:
-    """Refuse an architecture from which candidates on this base could not start.
+def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> None:
+    """Refuse an architecture that a stage on this base cannot refine.
 
     Raises:
         ConfigError: it is on another base, or has more blocks than the supernet.
     """
-    if incumbent is None:
+    if start is None:
         return
-    if incumbent.base != base:
-        raise ConfigError(f"the architecture to refine has the base {incumbent.base}; this study's is {base}")
-    most, stack = max(config.space.stacks), max(genes.stack for genes in incumbent.layers)
-    if stack > most:
-        raise ConfigError(f"the architecture to refine has a stack of {stack}; the supernet has {most}: space.stacks")
-    foreign = {genes.experts for genes in incumbent.layers} - {DENSE, *config.space.experts}
+    if start.base != base:
+        raise ConfigError(f"the architecture to refine has the base {start.base}; this study's is {base}")
+    largest, stack = max(config.space.stacks), max(genes.stack for genes in start.layers)
+    if stack > largest:
+        raise ConfigError(
+            f"the architecture to refine has a stack of {stack} blocks, but the supernet only has {largest}: "
+            f"add {stack} to space.stacks"
+        )
+    foreign = {genes.experts for genes in start.layers} - {DENSE, *config.space.experts}
     if foreign and (config.space.max_latency is not None or "latency" in config.goals):
         raise ConfigError(
-            f"the architecture to refine has layers of {' and of '.join(sorted(map(str, foreign)))}; latencies are "
-            "measured of what space.experts lists"
+            f"the architecture to refine has experts ({'; '.join(sorted(map(str, foreign)))}) that are not in "
+            "space.experts, so their latency is not measured: add them"
         )
 
 
@@ -198,17 +206,17 @@ class Search:
     on_progress: ProgressCallback = ignore_progress
     on_trial: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
 
-    def first(self, stage: str, given: Architecture | None = None) -> Plan:
-        """The plan of the stage to run first, which refines `given` or the winner of the stage before it.
+    def first(self, stage: str, chosen: Architecture | None = None) -> Plan:
+        """The plan of the stage to run first, which refines `chosen` or the winner of the stage before it.
 
         Raises:
             ConfigError, search_spaces.spaces.SpaceError: there is nothing to refine, or no architecture keeps the
                 budget.
         """
-        incumbent = incumbent_of(self.folder, stage, given)
-        check_incumbent(incumbent, self.config, self.workspace.base()[0])
+        start = start_of(self.folder, stage, chosen)
+        check_start(start, self.config, self.workspace.base()[0])
         limits = limits_of(self.config, self.workspace, self.cluster.device, self.on_progress)
-        return plan(self.config, self.workspace, stage, incumbent, limits)
+        return plan(self.config, self.workspace, stage, start, limits)
 
     def run(self, first: Plan, rest: Sequence[str] = ()) -> Architecture:
         """Run a stage and the stages in `rest`, each of which refines the winner before it; returns the last winner."""
@@ -223,13 +231,13 @@ class Search:
     def stage(self, plan: Plan) -> Architecture:
         """Run one stage: search, confirm the finalists with fresh seeds, and write and return the winner."""
         workspace = self.workspace
-        self.folder.begin(plan.stage, self.config, plan.incumbent)
+        self.folder.begin(plan.stage, self.config, plan.start)
         if plan.one_shot:
             workspace = prepare_one_shot(workspace, plan.space, self.cluster.device, self.on_progress)
         sampler = sampler_of(plan, workspace)
         study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, self.config.goals)
         ledger.requeue_unfinished(study)
-        ledger.enqueue_missing(study, Parameters.of(plan.space), plan.starts)
+        ledger.enqueue_missing(study, Parameters.of(plan.space), plan.baselines)
         run(
             study,
             plan.space,
@@ -243,7 +251,9 @@ class Search:
         )
         ranked = finalists(study, plan.table.confirm)
         if not ranked:
-            raise ConfigError("no candidate that keeps the budget got a score: see the trials' attribute 'failure'")
+            raise ConfigError(
+                "no candidate within the budget has a score; the attribute 'failure' of each trial says why"
+            )
         fresh = range(self.config.seed + 1, self.config.seed + 1 + plan.table.confirm_seeds)
         confirmed = self._confirm(plan, ranked, list(fresh))
         best = summary(ranked, confirmed, study)

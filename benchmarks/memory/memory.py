@@ -79,7 +79,7 @@ def measure_worker(workspace: Workspace, candidates: int, folder: Path) -> tuple
     config = workspace.config
     stage = plan(config, workspace, "1", None, ())
     study = ledger.open_study(sqlite_url(folder / "study.db"), stage.study, sampler_of(stage, workspace))
-    ledger.enqueue_missing(study, Parameters.of(stage.space), stage.starts)
+    ledger.enqueue_missing(study, Parameters.of(stage.space), stage.baselines)
     log, cluster = folder / "worker.jsonl", Cluster(workers=1)
     with connected(cluster), watching(lambda: next((line["pid"] for line in read(log)), None)) as samples:
         run_trials(
@@ -147,10 +147,11 @@ def growth_per(sizes: Sequence[int], counts: Sequence[int], what: str) -> str:
 def parts_of_candidates(workspace: Workspace) -> dict[str, dict[str, int]]:
     """Bytes that the training of the base model and that of the uniform slice hold, by what they are for."""
     workers_evaluator = Evaluator(workspace, "cpu")
-    starts = {
-        name: architecture for architecture, name, _ in plan(workers_evaluator.config, workspace, "1", None, ()).starts
+    baselines = {
+        name: architecture
+        for architecture, name, _ in plan(workers_evaluator.config, workspace, "1", None, ()).baselines
     }
-    return {name: training_memory(workers_evaluator, starts[name]) for name in (BASE_MODEL, UNIFORM)}
+    return {name: training_memory(workers_evaluator, baselines[name]) for name in (BASE_MODEL, UNIFORM)}
 
 
 def candidates(report: Report, workspace: Workspace) -> dict[str, Any]:

@@ -106,8 +106,8 @@ def winners(out: Path, preset: str, seed: int, report: Report) -> tuple[dict[str
     if not folders[ALL_STAGES].best("3").exists():
         run_search(folders[ALL_STAGES], preset, seed, "--stage", "all")
     cost_of_all = spent_by(folders[ALL_STAGES].storage, ("1", "2", "3"), workers)
-    starts = plan(config, workspace, "1", None, limits_of(config, workspace)).starts
-    next(architecture for architecture, name, _ in starts if name == UNIFORM).save(out / "uniform.json")
+    baselines = plan(config, workspace, "1", None, limits_of(config, workspace)).baselines
+    next(architecture for architecture, name, _ in baselines if name == UNIFORM).save(out / "uniform.json")
     for stage, start in ((STAGE_1, ()), (STAGE_3, ("--from", str(out / "uniform.json")))):
         if not folders[stage].best(stage).exists():
             trials = f"{cost_of_all.affordable(stage, cost_of_all.total)}"

@@ -68,7 +68,7 @@ def run(options: Namespace, report: Report) -> None:
     workspace = prepare(config)
     evaluator = Evaluator(workspace)
     stage = plan(config, workspace, "1", None, limits_of(config, workspace))
-    baselines = {name: architecture for architecture, name, _ in stage.starts}
+    baselines = {name: architecture for architecture, name, _ in stage.baselines}
     folder = Folder(options.study)
     bests = {stage: json.loads(folder.best(stage).read_text()) for stage in STAGES if folder.best(stage).exists()}
     architectures = {

@@ -69,7 +69,7 @@ class Folder:
         again = [stage for stage in stages if stage in begun]
         if again and not resume:
             raise ConfigError(
-                f"{self.path} holds stage {again[0]} already: go on with --resume, or choose another --study"
+                f"{self.path} already has stage {again[0]}: continue it with --resume, or choose another --study"
             )
 
     def create(self, config: StudyConfig) -> None:
@@ -85,12 +85,12 @@ class Folder:
         if not self.config.exists():
             write_text(self.config, config.to_toml())
 
-    def begin(self, stage: str, config: StudyConfig, incumbent: Architecture | None) -> None:
+    def begin(self, stage: str, config: StudyConfig, start: Architecture | None) -> None:
         """Record the configuration, that the stage has begun, and the architecture that it refines."""
         write_text(self.config, config.to_toml())
         self.stage(stage).mkdir(exist_ok=True)
-        if incumbent:
-            incumbent.save(self.start(stage))
+        if start:
+            start.save(self.start(stage))
 
     def _begun(self, config: StudyConfig, begun: Sequence[str]) -> dict[str, Any]:
         tables = config.model_dump(mode="json")

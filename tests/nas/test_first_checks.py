@@ -42,16 +42,14 @@ def test_a_budget_that_nothing_keeps(refused: Refused, stage: str, limit: tuple[
     assert "no architecture" in refused("--stage", stage, *limit)
 
 
-def test_a_budget_that_nothing_around_the_incumbent_keeps(
-    refused: Refused, tiny_study: TinyStudy, tmp_path: Path
-) -> None:
+def test_a_budget_that_nothing_around_the_start_keeps(refused: Refused, tiny_study: TinyStudy, tmp_path: Path) -> None:
     base, graph = base_of_study(tiny_study.config)
     Architecture.uniform(base, graph=graph).save(tmp_path / "full.json")
     smaller = ("--from", tmp_path / "full.json", "--max-params", "1000")
     assert "no architecture" in refused("--stage", "2", *smaller)
 
 
-def test_an_incumbent_on_another_base(refused: Refused, tmp_path: Path) -> None:
+def test_a_start_on_another_base(refused: Refused, tmp_path: Path) -> None:
     other = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
     Architecture.uniform(other, expansion=Fraction(1, 2)).save(tmp_path / "other.json")
     message = refused("--stage", "3", "--from", tmp_path / "other.json")

@@ -64,8 +64,8 @@ def live(folder: Path, sampler: str, first: Plan, workspace: Workspace) -> None:
     study = ledger.open_study(sqlite_url(folder / "study.db"), "stage-1", SAMPLERS[sampler](first.space, 0))
     try:
         ledger.requeue_unfinished(study)
-        again = (first.starts[1][0], "the same again", None)
-        ledger.enqueue_missing(study, Parameters.of(first.space), [*first.starts, again])
+        again = (first.baselines[1][0], "the same again", None)
+        ledger.enqueue_missing(study, Parameters.of(first.space), [*first.baselines, again])
         proposals = Proposals(study, first.space, sampler, workspace, trials=14)
         recorder = Recorder(study, lambda study, number: None)
         rungs = Rungs(study, 0.5, lambda study, number: None)

@@ -36,7 +36,7 @@ def expected(tiny_study: TinyStudy, workspace: Workspace) -> list[Architecture]:
     """What an uninterrupted search evaluates: the baselines, then the sampler's draws."""
     first = plan(tiny_study.config, workspace, "1", None, ())
     study = optuna.create_study(direction="maximize", sampler=SAMPLERS["random"](first.space, tiny_study.config.seed))
-    ledger.enqueue_missing(study, Parameters.of(first.space), first.starts)
+    ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines)
     found: list[Architecture] = []
     while len(found) < TRIALS:
         trial, architecture = ledger.ask(study, first.space, "random", workspace.labels)
@@ -146,7 +146,7 @@ def test_a_candidate_without_memory_fails_at_once(
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
     monkeypatch.setenv("RAY_memory_usage_threshold", f"{1 - memory.available / memory.total + 0.08:.3f}")
     first = plan(tiny_study.config, workspace, "1", None, ())
-    ledger.enqueue_missing(study, Parameters.of(first.space), first.starts[:1])
+    ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines[:1])
     seen: list[int] = []
     local = Cluster(workers=1, device="cpu")
     with connected(local):
@@ -190,7 +190,7 @@ def test_the_last_trial_may_be_wanted_again(trials: int | None, tiny_study: Tiny
     first = plan(tiny_study.config, workspace, "1", None, ())
     url = sqlite_url(tiny_study.root / f"{trials}.db")
     study = ledger.open_study(url, "stage-1", SAMPLERS["random"](first.space, 0))
-    ledger.enqueue_missing(study, Parameters.of(first.space), first.starts[:2])
+    ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines[:2])
     proposals = Proposals(study, first.space, "random", workspace, trials)
     asked = [proposals.suggest(name) for name in "ab"]
     assert [config["number"] for config in asked if isinstance(config, dict)] == [0, 1]

@@ -85,7 +85,7 @@ def test_a_study_in_which_everything_fails(tiny_study: TinyStudy, tmp_path: Path
     )  # fmt: skip
     result = tiny_study.run(*tiny_study.search(tmp_path, "--sampler", "tpe", preset=preset))
     assert result.returncode == 2
-    assert result.stderr.startswith("nas.search: no candidate that keeps the budget got a score")
+    assert result.stderr.startswith("nas.search: no candidate within the budget has a score")
     assert result.stderr.count("\n") == 1
     trials = trials_of(tmp_path / "tiny")
     assert {trial.state for trial in trials} == {TrialState.FAIL}
@@ -134,10 +134,10 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--stage", "1", "--max-params=-3"], "--max-params: "),
         (["--stage", "1", "--max-params", "1.5"], "--max-params: "),
         (["--stage", "1", "--max-params", "1e999999999"], "--max-params: "),
-        (["--stage", "1", "--study", "a/b"], "--study 'a/b': use letters, digits"),
+        (["--stage", "1", "--study", "a/b"], "--study 'a/b': use only letters, digits"),
         (["--stage", "1", "--study", ".."], "--study '..': "),
         (["--stage", "1", "--study", ""], "--study '': "),
-        (["--stage", "1", "--workers", "0"], "--workers 0: at least 1"),
+        (["--stage", "1", "--workers", "0"], "--workers: must be at least 1, not 0"),
         (["--stage", "1", "--single-stage"], "not allowed with argument"),
         (["--stage", "1", "--max-macs", "many"], "--max-macs: 'many' is not a number"),
         (["--stage", "1", "--max-latency", "fast"], "space.max_latency: "),
@@ -149,7 +149,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             "two goals need one of random",
         ),
         (["--stage", "1", "--sampler", "nsga2"], "nsga2 is for two goals"),
-        (["--stage", "1", "--from", "a.json"], "--from is what stage 2 or 3 refines"),
+        (["--stage", "1", "--from", "a.json"], "--from: only stages 2 and 3 refine an architecture"),
         (["--stage", "2", "--from", "no.json", "--out", "nowhere"], "no.json: no such file"),
         (["--stage", "2", "--out", "nowhere"], "stage 2 refines the winner of stage 1, which nowhere/demo does not"),
         (["--stage", "3", "--out", "nowhere"], "run --stage 2 first, or give --from ARCH.json"),
@@ -213,7 +213,7 @@ def test_folders_in_the_way(
     always = ["--stage", "1", "--preset", str(tiny_study.preset), "--study", "s"]
     there = [*always, "--out", str(searched.parent)]
     before = trials_of(searched)
-    assert "holds stage 1 already: go on with --resume" in refused(there, capsys)
+    assert "already has stage 1: continue it with --resume" in refused(there, capsys)
     other = refused([*there, "--trials", "9", "--resume"], capsys)
     assert "belongs to another configuration (stage1.trials is 6 there and 9 here)" in other
     assert trials_of(searched) == before

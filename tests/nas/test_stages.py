@@ -13,14 +13,14 @@ from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.preparation.workspace import Workspace
 from nas.stages import (
-    TWIN_OF_WINNER,
     UNIFORM,
     WINNER,
+    WINNER_WITH_BASE_GRAPHS,
     all_base_graphs,
-    check_incumbent,
+    check_start,
     finalists,
-    incumbent_of,
     plan,
+    start_of,
     summary,
 )
 from nas.study import ledger
@@ -150,7 +150,7 @@ def test_plans(tiny_study: TinyStudy, workspace: Workspace) -> None:
     config = tiny_study.config
     base, graph = workspace.base()
     first = plan(config, workspace, "1", None, ())
-    assert [origin for _, origin, _ in first.starts] == ["base model", UNIFORM, "global importance"]
+    assert [origin for _, origin, _ in first.baselines] == ["base model", UNIFORM, "global importance"]
     assert (first.study, first.space.vary, first.one_shot) == ("stage-1", {GRAPHS, SIZES}, False)
     everything = plan(config, workspace, "single", None, ())
     assert everything.table.trials == config.stage1.trials + config.stage2.trials
@@ -159,10 +159,10 @@ def test_plans(tiny_study: TinyStudy, workspace: Workspace) -> None:
     relu = FFNGraph.parse("project(relu(expand(x)))")
     winner = Architecture(base, (Genes(relu, 2, Fraction(1, 8)), Genes(graph, 1, Fraction(1, 4))))
     second = plan(config, workspace, "2", winner, ())
-    assert second.starts == [(winner, WINNER, None), (all_base_graphs(winner, graph), TWIN_OF_WINNER, None)]
+    assert second.baselines == [(winner, WINNER, None), (all_base_graphs(winner, graph), WINNER_WITH_BASE_GRAPHS, None)]
     assert (second.space.vary, second.space.start, second.one_shot) == ({GRAPHS}, winner, False)
     third = plan(config, workspace, "3", winner, ())
-    assert third.starts == [(winner, WINNER, None)]
+    assert third.baselines == [(winner, WINNER, None)]
     assert (third.space.vary, third.space.start, third.one_shot) == ({SIZES}, winner, True)
     assert third.space.max_params == second.space.max_params == first.space.max_params
 
@@ -170,35 +170,37 @@ def test_plans(tiny_study: TinyStudy, workspace: Workspace) -> None:
 def test_what_a_stage_refines(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     a, b = inside(2)
-    assert incumbent_of(folder, "1", None) is incumbent_of(folder, "single", None) is None
+    assert start_of(folder, "1", None) is start_of(folder, "single", None) is None
     with pytest.raises(ConfigError, match=r"refines the winner of stage 1, .*: run --stage 1 first, or give --from"):
-        incumbent_of(folder, "2", None)
-    assert incumbent_of(folder, "2", a) == a
+        start_of(folder, "2", None)
+    assert start_of(folder, "2", a) == a
     folder.stage("1").mkdir()
     folder.best("1").write_text(json.dumps({"winner": {"architecture": b.to_json()}}))
-    assert incumbent_of(folder, "2", None) == b
+    assert start_of(folder, "2", None) == b
     with pytest.raises(ConfigError, match="stage 3 refines the winner of stage 2"):
-        incumbent_of(folder, "3", None)
-    # What it has begun with stays.
+        start_of(folder, "3", None)
+    # A stage that has begun keeps its start.
     folder.begin("2", DEMO, a)
-    assert incumbent_of(folder, "2", None) == incumbent_of(folder, "2", a) == a
-    with pytest.raises(ConfigError, match=r"stage 2 has begun from .*start.json, which is not what --from names"):
-        incumbent_of(folder, "2", b)
+    assert start_of(folder, "2", None) == start_of(folder, "2", a) == a
+    with pytest.raises(
+        ConfigError, match=r"--from: stage 2 has already begun with another architecture, .*start.json; leave out"
+    ):
+        start_of(folder, "2", b)
 
 
 def test_what_candidates_could_not_inherit_from(tiny_study: TinyStudy, workspace: Workspace) -> None:
     base, graph = workspace.base()
-    check_incumbent(None, tiny_study.config, base)
-    check_incumbent(Architecture.uniform(base, graph=graph, stack=2), tiny_study.config, base)
-    with pytest.raises(ConfigError, match=r"has a stack of 3; the supernet has 2: space.stacks"):
-        check_incumbent(Architecture.uniform(base, graph=graph, stack=3), tiny_study.config, base)
+    check_start(None, tiny_study.config, base)
+    check_start(Architecture.uniform(base, graph=graph, stack=2), tiny_study.config, base)
+    with pytest.raises(ConfigError, match=r"a stack of 3 blocks, but the supernet only has 2: add 3 to space.stacks"):
+        check_start(Architecture.uniform(base, graph=graph, stack=3), tiny_study.config, base)
     hashed = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 4), experts=Experts(2, routing="hash"))
-    check_incumbent(hashed, tiny_study.config, base)
+    check_start(hashed, tiny_study.config, base)
     timed = tiny_study.config.model_copy(
         update={"space": tiny_study.config.space.model_copy(update={"max_latency": "0.5x"})}
     )
-    with pytest.raises(ConfigError, match=r"has layers of 2 hash, shared .*; latencies are measured of what space.exp"):
-        check_incumbent(hashed, timed, base)
+    with pytest.raises(ConfigError, match=r"has experts \(2 hash, shared .*\) that are not in space.experts"):
+        check_start(hashed, timed, base)
     other = replace(base, inner=base.inner + 1)
     with pytest.raises(ConfigError, match=r"the architecture to refine has the base .*; this study's is "):
-        check_incumbent(Architecture.uniform(other, graph=graph), tiny_study.config, base)
+        check_start(Architecture.uniform(other, graph=graph), tiny_study.config, base)

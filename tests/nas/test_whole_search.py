@@ -102,7 +102,7 @@ def test_no_winner_was_confirmed_to_be_worse_than_the_one_before(refined: Path) 
 def test_a_stage_that_exists_is_not_started_again(refined: Path, tiny_study: TinyStudy) -> None:
     result = tiny_study.run("-m", "nas.search", "--stage", "2", "--study", "s", "--out", refined.parent)
     assert result.returncode == 2
-    assert "holds stage 2 already: go on with --resume" in result.stderr
+    assert "already has stage 2: continue it with --resume" in result.stderr
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def test_a_study_is_made_and_gone_on_with(tmp_path: Path) -> None:
     folder.begin("1", DEMO, None)
     folder.check(DEMO, ["1"], resume=True)
     for stages in (["1"], ["1", "2", "3"]):
-        with pytest.raises(ConfigError, match="holds stage 1 already: go on with --resume"):
+        with pytest.raises(ConfigError, match="already has stage 1: continue it with --resume"):
             folder.check(DEMO, stages, resume=False)
     folder.config.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match=r"config\.toml: is not UTF-8"):
