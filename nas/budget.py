@@ -18,7 +18,7 @@ from nas.preparation.workspace import Workspace
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.graph import FFNGraph
-from search_spaces.spaces import GRAPHS, SIZES, Limit, Space
+from search_spaces.spaces import GRAPHS, SIZES, Limit, Space, SpaceError
 from supernet.importance import allocate
 
 # The global importance allocation leaves every layer at least this many inner neurons.
@@ -27,6 +27,8 @@ LEAST = 4
 LATENCY_BATCH = 1
 # With a single output, this head has the fewest parameters.
 SMALLEST_HEAD = TOKEN_CLASSIFICATION
+# Tasks are assumed to have no more labels than this as long as their rows are not read.
+MOST_LABELS = 10_000
 # Stands for the bound of a cost that is minimised but not bounded.
 NO_LIMIT = 10**18
 
@@ -78,16 +80,28 @@ def check_feasible(
 ) -> None:
     """Refuse a budget of parameters and MACs that no architecture of a stage can keep, before rows or weights are read.
 
-    The task's head is not known before its rows are read. Therefore the smallest of all heads is assumed and the lower
-    bound on parameters is dropped: a budget that is refused here cannot be kept with any head.
+    The task's head is not known before its rows are read. Therefore the upper bounds are checked with the smallest of
+    all heads, and the lower bound with the largest: a budget that is refused here cannot be kept with any head.
 
     Raises:
         search_spaces.spaces.SpaceError: nothing keeps the budget.
     """
-    open_below = config.model_copy(update={"space": config.space.model_copy(update={"min_params": 1})})
     fewest_macs = min(cost.HEADS, key=lambda head: cost.head_macs(base, labels=1, head=head))
     limits = macs_limits(config, base, graph, 1, fewest_macs)
-    budgeted_space(open_below, base, graph, 1, limits=limits, start=start, vary=vary, head=SMALLEST_HEAD)
+
+    def check_from(min_params: int) -> None:
+        table = config.space.model_copy(update={"min_params": min_params})
+        bounded = config.model_copy(update={"space": table})
+        budgeted_space(bounded, base, graph, 1, limits=limits, start=start, vary=vary, head=SMALLEST_HEAD)
+
+    least = config.space.min_params or 1
+    smallest_head = cost.head_params(base, 1, SMALLEST_HEAD)
+    largest_head = max(cost.head_params(base, MOST_LABELS, head) for head in cost.HEADS)
+    try:
+        check_from(max(1, least - (largest_head - smallest_head)))
+    except SpaceError:
+        check_from(least)  # raises the error that names the configuration's bound
+        raise
 
 
 def device_type(device: str) -> str:

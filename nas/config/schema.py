@@ -148,6 +148,8 @@ class SpaceTable(Table):
     def _a_box(self) -> "SpaceTable":
         if self.uniform is None and self.max_params is None:
             raise ValueError("give the parameter box: max_params, or uniform (the expansion of a uniform slice)")
+        if self.min_params is not None and self.max_params is not None and self.min_params > self.max_params:
+            raise ValueError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
         return self
 
 

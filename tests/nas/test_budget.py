@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nas.budget import (
+    MOST_LABELS,
     NO_LIMIT,
     SMALLEST_HEAD,
     budgeted_space,
@@ -180,3 +181,16 @@ def test_the_early_check_refuses_only_what_fits_with_no_head(head: str, limit: s
     fewest_macs = min(cost.HEADS, key=lambda head: cost.macs(smallest, labels=1, head=head))
     if head == (SMALLEST_HEAD if limit == "max_params" else fewest_macs):
         assert refused[-1] == costs[limit] - 1
+
+
+@pytest.mark.parametrize("head", cost.HEADS)
+def test_the_early_check_refuses_only_what_no_head_reaches(head: str) -> None:
+    largest = Architecture.uniform(BASE, stack=2)
+
+    def check(least: int) -> None:
+        check_feasible(load_config("demo", TABLE | {"space.min_params": least, "space.max_params": "1G"}), BASE, GELU)
+
+    check(cost.params(largest, MOST_LABELS, head))
+    beyond = 1 + max(cost.params(largest, MOST_LABELS, other) for other in cost.HEADS)
+    with pytest.raises(SpaceError, match=f"no architecture has {beyond:,} to 1,000,000,000 parameters"):
+        check(beyond)

@@ -42,6 +42,18 @@ def test_a_budget_that_nothing_keeps(refused: Refused, stage: str, limit: tuple[
     assert "no architecture" in refused("--stage", stage, *limit)
 
 
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ('min_params = "1G"\nmax_params = "2G"', "no architecture has 1,000,000,000 to 2,000,000,000 parameters"),
+        ('min_params = "2G"\nmax_params = "1G"', "space: min_params 2,000,000,000 is above max_params 1,000,000,000"),
+    ],
+)
+def test_a_lower_bound_that_nothing_reaches(refused: Refused, tmp_path: Path, bounds: str, message: str) -> None:
+    preset = refused.tiny_study.variant(tmp_path / "tiny.toml", ('uniform = "1/2"', bounds))
+    assert message in refused("--stage", "1", "--preset", preset)
+
+
 def test_a_budget_that_nothing_around_the_start_keeps(refused: Refused, tiny_study: TinyStudy, tmp_path: Path) -> None:
     base, graph = base_of_study(tiny_study.config)
     Architecture.uniform(base, graph=graph).save(tmp_path / "full.json")
