@@ -22,7 +22,7 @@ from search_spaces.spaces import GRAPHS, SIZES, Limit, Space, SpaceError
 from supernet.importance import allocate
 
 # The global importance allocation leaves every layer at least this many inner neurons.
-LEAST = 4
+MIN_INNER = 4
 # The batch size for which latencies are measured; each sentence has the study's `max_length` tokens.
 LATENCY_BATCH = 1
 # With a single output, this head has the fewest parameters.
@@ -57,8 +57,8 @@ def limits_of(
     limits = macs_limits(config, base, graph, workspace.labels, workspace.folders.task.type.head)
     if space.max_latency is not None or "latency" in config.goals:
         table = latencies_of(config, workspace, device, on_progress)
-        most = NO_LIMIT if space.max_latency is None else resolve(parse_latency(space.max_latency), table)
-        limits = (*limits, Limit("latency", table.fixed, LayerLatency(table), most))
+        maximum = NO_LIMIT if space.max_latency is None else resolve(parse_latency(space.max_latency), table)
+        limits = (*limits, Limit("latency", table.fixed, LayerLatency(table), maximum))
     return limits
 
 
@@ -157,28 +157,30 @@ def budgeted_space(
         search_spaces.spaces.SpaceError: nothing keeps the budget.
     """
     table = config.space
-    most = table.max_params
-    if most is None:
+    max_params = table.max_params
+    if max_params is None:
         assert table.uniform is not None
-        most = cost.params(Architecture.uniform(base, graph=graph, expansion=table.uniform), labels, head)
-    least = table.min_params
-    if least is None and len(config.goals) > 1:
-        least = 1
-    if least is None:
+        max_params = cost.params(Architecture.uniform(base, graph=graph, expansion=table.uniform), labels, head)
+    min_params = table.min_params
+    if min_params is None and len(config.goals) > 1:
+        min_params = 1
+    if min_params is None:
         sizes = [(choose(table.stacks), choose(table.expansions)) for choose in (min, max)]
         smallest, largest = (
             cost.params(Architecture.uniform(base, graph, stack, expansion), labels, head) for stack, expansion in sizes
         )
-        upper = min(most, largest)
+        upper = min(max_params, largest)
         if limits:
-            upper = min(upper, cost.params(largest_uniform(base, graph, labels, most, limits, head), labels, head))
-        least = upper - int(table.slack * max(0, upper - smallest))
+            upper = min(
+                upper, cost.params(largest_uniform(base, graph, labels, max_params, limits, head), labels, head)
+            )
+        min_params = upper - int(table.slack * max(0, upper - smallest))
     return Space(
         base=base,
         stacks=table.stacks,
         expansions=table.expansions,
-        min_params=least if SIZES in vary else 1,
-        max_params=most,
+        min_params=min_params if SIZES in vary else 1,
+        max_params=max_params,
         edit_rate=table.edit_rate if edit_rate is None else edit_rate,
         labels=labels,
         graph=graph,
@@ -195,20 +197,20 @@ def largest_uniform(
     base: Base,
     graph: FFNGraph,
     labels: int,
-    most: int,
+    max_params: int,
     limits: tuple[Limit, ...] = (),
     head: str = cost.CLASSIFICATION,
 ) -> Architecture:
     """The uniform slice (one block in each layer) with the largest inner width that keeps to the limits and has at most
-    `most` parameters. If no width does, the slice with one inner channel.
+    `max_params` parameters. If no width does, the slice with one inner channel.
     """
 
     def of_width(inner: int) -> Architecture:
         return Architecture.uniform(base, graph=graph, expansion=Fraction(inner, base.inner))
 
     def fits(architecture: Architecture) -> bool:
-        within_limits = all(limit.total(architecture) <= limit.most for limit in limits)
-        return within_limits and cost.params(architecture, labels, head) <= most
+        within_limits = all(limit.total(architecture) <= limit.maximum for limit in limits)
+        return within_limits and cost.params(architecture, labels, head) <= max_params
 
     low, high = 1, base.inner
     while low < high:
@@ -243,5 +245,5 @@ def globally_important(space: Space, graph: FFNGraph, workspace: Workspace) -> A
     base = space.base
     uniform = largest_uniform(base, graph, space.labels, space.max_params, space.limits, space.head)
     total = base.depth * uniform.layers[0].inner(base)
-    widths = allocate(workspace.importance(), total, min(LEAST, total // base.depth))
+    widths = allocate(workspace.importance(), total, min(MIN_INNER, total // base.depth))
     return Architecture(base, tuple(Genes(graph, 1, Fraction(inner, base.inner)) for inner in widths))

@@ -219,23 +219,23 @@ class Genes:
         """The inner width of this layer's blocks and of each of their experts, in channels."""
         return self.expansion.numerator * base.inner // self.expansion.denominator
 
-    def shared(self, base: Base) -> int:
+    def shared_channels(self, base: Base) -> int:
         """The number of inner channels that all experts have in common."""
         return self.experts.shared.numerator * self.inner(base) // self.experts.shared.denominator
 
-    def most(self, base: Base) -> int:
+    def max_inner(self, base: Base) -> int:
         """The largest possible inner width of an expert: the shared channels plus an equal part of the others."""
-        shared = self.shared(base)
+        shared = self.shared_channels(base)
         return shared + (base.inner - shared) // self.experts.count
 
-    def fault(self, base: Base) -> str:
+    def problem(self, base: Base) -> str:
         """Why these genes are invalid on this base, starting with the gene's name; empty if they are valid."""
         inner = self.inner(base)
         if inner < 1:
             return f"expansion: {self.expansion} of the inner width {base.inner} leaves no channel"
-        if inner > self.most(base):
-            shared, count = f"{self.shared(base):,}", self.experts.count
-            bound = f"{shared} + ({base.inner:,} - {shared}) // {count} = {self.most(base):,}"
+        if inner > self.max_inner(base):
+            shared, count = f"{self.shared_channels(base):,}", self.experts.count
+            bound = f"{shared} + ({base.inner:,} - {shared}) // {count} = {self.max_inner(base):,}"
             return (
                 f"experts: {count} experts that share {shared} of {base.inner:,} channels have at most {bound} "
                 f"channels each, not {inner:,}; lower the expansion, or share more"
@@ -260,8 +260,8 @@ class Architecture:
         if len(self.layers) != self.base.depth:
             raise ArchitectureError(f"layers: {len(self.layers)} given, but base.depth is {self.base.depth}")
         for index, genes in enumerate(self.layers):
-            if fault := genes.fault(self.base):
-                raise ArchitectureError(f"layers[{index}].{fault}")
+            if problem := genes.problem(self.base):
+                raise ArchitectureError(f"layers[{index}].{problem}")
 
     @property
     def has_experts(self) -> bool:

@@ -25,11 +25,11 @@ class Bounds:
     high: Cost
 
     def __contains__(self, total: Cost) -> bool:
-        return self.low <= total[0] and all(spent <= most for spent, most in zip(total, self.high, strict=True))
+        return self.low <= total[0] and all(spent <= limit for spent, limit in zip(total, self.high, strict=True))
 
     def without(self, cost: Cost) -> "Bounds":
         """The bounds on the remaining summands of a sum that includes `cost`."""
-        return Bounds(self.low - cost[0], tuple(most - spent for most, spent in zip(self.high, cost, strict=True)))
+        return Bounds(self.low - cost[0], tuple(limit - spent for limit, spent in zip(self.high, cost, strict=True)))
 
 
 def add(*costs: Cost) -> Cost:

@@ -62,7 +62,7 @@ def function_key(architecture: Architecture) -> str:
         layer["graph"] = fingerprint(genes.graph, base, inner)
         layer["expansion"] = inner
         if "experts" in layer:
-            layer["experts"]["shared"] = genes.shared(base)
+            layer["experts"]["shared"] = genes.shared_channels(base)
     return _digest(json.dumps(value, sort_keys=True).encode())
 
 

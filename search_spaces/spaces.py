@@ -38,7 +38,7 @@ class SpaceError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Limit:
-    """An upper bound `most` on an integer cost that is additive over the layers.
+    """An upper bound `maximum` on an integer cost that is additive over the layers.
 
     The cost of an architecture is `fixed` plus the sum of `of(base, genes)` over its layers.
     """
@@ -46,7 +46,7 @@ class Limit:
     name: str
     fixed: int
     of: Callable[[Base, Genes], int]
-    most: int
+    maximum: int
 
     def total(self, architecture: Architecture) -> int:
         """The cost of an architecture."""
@@ -115,9 +115,9 @@ class Space:
             raise SpaceError(f"stacks and expansions: {error}") from None
         if not self.sizes:
             smallest = min(self.expansions)
-            fault = Genes(self.graph, 1, smallest, self.experts[0]).fault(self.base)
+            problem = Genes(self.graph, 1, smallest, self.experts[0]).problem(self.base)
             raise SpaceError(
-                f"expansions and experts: none go together; at {smallest}, {fault.removeprefix('experts: ')}"
+                f"expansions and experts: none go together; at {smallest}, {problem.removeprefix('experts: ')}"
             )
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
@@ -203,7 +203,7 @@ class Space:
     def sizes(self) -> tuple[tuple[int, Fraction, Experts], ...]:
         """All combinations of (stack, expansion, experts) for which the base has enough channels."""
         sizes = product(self.stacks, self.expansions, self.experts)
-        return tuple(size for size in sizes if not Genes(self.graph, *size).fault(self.base))
+        return tuple(size for size in sizes if not Genes(self.graph, *size).problem(self.base))
 
     def size_count(self) -> int:
         """The number of ways to choose the sizes of all layers within the budget, with the base graph (or the start's)
@@ -246,8 +246,8 @@ class Space:
     def bounds(self) -> Bounds:
         """The bounds on the summed costs of the layers: parameters, then the cost of every limit."""
         fixed = fixed_params(self.base, self.labels, self.head)
-        most = (self.max_params - fixed, *(limit.most - limit.fixed for limit in self.limits))
-        return Bounds(self.min_params - fixed, most)
+        high = (self.max_params - fixed, *(limit.maximum - limit.fixed for limit in self.limits))
+        return Bounds(self.min_params - fixed, high)
 
     def cost(self, genes: Genes) -> Cost:
         """What a layer with these genes contributes to each entry of `bounds`."""
@@ -337,9 +337,9 @@ class Space:
             return f"{message}; lower min_params, or allow larger expansions, larger stacks or more experts"
         for number, limit in enumerate(self.limits, start=1):
             lowest = limit.fixed + sum(min(cost[number] for cost in row) for row in rows)
-            if lowest > limit.most:
+            if lowest > limit.maximum:
                 return (
-                    f"no architecture keeps to {limit.name} {limit.most:,}: the least of this space is {lowest:,}; "
+                    f"no architecture keeps to {limit.name} {limit.maximum:,}: the least of this space is {lowest:,}; "
                     f"raise max_{limit.name}, or allow smaller expansions, smaller stacks or fewer experts"
                 )
         return f"{message}, but no size in between fits; lower min_params or raise max_params"

@@ -26,8 +26,8 @@ from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 
 SEEDS = 100
-# A search ends when it has found a good architecture, but not before SHOWN evaluations, and after MOST at the latest.
-SHOWN, MOST = 60, 300
+# A search ends when it has found a good architecture, but after at least and at most these numbers of evaluations.
+MIN_EVALUATIONS, MAX_EVALUATIONS = 60, 300
 # Makes a sampler from the space, the seed and the proxy, as the values of `SAMPLERS` do.
 MakeSampler = Callable[[Space, int, ZeroCostProxy], Proposer]
 
@@ -36,7 +36,7 @@ def search(table: Table, sampler: MakeSampler, seed: int) -> list[float]:
     """The scores of the architectures that a sampler proposes, in order."""
     study = optuna.create_study(direction="maximize", sampler=sampler(table.space, seed, table.proxy))
     scores: list[float] = []
-    while len(scores) < SHOWN or (max(scores) < table.good and len(scores) < MOST):
+    while len(scores) < MIN_EVALUATIONS or (max(scores) < table.good and len(scores) < MAX_EVALUATIONS):
         trial, architecture = ledger.ask(study, table.space, "benchmark", LABELS)
         scores.append(table.scores[architecture])
         ledger.complete(study, trial.number, scores[-1], {})
@@ -44,8 +44,8 @@ def search(table: Table, sampler: MakeSampler, seed: int) -> list[float]:
 
 
 def evaluations_until_good(table: Table, scores: Sequence[float]) -> int:
-    """The number of evaluations up to the first good architecture; MOST if there is none."""
-    return next((number for number, score in enumerate(scores, 1) if score >= table.good), MOST)
+    """The number of evaluations up to the first good architecture; MAX_EVALUATIONS if there is none."""
+    return next((number for number, score in enumerate(scores, 1) if score >= table.good), MAX_EVALUATIONS)
 
 
 def improvements(scores: Sequence[float]) -> list[tuple[int, float]]:
@@ -98,7 +98,7 @@ def with_late_proxy(space: Space, seed: int, proxy: ZeroCostProxy) -> Proposer:
 class Treeless(LaNAS):
     """All of LaNAS but the tree."""
 
-    min_samples_leaf = MOST
+    min_samples_leaf = MAX_EVALUATIONS
 
 
 ABLATION: dict[str, MakeSampler] = {
@@ -124,7 +124,7 @@ def draw(path: Path, curves: Mapping[str, np.ndarray], good: float) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    evaluations = np.arange(1, SHOWN + 1)
+    evaluations = np.arange(1, MIN_EVALUATIONS + 1)
     for name, best in curves.items():
         mean, error = best.mean(axis=0), best.std(axis=0, ddof=1) / len(best) ** 0.5
         axes.plot(evaluations, mean, label=name)
@@ -165,7 +165,7 @@ def run(options: Namespace, report: Report) -> None:
     for name, sampler in samplers.items():
         searches = [search(table, sampler, seed) for seed in seeds]
         counts = [evaluations_until_good(table, scores) for scores in searches]
-        curves[name] = np.array([np.maximum.accumulate(scores[:SHOWN]) for scores in searches])
+        curves[name] = np.array([np.maximum.accumulate(scores[:MIN_EVALUATIONS]) for scores in searches])
         results[name] = {
             "evaluations until good": counts,
             "evaluations and scores of improvements": [improvements(scores) for scores in searches],

@@ -10,7 +10,7 @@ from typing import Any
 
 # Parameters of mallopt; a threshold larger than any heap, and the largest mmap threshold that older versions accept.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-NEVER, MOST = 2**31 - 1, 2**25
+NEVER, LARGEST_THRESHOLD = 2**31 - 1, 2**25
 
 
 def keep_freed_memory() -> None:
@@ -20,7 +20,7 @@ def keep_freed_memory() -> None:
     the zeroing of all their pages.
     """
     library = _glibc()
-    if library is not None and any(library.mallopt(MMAP_THRESHOLD, size) for size in (NEVER, MOST)):
+    if library is not None and any(library.mallopt(MMAP_THRESHOLD, size) for size in (NEVER, LARGEST_THRESHOLD)):
         library.mallopt(TRIM_THRESHOLD, NEVER)
 
 

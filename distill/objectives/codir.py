@@ -17,7 +17,7 @@ from distill.tasks.types import task_type
 
 WIDTH = 128
 # Largest number of negatives per sentence; each needs WIDTH numbers for the student and for the teacher.
-MOST = 65_536
+MAX_NEGATIVES = 65_536
 
 
 def codir(
@@ -76,8 +76,8 @@ def codir(
     check_weights(contrastive=contrastive, balance=balance)
     check_shares(beta=beta, momentum=momentum)
     check_positive(temperature=temperature, contrast_temperature=contrast_temperature)
-    if not 1 <= negatives <= MOST:
-        raise ValueError(f"negatives={negatives}: from 1 to {MOST:,} are possible")
+    if not 1 <= negatives <= MAX_NEGATIVES:
+        raise ValueError(f"negatives={negatives}: from 1 to {MAX_NEGATIVES:,} are possible")
     if pooling not in ("mean", "cls"):
         raise ValueError(f"unknown pooling {pooling!r}: choose mean or cls")
     pairs = layer_maps.pairs(student.num_hidden_layers, teacher.num_hidden_layers)[1:]

@@ -98,9 +98,9 @@ class TaskData(Generic[S]):
                 raise ValueError(f"{where}: a {type(rows).__name__} is no rows of a {self.task.kind}")
             if not len(rows):
                 raise ValueError(f"{where}: no rows")
-            fault = task_type.fault(rows, self.task.labels) if task_type.fault else ""
-            if fault:
-                raise ValueError(f"{where}: {fault}")
+            problem = task_type.problem(rows, self.task.labels) if task_type.problem else ""
+            if problem:
+                raise ValueError(f"{where}: {problem}")
 
 
 HELD_OUT = 2_000

@@ -31,9 +31,9 @@ from supernet.model.ffn import FFNBlock, combine
 from supernet.model.routing import TableRouter, router_class
 
 STEP_ROUNDS = 30
-# On a device that is too slow or too busy for all rounds, they end after MOST_SECONDS, but not before LEAST_ROUNDS.
-MOST_SECONDS = 30.0
-LEAST_ROUNDS = 5
+# On a device that is too slow or too busy for all rounds, they end after MAX_SECONDS, but not before MIN_ROUNDS.
+MAX_SECONDS = 30.0
+MIN_ROUNDS = 5
 GATED = FFNGraph.parse("project(mul(expand(x),gate(x)))")
 
 
@@ -221,7 +221,7 @@ def bounded(rounds: int) -> Iterator[int]:
     """The numbers of at most `rounds` rounds, fewer if they take too long."""
     begun = time.monotonic()
     for number in range(rounds):
-        if number >= LEAST_ROUNDS and time.monotonic() - begun > MOST_SECONDS:
+        if number >= MIN_ROUNDS and time.monotonic() - begun > MAX_SECONDS:
             return
         yield number
 

@@ -52,7 +52,7 @@ def prepare_one_shot(
         stored.to_json(),
         largest.to_json(),
         smallest.to_json(),
-        [space.min_params, space.max_params, *((limit.name, limit.most, limit.fixed) for limit in space.limits)],
+        [space.min_params, space.max_params, *((limit.name, limit.maximum, limit.fixed) for limit in space.limits)],
         [[stack, str(expansion), str(experts)] for stack, expansion, experts in space.sizes],
         [[limit.total(smallest), limit.total(largest)] for limit in space.limits],
         config.model_dump(mode="json", include={"objective", "dropout", "sharing_pretrain", "sharing", "seed"}),

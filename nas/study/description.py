@@ -145,7 +145,7 @@ def constraints(architecture: Architecture, space: Space) -> list[float]:
     """
     params = cost.params(architecture, space.labels, space.head)
     excess = [space.min_params - params, params - space.max_params]
-    return [float(value) for value in (*excess, *(limit.total(architecture) - limit.most for limit in space.limits))]
+    return [float(value) for value in (*excess, *(limit.total(architecture) - limit.maximum for limit in space.limits))]
 
 
 def formula(architecture: Architecture) -> str:

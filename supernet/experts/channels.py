@@ -13,7 +13,7 @@ def expert_channels(base: Base, genes: Genes) -> Tensor:
     section 3.1). If the graph combines inner channels with the leading channels of x, an expert pairs its channels by
     their position in the expert; for the shared ones this is the same as in the dense FFN.
     """
-    inner, shared, count = genes.inner(base), genes.shared(base), genes.experts.count
+    inner, shared, count = genes.inner(base), genes.shared_channels(base), genes.experts.count
     others = shared + torch.arange(inner - shared) * count
     rows = [torch.cat((torch.arange(shared), others + expert)) for expert in range(count)]
     return torch.stack(rows)

@@ -154,10 +154,10 @@ def test_limits_are_those_of_the_study(tiny_study: TinyStudy, workspace: Workspa
     macs, latency = limits_of(bound.config, bound, "cpu")
     base, graph = workspace.base()
     architecture = Architecture.uniform(base, graph=graph, stack=2, expansion=Fraction(1, 4))
-    assert (macs.name, macs.most) == ("macs", 10**6)
+    assert (macs.name, macs.maximum) == ("macs", 10**6)
     assert macs.total(architecture) == cost.macs(architecture, labels=workspace.labels)
     assert latency.name == "latency"
-    assert latency.fixed < latency.most
+    assert latency.fixed < latency.maximum
     assert latency.total(architecture) == latency.fixed + 2 * latency.of(base, architecture.layers[0])
     # Measured once.
     assert limits_of(bound.config, bound, "cpu") == (macs, latency)

@@ -167,11 +167,11 @@ def test_experts_need_channels_to_differ_in(inner: int, count: int, shared: int,
     base = Base(depth=1, width=6, heads=2, inner=inner)
     genes = Genes(GELU, 1, Fraction(own, inner), DENSE if count == 1 else Experts(count, Fraction(shared, own)))
     assert genes.inner(base) == own
-    assert genes.shared(base) == (shared if count > 1 else 0)
+    assert genes.shared_channels(base) == (shared if count > 1 else 0)
     if all(len(cut) == own for cut in cuts):
         Architecture(base, (genes,))
     else:
-        assert min(map(len, cuts)) == genes.most(base)
+        assert min(map(len, cuts)) == genes.max_inner(base)
         with pytest.raises(ArchitectureError, match=r"lower the expansion, or share more"):
             Architecture(base, (genes,))
 
@@ -179,9 +179,9 @@ def test_experts_need_channels_to_differ_in(inner: int, count: int, shared: int,
 def test_the_splits_of_the_papers() -> None:
     base = PUBLISHED["bert-base"].base
     genes = PUBLISHED["moebert"].layers[0]
-    assert (genes.inner(base), genes.shared(base), genes.most(base)) == (768, 512, 1152)
+    assert (genes.inner(base), genes.shared_channels(base), genes.max_inner(base)) == (768, 512, 1152)
     copies = PUBLISHED["minimoe-3l-384h"].layers[0]
-    assert copies.shared(PUBLISHED["minimoe-3l-384h"].base) == 4 * 384
+    assert copies.shared_channels(PUBLISHED["minimoe-3l-384h"].base) == 4 * 384
 
 
 def test_experts_as_text() -> None:

@@ -378,10 +378,10 @@ def test_limits_hold_and_say_what_is_wrong() -> None:
     space = kinds_of_space()["limited"]
     limit = space.limits[0]
     totals = [limit.total(space.sample(random.Random(seed))) for seed in range(100)]
-    assert max(totals) <= limit.most
+    assert max(totals) <= limit.maximum
     assert len(set(totals)) > 3
     with pytest.raises(SpaceError, match=r"keeps to macs 5: the least of this space is .*; raise max_macs"):
-        replace(space, limits=(replace(limit, most=5),))
+        replace(space, limits=(replace(limit, maximum=5),))
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ FREQUENCIES = torch.arange(50) % 7
 def cut(tensor: Tensor, dimension: int, base: Base, genes: Genes, ends: int) -> Tensor:
     """MoEBERT's rule on a tensor of a dense block: the parts of all experts, cut at `ends` channels."""
     order = list(range(base.inner))
-    count, inner, shared = genes.experts.count, genes.inner(base), genes.shared(base)
+    count, inner, shared = genes.experts.count, genes.inner(base), genes.shared_channels(base)
     parts = []
     for expert in range(count):
         own = (order[:shared] + order[shared:][expert::count])[:inner]

@@ -10,16 +10,16 @@ SHOWN = 12
 """The maximum number of columns that an error message lists."""
 
 
-def column_fault(wanted: Iterable[str], names: Iterable[str]) -> str:
+def column_problem(wanted: Iterable[str], names: Iterable[str]) -> str:
     """A description of the error if a table's column names do not have each wanted column exactly once, else ""."""
     columns = list(names)
     for name in wanted:
         if columns.count(name) != 1:
             known = ", ".join(shortened(column)[1:-1] for column in columns[:SHOWN])
             more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
-            fault = f"{columns.count(name)} columns {name!r}" if name in columns else f"no column {name!r}"
+            problem = f"{columns.count(name)} columns {name!r}" if name in columns else f"no column {name!r}"
             suggestion = "" if name in columns else did_you_mean(name, columns)
-            return f"{fault}{suggestion}; its columns are {known}{more}"
+            return f"{problem}{suggestion}; its columns are {known}{more}"
     return ""
 
 

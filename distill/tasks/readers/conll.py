@@ -5,7 +5,7 @@ from pathlib import Path
 
 from distill.tasks.metrics import OUTSIDE
 from distill.tasks.readers import hub
-from distill.tasks.readers.columns import column_fault
+from distill.tasks.readers.columns import column_problem
 from distill.tasks.readers.texts import read_lines
 from distill.tasks.splits import TaggedSplit
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
@@ -134,9 +134,9 @@ def from_columns(where: str, table: dict[str, list], tags: tuple[str, ...]) -> T
     Raises:
         TaskError: a column is missing, or there is an unknown tag.
     """
-    fault = column_fault(("tokens", "ner_tags"), table)
-    if fault:
-        raise TaskError(f"{where}: {fault}")
+    problem = column_problem(("tokens", "ner_tags"), table)
+    if problem:
+        raise TaskError(f"{where}: {problem}")
     rows = [(words, numbers) for words, numbers in zip(table["tokens"], table["ner_tags"], strict=True) if words]
     wrong = next((number for _, numbers in rows for number in numbers if not 0 <= number < len(tags)), None)
     if wrong is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distill.tasks.readers import hub
-from distill.tasks.readers.columns import column_fault, finite
+from distill.tasks.readers.columns import column_problem, finite
 from distill.tasks.readers.texts import read_lines
 from distill.tasks.splits import Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
@@ -165,9 +165,9 @@ def read(source: Source, path: Path) -> Split:
     if not lines:
         raise TaskError(f"{path}: the file is empty")
     header = source.header or lines[0].split("\t")
-    fault = column_fault((*source.texts, source.label), header)
-    if fault:
-        raise TaskError(f"{path}: {fault}")
+    problem = column_problem((*source.texts, source.label), header)
+    if problem:
+        raise TaskError(f"{path}: {problem}")
     label, *texts = (header.index(column) for column in (source.label, *source.texts))
     rows: list[Row] = []
     broken = 0
@@ -195,9 +195,9 @@ def from_columns(source: Source, table: Mapping[str, Sequence]) -> Split:
         TaskError: as `read`.
     """
     where = ":".join(filter(None, source.hub))
-    fault = column_fault((*source.hub_texts, "label"), table)
-    if fault:
-        raise TaskError(f"{where}: {fault}")
+    problem = column_problem((*source.hub_texts, "label"), table)
+    if problem:
+        raise TaskError(f"{where}: {problem}")
     texts = zip(*(table[column] for column in source.hub_texts), strict=True)
     labelled = zip(texts, table["label"], strict=True)
     rows = ((f"{where}, row {number}", row, str(label)) for number, (row, label) in enumerate(labelled))

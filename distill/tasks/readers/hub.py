@@ -17,8 +17,8 @@ def table(name: str, split: str, configuration: str | None = None, revision: str
         return datasets.load_dataset(name, configuration, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        fault = f"{name} ({split}) is not to be had from the hub; give the folder of its files: {reason}"
-        raise TaskError(fault) from None
+        problem = f"{name} ({split}) is not to be had from the hub; give the folder of its files: {reason}"
+        raise TaskError(problem) from None
 
 
 def files(rows: Any) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.tasks.readers import hub
-from distill.tasks.readers.columns import column_fault
+from distill.tasks.readers.columns import column_problem
 from distill.tasks.splits import QuestionSplit
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import QUESTION_ANSWERING
@@ -111,9 +111,9 @@ def from_columns(where: str, table: Mapping[str, Sequence]) -> QuestionSplit:
         TaskError: as `read`.
     """
     names = ("id", "question", "context", "answers")
-    fault = column_fault(names, table)
-    if fault:
-        raise TaskError(f"{where}: {fault}")
+    problem = column_problem(names, table)
+    if problem:
+        raise TaskError(f"{where}: {problem}")
     rows = zip(*(table[name] for name in names), strict=True)
     return _split(where, [(*row, tuple(zip(a["text"], a["answer_start"], strict=True))) for *row, a in rows])
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from distill.tasks.readers.columns import column_fault, finite
+from distill.tasks.readers.columns import column_problem, finite
 from distill.tasks.readers.texts import read_lines, read_utf8
 from distill.tasks.splits import Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
@@ -142,9 +142,9 @@ LONGEST = 300
 
 
 def _check(path: Path, wanted: Sequence[str], names: Iterable[str]) -> None:
-    fault = column_fault(wanted, names)
-    if fault:
-        raise TableError(f"{path}: {fault}")
+    problem = column_problem(wanted, names)
+    if problem:
+        raise TableError(f"{path}: {problem}")
 
 
 def _objects(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:

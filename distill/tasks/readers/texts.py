@@ -7,7 +7,7 @@ from typing import Any
 
 from distill.files import fingerprint
 from distill.tasks.readers import hub
-from distill.tasks.readers.columns import column_fault
+from distill.tasks.readers.columns import column_problem
 from distill.tasks.task import TaskError
 
 _HEADING = re.compile(r"=( =)* .* =( =)*")
@@ -65,9 +65,9 @@ def _places(source: str | Path) -> tuple[list[Path], str]:
 def _table(source: str) -> Any:
     name, _, configuration = source.partition(":")
     rows = hub.table(name, "train", configuration or None)
-    fault = column_fault(["text"], rows.column_names)
-    if fault:
-        raise TaskError(f"{name}: {fault}")
+    problem = column_problem(["text"], rows.column_names)
+    if problem:
+        raise TaskError(f"{name}: {problem}")
     return rows
 
 

@@ -44,7 +44,7 @@ class TaskType:
         predict: (encoded rows, logits of each row without batch dimension, split, labels) -> the predictions for the
             metrics, for the first rows of the split, as many as there are logits.
         references: split -> the references with which the metrics compare predictions.
-        fault: (split, labels) -> a description of what is wrong with the labels of the rows, or "".
+        problem: (split, labels) -> a description of what is wrong with the labels of the rows, or "".
     """
 
     name: str
@@ -60,7 +60,7 @@ class TaskType:
     encode: Callable[[Any, Any, int, int], Any] | None = None
     predict: Callable[[Any, Sequence[Any], Any, Sequence[str]], Sequence[Any] | Any] | None = None
     references: Callable[[Any], Sequence[Any]] | None = None
-    fault: Callable[[Any, Sequence[str]], str] | None = None
+    problem: Callable[[Any, Sequence[str]], str] | None = None
 
     def __str__(self) -> str:
         return self.name

@@ -31,7 +31,7 @@ def loss(logits_BC: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
     return F.cross_entropy(logits_BC.float(), batch["labels"], reduction=reduction)
 
 
-def fault(split: Split, labels: Sequence[str]) -> str:
+def problem(split: Split, labels: Sequence[str]) -> str:
     """A description of what is wrong with the class indices, or ""."""
     return outside(split.labels, labels)
 
@@ -56,5 +56,5 @@ TYPE = TaskType(
     references=lambda split: split.labels,
     loss=loss,
     distributions=lambda logits, batch: logits.float(),
-    fault=fault,
+    problem=problem,
 )

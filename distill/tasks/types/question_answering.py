@@ -152,5 +152,5 @@ TYPE = TaskType(
     references=lambda split: [[text for text, _ in answers] for answers in split.answers],
     loss=loss,
     distributions=distributions,
-    fault=lambda split, labels: "",
+    problem=lambda split, labels: "",
 )

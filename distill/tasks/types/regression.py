@@ -30,7 +30,7 @@ def loss(logits_B1: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
     return F.mse_loss(logits_B1.float()[:, 0], batch["labels"].float(), reduction=reduction)
 
 
-def fault(split: Split, labels: Sequence[str]) -> str:
+def problem(split: Split, labels: Sequence[str]) -> str:
     """A description of what is wrong with the numbers, or ""."""
     return "" if all(map(math.isfinite, split.labels)) else "a label is not finite"
 
@@ -48,5 +48,5 @@ TYPE = TaskType(
     predict=predict,
     references=lambda split: split.labels,
     loss=loss,
-    fault=fault,
+    problem=problem,
 )

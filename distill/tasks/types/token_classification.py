@@ -63,7 +63,7 @@ def distributions(logits_BTC: Tensor, batch: Batch) -> Tensor:
     return logits_BTC.float()[batch["labels"] != IGNORED if "labels" in batch else batch["attention_mask"].bool()]
 
 
-def fault(split: TaggedSplit, labels: Sequence[str]) -> str:
+def problem(split: TaggedSplit, labels: Sequence[str]) -> str:
     """A description of what is wrong with the tags, or ""."""
     return outside([tag for tags in split.tags for tag in tags], labels)
 
@@ -81,5 +81,5 @@ TYPE = TaskType(
     references=lambda split: split.tags,
     loss=loss,
     distributions=distributions,
-    fault=fault,
+    problem=problem,
 )

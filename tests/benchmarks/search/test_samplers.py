@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.__main__ import main
 from benchmarks.search import samplers
-from benchmarks.search.samplers import ABLATION, MOST, evaluations_until_good, improvements, search
+from benchmarks.search.samplers import ABLATION, MAX_EVALUATIONS, evaluations_until_good, improvements, search
 from benchmarks.search.table import GOOD_SHARE, Table, load
 
 
@@ -28,7 +28,7 @@ def test_good_architectures_are_the_best_share(table: Table) -> None:
 
 def test_evaluations_are_counted_up_to_the_first_good_one(table: Table) -> None:
     assert evaluations_until_good(table, [0.0, table.good, 1.0]) == 2
-    assert evaluations_until_good(table, [0.0] * MOST) == MOST
+    assert evaluations_until_good(table, [0.0] * MAX_EVALUATIONS) == MAX_EVALUATIONS
 
 
 @given(st.lists(st.integers(0, 9).map(lambda number: number / 10), min_size=1, max_size=30))
@@ -42,16 +42,16 @@ def test_improvements_give_the_best_score_so_far(scores: list[float]) -> None:
 @pytest.mark.parametrize("name", ABLATION)
 def test_every_part_of_the_ablation_searches(name: str, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    monkeypatch.setattr(samplers, "SHOWN", 8)
-    monkeypatch.setattr(samplers, "MOST", 8)
+    monkeypatch.setattr(samplers, "MIN_EVALUATIONS", 8)
+    monkeypatch.setattr(samplers, "MAX_EVALUATIONS", 8)
     assert set(search(table, ABLATION[name], 0)) <= set(table.scores.values())
 
 
 def test_raw_numbers_are_of_every_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(samplers, "SHOWN", 8)
-    monkeypatch.setattr(samplers, "MOST", 8)
+    monkeypatch.setattr(samplers, "MIN_EVALUATIONS", 8)
+    monkeypatch.setattr(samplers, "MAX_EVALUATIONS", 8)
     path = tmp_path / "samplers.json"
     assert main(["samplers", "--seeds", "2", "--first-seed", "5", "--json", str(path)]) == 0
     content = json.loads(path.read_text())

@@ -69,7 +69,7 @@ MULTI_LABEL = TaskType(
     references=lambda split: np.array(split.labels) > 0.5,
     loss=loss,
     distributions=distributions,
-    fault=lambda split, labels: (
+    problem=lambda split, labels: (
         "" if all(len(row) == len(labels) for row in split.labels) else "not a number for each label"
     ),
 )

@@ -40,7 +40,7 @@ def test_moebert_of_bert_base() -> None:
     config = bert(num_hidden_layers=2, hidden_size=24, intermediate_size=3072).config
     architecture = mixture_architecture(config, 4)
     genes = architecture.layers[0]
-    assert (genes.inner(architecture.base), genes.shared(architecture.base)) == (768, 512)
+    assert (genes.inner(architecture.base), genes.shared_channels(architecture.base)) == (768, 512)
 
 
 def test_widths_that_do_not_fit_are_explained() -> None:
