@@ -10,7 +10,8 @@ from typing import Any
 from distill.cli import DONE, INTERRUPTED, Parser, device, guard
 from nas import interrupt
 from nas.config.load import load_config, presets
-from nas.config.schema import ConfigError, StudyConfig, count
+from nas.config.schema import ConfigError, StudyConfig
+from nas.config.values import count
 
 # The preset of a new study if the command names none.
 DEFAULT = "demo"

@@ -30,7 +30,8 @@ from distill.training.loop import make_accelerator, train
 from distill.training.recipe import Recipe
 from distill.training.teacher_outputs import LiveTeacher, saved_bytes
 from nas.config.load import load_config
-from nas.config.schema import RecipeTable, StudyConfig
+from nas.config.recipes import RecipeTable
+from nas.config.schema import StudyConfig
 from search_spaces import Architecture, cost
 from search_spaces.graph import GELU
 from supernet.build import build, config_of, full_architecture

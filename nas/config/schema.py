@@ -1,101 +1,18 @@
 """The schema of a study's configuration as pydantic models; `nas.config.load` loads presets and TOML files."""
 
-import math
-import re
-from dataclasses import replace
-from fractions import Fraction
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from distill.training.recipe import Recipe
-from search_spaces.architecture import DENSE, ArchitectureError, Base, Experts
-from search_spaces.errors import UserError, did_you_mean, shortened
-from search_spaces.numbers import fraction
+from nas.config.recipes import EarlyStoppingTable, FinalTable, RecipeTable, SharingTable, WarmupTable
+from nas.config.values import Count, ExpertsTable, Latency, PositiveShare, SamplerName, Share, Table, size
+from search_spaces.architecture import DENSE, Base
+from search_spaces.errors import UserError, did_you_mean
 
 
 class ConfigError(UserError, ValueError):
     """A configuration that cannot be used; the message names the key or option and says what would be right."""
-
-
-def _share(value: Any) -> Fraction:
-    share = fraction(value)
-    if not 0 < share <= 1:
-        raise ValueError(f"{value} is not above 0 and at most 1")
-    return share
-
-
-_SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
-
-
-def count(value: Any) -> int:
-    """Parse a positive whole number, which may be written as "15M", "15.4M", "900K" or "1G"."""
-    text = str(value).strip().upper()
-    suffix = text[-1:] if text[-1:] in _SUFFIXES else ""
-    try:
-        number = fraction(text.removesuffix(suffix)) * _SUFFIXES[suffix]
-    except ValueError:
-        raise ValueError(f"{shortened(value)} is not a number such as 15M or 15400000") from None
-    if number <= 0 or number.denominator != 1:
-        raise ValueError(f"{value!r} is not a positive whole number")
-    return int(number)
-
-
-def size(value: Any) -> int:
-    """Parse a number of bytes, which may be 0 or written as "20G"."""
-    return 0 if value == 0 and not isinstance(value, bool) else count(value)
-
-
-def _latency(value: str) -> str:
-    from nas.latency.table import parse_latency  # imports torch, which takes seconds
-
-    parse_latency(value)
-    return value
-
-
-def _experts(value: Any) -> Experts:
-    try:
-        return Experts.from_json(value)
-    except ArchitectureError as error:
-        raise ValueError(re.sub("^experts[.:] ?", "", str(error))) from None
-
-
-def _sampler(value: str) -> str:
-    from nas.samplers import SAMPLERS  # imports scikit-learn, which takes a second
-
-    if value not in SAMPLERS:
-        meant = did_you_mean(value, SAMPLERS)
-        raise ValueError(f"there is no sampler {value!r}{meant} (samplers: {', '.join(SAMPLERS)})")
-    return value
-
-
-Expansion = Annotated[Fraction, BeforeValidator(_share), PlainSerializer(str)]
-ExpertsTable = Annotated[Experts, PlainValidator(_experts), PlainSerializer(Experts.to_json)]
-Latency = Annotated[str, AfterValidator(_latency)]
-Count = Annotated[int, BeforeValidator(count)]
-Steps = Annotated[int, Field(ge=0, le=10_000_000)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-SamplerName = Annotated[str, AfterValidator(_sampler)]
-
-
-class Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class RowsTable(Table):
@@ -132,9 +49,9 @@ class BaseTable(Table):
 
 class SpaceTable(Table):
     stacks: Annotated[tuple[Annotated[int, Field(ge=1, le=16)], ...], Field(min_length=1)]
-    expansions: Annotated[tuple[Expansion, ...], Field(min_length=1)]
+    expansions: Annotated[tuple[PositiveShare, ...], Field(min_length=1)]
     experts: Annotated[tuple[ExpertsTable, ...], Field(min_length=1)] = (DENSE,)
-    uniform: Expansion | None = None
+    uniform: PositiveShare | None = None
     slack: Share = 0.05
     min_params: Count | None = None
     max_params: Count | None = None
@@ -198,123 +115,6 @@ def _check_setting(place: str, value: Any, default: Any) -> None:
         raise ConfigError(f"{place}: is {expected}, not {value!r}")
 
 
-class RecipeTable(Table):
-    """The recipe of a training, with the fields of `distill.training.recipe.Recipe`; its length is given in steps or in
-    epochs.
-
-    Attributes:
-        share: the share of the rows that are trained on; they are drawn once.
-    """
-
-    # These fields are omitted from the dump if they have their defaults: caches and config.toml files that were written
-    # before they existed then keep their keys and their text.
-    OMITTED_DEFAULTS: ClassVar[tuple[str, ...]] = (
-        "gradient_accumulation_steps",
-        "weight_decay",
-        "max_grad_norm",
-        "early_stopping_patience",
-    )
-
-    steps: Steps | None = None
-    epochs: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
-    share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
-    batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] = 1
-    warmup: Share = 0.1
-    weight_decay: Weight = 0.01
-    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    freeze_embeddings: bool = False
-
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = type(self).model_fields
-        tables: dict[str, Any] = serialize(self)
-        return {
-            name: value
-            for name, value in tables.items()
-            if name not in self.OMITTED_DEFAULTS or getattr(self, name) != fields[name].default
-        }
-
-    @model_validator(mode="after")
-    def _so_long(self) -> "RecipeTable":
-        if (self.steps is None) == (self.epochs is None):
-            raise ValueError("give steps or epochs" + ("" if self.steps is None else ", not both"))
-        return self
-
-    def build(self, rows: int) -> Recipe:
-        """The recipe for training on this many rows."""
-        steps = self.steps
-        if steps is None:
-            assert self.epochs is not None
-            steps = math.ceil(self.epochs * rows / (self.batch_size * self.gradient_accumulation_steps))
-        others = (
-            "batch_size",
-            "gradient_accumulation_steps",
-            "learning_rate",
-            "warmup",
-            "weight_decay",
-            "max_grad_norm",
-            "freeze_embeddings",
-        )
-        return Recipe(steps=steps, **{name: getattr(self, name) for name in others})
-
-
-class EarlyStoppingTable(RecipeTable):
-    """The recipe of a training that may stop early, by its score on the search split after every epoch.
-
-    Attributes:
-        early_stopping_patience: after this many epochs without a better score the training stops, and the model gets
-            the weights of its best epoch. None: all steps are trained.
-    """
-
-    early_stopping_patience: Annotated[int, Field(ge=1)] | None = None
-
-    def build(self, rows: int) -> Recipe:
-        recipe = super().build(rows)
-        if self.early_stopping_patience is None:
-            return recipe
-        epoch = math.ceil(rows / (self.batch_size * self.gradient_accumulation_steps))
-        return replace(recipe, early_stopping_patience=self.early_stopping_patience, eval_steps=epoch)
-
-
-class WarmupTable(RecipeTable):
-    """The warm-up of the supernet.
-
-    Attributes:
-        source: whether it learns from the task's rows or from the text without labels.
-        graphs: whether all layers have the base graph, or graphs that are drawn from the space in every step.
-        importance_batches: how many batches the importance of the neurons is measured on.
-    """
-
-    source: Literal["task", "text"] = "task"
-    graphs: Literal["gelu", "sampled"] = "gelu"
-    importance_batches: Annotated[int, Field(ge=1)] = 16
-
-
-class SharingTable(RecipeTable):
-    """The training of the one-shot supernet of stage 3.
-
-    Attributes:
-        sandwich: train the largest, the smallest and two random architectures in every step instead of one random one.
-        rows: the number of rows of each task's search split on which candidates are scored. None: all of them.
-    """
-
-    sandwich: bool = False
-    rows: Annotated[int, Field(ge=1)] | None = None
-
-
-class FinalTable(EarlyStoppingTable):
-    """The training of the searched architecture on the task.
-
-    Attributes:
-        start: whether the student inherits from the warmed-up supernet ("supernet") or from the one-shot supernet of
-            stage 3 ("shared").
-    """
-
-    start: Literal["supernet", "shared"] = "supernet"
-
-
 class StageTable(Table):
     """What a stage may spend, and how it searches.
 
@@ -333,7 +133,7 @@ class StageTable(Table):
     confirm: Annotated[int, Field(ge=1)] = 3
     confirm_seeds: Annotated[int, Field(ge=0)] = 2
     edit_rate: Share | None = None
-    rungs: tuple[Annotated[Fraction, BeforeValidator(_share), PlainSerializer(str)], ...] = ()
+    rungs: tuple[PositiveShare, ...] = ()
     stop: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
 
 
@@ -373,7 +173,7 @@ class StudyConfig(Table):
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
     data: str | None = None
     corpus: str | None = None
-    rows: dict[str, RowsTable] = {}
+    rows: dict[str, RowsTable] = Field(default_factory=dict)
     goals: Annotated[tuple[Goal, ...], BeforeValidator(_goals)] = ("score",)
     max_length: Annotated[int, Field(ge=8, le=512)] = 128
     dropout: Share = 0.1

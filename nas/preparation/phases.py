@@ -11,7 +11,8 @@ from distill.objectives import OBJECTIVES, Settings
 from distill.tasks.encoding import Encoded, take
 from distill.training.loop import Diverged
 from distill.training.recipe import Recipe
-from nas.config.schema import ConfigError, RecipeTable, StudyConfig
+from nas.config.recipes import RecipeTable
+from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation.data import TaskFolders
 
 # The tables of training phases on text without labels. `warmup` is one of them if its `source` is "text".

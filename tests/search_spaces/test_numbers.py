@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from nas.config.load import load_config
-from nas.config.schema import count
+from nas.config.values import count
 from search_spaces import Architecture
 from search_spaces.numbers import fraction
 

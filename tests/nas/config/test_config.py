@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from nas.config.load import load_config, parse_config, presets
-from nas.config.schema import ConfigError, StudyConfig, count
+from nas.config.schema import ConfigError, StudyConfig
+from nas.config.values import count
 
 DEMO = load_config("demo")
 

@@ -1,0 +1,127 @@
+"""The tables of trainings in a study's configuration: their recipes and what else each of them needs."""
+
+import math
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from distill.training.recipe import Recipe
+from nas.config.values import Share, Steps, Table, Weight
+
+
+class RecipeTable(Table):
+    """The recipe of a training, with the fields of `distill.training.recipe.Recipe`; its length is given in steps or in
+    epochs.
+
+    Attributes:
+        share: the share of the rows that are trained on; they are drawn once.
+    """
+
+    # These fields are omitted from the dump if they have their defaults: caches and config.toml files that were written
+    # before they existed then keep their keys and their text.
+    OMITTED_DEFAULTS: ClassVar[tuple[str, ...]] = (
+        "gradient_accumulation_steps",
+        "weight_decay",
+        "max_grad_norm",
+        "early_stopping_patience",
+    )
+
+    steps: Steps | None = None
+    epochs: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
+    share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] = 1
+    warmup: Share = 0.1
+    weight_decay: Weight = 0.01
+    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    freeze_embeddings: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        tables: dict[str, Any] = serialize(self)
+        return {
+            name: value
+            for name, value in tables.items()
+            if name not in self.OMITTED_DEFAULTS or getattr(self, name) != fields[name].default
+        }
+
+    @model_validator(mode="after")
+    def _so_long(self) -> "RecipeTable":
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give steps or epochs" + ("" if self.steps is None else ", not both"))
+        return self
+
+    def build(self, rows: int) -> Recipe:
+        """The recipe for training on this many rows."""
+        steps = self.steps
+        if steps is None:
+            assert self.epochs is not None
+            steps = math.ceil(self.epochs * rows / (self.batch_size * self.gradient_accumulation_steps))
+        others = (
+            "batch_size",
+            "gradient_accumulation_steps",
+            "learning_rate",
+            "warmup",
+            "weight_decay",
+            "max_grad_norm",
+            "freeze_embeddings",
+        )
+        return Recipe(steps=steps, **{name: getattr(self, name) for name in others})
+
+
+class EarlyStoppingTable(RecipeTable):
+    """The recipe of a training that may stop early, by its score on the search split after every epoch.
+
+    Attributes:
+        early_stopping_patience: after this many epochs without a better score the training stops, and the model gets
+            the weights of its best epoch. None: all steps are trained.
+    """
+
+    early_stopping_patience: Annotated[int, Field(ge=1)] | None = None
+
+    def build(self, rows: int) -> Recipe:
+        recipe = super().build(rows)
+        if self.early_stopping_patience is None:
+            return recipe
+        epoch = math.ceil(rows / (self.batch_size * self.gradient_accumulation_steps))
+        return replace(recipe, early_stopping_patience=self.early_stopping_patience, eval_steps=epoch)
+
+
+class WarmupTable(RecipeTable):
+    """The warm-up of the supernet.
+
+    Attributes:
+        source: whether it learns from the task's rows or from the text without labels.
+        graphs: whether all layers have the base graph, or graphs that are drawn from the space in every step.
+        importance_batches: how many batches the importance of the neurons is measured on.
+    """
+
+    source: Literal["task", "text"] = "task"
+    graphs: Literal["gelu", "sampled"] = "gelu"
+    importance_batches: Annotated[int, Field(ge=1)] = 16
+
+
+class SharingTable(RecipeTable):
+    """The training of the one-shot supernet of stage 3.
+
+    Attributes:
+        sandwich: train the largest, the smallest and two random architectures in every step instead of one random one.
+        rows: the number of rows of each task's search split on which candidates are scored. None: all of them.
+    """
+
+    sandwich: bool = False
+    rows: Annotated[int, Field(ge=1)] | None = None
+
+
+class FinalTable(EarlyStoppingTable):
+    """The training of the searched architecture on the task.
+
+    Attributes:
+        start: whether the student inherits from the warmed-up supernet ("supernet") or from the one-shot supernet of
+            stage 3 ("shared").
+    """
+
+    start: Literal["supernet", "shared"] = "supernet"

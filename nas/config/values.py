@@ -1,0 +1,86 @@
+"""Types of the values in a configuration, and the base of its tables."""
+
+import re
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+)
+
+from search_spaces.architecture import ArchitectureError, Experts
+from search_spaces.errors import did_you_mean, shortened
+from search_spaces.numbers import fraction
+
+
+def _share(value: Any) -> Fraction:
+    share = fraction(value)
+    if not 0 < share <= 1:
+        raise ValueError(f"{value} is not above 0 and at most 1")
+    return share
+
+
+_SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def count(value: Any) -> int:
+    """Parse a positive whole number, which may be written as "15M", "15.4M", "900K" or "1G"."""
+    text = str(value).strip().upper()
+    suffix = text[-1:] if text[-1:] in _SUFFIXES else ""
+    try:
+        number = fraction(text.removesuffix(suffix)) * _SUFFIXES[suffix]
+    except ValueError:
+        raise ValueError(f"{shortened(value)} is not a number such as 15M or 15400000") from None
+    if number <= 0 or number.denominator != 1:
+        raise ValueError(f"{value!r} is not a positive whole number")
+    return int(number)
+
+
+def size(value: Any) -> int:
+    """Parse a number of bytes, which may be 0 or written as "20G"."""
+    return 0 if value == 0 and not isinstance(value, bool) else count(value)
+
+
+def _latency(value: str) -> str:
+    from nas.latency.table import parse_latency  # imports torch, which takes seconds
+
+    parse_latency(value)
+    return value
+
+
+def _experts(value: Any) -> Experts:
+    try:
+        return Experts.from_json(value)
+    except ArchitectureError as error:
+        raise ValueError(re.sub("^experts[.:] ?", "", str(error))) from None
+
+
+def _sampler(value: str) -> str:
+    from nas.samplers import SAMPLERS  # imports scikit-learn, which takes a second
+
+    if value not in SAMPLERS:
+        meant = did_you_mean(value, SAMPLERS)
+        raise ValueError(f"there is no sampler {value!r}{meant} (samplers: {', '.join(SAMPLERS)})")
+    return value
+
+
+PositiveShare = Annotated[Fraction, BeforeValidator(_share), PlainSerializer(str)]
+ExpertsTable = Annotated[Experts, PlainValidator(_experts), PlainSerializer(Experts.to_json)]
+Latency = Annotated[str, AfterValidator(_latency)]
+Count = Annotated[int, BeforeValidator(count)]
+Steps = Annotated[int, Field(ge=0, le=10_000_000)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+SamplerName = Annotated[str, AfterValidator(_sampler)]
+
+
+class Table(BaseModel):
+    """A table of a configuration, in which unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
