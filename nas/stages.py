@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import mean, stdev
 from typing import Any
 
 import optuna
@@ -26,6 +25,7 @@ from nas.budget import (
 )
 from nas.cluster import Cluster, connected
 from nas.config.schema import ConfigError, StageTable, StudyConfig
+from nas.finalists import WINNER, confirmed_scores, finalists, summary
 from nas.latency.table import measure_whole
 from nas.preparation.checks import check
 from nas.preparation.one_shot import prepare_one_shot
@@ -40,9 +40,8 @@ from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space
 
 BASE_MODEL, UNIFORM, GLOBAL = "base model", "uniform slice", "global importance"
-# The origins of the two baselines of stages 2 and 3. Stored studies have these texts, by which a resumed search
-# recognises its baselines.
-WINNER, WINNER_WITH_BASE_GRAPHS = "winner so far", "its twin of base graphs"
+# The origin of another baseline of stage 2; as `WINNER`, it is in stored studies.
+WINNER_WITH_BASE_GRAPHS = "its twin of base graphs"
 CONFIRMATION = "confirmation"
 # Stages that refine an architecture, each with the stage whose winner it refines by default.
 BEFORE = {"2": "1", "3": "2"}
@@ -291,27 +290,17 @@ class Search:
             origin=CONFIRMATION,
             on_trial=partial(self._on_trial, total=len(ledger.waiting(study)) + len(ledger.finished(study))),
         )
-        scores: dict[str, dict[int, float]] = {}
-        for trial in ledger.scored(study):
-            scores.setdefault(trial.user_attrs[ledger.FUNCTION], {})[trial.user_attrs[ledger.SEED]] = trial.values[0]
-        return {
-            trial.user_attrs[ledger.FUNCTION]: [
-                score
-                for seed, score in sorted(scores.get(trial.user_attrs[ledger.FUNCTION], {}).items())
-                if seed in seeds
-            ]
-            for trial in ranked
-        }
+        return confirmed_scores(study, ranked, seeds)
 
     def _measure(self, best: dict[str, Any]) -> None:
         """Add two latencies to every finalist: the one predicted from the table, and the one measured on the whole
         model.
         """
         table = latencies_of(self.config, self.workspace, self.cluster.device, self.on_progress)
-        finalists = {
+        architectures = {
             f"{number}": Architecture.from_json(row["architecture"]) for number, row in enumerate(best["finalists"])
         }
-        for number, measured in measure_whole(finalists, table, device_type(self.cluster.device)).items():
+        for number, measured in measure_whole(architectures, table, device_type(self.cluster.device)).items():
             row = best["finalists"][int(number)]
             whole = round(1e6 * measured.whole.median)
             row |= {"latency_us": measured.predicted, "latency_measured_us": whole}
@@ -328,80 +317,3 @@ def sampler_of(plan: Plan, workspace: Workspace) -> Proposer:
     """The sampler of a stage. Its zero-cost proxy is the share of the supernet's importance that a candidate keeps."""
     proxy = kept_importance(workspace.importance())
     return SAMPLERS[plan.table.sampler](plan.space, workspace.config.seed, proxy)
-
-
-def finalists(study: optuna.Study, count: int) -> list[FrozenTrial]:
-    """The trials to confirm: those of the `count` best distinct functions within the budget (of the Pareto front if
-    there are two goals), and that of the architecture that the stage refines, because the winner must not be worse.
-    """
-    rows = ledger.ranked(study)
-    if len(study.directions) > 1:
-        rows = front(rows)
-    chosen = different(rows)[:count]
-    refined = [trial for trial in ledger.ranked(study) if trial.user_attrs[ledger.ORIGIN] == WINNER]
-    known = {trial.user_attrs[ledger.FUNCTION] for trial in chosen}
-    return chosen + [trial for trial in refined if trial.user_attrs[ledger.FUNCTION] not in known]
-
-
-def different(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The first trial of every distinct function."""
-    first: dict[str, FrozenTrial] = {}
-    for trial in trials:
-        first.setdefault(trial.user_attrs[ledger.FUNCTION], trial)
-    return list(first.values())
-
-
-def front(ranked: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The Pareto front: the trials that no other one dominates.
-
-    Args:
-        ranked: trials with two values each, a score to be maximised and a cost to be minimised.
-    """
-    return [
-        trial
-        for trial in ranked
-        if not any(
-            other.values[0] >= trial.values[0] and other.values[1] <= trial.values[1] and other.values != trial.values
-            for other in ranked
-        )
-    ]
-
-
-def summary(ranked: list[FrozenTrial], confirmed: dict[str, list[float]], study: optuna.Study) -> dict[str, Any]:
-    """The content of `best.json`: the finalists, the winner (the finalist with the best mean over fresh seeds), and
-    with two goals the Pareto front.
-    """
-    rows = []
-    for trial in ranked:
-        fresh = confirmed[trial.user_attrs[ledger.FUNCTION]]
-        rows.append(
-            row_of(trial)
-            | {
-                "confirmed_scores": fresh,
-                "confirmed_mean": mean(fresh) if fresh else None,
-                "confirmed_deviation": stdev(fresh) if len(fresh) > 1 else None,
-            }
-        )
-    # A finalist that failed with every fresh seed can win only if all of them did.
-    with_scores = [row for row in rows if row["confirmed_mean"] is not None]
-    winner = max(with_scores or rows, key=lambda row: row["confirmed_mean"] if with_scores else row["score"])
-    result: dict[str, Any] = {"winner": winner, "finalists": rows}
-    if len(study.directions) > 1:
-        best = different(front(ledger.ranked(study)))
-        result["front"] = [row_of(trial) for trial in sorted(best, key=lambda trial: trial.values[1])]
-    return result
-
-
-def row_of(trial: FrozenTrial) -> dict[str, Any]:
-    """The entry of a trial in `best.json`."""
-    attributes = trial.user_attrs
-    return {
-        "trial": trial.number,
-        "origin": attributes[ledger.ORIGIN],
-        "score": trial.values[0],
-        "standard_error": attributes["standard_error"],
-        "params": attributes["params"],
-        "macs": attributes["macs"],
-        "formula": attributes["formula"],
-        "architecture": ledger.architecture_of(trial).to_json(),
-    }

@@ -6,8 +6,8 @@ from pathlib import Path
 import optuna
 import pytest
 
+from nas.finalists import finalists
 from nas.samplers import SAMPLERS
-from nas.stages import finalists
 from nas.study import ledger
 from nas.study.description import Parameters, choices_of
 from nas.study.storage import sqlite_url
