@@ -57,9 +57,9 @@ class ActorManager(RayActorManager):
 
 
 @contextlib.contextmanager
-def connected(cluster: Cluster) -> Iterator[None]:
-    """Connect to Ray for the duration of the block: to a new local session, or to the cluster at `cluster.address`,
-    which `check_cluster` has found.
+def ray_session(cluster: Cluster) -> Iterator[None]:
+    """Connect to Ray for the duration of the block: to a new local session, or to the cluster at `cluster.address`.
+    `check_cluster` must have found that cluster before.
     """
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)

@@ -1,6 +1,4 @@
-"""Makes sure that Ctrl-C is not lost. Python drops a KeyboardInterrupt that is raised while a finaliser or a callback
-from C code runs.
-"""
+"""Records Ctrl-C, because Python drops a KeyboardInterrupt that is raised in a finaliser or a callback from C code."""
 
 import contextlib
 import signal
@@ -14,8 +12,8 @@ _pressed = threading.Event()
 
 
 @contextlib.contextmanager
-def remembered() -> Iterator[None]:
-    """In this block Ctrl-C raises KeyboardInterrupt and is also recorded for `check`; if Python drops the exception,
+def recording() -> Iterator[None]:
+    """In this block, Ctrl-C raises KeyboardInterrupt and is recorded for `check`. If Python drops the exception,
     nothing is printed.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -26,21 +24,21 @@ def remembered() -> Iterator[None]:
         _pressed.set()
         raise KeyboardInterrupt
 
-    def lost(unraisable: Any) -> None:
+    def ignore_interrupt(unraisable: Any) -> None:
         if unraisable.exc_type is not KeyboardInterrupt:
-            show(unraisable)
+            previous_hook(unraisable)
 
     _pressed.clear()
-    before, show = signal.signal(signal.SIGINT, handler), sys.unraisablehook
-    sys.unraisablehook = lost
+    previous_handler, previous_hook = signal.signal(signal.SIGINT, handler), sys.unraisablehook
+    sys.unraisablehook = ignore_interrupt
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        sys.unraisablehook = show
+        signal.signal(signal.SIGINT, previous_handler)
+        sys.unraisablehook = previous_hook
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt if Ctrl-C was pressed in the block of `remembered`, even if the exception was dropped."""
+    """Raise KeyboardInterrupt if Ctrl-C was pressed in the block of `recording`, even if the exception was dropped."""
     if _pressed.is_set():
         raise KeyboardInterrupt

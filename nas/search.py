@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     folder = options.out / (options.study if options.study is not None else Path(options.preset or DEFAULT).stem)
     try:
-        with interrupt.remembered():
+        with interrupt.recording():
             return guard("nas.search", lambda: command(options, folder))
     except KeyboardInterrupt:
         outcome = "with --resume continues it" if (folder / "config.toml").exists() else "starts again"
@@ -177,7 +177,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
     from nas.study.description import formula
     from nas.study.folder import Folder
     from nas.study.lock import sole_driver
-    from nas.study.storage import needed
+    from nas.study.storage import reporting_lost_storage
     from search_spaces.architecture import Architecture
 
     transformers_logging.set_verbosity_error()
@@ -205,7 +205,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         first = search.first(stages[0], start)
         progress.prepared()
         folder.create(config)
-        with needed(storage), sole_driver(storage, path.name):
+        with reporting_lost_storage(storage), sole_driver(storage, path.name):
             # Another process may have started the study while this one was preparing it.
             folder.check(config, stages, options.resume)
             progress.say(f"study {path} (optuna-dashboard {storage})")

@@ -23,7 +23,7 @@ from nas.budget import (
     latencies_of,
     limits_of,
 )
-from nas.cluster import Cluster, connected
+from nas.cluster import Cluster, ray_session
 from nas.config.schema import ConfigError, StageTable, StudyConfig
 from nas.finalists import WINNER, confirmed_scores, finalists, summary
 from nas.latency.table import measure_whole
@@ -219,7 +219,7 @@ class Search:
 
     def run(self, first: Plan, rest: Sequence[str] = ()) -> Architecture:
         """Run a stage and the stages in `rest`, each of which refines the winner before it; returns the last winner."""
-        with connected(self.cluster):
+        with ray_session(self.cluster):
             winner = self.stage(first)
             for stage in rest:
                 self.say(f"winner of stage {BEFORE[stage]}: {formula(winner)}")

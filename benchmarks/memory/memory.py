@@ -31,7 +31,7 @@ from benchmarks.memory.training_memory import training_memory
 from benchmarks.processes import in_new_process
 from benchmarks.report import Report
 from benchmarks.search.orchestration import demo_sampler, demo_space, empty_workspace, fill, sleep
-from nas.cluster import Cluster, connected
+from nas.cluster import Cluster, ray_session
 from nas.config.load import load_config
 from nas.evaluate import Evaluator
 from nas.preparation.prepare import prepare
@@ -81,7 +81,7 @@ def measure_worker(workspace: Workspace, candidates: int, folder: Path) -> tuple
     study = ledger.open_study(sqlite_url(folder / "study.db"), stage.study, sampler_of(stage, workspace))
     ledger.enqueue_missing(study, Parameters.of(stage.space), stage.baselines)
     log, cluster = folder / "worker.jsonl", Cluster(workers=1)
-    with connected(cluster), watching(lambda: next((line["pid"] for line in read(log)), None)) as samples:
+    with ray_session(cluster), watching(lambda: next((line["pid"] for line in read(log)), None)) as samples:
         run_trials(
             study,
             stage.space,
@@ -190,7 +190,7 @@ def drive(folder: Path, trials: int, marks: Sequence[int]) -> tuple[list[Memory]
             after[count] = memory(os.getpid())
 
     cluster = Cluster(workers=2)
-    with connected(cluster):
+    with ray_session(cluster):
         run_trials(
             study,
             space,

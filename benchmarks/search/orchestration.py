@@ -27,7 +27,7 @@ from transformers import BertConfig
 from benchmarks.measuring import summarise
 from benchmarks.report import Report
 from nas.budget import kept_importance
-from nas.cluster import Cluster, connected
+from nas.cluster import Cluster, ray_session
 from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
 from nas.runner import run as run_trials
@@ -122,7 +122,7 @@ def measure(folder: Path, options: Namespace) -> dict[str, Any]:
     fill(study, space, options.ledger)
     started = time.time()
     cluster = Cluster(workers=options.workers)
-    with connected(cluster):
+    with ray_session(cluster):
         run_trials(
             study,
             space,

@@ -1,9 +1,9 @@
 """Measures how long each step of a block takes inside a model.
 
-A step is named by its operation and the widths of its inputs in channels, such as "expand 96", "relu 96" and
-"add 96 384". "norm" is the rest of a block, from its graph's output to its own. Layers of experts have the steps
-"expand 96, 4 hash top 1" (all experts together), "route, 4 hash top 1" (choosing the experts) and
-"send, 4 hash top 1" (dispatching the tokens to the experts and combining the results).
+The name of a step consists of its operation and the widths of its inputs in channels: "expand 96", "relu 96",
+"add 96 384". The step "norm" computes the output of a block from that of its graph. A layer of experts has the steps
+"expand 96, 4 hash top 1" (all experts together), "route, 4 hash top 1" (the router chooses the experts) and
+"send, 4 hash top 1" (the tokens are dispatched to the experts, and the results are combined).
 """
 
 import copy
@@ -31,14 +31,14 @@ from supernet.model.ffn import FFNBlock, combine
 from supernet.model.routing import TableRouter, router_class
 
 STEP_ROUNDS = 30
-# On a device that is too slow or too busy for all rounds, they end after MAX_SECONDS, but not before MIN_ROUNDS.
+# A slow or busy device runs fewer rounds: measuring ends after MAX_SECONDS, but not before MIN_ROUNDS rounds.
 MAX_SECONDS = 30.0
 MIN_ROUNDS = 5
 GATED = FFNGraph.parse("project(mul(expand(x),gate(x)))")
 
 
 def probed_graphs() -> list[FFNGraph]:
-    """Graphs that together have every step, also those of operations that were added at run time."""
+    """Graphs that together contain every step of dense layers, including operations that were added at run time."""
     texts = (
         *(f"project({op}(expand(x)))" for op in UNARY),
         *(f"project({op}(expand(x),gate(x)))" for op in BINARY),
@@ -53,28 +53,30 @@ def step_names(graph: FFNGraph, base: Base, inner: int, experts: Experts = DENSE
     names = []
     for node in graph.nodes[1:]:
         step_widths = [inner] if node.op in ("expand", "gate") else [widths[number] for number in node.inputs]
-        # The `project` of experts counts as one of width `inner`, even if its input has another width.
+        # The name of the experts' `project` has the width `inner`, even if its input is wider or narrower.
         of_experts = node.op in LINEAR and experts != DENSE
         names.append(_of_experts(node.op, inner, experts) if of_experts else _name(node.op, *step_widths))
     return names
 
 
-def kind(experts: Experts) -> str:
-    """The settings of experts that make a difference to their latency, as text."""
+def experts_name(experts: Experts) -> str:
+    """The settings of experts that affect their latency, as part of a step's name."""
     capacity = f" capacity {experts.capacity}" if experts.capacity is not None else ""
     return f"{experts.count} {experts.routing} top {experts.top_k}{capacity}"
 
 
 def _of_experts(op: str, inner: int, experts: Experts) -> str:
-    return f"{op} {inner}, {kind(experts)}"
+    return f"{op} {inner}, {experts_name(experts)}"
 
 
-def routes(experts: Experts) -> str:
-    return f"route, {kind(experts)}"
+def routing_step(experts: Experts) -> str:
+    """The name of the step in which the router chooses the experts."""
+    return f"route, {experts_name(experts)}"
 
 
-def sends(experts: Experts) -> str:
-    return f"send, {kind(experts)}"
+def dispatch_step(experts: Experts) -> str:
+    """The name of the step in which tokens are dispatched to the experts and the results are combined."""
+    return f"send, {experts_name(experts)}"
 
 
 def _name(op: str, *widths: int) -> str:
@@ -103,10 +105,10 @@ def step_times(
     layers = host.bert.encoder.layer
     rng = random.Random(0)
     for _ in bounded(STEP_ROUNDS):
-        # An operation takes up to twice as long if no other layer uses it, because its code is not in the caches. The
-        # members of a space are similar to its base graph, so all layers of a pass get the same graph.
-        for alike in rng.sample(probes, len(probes)):
-            order = rng.sample(alike, len(alike))
+        # An operation takes up to twice as long if no other layer uses it, because its code is not in the CPU's cache.
+        # Since the architectures of a space are similar to its base graph, all layers of a pass get the same graph.
+        for probes_of_graph in rng.sample(probes, len(probes)):
+            order = rng.sample(probes_of_graph, len(probes_of_graph))
             for start in range(0, len(order), len(layers)):
                 for layer, probe in zip(layers, islice(cycle(order), start, None), strict=False):
                     layer.ffn = nn.ModuleList([probe])
@@ -120,9 +122,9 @@ def _steps(host: PreTrainedModel, base: Base, widths: Sequence[int]) -> dict[str
     for inner in widths:
         program = [(node.op, node.inputs) for node in GATED.nodes[1:]]
         block = FFNBlock(program, GATED.widths(base.width, inner), inner, host.config).to(host.device).eval()
-        steps["norm"] = _only(block)
+        steps["norm"] = _with_steps(block)
         for op in (*UNARY, *LINEAR):
-            steps[_name(op, inner)] = _only(block, (op, (0,))).f
+            steps[_name(op, inner)] = _with_steps(block, (op, (0,))).f
         for op in BINARY:
             for other in (inner, base.width):
                 steps[_name(op, inner, other)] = partial(combine, op, mismatch=base.mismatch)
@@ -159,8 +161,8 @@ class _Probe(nn.Module):
 
 
 class _ExpertProbe(nn.Module):
-    """A block of experts that measures the times of its router, of its linear maps (including a `gate`), and of
-    dispatching and combining the tokens.
+    """A block of experts that measures the time of its router, of each of its linear maps (including a `gate`), and of
+    dispatching the tokens and combining the results.
     """
 
     def __init__(
@@ -180,15 +182,15 @@ class _ExpertProbe(nn.Module):
         self.tokens = Tokens(batch["input_ids"], batch["attention_mask"])
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
-        def timed(name: str, step: Callable[..., Any], *given: Any) -> Any:
-            return _timed(self.seconds, name, hidden_BTD.is_cuda, step, *given)
+        def timed(name: str, step: Callable[..., Any], *arguments: Any) -> Any:
+            return _timed(self.seconds, name, hidden_BTD.is_cuda, step, *arguments)
 
-        def sent() -> tuple[Tensor, Tensor]:
+        def dispatch_and_combine() -> tuple[Tensor, Tensor]:
             x_SD = take(hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), routing.dispatch)
             return x_SD, put(weighted(x_SD, routing.weight_S), routing.dispatch)
 
-        routing = timed(routes(self.experts), self.router, hidden_BTD, self.tokens)
-        x_SD, back_ND = timed(sends(self.experts), sent)
+        routing = timed(routing_step(self.experts), self.router, hidden_BTD, self.tokens)
+        x_SD, back_ND = timed(dispatch_step(self.experts), dispatch_and_combine)
         expanded = timed(_of_experts("expand", self.inner, self.experts), self.block.expand, x_SD, routing.dispatch)
         gate = timed(_of_experts("gate", self.inner, self.experts), self.block.gate, x_SD, routing.dispatch)
         product = expanded * gate
@@ -196,29 +198,30 @@ class _ExpertProbe(nn.Module):
         return self.block.LayerNorm(hidden_BTD + back_ND.view(hidden_BTD.shape))
 
 
-def _timed(seconds: dict[str, list[float]], name: str, cuda: bool, step: Callable[..., Any], *given: Any) -> Any:
+def _timed(seconds: dict[str, list[float]], name: str, cuda: bool, step: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of `step(*arguments)`, whose duration is added to `seconds[name]`."""
     finish(cuda)
     begun = time.perf_counter()
-    result = step(*given)
+    result = step(*arguments)
     finish(cuda)
     seconds[name].append(time.perf_counter() - begun)
     return result
 
 
-def _only(block: FFNBlock, *steps: tuple[str, tuple[int, ...]]) -> FFNBlock:
-    """A block that shares the weights of `block` but has only these steps."""
-    alone = copy.copy(block)
-    alone.steps = steps
-    return alone
+def _with_steps(block: FFNBlock, *steps: tuple[str, tuple[int, ...]]) -> FFNBlock:
+    """A copy of `block` that has only these steps and shares its weights."""
+    result = copy.copy(block)
+    result.steps = steps
+    return result
 
 
 def lower_quartile(seconds: Sequence[float]) -> float:
-    """The lower quartile."""
+    """The lower quartile, which interruptions by other processes affect less than the mean."""
     return quantiles(seconds, n=4)[0]
 
 
 def bounded(rounds: int) -> Iterator[int]:
-    """The numbers of at most `rounds` rounds, fewer if they take too long."""
+    """The numbers of the rounds: at most `rounds`, fewer if they take too long (MAX_SECONDS)."""
     begun = time.monotonic()
     for number in range(rounds):
         if number >= MIN_ROUNDS and time.monotonic() - begun > MAX_SECONDS:

@@ -37,7 +37,17 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig
 from distill.files import fingerprint, keep
 from distill.objectives.outputs import INPUTS, Batch
 from distill.training.progress import ProgressCallback, ignore_progress
-from nas.latency.steps import GATED, bounded, finish, kind, lower_quartile, routes, sends, step_names, step_times
+from nas.latency.steps import (
+    GATED,
+    bounded,
+    dispatch_step,
+    experts_name,
+    finish,
+    lower_quartile,
+    routing_step,
+    step_names,
+    step_times,
+)
 from search_spaces.architecture import DENSE, Architecture, Base, Experts, Genes
 from search_spaces.errors import shortened
 from search_spaces.graph import FFNGraph
@@ -159,14 +169,14 @@ class LatencyTable:
             less = self._block(genes, base, lower)
             nanoseconds = less + (nanoseconds - less) * (inner - lower) // (upper - lower)
         # Hash routing happens once for all blocks of a layer.
-        once = 0 if genes.experts.gated or genes.experts == DENSE else self._nanoseconds[routes(genes.experts)]
+        once = 0 if genes.experts.gated or genes.experts == DENSE else self._nanoseconds[routing_step(genes.experts)]
         return (genes.stack * nanoseconds + once + 500) // 1000
 
     def _block(self, genes: Genes, base: Base, inner: int) -> int:
         experts = genes.experts
         names = ["norm", *step_names(genes.graph, base, inner, experts)]
         if experts != DENSE:
-            names += [sends(experts), *([routes(experts)] if experts.gated else [])]
+            names += [dispatch_step(experts), *([routing_step(experts)] if experts.gated else [])]
         try:
             # Every token has as many rows in the operations between the linear maps as it passes experts.
             return sum(
@@ -263,7 +273,7 @@ def latency_table(
     like = {name: value for name, value in teacher.to_dict().items() if name != "_name_or_path"}
     device_and_versions = (_device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
     # The latency of experts does not depend on which channels they share.
-    kinds = {kind(layer_experts): layer_experts for layer_experts in experts if layer_experts != DENSE}
+    kinds = {experts_name(layer_experts): layer_experts for layer_experts in experts if layer_experts != DENSE}
     # Operations are part of the key only if they were added, so that tables of this package's operations keep theirs.
     measured = [*sorted(kinds), *sorted({*UNARY, *BINARY} - EXPORTED_OPERATIONS)]
     key = fingerprint(FORMAT, asdict(base), like, widths, batch, tokens, device_and_versions, measured)

@@ -125,8 +125,8 @@ def _operation_at(graph: FFNGraph, end: int) -> str:
     return last if last in UNARY else NO_OPERATION
 
 
-def described(architecture: Architecture, space: Space, labels: int) -> dict[str, Any]:
-    """The attributes of a trial that follow from its architecture."""
+def architecture_attributes(architecture: Architecture, space: Space, labels: int) -> dict[str, Any]:
+    """The attributes of a trial that describe its architecture."""
     return {
         ARCHITECTURE: json.dumps(architecture.to_json()),
         IN_BUDGET: space.keeps_budget(architecture),

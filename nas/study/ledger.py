@@ -36,7 +36,7 @@ from nas.study.attributes import (
     RUNG,
     SEED,
 )
-from nas.study.description import Parameters, choices_of, constraints, described
+from nas.study.description import Parameters, architecture_attributes, choices_of, constraints
 from nas.study.storage import open_storage
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
@@ -150,7 +150,8 @@ def ask(study: optuna.Study, space: Space, origin: str, labels: int) -> tuple[Fr
                 state=TrialState.RUNNING,
                 params=parameters.values(architecture),
                 distributions=parameters.distributions,
-                user_attrs=described(architecture, space, labels) | {ORIGIN: origin, CHOICES: draft.choices},
+                user_attrs=architecture_attributes(architecture, space, labels)
+                | {ORIGIN: origin, CHOICES: draft.choices},
                 system_attrs={CONSTRAINTS: constraints(architecture, space)},
             )
         )
@@ -172,7 +173,7 @@ def _complete_waiting(study: optuna.Study, number: int, space: Space, origin: st
             distribution = parameters.distributions[name]
             internal = distribution.to_internal_repr(value)
             study._storage.set_trial_param(trial._trial_id, name, internal, distribution)
-    missing |= described(architecture, space, labels)
+    missing |= architecture_attributes(architecture, space, labels)
     _set(study, number, {key: value for key, value in missing.items() if key not in trial.user_attrs})
     if CONSTRAINTS not in trial.system_attrs:
         study._storage.set_trial_system_attr(trial._trial_id, CONSTRAINTS, constraints(architecture, space))

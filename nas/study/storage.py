@@ -73,8 +73,8 @@ def _shown(url: str) -> str:
 
 
 @contextlib.contextmanager
-def needed(url: str) -> Iterator[None]:
-    """Turn errors in this block that mean that the storage was lost into a `StorageError`.
+def reporting_lost_storage(url: str) -> Iterator[None]:
+    """In this block, report the loss of the storage, or a full disk, as a `StorageError`.
 
     Raises:
         StorageError: the storage was lost or is full. Other database errors are bugs and are raised as they are.
@@ -94,7 +94,8 @@ def needed(url: str) -> Iterator[None]:
             raise
         reason = str(getattr(failure, "orig", failure)).splitlines()[0]
         raise StorageError(
-            f"the storage {_shown(url)} went away ({reason}); once it is back, the same command with --resume goes on"
+            f"the storage {_shown(url)} failed ({reason}); once it works again, the same command with --resume "
+            "continues"
         ) from None
 
 

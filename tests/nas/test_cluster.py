@@ -18,7 +18,7 @@ import ray
 from optuna.trial import TrialState
 
 from nas import cluster
-from nas.cluster import Cluster, connected, cpus_per_trial, gpus_at
+from nas.cluster import Cluster, cpus_per_trial, gpus_at, ray_session
 from nas.config.schema import ConfigError
 from nas.study import ledger
 from tests.nas.test_kills import facts
@@ -174,7 +174,7 @@ def test_addresses_of_no_cluster(tiny_study: TinyStudy, tmp_path: Path, monkeypa
 def test_a_local_session_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever cluster the environment names."""
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with connected(Cluster()):
+    with ray_session(Cluster()):
         processors = os.cpu_count() or 1
         assert [cpus_per_trial(workers) for workers in (1, processors, 5 * processors)] == [processors, 1, 1]
         assert len(ray.nodes()) == 1

@@ -17,7 +17,7 @@ from ray import tune
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayTaskError
 
 from nas import runner
-from nas.cluster import Cluster, connected
+from nas.cluster import Cluster, ray_session
 from nas.preparation.workspace import Workspace
 from nas.runner import MAX_DUPLICATES, Evaluate, Proposals, Recorder, is_out_of_memory, run
 from nas.samplers import SAMPLERS
@@ -149,7 +149,7 @@ def test_a_candidate_without_memory_fails_at_once(
     ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines[:1])
     seen: list[int] = []
     local = Cluster(workers=1, device="cpu")
-    with connected(local):
+    with ray_session(local):
         run(
             study,
             first.space,

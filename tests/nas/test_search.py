@@ -243,7 +243,7 @@ def test_ctrl_c_in_a_finaliser_is_remembered_and_not_printed(monkeypatch: pytest
     shown: list[object] = []
     usual = shown.append
     monkeypatch.setattr(sys, "unraisablehook", usual)
-    with interrupt.remembered():
+    with interrupt.recording():
         victim = Interrupting()
         del victim
         with pytest.raises(KeyboardInterrupt):
@@ -254,12 +254,12 @@ def test_ctrl_c_in_a_finaliser_is_remembered_and_not_printed(monkeypatch: pytest
 
 def test_ctrl_c_is_remembered_where_it_is_swallowed() -> None:
     usual = signal.getsignal(signal.SIGINT)
-    with interrupt.remembered():
+    with interrupt.recording():
         interrupt.check()
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             interrupt.check()
     assert signal.getsignal(signal.SIGINT) is usual
-    with interrupt.remembered():
+    with interrupt.recording():
         interrupt.check()

@@ -15,7 +15,7 @@ from optuna.exceptions import StorageInternalError
 
 from nas.study import ledger
 from nas.study.lock import StudyInUse, sole_driver
-from nas.study.storage import StorageError, needed, sqlite_url
+from nas.study.storage import StorageError, reporting_lost_storage, sqlite_url
 from tests.nas.study import postgres
 from tests.nas.study.postgres import Server
 from tests.nas.tiny_study import PROJECT
@@ -165,8 +165,8 @@ def test_a_server_that_restarts(server: Server) -> None:
             pass
         with pytest.raises(StorageInternalError):
             study.ask()
-        reason = r"went away \(the connection to the storage was lost\); once it is back"
-        with pytest.raises(StorageError, match=reason), needed(server.url):
+        reason = r"failed \(the connection to the storage was lost\); once it works again"
+        with pytest.raises(StorageError, match=reason), reporting_lost_storage(server.url):
             study.ask()
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 

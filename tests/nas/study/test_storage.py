@@ -13,7 +13,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import IntegrityError
 
 from nas.study import ledger
-from nas.study.storage import LostError, Storage, StorageError, needed, open_storage, sqlite_url
+from nas.study.storage import LostError, Storage, StorageError, open_storage, reporting_lost_storage, sqlite_url
 
 TEMPLATE = optuna.create_trial(
     state=TrialState.RUNNING,
@@ -168,18 +168,18 @@ def wrapped(url: str) -> None:
 
 @pytest.mark.parametrize("work", [full, wrapped])
 def test_a_storage_that_can_keep_no_more(work: Callable[[str], None], url: str) -> None:
-    line = rf"^the storage '{url}' went away \(database or disk is full\); once it is back, .* --resume goes on$"
-    with pytest.raises(StorageError, match=line), needed(url):
+    line = rf"^the storage '{url}' failed \(database or disk is full\); once it works again, .* --resume continues$"
+    with pytest.raises(StorageError, match=line), reporting_lost_storage(url):
         work(url)
 
 
 @pytest.mark.parametrize(("work", "error"), [(fault, ZeroDivisionError), (wrong_statement, IntegrityError)])
 def test_faults_stay_what_they_are(work: Callable[[str], None], error: type[Exception], url: str) -> None:
-    with pytest.raises(error), needed(url):
+    with pytest.raises(error), reporting_lost_storage(url):
         work(url)
 
 
 def test_no_password_is_shown() -> None:
-    with pytest.raises(StorageError) as caught, needed("postgresql+psycopg://u:secret@h/d"):
+    with pytest.raises(StorageError) as caught, reporting_lost_storage("postgresql+psycopg://u:secret@h/d"):
         raise LostError("the connection to the storage was lost")
-    assert "'postgresql+psycopg://u:***@h/d' went away (the connection" in str(caught.value)
+    assert "'postgresql+psycopg://u:***@h/d' failed (the connection" in str(caught.value)
