@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from distill.extensions import load_extensions
 from search_spaces import __version__
 from search_spaces.errors import UserError
 
@@ -51,8 +52,9 @@ def device(value: str) -> str:
 
 
 def guard(prog: str, command: Callable[[], int]) -> int:
-    """Run `command`; a `UserError` becomes one line on stderr and exit status 2."""
+    """Import the extensions and run `command`; a `UserError` becomes one line on stderr and exit status 2."""
     try:
+        load_extensions()
         return command()
     except UserError as error:
         print(f"{called_as(prog)}: {' '.join(str(error).split())}", file=sys.stderr)

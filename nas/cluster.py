@@ -16,6 +16,7 @@ from ray.air.execution._internal import RayActorManager
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.tune.execution import tune_controller
 
+from distill.extensions import VARIABLE
 from nas.config.schema import ConfigError
 
 # Settings of Ray and Ray Tune, unless the environment sets them: write no files per trial; raise KeyboardInterrupt on
@@ -72,7 +73,7 @@ def ray_session(cluster: Cluster) -> Iterator[None]:
         log_to_driver=False,
         logging_level=logging.ERROR,
         # With a single arena, any thread can reuse the memory that an earlier candidate has freed.
-        runtime_env={"env_vars": {"PYTHONPATH": path, "MALLOC_ARENA_MAX": "1"}},
+        runtime_env={"env_vars": {"PYTHONPATH": path, "MALLOC_ARENA_MAX": "1", VARIABLE: os.environ.get(VARIABLE, "")}},
     )
     try:
         yield

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from distill.cli import Parser
-from search_spaces import PUBLISHED, Architecture, ArchitectureError, Experts
+from distill.extensions import load_extensions
+from search_spaces import PUBLISHED, Architecture, Experts, UserError
 from search_spaces import cost as costs
 from search_spaces.formula import layers_latex
 from search_spaces.published import load
@@ -120,8 +121,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     form.add_argument("--latex", action="store_true", help="print only the formula of each layer, in LaTeX")
     options = parser.parse_args(argv)
     try:
+        load_extensions()
         architecture = load(options.architecture)
-    except ArchitectureError as error:
+    except UserError as error:
         parser.error(str(error))
     positions = architecture.base.positions
     if not 1 <= options.tokens <= positions:

@@ -24,6 +24,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from distill.cpu.allocator import give_back_freed_memory
+from distill.extensions import load_extensions
 from distill.training.loop import Diverged
 from nas import interrupt
 from nas.cluster import NO_GPU, Cluster, cpus_per_trial, gpus_per_trial
@@ -114,6 +115,7 @@ def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, ru
     If the candidate diverges or does not fit into memory, that is a finding about the candidate and reported as
     `failure`. Any other error is a bug or a lost worker and is left to Ray.
     """
+    load_extensions()
     architecture = Architecture.from_json(json.loads(config[ledger.ARCHITECTURE]))
     gc.collect()  # frees the last candidate, whose model and closures refer to each other
     if not workspace.supernet.exists():
