@@ -14,7 +14,9 @@ from distill.training.teacher import TeacherError
 from search_spaces.architecture import DENSE, Architecture, Base, Experts
 from search_spaces.errors import UserError
 from search_spaces.graph import GELU, FFNGraph
+from search_spaces.operations import BINARY, UNARY
 from supernet.model.configuration_nas_bert import AUTO_MAP, NasBertConfig
+from supernet.model.ffn import EXPORTED_OPERATIONS
 from supernet.model.modeling_nas_bert import (
     NasBertForMaskedLM,
     NasBertForQuestionAnswering,
@@ -112,6 +114,13 @@ def expert_settings(experts: Experts) -> dict[str, Any]:
 
 class ExportError(UserError, ValueError):
     """A model cannot be exported."""
+
+
+def added_operations() -> list[str]:
+    """The operations that were added at run time. They belong to the cache key of whatever draws or measures all
+    operations.
+    """
+    return sorted({*UNARY, *BINARY} - EXPORTED_OPERATIONS)
 
 
 def check_exportable(architecture: Architecture) -> None:

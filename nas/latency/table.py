@@ -53,9 +53,8 @@ from search_spaces.errors import shortened
 from search_spaces.graph import FFNGraph
 from search_spaces.numbers import fraction
 from search_spaces.operations import BINARY, UNARY
-from supernet.build import build
+from supernet.build import added_operations, build
 from supernet.model.expert_linear import ExpertLinear
-from supernet.model.ffn import EXPORTED_OPERATIONS
 
 # Part of every cache key: increase it when what is measured here, or how, changes.
 FORMAT = 3
@@ -275,7 +274,7 @@ def latency_table(
     # The latency of experts does not depend on which channels they share.
     kinds = {experts_name(layer_experts): layer_experts for layer_experts in experts if layer_experts != DENSE}
     # Operations are part of the key only if they were added, so that tables of this package's operations keep theirs.
-    measured = [*sorted(kinds), *sorted({*UNARY, *BINARY} - EXPORTED_OPERATIONS)]
+    measured = [*sorted(kinds), *added_operations()]
     key = fingerprint(FORMAT, asdict(base), like, widths, batch, tokens, device_and_versions, measured)
 
     def make(path: Path) -> None:

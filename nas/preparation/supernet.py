@@ -28,7 +28,7 @@ from search_spaces import cost
 from search_spaces.architecture import Architecture, Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
-from supernet.build import from_scratch, from_teacher, layer_output_statistics, load_weights
+from supernet.build import added_operations, from_scratch, from_teacher, layer_output_statistics, load_weights
 from supernet.importance import neuron_importance, sort_channels, summed_loss
 from supernet.warmup import warm_up
 
@@ -59,6 +59,7 @@ def prepare_supernet(context: PreparationContext, folders: TaskFolders) -> Path:
         [config.space.mismatch, max(config.space.stacks)],
         config.space.edit_rate if config.warmup.graphs == "sampled" else None,
         [context.data_key, config.text_teacher, TEXT_IMPORTANCE] if config.warmup.source == "text" else None,
+        *(added_operations() if config.warmup.graphs == "sampled" else ()),
     )
     return context.keep(context.cache / "supernets" / key, lambda path: _make_supernet(context, folders, path))
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,7 +23,9 @@ from nas.preparation.supernet import set_dropout
 from nas.preparation.teacher import prepare_task
 from nas.preparation.workspace import Workspace, objectives, projections
 from search_spaces import Architecture, Base
+from search_spaces.operations import UNARY, Operation
 from supernet.build import full_architecture
+from supernet.model import ffn
 from tests.nas.tiny_study import TinyStudy
 from tests.tiny import bert, inputs
 
@@ -101,6 +104,17 @@ def test_a_warm_up_with_sampled_graphs_leaves_the_base_graph(tiny_study: TinyStu
     assert one.keys() == other.keys()
     assert not all(torch.equal(one[name], other[name]) for name in one)
     assert AutoConfig.from_pretrained(sampled.supernet).ffn == AutoConfig.from_pretrained(workspace.supernet).ffn
+
+
+def test_only_a_warm_up_with_sampled_graphs_depends_on_added_operations(
+    tiny_study: TinyStudy, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled = {"warmup__graphs": "sampled", "space__edit_rate": 1.0}
+    before = changed(tiny_study, **sampled)
+    monkeypatch.setitem(UNARY, "square", Operation("a**2", np.square))
+    monkeypatch.setitem(ffn.UNARY, "square", torch.square)
+    assert changed(tiny_study, **sampled).supernet != before.supernet
+    assert changed(tiny_study).supernet == workspace.supernet
 
 
 def test_importance_descends(workspace: Workspace) -> None:
