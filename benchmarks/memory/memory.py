@@ -19,7 +19,6 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
-from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from benchmarks.memory.process_memory import MIB, Memory, forget_peak, memory, p
 from benchmarks.memory.training_memory import training_memory
 from benchmarks.processes import in_new_process
 from benchmarks.report import Report
-from benchmarks.search.orchestration import demo_sampler, demo_space, empty_workspace, fill, sleep
+from benchmarks.search.orchestration import demo_space, demo_study, fill, run_sleeping
 from nas.cluster import Cluster, ray_session
 from nas.config.load import load_config
 from nas.evaluate import Evaluator
@@ -169,8 +168,7 @@ def candidates(report: Report, workspace: Workspace) -> dict[str, Any]:
 def fill_ledger(folder: Path, trials: int) -> None:
     """Make a ledger with so many finished trials."""
     space = demo_space()
-    study = ledger.open_study(sqlite_url(folder / "study.db"), "stage-1", demo_sampler(space, "lanas"))
-    fill(study, space, trials)
+    fill(demo_study(folder, space, "lanas"), space, trials)
 
 
 def drive(folder: Path, trials: int, marks: Sequence[int]) -> tuple[list[Memory], int]:
@@ -179,8 +177,8 @@ def drive(folder: Path, trials: int, marks: Sequence[int]) -> tuple[list[Memory]
     Returns:
         the memory of this process after these numbers of trials, and the peak of its resident memory.
     """
-    space, workspace = demo_space(), empty_workspace(folder)
-    study = ledger.open_study(sqlite_url(folder / "study.db"), "stage-1", demo_sampler(space, "lanas"))
+    space = demo_space()
+    study = demo_study(folder, space, "lanas")
     after: dict[int, Memory] = {}
 
     def on_trial(study: Any, number: int) -> None:
@@ -189,19 +187,7 @@ def drive(folder: Path, trials: int, marks: Sequence[int]) -> tuple[list[Memory]
             gc.collect()
             after[count] = memory(os.getpid())
 
-    cluster = Cluster(workers=2)
-    with ray_session(cluster):
-        run_trials(
-            study,
-            space,
-            workspace,
-            cluster,
-            trials=trials,
-            origin="lanas",
-            rungs=(Fraction(1, 2),),
-            evaluate=functools.partial(sleep, seconds=0.0, spread=0.0),
-            on_trial=on_trial,
-        )
+    run_sleeping(study, space, folder, trials=trials, sampler="lanas", on_trial=on_trial, seconds=0.0, spread=0.0)
     return [after[mark] for mark in marks], peak_rss()
 
 

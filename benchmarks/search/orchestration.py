@@ -30,6 +30,7 @@ from nas.budget import kept_importance
 from nas.cluster import Cluster, ray_session
 from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
+from nas.runner import OnTrial
 from nas.runner import run as run_trials
 from nas.samplers import SAMPLERS, Proposer
 from nas.study import ledger
@@ -114,27 +115,63 @@ def fill(study: optuna.Study, space: Space, trials: int) -> None:
         ledger.complete(study, trial.number, score_of(repr(architecture)), {"standard_error": 0.01})
 
 
-def measure(folder: Path, options: Namespace) -> dict[str, Any]:
-    """Run the trials in this folder; the seconds of everything by what it is."""
-    space, workspace = demo_space(), empty_workspace(folder)
-    study = ledger.open_study(sqlite_url(folder / "study.db"), "stage-1", demo_sampler(space, options.sampler))
-    log = folder / "log"
-    fill(study, space, options.ledger)
-    started = time.time()
-    cluster = Cluster(workers=options.workers)
+def demo_study(folder: Path, space: Space, sampler: str) -> optuna.Study:
+    """The study in this folder, which is made if it is not there."""
+    return ledger.open_study(sqlite_url(folder / "study.db"), "stage-1", demo_sampler(space, sampler))
+
+
+def run_sleeping(
+    study: optuna.Study,
+    space: Space,
+    folder: Path,
+    *,
+    trials: int,
+    sampler: str,
+    workers: int = 2,
+    stop: float = 0.0,
+    on_trial: OnTrial = lambda study, number: None,
+    **lengths: Any,
+) -> None:
+    """Run trials that `sleep`, as a search would run them, until so many of the study have ended.
+
+    Args:
+        lengths: arguments of `sleep`.
+    """
+    cluster = Cluster(workers=workers)
     with ray_session(cluster):
         run_trials(
             study,
             space,
-            workspace,
+            empty_workspace(folder),
             cluster,
-            trials=options.ledger + options.trials,
-            origin=options.sampler,
+            trials=trials,
+            origin=sampler,
             rungs=(Fraction(1, 2),),
-            stop=STOP,
-            evaluate=functools.partial(sleep, seconds=options.seconds, spread=options.spread, log=log),
-            on_trial=lambda study, number: None,
+            stop=stop,
+            evaluate=functools.partial(sleep, **lengths),
+            on_trial=on_trial,
         )
+
+
+def measure(folder: Path, options: Namespace) -> dict[str, Any]:
+    """Run the trials in this folder; the seconds of everything by what it is."""
+    space = demo_space()
+    study = demo_study(folder, space, options.sampler)
+    log = folder / "log"
+    fill(study, space, options.ledger)
+    started = time.time()
+    run_sleeping(
+        study,
+        space,
+        folder,
+        trials=options.ledger + options.trials,
+        sampler=options.sampler,
+        workers=options.workers,
+        stop=STOP,
+        seconds=options.seconds,
+        spread=options.spread,
+        log=log,
+    )
     # By worker, the time when each trial began, and what it slept in all, which is in the last line of a trial.
     slept: dict[str, dict[float, float]] = {}
     for line in log.read_text().splitlines():
