@@ -125,9 +125,11 @@ def test_scores_of_a_whole_split(
         assert "" in answers and set(answers) != {""}
         expected = score(task, answers[:first], right[:first])
     assert list(found) == list(task.metrics)
+    # Rounding in a batch may exchange the ranks of two nearly equal numbers, which Spearman's correlation shows.
+    tolerance = 1e-3 if case == "numbers" else 1e-6
     for name, value in expected.items():
-        assert found[name].value == pytest.approx(value.value, abs=1e-6), name
-        assert found[name].standard_error == pytest.approx(value.standard_error, abs=1e-6), name
+        assert found[name].value == pytest.approx(value.value, abs=tolerance), name
+        assert found[name].standard_error == pytest.approx(value.standard_error, abs=tolerance), name
 
 
 def test_measure_is_the_accuracy(pieces: BertTokenizerFast, accelerator: Accelerator) -> None:
