@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from distill.tasks.metrics import Metric
@@ -84,3 +85,10 @@ class TaskType:
     def of_tokens(self) -> bool:
         """Whether predictions are for individual tokens."""
         return self.model in (AutoModelForTokenClassification, AutoModelForMaskedLM)
+
+
+def cross_entropy(logits_NC: Tensor, classes_N: Tensor, reduction: str) -> Tensor:
+    """The cross-entropy with the classes; 0 if there are none."""
+    if not len(logits_NC):
+        return logits_NC.sum()
+    return F.cross_entropy(logits_NC, classes_N, reduction=reduction)

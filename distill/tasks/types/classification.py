@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
 from distill.tasks.encoding import Encoded, encode_sentences
 from distill.tasks.metrics import CLASS_ACCURACY, CLASS_F1, MATTHEWS
 from distill.tasks.splits import Split
-from distill.tasks.types.base import Batch, TaskType
+from distill.tasks.types.base import Batch, TaskType, cross_entropy
 
 
 def encode(tokenizer: Any, split: Split, max_length: int, stride: int) -> Encoded:
@@ -26,9 +25,7 @@ def predict(rows: Encoded, logits: Sequence[np.ndarray], split: Split, labels: S
 
 def loss(logits_BC: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
     """Cross-entropy with the classes (B,)."""
-    if not len(logits_BC):
-        return logits_BC.float().sum()
-    return F.cross_entropy(logits_BC.float(), batch["labels"], reduction=reduction)
+    return cross_entropy(logits_BC.float(), batch["labels"], reduction)
 
 
 def problem(split: Split, labels: Sequence[str]) -> str:

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import AutoModelForQuestionAnswering
 
 from distill.tasks.encoding import CHUNK, Encoded, flat_rows, joined_rows
 from distill.tasks.metrics import ANSWER_F1, EXACT_MATCH
 from distill.tasks.splits import QuestionSplit
-from distill.tasks.types.base import Batch, TaskType
+from distill.tasks.types.base import Batch, TaskType, cross_entropy
 
 LONGEST_QUESTION = 64
 """The maximum number of tokens of a question, unless a third of `max_length` is less."""
@@ -126,10 +125,7 @@ def best_answers(rows: Encoded, logits: Sequence[np.ndarray], contexts: Sequence
 
 def loss(logits_B2T: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
     """Cross-entropy with the positions of the first and last tokens (B, 2)."""
-    rows_NT = distributions(logits_B2T, batch)
-    if not len(rows_NT):
-        return rows_NT.sum()
-    return F.cross_entropy(rows_NT, batch["labels"].flatten(), reduction=reduction)
+    return cross_entropy(distributions(logits_B2T, batch), batch["labels"].flatten(), reduction)
 
 
 def distributions(logits_B2T: Tensor, batch: Batch) -> Tensor:

@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import AutoModelForTokenClassification
 
 from distill.tasks.encoding import CHUNK, IGNORED, Encoded, flat_rows, joined_rows
 from distill.tasks.metrics import ENTITY_F1, OUTSIDE, WORD_ACCURACY
 from distill.tasks.splits import TaggedSplit
-from distill.tasks.types.base import Batch, TaskType
+from distill.tasks.types.base import Batch, TaskType, cross_entropy
 from distill.tasks.types.classification import outside
 
 
@@ -52,10 +51,7 @@ def predict(rows: Encoded, logits: Sequence[np.ndarray], split: TaggedSplit, lab
 
 def loss(logits_BTC: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
     """Cross-entropy with the classes (B, T) of the labelled tokens."""
-    rows_NC = distributions(logits_BTC, batch)
-    if not len(rows_NC):
-        return rows_NC.sum()
-    return F.cross_entropy(rows_NC, batch["labels"][batch["labels"] != IGNORED], reduction=reduction)
+    return cross_entropy(distributions(logits_BTC, batch), batch["labels"][batch["labels"] != IGNORED], reduction)
 
 
 def distributions(logits_BTC: Tensor, batch: Batch) -> Tensor:
