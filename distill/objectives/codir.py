@@ -1,6 +1,12 @@
-"""CoDIR's objective: contrastive distillation of the intermediate representations of sentences."""
+"""CoDIR's objective: contrastive distillation of the intermediate representations of sentences.
 
-from collections.abc import Sequence
+The released code pools by the [CLS] state (`pooling="cls"`), uses the teacher's layers 1, 3, 5, ..., takes the positive
+from the bank too, and uses NCE with normalisers that are fixed at the first batch. It sums CE and KL over a batch,
+while L_CRD is a mean. Its defaults of beta, T and K, the number of negatives, are used here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,10 +56,6 @@ def codir(
     batch needs `rows` (B,), the index of each of its sentences among the training rows. Since the banks depend on these
     rows, they are not in the state dict. The two maps are trained with the student.
 
-    The released code pools by the [CLS] state (`pooling="cls"`), uses the teacher's layers 1, 3, 5, ..., takes the
-    positive from the bank too, and uses NCE with normalisers that are fixed at the first batch. It sums CE and KL over
-    a batch, while L_CRD is a mean. Its defaults of beta, T and K are used here.
-
     Args:
         student, teacher: Hugging Face configurations.
         rows: number of training rows.
@@ -88,38 +90,13 @@ def codir(
         "teacher": nn.Linear(len(pairs) * teacher.hidden_size, WIDTH),
         "bank": bank,
     }
-
-    def features(side: str, outputs: Outputs, batch: Batch) -> Tensor:
-        """The features (N, 128) of the sentences that are not only padding; `side` is "student" or "teacher"."""
-        mask_BT = batch["attention_mask"]
-        chosen = (outputs.hidden_states[state] for state in states[side])
-        if pooling == "mean":
-            pooled = [losses.mean_state(state, mask_BT) for state in chosen]
-        else:
-            pooled = [state[:, 0].float() for state in chosen]
-        return F.normalize(maps[side](torch.cat(pooled, dim=1)[mask_BT.any(dim=1)]).float(), dim=-1)
-
-    def contrast(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
-        assert t is not None
-        if "rows" not in batch:
-            raise ValueError("codir needs the number of each sentence among the training rows: batch['rows'], (B,)")
-        if batch["rows"].max() >= rows:
-            raise ValueError(f"codir was made for {rows} training rows; the batch has row {int(batch['rows'].max())}")
-        rows_N = batch["rows"][batch["attention_mask"].any(dim=1)]
-        student_ND, teacher_ND = features("student", s, batch), features("teacher", t, batch)
-        others_NK = bank.others(rows_N, negatives)
-        student_to_teacher = losses.contrastive(student_ND, teacher_ND, bank.teacher[others_NK], contrast_temperature)
-        teacher_to_student = losses.contrastive(teacher_ND, student_ND, bank.student[others_NK], contrast_temperature)
-        if bank.training:
-            bank.update(rows_N, student_ND.detach(), teacher_ND.detach())
-        return (student_to_teacher + teacher_to_student) / 2
-
+    loss = Contrast(maps, bank, states, pooling, negatives, contrast_temperature)
     needs, teacher_needs = frozenset({HIDDEN_STATES}), of_layers(HIDDEN_STATES, states["teacher"])
     return Objective(
         [
             terms.labels(1 - beta),
             terms.soft_labels("soft", beta, lambda s, t: losses.soft_kl(s, t, temperature)),
-            Term("contrastive", contrastive, needs, contrast, teacher_needs),
+            Term("contrastive", contrastive, needs, loss, teacher_needs),
             terms.balance(balance),
         ],
         maps if contrastive else {},
@@ -135,6 +112,50 @@ def _bank_arguments(rows: Encoded | None) -> dict[str, Any]:
 
 
 CODIR = ObjectiveSpec(codir, row_arguments=_bank_arguments)
+
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """L_CRD of `codir`.
+
+    Attributes:
+        maps: the learned maps of "student" and "teacher".
+        states: the hidden states that the features of "student" and "teacher" are made of.
+    """
+
+    maps: Mapping[str, nn.Module]
+    bank: "Bank"
+    states: Mapping[str, Sequence[int]]
+    pooling: str
+    negatives: int
+    temperature: float
+
+    def __call__(self, s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
+        assert t is not None
+        bank = self.bank
+        if "rows" not in batch:
+            raise ValueError("codir needs the number of each sentence among the training rows: batch['rows'], (B,)")
+        if batch["rows"].max() >= len(bank.order):
+            count, row = len(bank.order), int(batch["rows"].max())
+            raise ValueError(f"codir was made for {count} training rows; the batch has row {row}")
+        rows_N = batch["rows"][batch["attention_mask"].any(dim=1)]
+        student_ND, teacher_ND = self.features("student", s, batch), self.features("teacher", t, batch)
+        others_NK = bank.others(rows_N, self.negatives)
+        student_to_teacher = losses.contrastive(student_ND, teacher_ND, bank.teacher[others_NK], self.temperature)
+        teacher_to_student = losses.contrastive(teacher_ND, student_ND, bank.student[others_NK], self.temperature)
+        if bank.training:
+            bank.update(rows_N, student_ND.detach(), teacher_ND.detach())
+        return (student_to_teacher + teacher_to_student) / 2
+
+    def features(self, side: str, outputs: Outputs, batch: Batch) -> Tensor:
+        """The features (N, 128) of the sentences that are not only padding; `side` is "student" or "teacher"."""
+        mask_BT = batch["attention_mask"]
+        chosen = (outputs.hidden_states[state] for state in self.states[side])
+        if self.pooling == "mean":
+            pooled = [losses.mean_state(state, mask_BT) for state in chosen]
+        else:
+            pooled = [state[:, 0].float() for state in chosen]
+        return F.normalize(self.maps[side](torch.cat(pooled, dim=1)[mask_BT.any(dim=1)]).float(), dim=-1)
 
 
 class Bank(nn.Module):

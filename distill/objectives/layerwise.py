@@ -145,9 +145,4 @@ def _prediction(student: Any, weight: float, temperature: float, mean_over_class
     check_positive(temperature=temperature)
     if gold and predicts_numbers(student):
         return terms.labels(weight, "prediction")
-
-    def compare(student_NC: Tensor, teacher_NC: Tensor) -> Tensor:
-        loss = losses.soft_cross_entropy(student_NC, teacher_NC, temperature)
-        return loss / student_NC.shape[1] if mean_over_classes else loss
-
-    return terms.soft_labels("prediction", weight, compare)
+    return terms.soft_cross_entropy("prediction", weight, temperature, mean_over_classes)

@@ -1,4 +1,18 @@
-"""MicroBERT's objective."""
+"""MicroBERT's objective.
+
+The weights, the critic's shape and its learning rate are those of the released code, except for the adversarial loss
+L_S, which it does not have; the paper only gives the weight 1 of the labels.
+
+Differences of paper and code from this implementation, and from each other:
+- Layers. The paper averages the teacher's layers 1-3, 3-6, 6-9, 9-12 in one place, every three layers in another; the
+  code averages states 0-2, 3-5, 6-8, 9-11 for student *states* 0 to 3, and uses 12 for 4. Here groups are equal and
+  disjoint, 1-3 to 10-12.
+- L_S. The paper minimises log(1 - D), whose gradient vanishes while D wins; the usual form used here has the same fixed
+  point. The code has no such loss: the student too minimises the critic's own loss, which helps the critic, and the
+  critic's gradients are never cleared. D's input is [CLS] states in the code, as here, and predictions in the paper.
+- The critic's loss is the mean of its two parts, as in the paper's text; equation 13 and the code add them.
+- Equation 3, on embeddings, is not used in equation 9, in the code, or here.
+"""
 
 from typing import Any
 
@@ -37,20 +51,6 @@ def microbert(
     prediction. L_S = -log D(z), mean over sentences, where z is the student's last [CLS] state and D the `Critic` that
     distinguishes it from the teacher's. A narrower student's states pass through one learned transform.
 
-    The weights, the critic's shape and its learning rate are those of the released code, except for L_S, which it does
-    not have; the paper only gives the weight 1 of the labels.
-
-    Differences of paper and code from this implementation, and from each other:
-    - Layers. The paper averages the teacher's layers 1-3, 3-6, 6-9, 9-12 in one place, every three layers in another;
-      the code averages states 0-2, 3-5, 6-8, 9-11 for student *states* 0 to 3, and uses 12 for 4. Here groups are equal
-      and disjoint, 1-3 to 10-12.
-    - L_S. The paper minimises log(1 - D), whose gradient vanishes while D wins; the usual form used here has the same
-      fixed point. The code has no such loss: the student too minimises the critic's own loss, which helps the critic,
-      and the critic's gradients are never cleared. D's input is [CLS] states in the code, as here, and predictions in
-      the paper.
-    - The critic's loss is the mean of its two parts, as in the paper's text; equation 13 and the code add them.
-    - Equation 3, on embeddings, is not used in equation 9, in the code, or here.
-
     Args:
         student, teacher: Hugging Face configurations.
         layers: student layer m learns from the "average" of the teacher's m-th group of layers, or from the "last"
@@ -79,10 +79,6 @@ def microbert(
         pairs = enumerate(averages, start=1)
         return sum_of(losses.pooled_mse(terms.transformed(s, m, maps), average, mask_BT) for m, average in pairs)
 
-    def compare(student_NC: Tensor, teacher_NC: Tensor) -> Tensor:
-        loss = losses.soft_cross_entropy(student_NC, teacher_NC, temperature)
-        return loss / student_NC.shape[1] if paper_compatible else loss
-
     critic = Critic(
         teacher.hidden_size,
         lambda s: terms.transformed(s, depth, maps)[:, 0],
@@ -95,7 +91,7 @@ def microbert(
     return Objective(
         [
             Term("alignment", alignment, states, align, teacher_needs),
-            terms.soft_labels("soft", soft, compare),
+            terms.soft_cross_entropy("soft", soft, temperature, paper_compatible),
             terms.labels(labels),
             Term("adversarial", adversarial, states, lambda s, _t, batch: critic.deception(s, batch), last),
             terms.balance(balance),

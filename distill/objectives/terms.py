@@ -47,6 +47,20 @@ def soft_labels(
     return Term(name, weight, frozenset({LOGITS}), loss, frozenset({LOGITS}))
 
 
+def soft_cross_entropy(name: str, weight: float, temperature: float, mean_over_classes: bool) -> Term:
+    """The cross-entropy with the teacher's probabilities at the temperature, see `soft_labels`.
+
+    Args:
+        mean_over_classes: as in the released code of several papers, divide it by the number of classes.
+    """
+
+    def compare(student_NC: Tensor, teacher_NC: Tensor) -> Tensor:
+        loss = losses.soft_cross_entropy(student_NC, teacher_NC, temperature)
+        return loss / student_NC.shape[1] if mean_over_classes else loss
+
+    return soft_labels(name, weight, compare)
+
+
 def balance(weight: float) -> Term:
     """The load-balancing loss of the student's experts, mean over the gated routers; 0 if there are none."""
 
