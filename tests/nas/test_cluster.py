@@ -17,6 +17,7 @@ import pytest
 import ray
 from optuna.trial import TrialState
 
+from distill.extensions import VARIABLE
 from nas import cluster
 from nas.cluster import Cluster, cpus_per_trial, gpus_at, ray_session
 from nas.config.schema import ConfigError
@@ -113,6 +114,22 @@ def test_any_number_of_workers_fits(
     while any(node.workers() for node in both) and time.monotonic() < end:
         time.sleep(0.1)
     assert not any(node.workers() for node in both)
+
+
+@pytest.mark.slow
+def test_workers_know_the_extensions_of_the_search(
+    nodes: tuple[str, Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their nodes have been started without."""
+    assert VARIABLE not in os.environ
+    monkeypatch.setenv(VARIABLE, "json")
+    program = (
+        "import os, ray; from nas.cluster import Cluster, ray_session\n"
+        f"with ray_session(Cluster(address={nodes[0]!r})):\n"
+        f"    print(ray.get(ray.remote(lambda: os.environ[{VARIABLE!r}]).remote()))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert result.stdout.split()[-1] == "json"
 
 
 @pytest.mark.slow
