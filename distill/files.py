@@ -24,19 +24,19 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("ffn-nas", appauthor=False))
 
 
-def keep(path: Path, write: Callable[[Path], object]) -> Path:
-    """Create the file or folder `path` by `write`, atomically as in `replace`, unless it exists; returns `path`."""
+def create_once(path: Path, write: Callable[[Path], object]) -> Path:
+    """Create the file or folder `path` as `write_atomically` does, unless it exists; returns `path`."""
     if not path.exists():
-        replace(path, write, keep_existing=True)
+        write_atomically(path, write, keep_existing=True)
     return path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file atomically, as in `replace`."""
-    replace(path, lambda draft: draft.write_text(text, encoding="utf-8"))
+    """Write a UTF-8 text file atomically, as in `write_atomically`."""
+    write_atomically(path, lambda draft: draft.write_text(text, encoding="utf-8"))
 
 
-def replace(path: Path, write: Callable[[Path], object], keep_existing: bool = False) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object], keep_existing: bool = False) -> None:
     """Create a file or folder, or replace a file, atomically: `write` creates a draft, which is then moved to `path`.
 
     Readers see either the old file or the complete new one, even if the writer is killed. In that case its draft is

@@ -16,7 +16,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from distill.tasks import metrics
 from distill.tasks.encoding import Encoded
-from distill.training.distillation import Saved, distil
+from distill.training.distillation import SavedOutputs, distil
 from distill.training.evaluation import Load, evaluate, expert_load, split_batches
 from distill.training.loop import make_accelerator
 from distill.training.teacher import load_model, load_tokenizer
@@ -85,7 +85,7 @@ class Evaluator:
         self.config = workspace.config
         self.accelerator = accelerator or make_accelerator(device)
         self.weights = load_file(workspace.supernet / "model.safetensors")
-        self.like = AutoConfig.from_pretrained(workspace.supernet)
+        self.supernet_config = AutoConfig.from_pretrained(workspace.supernet)
         self.teacher_config = AutoConfig.from_pretrained(workspace.teacher)
         self.tokenizer = load_tokenizer(str(workspace.teacher))
         self.task = workspace.folders.task
@@ -100,11 +100,11 @@ class Evaluator:
         return training_phases(self.config, CANDIDATE, self.workspace.folders)
 
     @cached_property
-    def saved_outputs(self) -> dict[str, Saved]:
+    def saved_outputs(self) -> dict[str, SavedOutputs]:
         """The teacher's saved outputs for candidates that are trained with the study's own seed, by the tables of their
         training phases.
         """
-        return {table: Saved(self.teacher_config, SavedTeacher(path)) for table, path in self.workspace.outputs}
+        return {table: SavedOutputs(self.teacher_config, SavedTeacher(path)) for table, path in self.workspace.outputs}
 
     def evaluate(
         self,
@@ -135,7 +135,7 @@ class Evaluator:
     def student(self, architecture: Architecture) -> PreTrainedModel:
         """The candidate with its inherited weights."""
         weights = inherit(self.weights, architecture, self.frequencies, self.config.seed)
-        return build(architecture, self.task.type.head, like=self.like, weights=weights)
+        return build(architecture, self.task.type.head, template=self.supernet_config, weights=weights)
 
     def train(
         self,
@@ -167,13 +167,13 @@ class Evaluator:
         seed: int,
         learned: Mapping[str, Tensor],
         after_step: Callable[[int, float], None] | None = None,
-        keep: Path | None = None,
+        state_folder: Path | None = None,
     ) -> dict[str, Tensor]:
         """Train a student in place for one phase.
 
         Args:
             learned: the projections of the objective that earlier phases learned.
-            keep: folder of the state from which an interrupted training is resumed.
+            state_folder: folder of the state from which an interrupted training is resumed.
 
         Returns:
             The projections of the objective after this phase.
@@ -181,10 +181,10 @@ class Evaluator:
         Raises:
             distill.training.loop.Diverged: the loss stopped being finite.
         """
-        saved = self.saved(phase, seed)
+        saved = self.saved_outputs_of(phase, seed)
         return distil(
             model,
-            None if saved else self._live_teacher(phase.raw),
+            None if saved else self._live_teacher(phase.raw_teacher),
             phase.rows,
             self.config.objective.name,
             phase.settings,
@@ -193,13 +193,13 @@ class Evaluator:
             tokenizer=self.tokenizer,
             seed=seed,
             projections=learned,
-            saved=saved,
+            saved_outputs=saved,
             after_step=after_step,
-            keep=keep,
+            state_folder=state_folder,
             score=lambda: self.score(model).value,
         )
 
-    def saved(self, phase: TrainingPhase, seed: int) -> Saved | None:
+    def saved_outputs_of(self, phase: TrainingPhase, seed: int) -> SavedOutputs | None:
         """The teacher's saved outputs for this phase, or None. Outputs are saved for candidates with the study's own
         seed, so they fit no other training.
         """
@@ -207,17 +207,17 @@ class Evaluator:
             return None
         return self.saved_outputs.get(phase.table)
 
-    def teacher(self, raw: bool = False) -> PreTrainedModel:
-        """A new copy of the teacher: fine-tuned on the task, or with `raw` as it was before fine-tuning."""
-        if raw:
+    def teacher(self, before_finetuning: bool = False) -> PreTrainedModel:
+        """A new copy of the teacher: fine-tuned on the task, or with `before_finetuning` the raw one."""
+        if before_finetuning:
             return raw_teacher(self.config, self.task)
         return load_model(str(self.workspace.teacher), self.task.labels, self.task.kind)
 
-    def _live_teacher(self, raw: bool) -> PreTrainedModel:
+    def _live_teacher(self, before_finetuning: bool) -> PreTrainedModel:
         """The teacher that runs in every training step, loaded once."""
-        if raw not in self._teachers:
-            self._teachers[raw] = self.teacher(raw)
-        return self._teachers[raw]
+        if before_finetuning not in self._teachers:
+            self._teachers[before_finetuning] = self.teacher(before_finetuning)
+        return self._teachers[before_finetuning]
 
     def score(self, model: PreTrainedModel, first: int | None = None) -> metrics.Score:
         """The task's first metric on the search split, or on its `first` rows."""
@@ -227,12 +227,12 @@ class Evaluator:
             self.search_split,
             self.task,
             accelerator=self.accelerator,
-            pad_id=self.like.pad_token_id,
+            pad_id=self.supernet_config.pad_token_id,
             first=first,
         )
         return scores[self.task.metrics[0]]
 
     def loads(self, model: PreTrainedModel, rows: Encoded, first: int | None = None) -> tuple[Load, ...]:
         """How the model's experts share the tokens of the rows, or of the `first` rows; empty if the model is dense."""
-        batches = (batch for _, batch in split_batches(rows, self.like.pad_token_id, first))
+        batches = (batch for _, batch in split_batches(rows, self.supernet_config.pad_token_id, first))
         return tuple(expert_load(model, batches, accelerator=self.accelerator))

@@ -40,7 +40,7 @@ class OneShotEvaluator:
         assert workspace.one_shot is not None
         config = workspace.config
         self.accelerator = make_accelerator(device)
-        self.like = AutoConfig.from_pretrained(workspace.supernet)
+        self.supernet_config = AutoConfig.from_pretrained(workspace.supernet)
         self.tasks = {
             name: (folders.task, folders.rows("search"), folders.split("search"))
             for name, folders in zip(config.tasks, workspace.tasks, strict=True)
@@ -48,11 +48,11 @@ class OneShotEvaluator:
         self.head = workspace.tasks[0].task.type.head
         stored = Architecture.load(workspace.one_shot / "architecture.json")
         heads = {
-            name: nn.Linear(self.like.hidden_size, AutoConfig.from_pretrained(folders.teacher).num_labels)
+            name: nn.Linear(self.supernet_config.hidden_size, AutoConfig.from_pretrained(folders.teacher).num_labels)
             for name, folders in zip(config.tasks, workspace.tasks, strict=True)
         }
         self.supernet = OneShotSupernet(
-            build(stored, self.head, like=self.like),
+            build(stored, self.head, template=self.supernet_config),
             heads,
             config.space.experts,
             workspace.frequencies(),
@@ -60,7 +60,7 @@ class OneShotEvaluator:
             config.seed,
         )
         self.supernet.load_state_dict(load_file(weights_file(workspace.one_shot)))
-        self.pad_id = self.like.pad_token_id
+        self.pad_id = self.supernet_config.pad_token_id
         self.first_task = config.task
         self.rows_per_task = config.sharing.rows
 
@@ -100,7 +100,7 @@ class OneShotEvaluator:
     def student(self, architecture: Architecture) -> PreTrainedModel:
         """A model of this architecture for the first task, with a copy of its slice of the supernet's weights."""
         self.supernet.activate(architecture, self.first_task)
-        model = build(architecture, self.head, like=self.like)
+        model = build(architecture, self.head, template=self.supernet_config)
         with torch.no_grad():
             state = self.supernet.state()
             load_weights(model, {name: state[name].clone() for name in model.state_dict()})

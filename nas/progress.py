@@ -25,7 +25,7 @@ class Progress(progress.Progress):
             number: the number of the trial.
             total: how many trials the stage runs.
         """
-        self.prepared()
+        self.finish()
         done = len(ledger.finished(study))
         started, done_before = self.first.setdefault(study.study_name, (time.monotonic(), done))
         trials = study.get_trials(deepcopy=False)

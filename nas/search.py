@@ -194,16 +194,16 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         search = Search(
             config,
             folder,
-            prepare(config, options.device, progress.prepare),
+            prepare(config, options.device, progress.update),
             cluster,
             storage=storage,
             prefix=f"{path.name}/" if options.storage else "",
             say=progress.say,
-            on_progress=progress.prepare,
+            on_progress=progress.update,
             on_trial=progress.trial,
         )
         first = search.first(stages[0], start)
-        progress.prepared()
+        progress.finish()
         folder.create(config)
         with reporting_lost_storage(storage), sole_driver(storage, path.name):
             # Another process may have started the study while this one was preparing it.

@@ -60,14 +60,14 @@ AutoConfig.register("nas_bert", NasBertConfig)
 AutoModel.register(NasBertConfig, NasBertModel)
 
 
-def config_of(architecture: Architecture, labels: int = 2, like: PretrainedConfig | None = None) -> NasBertConfig:
+def config_of(architecture: Architecture, labels: int = 2, template: PretrainedConfig | None = None) -> NasBertConfig:
     """The Hugging Face configuration that describes `architecture` completely.
 
     Args:
         labels: the number of outputs.
-        like: configuration, usually of the supernet or the teacher, from which settings outside the architecture are
-            copied (label names, dropout, epsilon of LayerNorm, padding token). Without it, `BertConfig`'s defaults are
-            used.
+        template: configuration, usually of the supernet or the teacher, from which settings outside the architecture
+            are copied (label names, dropout, epsilon of LayerNorm, padding token). Without it, `BertConfig`'s defaults
+            are used.
     """
     base = architecture.base
     ffn = []
@@ -101,8 +101,8 @@ def config_of(architecture: Architecture, labels: int = 2, like: PretrainedConfi
         head_experts=base.head_experts,
         auto_map=AUTO_MAP,
     )
-    for name in INHERITED if like is not None else ():
-        setattr(config, name, getattr(like, name))
+    for name in INHERITED if template is not None else ():
+        setattr(config, name, getattr(template, name))
     return config
 
 
@@ -138,17 +138,17 @@ def build(
     architecture: Architecture,
     head: str = CLASSIFICATION,
     labels: int = 2,
-    like: PretrainedConfig | None = None,
+    template: PretrainedConfig | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> PreTrainedModel:
     """A model of `architecture` with the given weights, or with random ones.
 
     Args:
         head: key of `HEADS`.
-        labels, like: as for `config_of`.
+        labels, template: as for `config_of`.
         weights: a complete state dict, such as the one that `supernet.inherit.inherit` returns.
     """
-    model = HEADS[head](config_of(architecture, labels, like))
+    model = HEADS[head](config_of(architecture, labels, template))
     if weights is not None:
         model.load_state_dict(weights, strict=True)
     return model
@@ -202,10 +202,10 @@ def full_architecture(base: Base, graph: FFNGraph, stack: int) -> Architecture:
 
 
 def from_scratch(
-    base: Base, stack: int, labels: int = 2, like: PretrainedConfig | None = None, head: str = CLASSIFICATION
+    base: Base, stack: int, labels: int = 2, template: PretrainedConfig | None = None, head: str = CLASSIFICATION
 ) -> PreTrainedModel:
     """A supernet with random weights, for the base models of the papers."""
-    return build(full_architecture(base, GELU, stack), head, labels, like)
+    return build(full_architecture(base, GELU, stack), head, labels, template)
 
 
 def from_teacher(
@@ -233,7 +233,7 @@ def from_teacher(
     """
     base, graph = base_of_teacher(teacher.config)
     base = replace(base, mismatch=mismatch)
-    supernet = build(full_architecture(base, graph, stack), head_of(teacher), like=teacher.config)
+    supernet = build(full_architecture(base, graph, stack), head_of(teacher), template=teacher.config)
     weights = supernet.state_dict()
     for name, tensor in teacher.state_dict().items():
         weights[_student_name(name)] = tensor.clone()

@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         )
     labels = labels_of(config) or [str(number) for number in range(config.num_labels)]
     if options.fresh:
-        student = build(architecture, labels=len(labels), like=config)
+        student = build(architecture, labels=len(labels), template=config)
     else:
         student = inheriting(architecture, load_model(options.like, labels), options.seed)
     student.save_pretrained(options.out)
@@ -121,7 +121,7 @@ def inheriting(architecture: Architecture, teacher: "PreTrainedModel", seed: int
         weights = inherit(from_teacher(teacher, stack=1).state_dict(), architecture, seed=seed)
     except ValueError as error:
         raise StudentError(f"{error}; or start from random weights (--fresh)") from None
-    student = build(architecture, labels=teacher.config.num_labels, like=teacher.config)
+    student = build(architecture, labels=teacher.config.num_labels, template=teacher.config)
     load_weights(student, weights)
     return student
 

@@ -35,7 +35,7 @@ def scores_after_training(
     evaluator: Evaluator, architectures: Mapping[str, Architecture], steps: int, seeds: Sequence[int], report: Report
 ) -> dict[str, list[float]]:
     """Scores on the whole dev split after `steps` steps of the candidates' training with each of the seeds, by name."""
-    task, pad_id = evaluator.task, evaluator.like.pad_token_id
+    task, pad_id = evaluator.task, evaluator.supernet_config.pad_token_id
     folders = evaluator.workspace.folders
     dev, split = folders.rows("dev"), folders.split("dev")
     *before, last = evaluator.training_phases

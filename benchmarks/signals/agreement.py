@@ -25,7 +25,7 @@ from benchmarks.processes import in_new_process
 from benchmarks.report import Report
 from benchmarks.signals.measurements import DRAWING_SEED, draw
 from benchmarks.signals.ranking import Signal, interval, tau
-from distill.training.distillation import Saved
+from distill.training.distillation import SavedOutputs
 from distill.training.loop import make_accelerator
 from nas.budget import limits_of
 from nas.config.load import load_config
@@ -43,7 +43,7 @@ COLUMNS = ("setting", "mean score", "mean difference", "root mean square", "larg
 class LiveEvaluator(Evaluator):
     """An evaluator whose teacher computes its outputs in every step."""
 
-    def saved(self, phase: TrainingPhase, seed: int) -> Saved | None:
+    def saved_outputs_of(self, phase: TrainingPhase, seed: int) -> SavedOutputs | None:
         return None
 
 
@@ -51,7 +51,7 @@ def scores(setting: str, workspace: Workspace, architectures: Sequence[dict[str,
     """The score of each architecture, and the seconds of its evaluation."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    accelerator = make_accelerator(rounded=setting != "float32")
+    accelerator = make_accelerator(mixed_precision=setting != "float32")
     evaluator = (Evaluator if setting == "usual" else LiveEvaluator)(workspace, accelerator=accelerator)
     seed = workspace.config.seed + (setting == "seed")
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from benchmarks.measuring import timed
 from benchmarks.signals.zero_cost import block_errors, losses, observe
 from distill.tasks.encoding import training_batches
-from distill.training.distillation import Saved
+from distill.training.distillation import SavedOutputs
 from distill.training.evaluation import batch_logits, evaluate, split_batches
 from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from nas.budget import kept_importance
@@ -44,20 +44,22 @@ Signals = dict[str, tuple[float, float]]
 class SavedOutputsEvaluator(Evaluator):
     """An evaluator that has the teacher's outputs for any seed, once they are saved."""
 
-    outputs: Saved | None = None
+    outputs: SavedOutputs | None = None
 
-    def saved(self, phase: TrainingPhase, seed: int) -> Saved | None:
+    def saved_outputs_of(self, phase: TrainingPhase, seed: int) -> SavedOutputs | None:
         return self.outputs if phase.table == self.training_phases[-1].table else None
 
     def save(self, phase: TrainingPhase, seed: int, folder: Path) -> None:
         """Save the outputs on the batches of this phase, which begin with those of shorter phases."""
-        goals = objectives(self.config, phase.settings, phase.recipe, self.like, self.teacher_config, phase.rows)
+        goals = objectives(
+            self.config, phase.settings, phase.recipe, self.supernet_config, self.teacher_config, phase.rows
+        )
         needs = frozenset[str]().union(*(goal.teacher_needs for goal, _ in goals))
         if needs:
             pad_id = self.tokenizer.pad_token_id
             batches = training_batches(phase.rows, phase.recipe.batch_size, phase.recipe.steps, seed, pad_id)
-            save_outputs(LiveTeacher(self.teacher(phase.raw), needs, self.accelerator), batches, folder)
-            self.outputs = Saved(self.teacher_config, SavedTeacher(folder))
+            save_outputs(LiveTeacher(self.teacher(phase.raw_teacher), needs, self.accelerator), batches, folder)
+            self.outputs = SavedOutputs(self.teacher_config, SavedTeacher(folder))
 
 
 class Measure:
@@ -79,7 +81,7 @@ class Measure:
         self.dev = workspace.folders.rows("dev"), workspace.folders.split("dev")
 
     def search_batches(self, first: int) -> list[dict[str, torch.Tensor]]:
-        rows, pad_id = self.evaluator.search_rows, self.evaluator.like.pad_token_id
+        rows, pad_id = self.evaluator.search_rows, self.evaluator.supernet_config.pad_token_id
         return [batch for _, batch in split_batches(rows, pad_id, first)]
 
     def intermediate_values(self, model: PreTrainedModel, when: str, before: float) -> Signals:
@@ -153,7 +155,7 @@ class Measure:
         for phase in evaluator.training_phases[:-1]:
             learned = evaluator.distil(model, phase, seed, learned)
         evaluator.distil(model, self.full, seed, learned, after_step)
-        task, pad_id = evaluator.task, evaluator.like.pad_token_id
+        task, pad_id = evaluator.task, evaluator.supernet_config.pad_token_id
         scores = evaluate(model, *self.dev, task, accelerator=evaluator.accelerator, pad_id=pad_id)
         return signals | {TARGET: (scores[task.metrics[0]].value, time.perf_counter() - started - paused)}
 

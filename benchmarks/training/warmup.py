@@ -31,7 +31,7 @@ def train_candidates(workspace: Workspace, seed: int, candidates: int) -> Row:
     evaluator = Evaluator(workspace)
     space = plan(workspace.config, workspace, "1", None, limits_of(workspace.config, workspace)).space
     rng = random.Random(seed)
-    task, pad_id = evaluator.task, evaluator.like.pad_token_id
+    task, pad_id = evaluator.task, evaluator.supernet_config.pad_token_id
     dev, split = workspace.folders.rows("dev"), workspace.folders.split("dev")
 
     def score(model: PreTrainedModel) -> float:

@@ -132,7 +132,7 @@ class Chain:
                     tokenizer=self.tokenizer,
                     seed=options.seed,
                     after_step=after_step,
-                    keep=folder / STATE,
+                    state_folder=folder / STATE,
                 )
             except ValueError as error:
                 raise UserError(f"--objective {options.objective}: {error}") from None
@@ -189,7 +189,7 @@ class Chain:
         with losses(self.options.tensorboard, name, self.accelerator) as log_loss:
 
             def after_step(step: int, loss: float) -> None:
-                self.progress.prepare(what, step / max(1, steps))
+                self.progress.update(what, step / max(1, steps))
                 log_loss(step, loss)
 
             try:
@@ -199,7 +199,7 @@ class Chain:
 
     def _measure(self, name: str, model: PreTrainedModel) -> None:
         if self.rows.dev is not None:
-            self.progress.prepare(f"{name}: measuring", None)
+            self.progress.update(f"{name}: measuring", None)
         self.measured[name] = measure(model, self.rows, self.accelerator, self.tokenizer.pad_token_id)
 
     def _remove_state(self, folder: Path) -> None:

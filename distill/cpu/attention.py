@@ -27,15 +27,15 @@ def attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    keep: bool = False,
+    keep_scores: bool = False,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """As transformers' eager attention. With `keep`, the scores QK^T / sqrt(head size), before mask and softmax, are
-    stored in the module until `take_scores` removes them.
+    """As transformers' eager attention. With `keep_scores`, the scores QK^T / sqrt(head size), before mask and softmax,
+    are stored in the module until `take_scores` removes them.
     """
     scale = query_BHTS.shape[-1] ** -0.5 if scaling is None else scaling
     scores_BHTT = (query_BHTS * scale) @ key_BHTS.transpose(-1, -2)
-    if keep:
+    if keep_scores:
         vars(module)[_KEPT] = scores_BHTT
     masked_scores_BHTT = scores_BHTT if attention_mask is None else scores_BHTT + attention_mask
     weights_BHTT = dropout_of(torch.softmax(masked_scores_BHTT, dim=-1).to(value_BHTS.dtype), dropout, module.training)
@@ -48,5 +48,5 @@ def take_scores(module: nn.Module) -> Tensor | None:
 
 
 for name in (SCORED, PLAIN):
-    AttentionInterface.register(name, partial(attention, keep=name == SCORED))
+    AttentionInterface.register(name, partial(attention, keep_scores=name == SCORED))
     AttentionMaskInterface.register(name, eager_mask)

@@ -25,7 +25,7 @@ from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 
-from distill.files import cache_folder, replace
+from distill.files import cache_folder, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ def save_corpus(corpus: Corpus, path: Path) -> None:
             file.write(json.dumps(header).encode() + b"\n")
             file.writelines(_lines(corpus))
 
-    replace(path, write)
+    write_atomically(path, write)
 
 
 def load_corpus(path: Path) -> Corpus:

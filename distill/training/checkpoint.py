@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from distill.files import replace
+from distill.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Checkpoint:
         state["history"] = list(losses)
         state["random"] = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
         try:
-            replace(self.path, lambda draft: torch.save(state, draft))
+            write_atomically(self.path, lambda draft: torch.save(state, draft))
         except RuntimeError as error:  # PyTorch's error for a full disk
             raise OSError(f"{self.path} cannot be written ({str(error).splitlines()[0]})") from error
 

@@ -22,7 +22,7 @@ from distill.training.teacher_outputs import LiveTeacher
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedOutputs:
     """A substitute for a loaded teacher: its configuration, and its saved outputs on the batches of this training."""
 
     config: Any
@@ -56,9 +56,9 @@ def distil(
     tokenizer: Any,
     seed: int = 0,
     projections: Mapping[str, Tensor] | None = None,
-    saved: Saved | None = None,
+    saved_outputs: SavedOutputs | None = None,
     after_step: Callable[[int, float], None] | None = None,
-    keep: Path | None = None,
+    state_folder: Path | None = None,
     score: Callable[[], float] | None = None,
 ) -> dict[str, Tensor]:
     """Train a student in place with all phases of the objective `name`; returns the learned projections.
@@ -67,9 +67,9 @@ def distil(
         student: for a masked language model, words are masked randomly in every batch and become its labels.
         settings: the objective's settings that differ from its defaults.
         projections: initial values of the projections, as returned by an earlier training.
-        saved: replaces the teacher.
+        saved_outputs: used instead of the teacher.
         after_step: called with the number of finished steps of all phases and the loss of the last step.
-        keep: folder in which the state is saved every hundred steps, and from which an interrupted training resumes.
+        state_folder: the state is saved there every hundred steps, and an interrupted training resumes from it.
         score: evaluates the student, for early stopping.
 
     Raises:
@@ -77,7 +77,7 @@ def distil(
         ValueError: the objective cannot be used with these models or rows.
     """
     objective_spec = OBJECTIVES[name]
-    teacher_config = saved.config if saved else teacher and teacher.config
+    teacher_config = saved_outputs.config if saved_outputs else teacher and teacher.config
     predicts_words = student.get_output_embeddings() is not None
     if predicts_words:
         settings = objective_spec.settings_with_labels(settings)
@@ -86,7 +86,7 @@ def distil(
     for number, (phase, phase_recipe) in enumerate(phase_recipes(objective_spec.phases(settings), recipe), start=1):
         objective = objective_spec.make(phase.settings, student.config, teacher_config, rows, seed)
         objective.load_state_dict({key: learned.get(key, value) for key, value in objective.state_dict().items()})
-        outputs: TeacherOutputs | None = saved.outputs if saved else None
+        outputs: TeacherOutputs | None = saved_outputs.outputs if saved_outputs else None
         if outputs is None and teacher is not None and objective.needs_teacher:
             outputs = LiveTeacher(teacher, objective.teacher_needs, accelerator)
         batches: Iterable[Batch] = training_batches(
@@ -115,7 +115,7 @@ def distil(
                 teacher=outputs,
                 seed=seed,
                 after_step=_counting_from(finished_steps, after_step),
-                checkpoint=Checkpoint(keep / f"phase-{number}.pt") if keep else None,
+                checkpoint=Checkpoint(state_folder / f"phase-{number}.pt") if state_folder else None,
                 score=score,
             )
         finished_steps += phase_recipe.steps

@@ -31,12 +31,12 @@ class Diverged(UserError, ArithmeticError):
     """The loss or the scores stopped being finite."""
 
 
-def make_accelerator(device: str = "auto", rounded: bool = True) -> Accelerator:
+def make_accelerator(device: str = "auto", mixed_precision: bool = True) -> Accelerator:
     """An accelerator in mixed precision with bfloat16 if the device has native support for it, else in float32.
 
     Args:
         device: "auto", "cpu" or "cuda".
-        rounded: False forces float32.
+        mixed_precision: whether bfloat16 may be used.
     """
     cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
     if cpu:
@@ -44,7 +44,7 @@ def make_accelerator(device: str = "auto", rounded: bool = True) -> Accelerator:
         bf16 = bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
     else:
         bf16 = torch.cuda.is_bf16_supported()
-    return Accelerator(cpu=cpu, mixed_precision="bf16" if bf16 and rounded else "no")
+    return Accelerator(cpu=cpu, mixed_precision="bf16" if bf16 and mixed_precision else "no")
 
 
 def train(

@@ -42,16 +42,16 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self.prepared()
+            self.finish()
         self.status.stop()
 
     def say(self, text: str) -> None:
         self.console.print(text)
 
-    def prepare(self, what: str, share: float | None) -> None:
+    def update(self, what: str, share: float | None) -> None:
         """The progress callback: show that a fraction `share` of `what` is done; None if the fraction is unknown."""
         if what != self.what:
-            self.prepared()
+            self.finish()
             self.what, self.since, self.last_printed_share = what, time.monotonic(), 0.0
         spent = time.monotonic() - self.since
         left = f", {clock(spent / share - spent)} left" if share and spent > 1 else ""
@@ -62,7 +62,7 @@ class Progress:
             self.last_printed_share = share
             self.say(line)
 
-    def prepared(self) -> None:
+    def finish(self) -> None:
         """Print that the piece of work in progress is finished, with the time it took."""
         if self.what is not None:
             self.say(f"{self.what}: {clock(time.monotonic() - self.since)}")

@@ -45,7 +45,7 @@ def measure(
         architectures: the architectures of models, from which their costs follow; a teacher may have none.
         loads_of: the name of the model whose experts' loads are counted.
     """
-    accelerator, task, pad_id = evaluator.accelerator, evaluator.task, evaluator.like.pad_token_id
+    accelerator, task, pad_id = evaluator.accelerator, evaluator.task, evaluator.supernet_config.pad_token_id
     folders, labels = evaluator.workspace.folders, evaluator.workspace.labels
     dev, split = folders.rows("dev"), folders.split("dev")
     loads = evaluator.loads(models[loads_of], dev)

@@ -81,7 +81,7 @@ def run(final: FinalRun) -> int:
         base, graph = base_of_study(final.config)
         architecture = final.architecture.transferred(base) if final.transfer else final.architecture
         check_architecture(architecture, base, final.config)
-        workspace = prepare(final.config, final.device, progress.prepare, outputs=False)
+        workspace = prepare(final.config, final.device, progress.update, outputs=False)
         check_head(architecture, workspace.folders.task.kind)
         evaluator = Evaluator(workspace, final.device)
         if is_first_process():
@@ -91,16 +91,16 @@ def run(final: FinalRun) -> int:
             architectures[BASE_MODEL] = Architecture.uniform(base, graph=graph)
         phases = final_phases(evaluator, progress.say)
         # The one-shot supernet has not learned the base model's sizes, so only the student may start from it.
-        build = {STUDENT: starting_point(evaluator, architecture, final.device, progress.prepare)}
+        build = {STUDENT: starting_point(evaluator, architecture, final.device, progress.update)}
         models: dict[str, PreTrainedModel] = {TEACHER: evaluator.teacher().eval()}
         for name, genes in architectures.items():
             model = build.get(name, evaluator.student)(genes)
             state = final.state / name.replace(" ", "-")
-            train(evaluator, model, phases, final.seed, name, state, final.tensorboard, progress.prepare)
+            train(evaluator, model, phases, final.seed, name, state, final.tensorboard, progress.update)
             models[name] = model.eval()
         if not evaluator.accelerator.is_main_process:
             return DONE
-        progress.prepare("measuring", None)
+        progress.update("measuring", None)
         of_teacher = {TEACHER: Architecture.uniform(base, graph=graph)} if final.config.base == "teacher" else {}
         measurements = measure(evaluator, models, of_teacher | architectures, loads_of=STUDENT)
     save(final, architecture, models[STUDENT], evaluator, measurements)

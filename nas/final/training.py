@@ -39,7 +39,7 @@ def final_phases(evaluator: Evaluator, say: Callable[[str], None]) -> list[Train
             phase = training_phase(config, table, folders)
             if phase is not None:
                 objective_spec = OBJECTIVES[config.objective.name]
-                objective_spec.make(phase.settings, evaluator.like, evaluator.teacher_config, phase.rows)
+                objective_spec.make(phase.settings, evaluator.supernet_config, evaluator.teacher_config, phase.rows)
                 phases.append(phase)
         except (ConfigError, ValueError) as error:
             if table not in ON_TEXT:

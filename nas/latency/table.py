@@ -34,7 +34,7 @@ import transformers
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PretrainedConfig
 
-from distill.files import fingerprint, keep
+from distill.files import create_once, fingerprint
 from distill.objectives.outputs import INPUTS, Batch
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas.latency.steps import (
@@ -269,13 +269,13 @@ def latency_table(
         raise ValueError(f"tokens: there are {positions} positions, not {tokens}")
     widths = sorted(set(inner_widths))
     # The teacher's latency does not depend on the folder that it was loaded from.
-    like = {name: value for name, value in teacher.to_dict().items() if name != "_name_or_path"}
+    teacher_settings = {name: value for name, value in teacher.to_dict().items() if name != "_name_or_path"}
     device_and_versions = (_device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
     # The latency of experts does not depend on which channels they share.
     kinds = {experts_name(layer_experts): layer_experts for layer_experts in experts if layer_experts != DENSE}
     # Operations are part of the key only if they were added, so that tables of this package's operations keep theirs.
     measured = [*sorted(kinds), *added_operations()]
-    key = fingerprint(FORMAT, asdict(base), like, widths, batch, tokens, device_and_versions, measured)
+    key = fingerprint(FORMAT, asdict(base), teacher_settings, widths, batch, tokens, device_and_versions, measured)
 
     def make(path: Path) -> None:
         # The random state afterwards must not depend on whether the table had to be measured.
@@ -284,7 +284,7 @@ def latency_table(
             table = _measure(base, teacher, widths, list(kinds.values()), examples, on_progress)
         path.write_text(json.dumps(table.to_json(), indent=1), encoding="utf-8")
 
-    path = keep(cache / "latencies" / f"{key}.json", make)
+    path = create_once(cache / "latencies" / f"{key}.json", make)
     return LatencyTable.from_json(json.loads(path.read_text(encoding="utf-8")))
 
 
@@ -332,8 +332,8 @@ def _measure(
         # time for building.
         model = build(replace(architecture, base=replace(base, vocabulary=1))).to(device)
         model.bert.embeddings = host.bert.embeddings
-        for layer, like in zip(model.bert.encoder.layer, host.bert.encoder.layer, strict=True):
-            layer.attention = like.attention
+        for layer, host_layer in zip(model.bert.encoder.layer, host.bert.encoder.layer, strict=True):
+            layer.attention = host_layer.attention
             if name == "no FFN":
                 layer.ffn = nn.ModuleList()
         models[f"{name}"] = model

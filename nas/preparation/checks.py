@@ -34,7 +34,7 @@ def check(config: StudyConfig) -> None:
         objective_spec = OBJECTIVES[config.objective.name]
         if objective_spec.training_context is not None:
             with torch.device("meta"):
-                models = build(student, like=teacher), AutoModelForSequenceClassification.from_config(teacher)
+                models = build(student, template=teacher), AutoModelForSequenceClassification.from_config(teacher)
             settings = objective_spec.defaults | config.objective.settings()
             with objective_spec.training_context(*models, settings=settings, steps=1, seed=config.seed):
                 pass

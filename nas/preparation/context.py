@@ -18,7 +18,7 @@ from distill.training.recipe import Recipe
 from distill.training.teacher import load_tokenizer, source_fingerprint
 from nas.config.schema import StudyConfig
 from nas.preparation import data
-from nas.preparation.nodes import keep_on_every_node
+from nas.preparation.nodes import create_on_every_node
 
 # Part of every cache key: increase it when the meaning of what is kept in the cache changes.
 FORMAT = 2
@@ -45,9 +45,9 @@ class PreparationContext:
     data_key: str
     teacher_key: str
 
-    def keep(self, path: Path, make: Callable[[Path], None]) -> Path:
-        """The file or folder `path` of the cache; if it does not exist, `make` creates it. See `keep_on_every_node`."""
-        return keep_on_every_node(path, make, self.accelerator)
+    def create_once(self, path: Path, make: Callable[[Path], None]) -> Path:
+        """Create the file or folder `path` of the cache by `make` unless it exists; see `create_on_every_node`."""
+        return create_on_every_node(path, make, self.accelerator)
 
     def batches(self, rows: Encoded, batch_size: int, steps: int, seed: int) -> Iterator[Batch]:
         """Padded training batches of these rows."""

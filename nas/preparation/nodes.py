@@ -9,16 +9,16 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from distill.files import keep, replace
+from distill.files import create_once, write_atomically
 from nas.config.schema import ConfigError
 
 # Files are sent in chunks of this many bytes.
 CHUNK = 64 * 2**20
 
 
-def keep_on_every_node(path: Path, make: Callable[[Path], None], accelerator: Accelerator) -> Path:
+def create_on_every_node(path: Path, make: Callable[[Path], None], accelerator: Accelerator) -> Path:
     """The file or folder `path`, which afterwards exists in the cache of every node. In a single process this is the
-    same as `distill.files.keep`.
+    same as `distill.files.create_once`.
 
     All processes call `make` if the path is missing in the cache of the first process, because `make` may be a training
     in which all of them take part. The first process keeps the result and sends a copy to the nodes that lack it.
@@ -27,7 +27,7 @@ def keep_on_every_node(path: Path, make: Callable[[Path], None], accelerator: Ac
         ConfigError: the processes have different paths, because their data or versions differ.
     """
     if accelerator.num_processes == 1:
-        return keep(path, make)
+        return create_once(path, make)
     this_process = json.dumps({"name": path.name, "exists": path.exists()}).encode()
     first_process = json.loads(_broadcast(this_process, accelerator))
     if differ := _count(first_process["name"] != path.name, accelerator):
@@ -37,7 +37,7 @@ def keep_on_every_node(path: Path, make: Callable[[Path], None], accelerator: Ac
         )
     if not first_process["exists"]:
         if accelerator.is_main_process:
-            replace(path, make, keep_existing=True)
+            write_atomically(path, make, keep_existing=True)
         else:
             with tempfile.TemporaryDirectory() as scratch:
                 make(Path(scratch) / path.name)
@@ -53,7 +53,7 @@ def _copy_to_nodes(path: Path, accelerator: Accelerator) -> None:
         return
     source = path if accelerator.is_main_process else None
     if lacking:
-        replace(path, lambda draft: _transfer(source, draft, accelerator), keep_existing=True)
+        write_atomically(path, lambda draft: _transfer(source, draft, accelerator), keep_existing=True)
     else:
         _transfer(source, None, accelerator)
     accelerator.wait_for_everyone()

@@ -17,7 +17,7 @@ from distill.training.teacher import load_model
 from distill.training.teacher_outputs import LiveTeacher
 from nas.config.schema import StudyConfig
 from nas.preparation.context import FORMAT, PreparationContext, preparation_context
-from nas.preparation.phases import TrainingPhase, raw, refusing_divergence, table_of, training_phase
+from nas.preparation.phases import TrainingPhase, has_raw_teacher, refusing_divergence, table_of, training_phase
 from nas.preparation.supernet import set_dropout
 from nas.preparation.teacher import prepare_task
 from nas.preparation.workspace import Workspace, objectives, projections, raw_teacher
@@ -56,14 +56,14 @@ def prepare_one_shot(
         [[stack, str(expansion), str(experts)] for stack, expansion, experts in space.sizes],
         [[limit.total(smallest), limit.total(largest)] for limit in space.limits],
         config.model_dump(mode="json", include={"objective", "dropout", "sharing_pretrain", "sharing", "seed"}),
-        raw(config, "sharing_pretrain"),
+        has_raw_teacher(config, "sharing_pretrain"),
         [folders.data.name for folders in tasks] if table_of(config, "sharing_pretrain") else None,
         # Routing tables and gates are drawn from the seed. The entry is omitted where that makes no difference, so that
         # caches made by earlier versions keep their keys.
         *(["routing by seed"] if config.seed and has_routers else []),
     )
     all_tasks = replace(workspace, tasks=tasks)
-    folder = contexts[0].keep(
+    folder = contexts[0].create_once(
         contexts[0].cache / "shared" / key, lambda path: _make_one_shot(contexts[0], all_tasks, space, path)
     )
     return replace(all_tasks, one_shot=folder)
@@ -97,7 +97,7 @@ def _make_one_shot(context: PreparationContext, workspace: Workspace, space: Spa
     """Build the one-shot supernet from the warmed-up supernet, train it on text and on all tasks, and save it."""
     config, tasks = workspace.config, dict(zip(workspace.config.tasks, workspace.tasks, strict=True))
     stored = stored_architecture(extremes(space)[1], space)
-    model = build(stored, workspace.tasks[0].task.type.head, like=AutoConfig.from_pretrained(workspace.supernet))
+    model = build(stored, workspace.tasks[0].task.type.head, template=AutoConfig.from_pretrained(workspace.supernet))
     load_weights(model, inherit(load_file(workspace.supernet / "model.safetensors"), stored, seed=config.seed))
     set_dropout(model, config.dropout)
     teachers = {
@@ -113,7 +113,7 @@ def _make_one_shot(context: PreparationContext, workspace: Workspace, space: Spa
     learned = projections(workspace.supernet)
     with refusing_divergence("sharing_pretrain"):
         if on_text := training_phase(config, "sharing_pretrain", tasks[config.task]):
-            teacher = raw_teacher(config, tasks[config.task].task) if on_text.raw else teachers[config.task]
+            teacher = raw_teacher(config, tasks[config.task].task) if on_text.raw_teacher else teachers[config.task]
             turns = [config.task] * on_text.recipe.steps
             learned = _train(
                 context, workspace, supernet, space, {config.task: on_text}, turns, {config.task: teacher}, learned

@@ -51,7 +51,7 @@ def _phase_outputs(
         FORMAT,
         context.data_key if on_text(config, phase.table) else None,
         context.teacher_key,
-        [recipe.batch_size, recipe.batches, getattr(config, phase.table).share, phase.raw],
+        [recipe.batch_size, recipe.batches, getattr(config, phase.table).share, phase.raw_teacher],
         sorted(needs),
         config.seed,
     )
@@ -73,7 +73,7 @@ def _phase_outputs(
 
     def write(folder: Path) -> None:
         context.on_progress("teacher: outputs for the candidates", None)
-        teacher = live_teacher(context, folders, needs, phase.raw)
+        teacher = live_teacher(context, folders, needs, phase.raw_teacher)
         save_outputs(teacher, context.recipe_batches(phase.rows, recipe, config.seed), folder)
 
-    return context.keep(path, write)
+    return context.create_once(path, write)

@@ -28,14 +28,14 @@ class TrainingPhase:
     Attributes:
         table: the name of the phase's table in the configuration.
         settings: the settings of the objective.
-        raw: whether the teacher is the raw one, before fine-tuning.
+        raw_teacher: whether the teacher is the raw one, before fine-tuning.
     """
 
     table: str
     rows: Encoded
     recipe: Recipe
     settings: Settings
-    raw: bool = False
+    raw_teacher: bool = False
 
 
 def table_of(config: StudyConfig, name: str) -> RecipeTable | None:
@@ -49,7 +49,7 @@ def on_text(config: StudyConfig, name: str) -> bool:
     return name in ON_TEXT or (name == "warmup" and config.warmup.source == "text")
 
 
-def raw(config: StudyConfig, name: str) -> bool:
+def has_raw_teacher(config: StudyConfig, name: str) -> bool:
     """Whether the phase of this table learns from the raw teacher, before fine-tuning."""
     return on_text(config, name) and config.text_teacher == "raw"
 
@@ -80,7 +80,7 @@ def training_phase(config: StudyConfig, name: str, folders: TaskFolders) -> Trai
     if table is None:
         return None
     rows = portion(folders.rows("text" if on_text(config, name) else "train"), table.share, config.seed)
-    return TrainingPhase(name, rows, table.build(len(rows)), settings_of(config, name), raw(config, name))
+    return TrainingPhase(name, rows, table.build(len(rows)), settings_of(config, name), has_raw_teacher(config, name))
 
 
 def training_phases(config: StudyConfig, names: tuple[str, ...], folders: TaskFolders) -> tuple[TrainingPhase, ...]:

@@ -61,7 +61,7 @@ def prepare_supernet(context: PreparationContext, folders: TaskFolders) -> Path:
         [context.data_key, config.text_teacher, TEXT_IMPORTANCE] if config.warmup.source == "text" else None,
         *(added_operations() if config.warmup.graphs == "sampled" else ()),
     )
-    return context.keep(context.cache / "supernets" / key, lambda path: _make_supernet(context, folders, path))
+    return context.create_once(context.cache / "supernets" / key, lambda path: _make_supernet(context, folders, path))
 
 
 def _make_supernet(context: PreparationContext, folders: TaskFolders, folder: Path) -> None:
@@ -90,7 +90,7 @@ def new_supernet(context: PreparationContext, folders: TaskFolders, base: Base) 
     stack = max(config.space.stacks)
     torch.manual_seed(config.seed)  # for the head, which another checkpoint may lack
     if not isinstance(config.base, str):
-        return from_scratch(base, stack, like=AutoConfig.from_pretrained(folders.teacher), head=task.type.head)
+        return from_scratch(base, stack, template=AutoConfig.from_pretrained(folders.teacher), head=task.type.head)
     source = str(folders.teacher) if config.base == "teacher" else config.base
     model = load_model(source, task.labels, task.kind)
     batches = context.batches(folders.rows("train"), config.warmup.batch_size, STATISTICS_BATCHES, config.seed)
@@ -121,7 +121,7 @@ def _warm_up(
                 context.recipe_batches(phase.rows, recipe, config.seed + 1),
                 objective,
                 recipe,
-                teacher=live_teacher(context, folders, objective.teacher_needs, phase.raw),
+                teacher=live_teacher(context, folders, objective.teacher_needs, phase.raw_teacher),
                 accelerator=context.accelerator,
                 draw_graphs=draw_graphs,
                 seed=config.seed,
@@ -155,7 +155,7 @@ def supernet_importance(
     objective, _ = objectives(config, phase.settings, phase.recipe, supernet.config, teacher_config)[-1]
     objective.load_state_dict({name: projections[name] for name in objective.state_dict()})
     objective.to(supernet.device)
-    teacher = live_teacher(context, folders, objective.teacher_needs, phase.raw)
+    teacher = live_teacher(context, folders, objective.teacher_needs, phase.raw_teacher)
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         return objective(run(model, batch, objective.needs), teacher(0, batch), batch)
@@ -167,11 +167,15 @@ def supernet_importance(
 
 
 def live_teacher(
-    context: PreparationContext, folders: TaskFolders, needs: frozenset[str], raw: bool = False
+    context: PreparationContext, folders: TaskFolders, needs: frozenset[str], before_finetuning: bool = False
 ) -> LiveTeacher:
-    """A teacher that runs in every step: fine-tuned on the task, or with `raw` as it was before fine-tuning."""
+    """A teacher that runs in every step: fine-tuned on the task, or with `before_finetuning` the raw one."""
     task = folders.task
-    model = raw_teacher(context.config, task) if raw else load_model(str(folders.teacher), task.labels, task.kind)
+    model = (
+        raw_teacher(context.config, task)
+        if before_finetuning
+        else load_model(str(folders.teacher), task.labels, task.kind)
+    )
     return LiveTeacher(model, needs, context.accelerator)
 
 

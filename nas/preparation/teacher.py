@@ -20,7 +20,7 @@ def prepare_task(context: PreparationContext) -> TaskFolders:
     """
     folder = prepare_data(context)
     folders = TaskFolders(folder, context.cache / "teachers" / context.teacher_key)
-    context.keep(folders.teacher, lambda path: _make_teacher(context, folders, path))
+    context.create_once(folders.teacher, lambda path: _make_teacher(context, folders, path))
     return folders
 
 
@@ -35,7 +35,7 @@ def prepare_data(context: PreparationContext) -> Path:
         context.on_progress(f"data of the task {context.config.task}", None)
         data.write(context.config, context.tokenizer, context.corpus, folder)
 
-    return context.keep(context.cache / "data" / context.data_key, make)
+    return context.create_once(context.cache / "data" / context.data_key, make)
 
 
 def _make_teacher(context: PreparationContext, folders: TaskFolders, folder: Path) -> None:

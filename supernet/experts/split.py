@@ -86,6 +86,6 @@ def split_model(
     """
     supernet = from_teacher(dense, stack=1)
     weights = sort_channels(supernet.state_dict(), scores, supernet.config)
-    model = build(architecture, labels=dense.config.num_labels, like=dense.config)
+    model = build(architecture, labels=dense.config.num_labels, template=dense.config)
     load_weights(model, inherit(weights, architecture, frequencies, seed))
     return model.eval()

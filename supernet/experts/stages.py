@@ -106,7 +106,7 @@ def thin_out(options: argparse.Namespace, batches: Sequence[Batch], accelerator:
         weights, smaller = remove_experts(model.state_dict(), architecture, loads, unused, fuse)
     except ExpertsError as error:
         raise ExpertsError(f"{folder}: {error}") from None
-    thinner = build(smaller, labels=config.num_labels, like=config)
+    thinner = build(smaller, labels=config.num_labels, template=config)
     load_weights(thinner, weights)
     untouched = untouched_experts(architecture.base)
     note = f"only the experts of feed-forward networks are removed; the {untouched} stay" if untouched else ""

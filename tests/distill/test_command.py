@@ -298,7 +298,7 @@ def test_interrupted_and_resumed_is_the_same_run(
     monkeypatch.setattr("distill.training.distillation.Checkpoint", functools.partial(Checkpoint, every=4))
     flags = ("--assistant", "first:2")
     expected = distil(*flags, **CHAIN, out=tmp_path / "whole")
-    prepare = Progress.prepare
+    prepare = Progress.update
 
     def stop(self: Progress, what: str, share: float | None) -> None:
         prepare(self, what, share)
@@ -381,7 +381,7 @@ import sys
 from accelerate import Accelerator
 from distill import __main__
 from distill.command import chain
-chain.make_accelerator = lambda device, rounded=True: Accelerator(cpu=True, mixed_precision="no")
+chain.make_accelerator = lambda device, mixed_precision=True: Accelerator(cpu=True, mixed_precision="no")
 sys.exit(__main__.main(sys.argv[1:]))
 """
 

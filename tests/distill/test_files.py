@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from distill.files import DRAFT_PREFIX, cache_folder, fingerprint, keep, replace, write_text
+from distill.files import DRAFT_PREFIX, cache_folder, create_once, fingerprint, write_atomically, write_text
 
 
 def test_keep_writes_once(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file"
-    assert keep(path, lambda draft: draft.write_text("first") and None) == path
-    keep(path, lambda draft: pytest.fail("it is there already"))
+    assert create_once(path, lambda draft: draft.write_text("first") and None) == path
+    create_once(path, lambda draft: pytest.fail("it is there already"))
     assert path.read_text() == "first"
     assert list(path.parent.iterdir()) == [path]
 
@@ -31,7 +31,7 @@ def test_keep_leaves_nothing_of_a_failed_writer(tmp_path: Path, folder: bool) ->
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        keep(path, fails)
+        create_once(path, fails)
     assert not list(tmp_path.iterdir())
 
 
@@ -44,7 +44,7 @@ def test_keep_shows_a_folder_only_when_it_is_complete(tmp_path: Path) -> None:
         assert not path.exists()
         (draft / "two").write_text("2")
 
-    keep(path, write)
+    create_once(path, write)
     assert sorted(file.name for file in path.iterdir()) == ["one", "two"]
 
 
@@ -55,7 +55,7 @@ def test_keep_respects_who_was_faster(tmp_path: Path) -> None:
         path.write_text("theirs")
         draft.write_text("ours")
 
-    keep(path, write)
+    create_once(path, write)
     assert path.read_text() == "theirs"
 
 
@@ -69,18 +69,18 @@ def test_keep_respects_who_was_faster_by_less(tmp_path: Path, monkeypatch: pytes
         os.rename(draft, place)
 
     monkeypatch.setattr(os, "replace", moved_late)
-    keep(path, lambda draft: draft.mkdir())
+    create_once(path, lambda draft: draft.mkdir())
     assert [file.name for file in path.iterdir()] == ["theirs"]
     path.joinpath("theirs").unlink()
     path.rmdir()
     with pytest.raises(OSError, match="empty"):
-        replace(path, lambda draft: draft.mkdir())
+        write_atomically(path, lambda draft: draft.mkdir())
 
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from distill.files import keep
+from distill.files import create_once
 
 def write(draft):
     draft.mkdir()
@@ -88,7 +88,7 @@ def write(draft):
     print(flush=True)
     time.sleep(600)
 
-keep(Path(sys.argv[1]), write)
+create_once(Path(sys.argv[1]), write)
 """
 
 
@@ -115,12 +115,12 @@ def test_the_next_file_of_a_folder_removes_the_drafts_of_killed_writers(tmp_path
 HAMMER = """
 import sys
 from pathlib import Path
-from distill.files import keep, write_text
+from distill.files import create_once, write_text
 
 folder, own = Path(sys.argv[1]), sys.argv[2]
 for number in range(120):
     write_text(folder / own, f"{own} {number}")
-    kept = keep(folder / f"{number}", lambda draft: draft.write_text(own))
+    kept = create_once(folder / f"{number}", lambda draft: draft.write_text(own))
     assert kept.read_text() in "abcd"
 """
 
@@ -163,7 +163,7 @@ def test_replacing_a_file(tmp_path: Path) -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        replace(path, fail)
+        write_atomically(path, fail)
     assert path.read_text(encoding="utf-8") == "zwei ß"
     assert list(path.parent.iterdir()) == [path]
 

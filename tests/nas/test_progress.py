@@ -22,11 +22,11 @@ def test_lines() -> None:
         study.ask()
     attributes = {"standard_error": 0.0125, "params": 15_400_000, "seconds": 12.3}
     with Progress(Console(file=text, width=200)) as progress:
-        progress.prepare("text", None)
+        progress.update("text", None)
         for step in range(1, 11):
-            progress.prepare("teacher: fine-tuning", step / 10)
-        progress.prepared()
-        progress.prepared()
+            progress.update("teacher: fine-tuning", step / 10)
+        progress.finish()
+        progress.finish()
         ledger.fail(study, 1, "diverged: the loss is nan at step 3")
         progress.trial(study, 1, 3)
         ledger.complete(study, 0, 0.75, attributes)

@@ -148,7 +148,7 @@ def test_configuration_of_experts() -> None:
 def test_configuration_takes_over_what_no_architecture_says() -> None:
     teacher = bert(labels=5, layer_norm_eps=1e-3, hidden_dropout_prob=0.3, pad_token_id=4).config
     teacher.id2label = dict(enumerate("abcde"))
-    config = config_of(next(architectures(1)), like=teacher)
+    config = config_of(next(architectures(1)), template=teacher)
     assert (config.num_labels, config.layer_norm_eps, config.hidden_dropout_prob) == (5, 1e-3, 0.3)
     assert (config.pad_token_id, config.id2label) == (4, teacher.id2label)
 

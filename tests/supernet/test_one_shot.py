@@ -49,7 +49,7 @@ SPACE = Space(BASE, (1, 2), EXPANSIONS, 1, 10**9, start=LARGEST, vary=frozenset(
 def supernet() -> OneShotSupernet:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = shaken(build(LARGEST, labels=3, like=bert(num_hidden_layers=3).config))
+        model = shaken(build(LARGEST, labels=3, template=bert(num_hidden_layers=3).config))
         heads = {task: nn.Linear(BASE.width, labels) for task, labels in TASKS.items()}
     return OneShotSupernet(model, heads).eval()
 
@@ -58,7 +58,7 @@ def supernet() -> OneShotSupernet:
 @pytest.mark.parametrize("task", TASKS)
 def test_a_slice_is_the_model_that_inherits(architecture: Architecture, task: str) -> None:
     shared = supernet()
-    alone = build(architecture, labels=TASKS[task], like=shared.config)
+    alone = build(architecture, labels=TASKS[task], template=shared.config)
     alone.classifier = nn.Linear(BASE.width, TASKS[task])
     weights = {name: value for name, value in shared.model.state_dict().items() if "classifier" not in name}
     head = {f"classifier.{name}": value for name, value in shared.heads[task].state_dict().items()}
@@ -86,7 +86,7 @@ def test_a_slice_is_the_model_that_inherits(architecture: Architecture, task: st
 def test_heads_of_every_kind(kinds: dict[str, tuple[str, int]], architecture: Architecture | None) -> None:
     """What a slice computes, and of what kind it is said to be, is what the model that inherits does."""
     first, labels = kinds["one"]
-    like = config_of(LARGEST, labels, like=bert(num_hidden_layers=3).config)
+    like = config_of(LARGEST, labels, template=bert(num_hidden_layers=3).config)
     set_head(like, [f"{number}" for number in range(labels)], first)
     model = shaken(build(LARGEST, first, labels, like))
     heads = {task: shaken(nn.Linear(BASE.width, size), seed=size) for task, (_, size) in kinds.items()}
@@ -97,9 +97,9 @@ def test_heads_of_every_kind(kinds: dict[str, tuple[str, int]], architecture: Ar
     needs = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES, RELATIONS})
     for task in (*kinds, *kinds):  # to each and back
         kind, size = kinds[task]
-        own = config_of(LARGEST, size, like=like)
+        own = config_of(LARGEST, size, template=like)
         set_head(own, [f"{number}" for number in range(size)], kind)
-        alone = build(architecture or LARGEST, kind, like=own).eval()
+        alone = build(architecture or LARGEST, kind, template=own).eval()
         head = {f"{place}.{name}": value for name, value in shared.heads[task].state_dict().items()}
         load_weights(alone, inherit(weights, architecture or LARGEST) | head)
         shared.activate(architecture, task)
@@ -117,7 +117,7 @@ def test_heads_of_every_kind(kinds: dict[str, tuple[str, int]], architecture: Ar
 
 def test_a_regression_and_a_classification_learn_together(accelerator: Accelerator) -> None:
     """Each from its own teacher and its own labels, by one objective."""
-    model = shaken(build(LARGEST, labels=3, like=bert(num_hidden_layers=3).config))
+    model = shaken(build(LARGEST, labels=3, template=bert(num_hidden_layers=3).config))
     heads = {"classes": nn.Linear(BASE.width, 3), "number": nn.Linear(BASE.width, 1)}
     shared = OneShotSupernet(model, heads, problem_types={"number": REGRESSION})
     features = {"classes": batch(8, 10), "number": batch(8, 10) | {"labels": torch.linspace(-1, 1, 8)}}
@@ -277,7 +277,7 @@ EXPERTS = (
 def test_experts_are_slices_with_gates_of_their_own() -> None:
     # Experts of the second graph are made out of channels that the graph itself would leave out.
     stored = replace(LARGEST, layers=(LARGEST.layers[0], LARGEST.layers[0], LARGEST.layers[2]))
-    model = shaken(build(stored, labels=3, like=bert(num_hidden_layers=3).config))
+    model = shaken(build(stored, labels=3, template=bert(num_hidden_layers=3).config))
     shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}, EXPERTS).eval()
     layers = (
         replace(GENES, graph=graph, stack=stack, experts=experts)
@@ -287,7 +287,7 @@ def test_experts_are_slices_with_gates_of_their_own() -> None:
     gates = {place.replace("/", "."): weight.detach() for place, weight in shared.gates.items()}
     weights = {name: value for name, value in shared.model.state_dict().items() if "classifier" not in name}
     head = {f"classifier.{name}": value for name, value in shared.heads["first"].state_dict().items()}
-    alone = build(architecture, labels=3, like=shared.config).eval()
+    alone = build(architecture, labels=3, template=shared.config).eval()
     load_weights(alone, inherit(weights | gates, architecture) | head)
     features = inputs(batch())
     shared.activate(architecture, "first")
@@ -307,7 +307,7 @@ def test_gates_of_attention_are_the_learned_ones() -> None:
     """In the slice as in the supernet itself."""
     base = replace(BASE, attention_experts=2)
     largest = replace(LARGEST, base=base)
-    model = shaken(build(largest, labels=3, like=bert(num_hidden_layers=3).config))
+    model = shaken(build(largest, labels=3, template=bert(num_hidden_layers=3).config))
     shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}).eval()
     expected = shared(**inputs(batch())).logits
     shared.activate(largest, "first")
@@ -322,7 +322,7 @@ def test_tables_and_gates_depend_on_the_seed() -> None:
     largest = replace(LARGEST, layers=LARGEST.layers[:1] * 3)
     recorded: dict[int, tuple[Tensor, Tensor]] = {}
     for seed in (0, 3):
-        model = build(largest, labels=3, like=bert(num_hidden_layers=3).config)
+        model = build(largest, labels=3, template=bert(num_hidden_layers=3).config)
         shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}, EXPERTS, seed=seed)
         shared.activate(architecture, "first")
         state = shared.state()

@@ -35,7 +35,7 @@ def warm(
     teacher = bert(num_hidden_layers=3)
     if supernet is None:
         torch.manual_seed(0)
-        supernet = from_scratch(BASE, stack=2, like=teacher.config)
+        supernet = from_scratch(BASE, stack=2, template=teacher.config)
     objective = efficientbert(supernet.config, teacher.config)
     recipe = Recipe(steps=steps, learning_rate=3e-3)
     live = LiveTeacher(teacher, objective.needs, accelerator)

@@ -18,7 +18,7 @@ from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS
 from distill.tasks.encoding import Encoded
 from distill.tasks.types import IGNORED, TOKEN_CLASSIFICATION
 from distill.training.checkpoint import Checkpoint
-from distill.training.distillation import Saved, distil, masked, phase_recipes
+from distill.training.distillation import SavedOutputs, distil, masked, phase_recipes
 from distill.training.recipe import Recipe
 from distill.training.students import some_layers
 from distill.training.teacher_outputs import LiveTeacher
@@ -275,7 +275,7 @@ def test_theseus_leaves_the_teachers_head(accelerator: Accelerator, tokens: Any)
 def test_saved_outputs_stand_in_for_the_teacher(accelerator: Accelerator, tokens: Any) -> None:
     source = teacher()
     needs = frozenset({HIDDEN_STATES, ATTENTION_SCORES, LOGITS})
-    saved = Saved(source.config, LiveTeacher(source, needs, accelerator))
+    saved = SavedOutputs(source.config, LiveTeacher(source, needs, accelerator))
     found = []
     for given, stand_in in ((source, None), (None, saved)):
         model = student()
@@ -297,7 +297,7 @@ def test_it_goes_on_in_the_phase_it_was_in(
     monkeypatch.setattr("distill.training.distillation.Checkpoint", functools.partial(Checkpoint, every=4))
     small = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
 
-    def trained(keep: Path | None, stop: int = 0) -> dict[str, Tensor]:
+    def trained(state_folder: Path | None, stop: int = 0) -> dict[str, Tensor]:
         model = bert(1, labels=2, **small)
 
         def after_step(step: int, _loss: float) -> None:
@@ -314,7 +314,7 @@ def test_it_goes_on_in_the_phase_it_was_in(
             accelerator=accelerator,
             tokenizer=tokens,
             after_step=after_step,
-            keep=keep,
+            state_folder=state_folder,
         )
         return {**weights(model), **learned}
 

@@ -34,9 +34,9 @@ def make(draft):
         (draft / "empty").touch()
 
 for name in ("of the first", "of the second", "of both", "new", "file"):
-    assert nodes.keep_on_every_node(cache / name, make, accelerator) == cache / name
+    assert nodes.create_on_every_node(cache / name, make, accelerator) == cache / name
 try:
-    nodes.keep_on_every_node(cache / f"own-{accelerator.process_index}", make, accelerator)
+    nodes.create_on_every_node(cache / f"own-{accelerator.process_index}", make, accelerator)
 except ConfigError as error:
     print(error)
 """

@@ -93,12 +93,12 @@ def test_what_a_table_says(protocol: Path) -> None:
     config, folders = workspace.config, workspace.folders
     text, train = folders.rows("text"), folders.rows("train")
     found = training_phase(config, "candidate_pretrain", folders)
-    assert found is not None and found.raw and found.rows.labels is None
+    assert found is not None and found.raw_teacher and found.rows.labels is None
     assert len(found.rows) == -(-len(text) // 50)
     assert found.recipe.steps == -(-len(found.rows) // 8)
     assert found.settings["prediction"] == 0
     task = training_phase(config, "candidate", folders)
-    assert task is not None and not task.raw and task.rows.labels is not None
+    assert task is not None and not task.raw_teacher and task.rows.labels is not None
     assert len(task.rows) == -(-len(train) // 10) and len(set(task.rows.labels)) > 1
     assert task.recipe.steps == -(-2 * len(task.rows) // 8)
     assert "prediction" not in task.settings
