@@ -68,10 +68,12 @@ def test_training_leaves_the_shared_weights_alone(workspace: Workspace) -> None:
 def test_only_candidates_of_the_study_s_own_seed_use_saved_outputs(tiny_study: TinyStudy, workspace: Workspace) -> None:
     shared = Evaluator(workspace, "cpu")
     (plan,), seed = shared.training_phases, tiny_study.config.seed
-    own = shared.saved(plan, seed)
+    own = shared.saved_outputs_of(plan, seed)
     assert own is not None and isinstance(own.outputs, SavedTeacher)
-    assert shared.saved(plan, seed + 1) is None
-    assert shared.saved(replace(plan, recipe=replace(plan.recipe, steps=plan.recipe.steps + 1)), seed) is None
+    assert shared.saved_outputs_of(plan, seed + 1) is None
+    assert (
+        shared.saved_outputs_of(replace(plan, recipe=replace(plan.recipe, steps=plan.recipe.steps + 1)), seed) is None
+    )
 
 
 def test_measure_counts_every_row_once(workspace: Workspace) -> None:
