@@ -90,7 +90,7 @@ def command(options: Any) -> int:
         return run(options, settings, recorded(options))
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"--out {options.out}: {reason}; make room there and add --resume") from error
+        raise UserError(f"--out {options.out}: {reason}; free some space there and add --resume") from error
 
 
 if __name__ == "__main__":

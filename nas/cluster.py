@@ -114,7 +114,8 @@ def gpus_at(address: str) -> int:
     else:
         return int(float(completed.stdout.split()[-1]))
     raise ConfigError(
-        f"--address {address}: no connection to a Ray cluster ({reason}); does it run, with this RAY_AUTH_MODE?"
+        f"--address {address}: cannot connect to a Ray cluster ({reason}); check that it is running "
+        "with the same RAY_AUTH_MODE"
     )
 
 

@@ -39,7 +39,7 @@ class Progress(progress.Progress):
             )
         elif trial.state == TrialState.PRUNED:
             step = attributes[ledger.RUNG]
-            result = f"stopped after {step} steps with {trial.intermediate_values[step]:.4f}"
+            result = f"pruned after {step} steps with score {trial.intermediate_values[step]:.4f}"
         elif trial.state == TrialState.WAITING:
             result = "lost its worker and is re-queued"
         else:

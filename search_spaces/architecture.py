@@ -147,11 +147,15 @@ class Experts:
             known = suggestion or f"; known are {', '.join(ROUTINGS)}"
             raise ArchitectureError(f"experts.routing: unknown routing {shortened(self.routing)}{known}")
         if self.top_k > self.count:
-            raise ArchitectureError(f"experts.top_k: {self.top_k} of {self.count} experts")
+            raise ArchitectureError(
+                f"experts.top_k: must be at most experts.count, which is {self.count}, not {self.top_k}"
+            )
         if self.capacity is not None and self.kind.by_sentence:
-            raise ArchitectureError(f"experts.capacity: {self.routing!r} sends whole sentences; leave it out")
+            raise ArchitectureError(
+                f"experts.capacity: {self.routing!r} routes whole sentences, which have no capacity; leave it out"
+            )
         if self.count == 1 and (self.shared, self.routing, self.capacity) != (0, "hash", None):
-            raise ArchitectureError("experts: one expert is a dense layer, which has no other settings")
+            raise ArchitectureError("experts: with count = 1 the layer is dense; leave out the other settings")
 
     @property
     def kind(self) -> RoutingKind:
@@ -301,7 +305,10 @@ class Architecture:
         """
         repeats, remainder = divmod(base.depth, self.base.depth)
         if remainder:
-            raise ArchitectureError(f"the genes of {self.base.depth} layers cannot be shared out to {base.depth}")
+            raise ArchitectureError(
+                f"the genes of {self.base.depth} layers can only be transferred to a multiple of that, not to "
+                f"{base.depth} layers"
+            )
         return Architecture(base, tuple(genes for genes in self.layers for _ in range(repeats)))
 
     def to_json(self) -> dict[str, Any]:
@@ -324,7 +331,7 @@ class Architecture:
         document = as_object("the architecture", value, required=("version", "base", "layers"))
         version = document["version"]
         if isinstance(version, bool) or version != VERSION:
-            raise ArchitectureError(f"version: {shortened(version)} is unknown; this is for version {VERSION}")
+            raise ArchitectureError(f"version: {shortened(version)} is unknown; the supported version is {VERSION}")
         required = [field.name for field in fields(Base) if field.default is MISSING]
         optional = [field.name for field in fields(Base) if field.default is not MISSING]
         base = Base(**as_object("base", document["base"], required, optional))
@@ -342,7 +349,7 @@ class Architecture:
             with open(path, "rb") as file:
                 content = file.read(MAX_BYTES + 1)
             if len(content) > MAX_BYTES:
-                raise ArchitectureError(f"larger than {MAX_BYTES:,} bytes; this is no architecture")
+                raise ArchitectureError(f"larger than {MAX_BYTES:,} bytes, so not an architecture")
             value = json.loads(
                 content.decode("utf-8-sig"), object_pairs_hook=without_repeated_keys, parse_constant=refuse_constant
             )
@@ -354,7 +361,7 @@ class Architecture:
         except UnicodeDecodeError as error:
             reason = f"not UTF-8 text: {error.reason} at byte {error.start}"
         except RecursionError:
-            reason = "nested too deeply; this is no architecture"
+            reason = "nested too deeply, so not an architecture"
         except ValueError as error:  # JSONDecodeError, or a number with thousands of digits
             reason = f"not JSON: {str(error).splitlines()[0]}"
         raise ArchitectureError(f"{os.fspath(path)}: {reason}")

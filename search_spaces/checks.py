@@ -55,4 +55,4 @@ def without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def refuse_constant(name: str) -> None:
     """A `parse_constant` for `json.loads` that rejects NaN and infinities."""
-    raise ArchitectureError(f"{name} is not a number that JSON has")
+    raise ArchitectureError(f"{name} is not a number in JSON")

@@ -262,7 +262,9 @@ def _arguments_of(digraph: "nx.DiGraph[Any]", name: Hashable) -> tuple[Hashable,
         if places.count(place) > 1:
             raise GraphError(f"node {shortened(name)}: two inputs at position {shortened(place)}")
     if not all(isinstance(place, int) and 0 <= place < len(places) for place in places):
-        raise GraphError(f"node {shortened(name)}: the positions of its inputs are {shortened(places)}")
+        raise GraphError(
+            f"node {shortened(name)}: the positions of its inputs must be 0, 1, ..., not {shortened(places)}"
+        )
     return tuple(source for _, source in sorted(pairs, key=lambda pair: pair[0]))
 
 

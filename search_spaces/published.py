@@ -38,7 +38,7 @@ def parse_released(text: str) -> tuple[FFNGraph, int, Fraction]:
             names.add(name)
             return f"{_ROLES[weights[0]]}({arguments[0]})"
         if weights or name in (*_ROLES.values(), "gate"):
-            raise GraphError(f"{name!r} is no linear map; released strings name them like 'linear2_3'")
+            raise GraphError(f"{name!r} is not a linear map; released strings name them like 'linear2_3'")
         return f"{name}({','.join(arguments)})" if arguments else name
 
     graph = read_terms(text, formula)

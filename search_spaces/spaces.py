@@ -98,15 +98,15 @@ class Space:
         for name in ("stacks", "expansions", "experts"):
             choices = getattr(self, name)
             if not choices or len(set(choices)) < len(choices):
-                raise SpaceError(f"{name}: must be different values, at least one, not {shortened(choices)}")
+                raise SpaceError(f"{name}: must be one or more distinct values, not {shortened(choices)}")
         if not 0 <= self.edit_rate <= 1:
             raise SpaceError(f"edit_rate: must be from 0 to 1, not {self.edit_rate}")
         if not self.vary or not self.vary <= {GRAPHS, SIZES}:
             raise SpaceError(f"vary: must be graphs, sizes or both, not {shortened(sorted(self.vary))}")
         if self.start is None and self.vary != {GRAPHS, SIZES}:
-            raise SpaceError("vary: what does not vary needs a start to be taken from")
+            raise SpaceError("vary: without a start, both graphs and sizes must vary; give a start, or leave out vary")
         if self.start is not None and self.start.base != self.base:
-            raise SpaceError(f"start: is on another base, {self.start.base}, not {self.base}")
+            raise SpaceError(f"start: must be on the base of the space, {self.base}, not on {self.start.base}")
         try:
             for stack in self.stacks:
                 for expansion in self.expansions:
@@ -117,7 +117,8 @@ class Space:
             smallest = min(self.expansions)
             problem = Genes(self.graph, 1, smallest, self.experts[0]).problem(self.base)
             raise SpaceError(
-                f"expansions and experts: none go together; at {smallest}, {problem.removeprefix('experts: ')}"
+                f"expansions and experts: no combination is possible; at {smallest}, "
+                f"{problem.removeprefix('experts: ')}"
             )
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
@@ -158,7 +159,7 @@ class Space:
             SpaceError: there are none: it is outside the budget, or has a graph or size that is not in the space.
         """
         if architecture not in self:
-            raise SpaceError(f"the architecture is no member of the space: {self._why_not(architecture)}")
+            raise SpaceError(f"the architecture is not a member of the space: {self._why_not(architecture)}")
         result: dict[str, str | float] = {}
         graphs = [genes.graph for genes in architecture.layers]
         if self.varies_graphs:
@@ -339,8 +340,8 @@ class Space:
             lowest = limit.fixed + sum(min(cost[number] for cost in row) for row in rows)
             if lowest > limit.maximum:
                 return (
-                    f"no architecture keeps to {limit.name} {limit.maximum:,}: the least of this space is {lowest:,}; "
-                    f"raise max_{limit.name}, or allow smaller expansions, smaller stacks or fewer experts"
+                    f"no architecture keeps to {limit.name} {limit.maximum:,}: the smallest in this space is "
+                    f"{lowest:,}; raise max_{limit.name}, or allow smaller expansions, smaller stacks or fewer experts"
                 )
         return f"{message}, but no size in between fits; lower min_params or raise max_params"
 

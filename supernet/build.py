@@ -179,9 +179,7 @@ def base_of_teacher(config: Any) -> tuple[Base, FFNGraph]:
         TeacherError: the teacher's activation is not among the operations.
     """
     if config.hidden_act not in ACTIVATIONS:
-        raise TeacherError(
-            f"the teacher's hidden_act is {config.hidden_act!r}; needed: one of {', '.join(ACTIVATIONS)}"
-        )
+        raise TeacherError(f"the teacher's hidden_act is {config.hidden_act!r}; supported are {', '.join(ACTIVATIONS)}")
     activation, gelu = ACTIVATIONS[config.hidden_act]
     base = Base(
         depth=config.num_hidden_layers,

@@ -150,7 +150,7 @@ def test_mistakes(tiny_study: TinyStudy, searched: Path, tmp_path: Path, capsys:
     assert "missing.json: no such file" in refused([tmp_path / "missing.json"], capsys)
     assert "is a directory" in refused([searched], capsys)
     assert "unknown preset 'dem'; did you mean 'demo'?" in refused([given, "--preset", "dem"], capsys)
-    assert "--seed -1: from 0" in refused([given, *elsewhere, "--seed", "-1"], capsys)
+    assert "--seed: must be from 0" in refused([given, *elsewhere, "--seed", "-1"], capsys)
     assert "required: architecture" in refused([], capsys)
     published = tmp_path / "published.json"
     PUBLISHED["efficientbert"].save(published)
@@ -327,7 +327,7 @@ def test_experts_that_a_search_does_not_draw(
     tagging = small(tiny_study, tmp_path / "tagging", "tagging")
     architecture.save(tagging.architecture)
     message = refused(tagging.arguments(tmp_path / "never"), capsys)
-    assert "the architecture has experts in its head, which a token_classification has not" in message
+    assert "the architecture has experts in its head, which a model for token_classification cannot have" in message
 
 
 def test_without_anything_to_learn_from_text(
@@ -349,7 +349,7 @@ def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: py
     assert "stacks = [1, 2, 3, 4]" in text
     preset.write_text(text)
     given = ["efficientbert", "--preset", preset, "--out", tmp_path / "final", "--skip-base"]
-    assert "--transfer uses its genes there" in refused(given, capsys)
+    assert "--transfer to apply the architecture's layers to it" in refused(given, capsys)
     shutil.rmtree(tmp_path / "final")
     assert main([str(argument) for argument in [*given, "--transfer"]]) == 0
     architecture = Architecture.load(tmp_path / "final" / "architecture.json")
@@ -359,7 +359,9 @@ def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: py
     assert facts["models"]["student"]["params"] == cost.params(architecture, 3)
     preset.write_text(text.replace("depth = 12", "depth = 9"))
     given[4] = tmp_path / "never"
-    assert "the genes of 6 layers cannot be shared out to 9" in refused([*given, "--transfer"], capsys)
+    assert "the genes of 6 layers can only be transferred to a multiple of that, not to 9" in refused(
+        [*given, "--transfer"], capsys
+    )
     assert "efficientbert is a published architecture: give the --preset" in refused(["efficientbert"], capsys)
     assert "did you mean 'efficientbert'" in refused(["eficientbert", "--preset", preset], capsys)
 

@@ -211,8 +211,8 @@ def _check_sizes(options: Any, config: Any, name: str, rows: Rows, tokenizer: An
     """Raises UserError where a model has fewer words than its tokenizer, or fewer positions than a row has tokens."""
     if len(tokenizer) > config.vocab_size:
         raise UserError(
-            f"the model {name!r} has {config.vocab_size:,} words, its tokenizer {len(tokenizer):,}: they do not belong "
-            "together"
+            f"the model {name!r} has a vocabulary of {config.vocab_size:,} tokens, its tokenizer one of "
+            f"{len(tokenizer):,}: they do not belong together"
         )
     if rows.longest > config.max_position_embeddings:
         raise UserError(

@@ -37,17 +37,17 @@ def check(options: Any, parser: Parser) -> None:
 def _check_rows(options: Any, parser: Parser) -> None:
     sources = [name for name in ("task", "train", "corpus") if getattr(options, name) is not None]
     if len(sources) != 1:
-        raise UserError("give the rows: one of --task NAME, --train FILE with --dev FILE, --corpus TEXT")
+        raise UserError("give the rows by one of --task NAME, --train FILE with --dev FILE, or --corpus TEXT")
     (source,) = sources
     if source == "train" and options.dev is None:
-        raise UserError("--dev: scores are measured on other rows than those trained on; give a second file")
+        raise UserError("--dev: give another file than --train, because scores are not measured on training rows")
     if options.masked_lm and source != "corpus":
-        raise UserError("--masked-lm is for text: give --corpus")
+        raise UserError("--masked-lm: masked words are learned from text; add --corpus TEXT, or leave out --masked-lm")
     if options.data is not None and source != "task":
-        raise UserError("--data is the folder of a --task")
+        raise UserError("--data: only a --task has a folder of official files; add --task, or leave out --data")
     for name in OF_OWN_ROWS if source != "train" else ():
         if getattr(options, name) != parser.get_default(name):
-            raise UserError(f"--{name} is of your own rows: give --train FILE too, or leave it out")
+            raise UserError(f"--{name} describes the rows of --train FILE; add --train, or leave it out")
     if options.finetune_teacher and source == "corpus" and not options.masked_lm:
         raise UserError("--finetune-teacher: text has no labels to learn from; leave it out, or add --masked-lm")
 
@@ -59,7 +59,9 @@ def _check_teacher(options: Any) -> None:
         if getattr(options, name):
             raise UserError(f"{flag(name)} needs a --teacher")
     if options.student.startswith(("first:", "uniform:")):
-        raise UserError(f"--student {options.student} is layers of a teacher: give --teacher, or a checkpoint")
+        raise UserError(
+            f"--student {options.student} takes its layers from the teacher: add --teacher, or give a checkpoint"
+        )
 
 
 def _check_numbers(options: Any) -> None:
@@ -74,14 +76,14 @@ def _check_numbers(options: Any) -> None:
     if not 0 <= options.weight_decay < math.inf:
         raise UserError(f"--weight-decay: must be at least 0, not {options.weight_decay}")
     if not 0 <= options.warmup <= 1:
-        raise UserError(f"--warmup: a share of the steps, from 0 to 1, not {options.warmup}")
+        raise UserError(f"--warmup: must be a share of the steps, from 0 to 1, not {options.warmup}")
 
 
 def _check_out(options: Any) -> None:
     """Raise UserError unless --out is new or empty or, with --resume, has a run with the same options."""
     out, file = options.out, options.out / OPTIONS_FILE
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is no folder")
+        raise UserError(f"--out {out} is not a folder")
     if not out.exists() or not any(out.iterdir()):
         return
     if not options.resume:
@@ -112,7 +114,7 @@ def objective_settings(options: Any) -> dict[str, Any]:
     objective_spec = OBJECTIVES[name]
     if options.teacher is None and objective_spec.needs_teacher:
         without = ", ".join(other for other, spec in OBJECTIVES.items() if not spec.needs_teacher)
-        raise UserError(f"--objective {name} needs a --teacher; only {without} does without")
+        raise UserError(f"--objective {name} needs a --teacher; these objectives do not: {without}")
     settings: dict[str, Any] = {}
     if options.corpus and not options.masked_lm:
         try:

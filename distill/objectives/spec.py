@@ -97,7 +97,7 @@ class ObjectiveSpec:
             ValueError: the objective cannot learn from text without labels.
         """
         if self.without_labels is None:
-            raise ValueError(f"{self.name} learns from labels and predictions, which this text has not")
+            raise ValueError(f"{self.name} learns from labels and predictions, but text without labels has neither")
         return dict(self.without_labels)
 
     def settings_with_labels(self, settings: Settings) -> dict[str, Setting]:

@@ -95,7 +95,7 @@ class TaskData(Generic[S]):
             rows = getattr(self, name)
             where = f"task {self.task.name!r}, {name}"
             if task_type.split is None or not isinstance(rows, task_type.split):
-                raise ValueError(f"{where}: a {type(rows).__name__} is no rows of a {self.task.kind}")
+                raise ValueError(f"{where}: a {type(rows).__name__} does not hold rows of the kind {self.task.kind}")
             if not len(rows):
                 raise ValueError(f"{where}: no rows")
             problem = task_type.problem(rows, self.task.labels) if task_type.problem else ""
@@ -128,7 +128,7 @@ def hold_out(train: S, seed: int = 0) -> tuple[S, S]:
             wanted -= copies[keys[row]]
     rest = [row for row, key in enumerate(keys) if key not in held]
     if not rest:
-        raise TaskError(f"{len(train)} training rows are too few to keep some back for the search")
+        raise TaskError(f"{len(train)} training rows are too few to hold some out for the search")
     return train.take(rest), train.take([row for row, key in enumerate(keys) if key in held])
 
 

@@ -49,7 +49,7 @@ def planned(spec: str, teacher: Any, tokenizer: Any) -> Any:
 
 def _check_vocabulary(spec: str, tokenizer: Any) -> None:
     if ":" in spec and not Path(spec).exists():
-        raise TeacherError(f"student {spec}: the teacher's layers are first:N or uniform:N, N a whole number from 1")
+        raise TeacherError(f"student {spec}: for layers of the teacher give first:N or uniform:N, with N at least 1")
     student_tokenizer = load_tokenizer(spec)
     if student_tokenizer.get_vocab() != tokenizer.get_vocab():
         raise TeacherError(

@@ -122,7 +122,7 @@ def load_model(
             f"{', '.join(labels)}"
         )
     if any(not name.startswith(f"{model.base_model_prefix}.") for name in new):
-        raise TeacherError(f"the model {source!r} has no trained head for this task: have it fine-tuned first")
+        raise TeacherError(f"the model {source!r} has no trained head for this task: fine-tune it first")
     if stored_labels and labels and tuple(stored_labels) != tuple(labels):
         raise TeacherError(
             f"the model {source!r} has the classes {', '.join(stored_labels)}; the task's are {', '.join(labels)}, in "

@@ -122,7 +122,7 @@ def _extended(tables: dict[str, Any], name: str, chain: tuple[str, ...]) -> dict
     if base not in presets() and name.endswith(".toml"):
         base = str(Path(name).parent / base)
     if base in chain:
-        raise ConfigError(f"{name}: extends: {' -> '.join((*chain, base))} is a circle")
+        raise ConfigError(f"{name}: extends: {' -> '.join((*chain, base))} is a cycle")
     try:
         return merged(_extended(_parsed(_source(base), base), base, (*chain, base)), overriding)
     except ConfigError as error:

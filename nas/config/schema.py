@@ -64,7 +64,7 @@ class SpaceTable(Table):
     @model_validator(mode="after")
     def _a_box(self) -> "SpaceTable":
         if self.uniform is None and self.max_params is None:
-            raise ValueError("give the parameter box: max_params, or uniform (the expansion of a uniform slice)")
+            raise ValueError("limit the parameters: set max_params, or uniform (the expansion of a uniform slice)")
         if self.min_params is not None and self.max_params is not None and self.min_params > self.max_params:
             raise ValueError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
         return self
@@ -94,7 +94,7 @@ class ObjectiveTable(BaseModel):
             if key not in defaults:
                 meant = did_you_mean(key, defaults)
                 raise ConfigError(
-                    f"objective: {self.name} has no {key!r}{meant}; its settings are {', '.join(defaults)}"
+                    f"objective: {self.name} has no setting {key!r}{meant}; its settings are {', '.join(defaults)}"
                 )
             _check_setting(f"objective.{key}", value, defaults[key])
 
@@ -112,7 +112,7 @@ def _check_setting(place: str, value: Any, default: Any) -> None:
     }
     kind, expected = kinds[type(default)]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind != (bool,)):
-        raise ConfigError(f"{place}: is {expected}, not {value!r}")
+        raise ConfigError(f"{place}: must be {expected}, not {value!r}")
 
 
 class StageTable(Table):
@@ -143,7 +143,7 @@ Goal = Literal["score", "params", "macs", "latency"]
 def _goals(value: Any) -> Any:
     goals = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
     if goals not in (("score",), *(("score", name) for name in ("params", "macs", "latency"))):
-        raise ValueError(f"{','.join(map(str, goals))!r} is none of score; score,params; score,macs; score,latency")
+        raise ValueError(f"{','.join(map(str, goals))!r} is not one of score; score,params; score,macs; score,latency")
     return goals
 
 

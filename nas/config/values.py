@@ -22,7 +22,7 @@ from search_spaces.numbers import fraction
 def _share(value: Any) -> Fraction:
     share = fraction(value)
     if not 0 < share <= 1:
-        raise ValueError(f"{value} is not above 0 and at most 1")
+        raise ValueError(f"must be above 0 and at most 1, not {value}")
     return share
 
 

@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
             make_folder(out, options.resume)
         seed = config.seed if options.seed is None else options.seed
         if not 0 <= seed < 2**31:
-            raise ConfigError(f"--seed {seed}: from 0 to {2**31 - 1}")
+            raise ConfigError(f"--seed: must be from 0 to {2**31 - 1}, not {seed}")
 
         from nas.final.run import FinalRun, run  # imports torch, which takes seconds
 

@@ -112,7 +112,7 @@ def check_resumed(final: FinalRun) -> None:
     """Raise ConfigError if the output folder holds the state of a training of something else."""
     note = final.state / "training.json"
     if note.exists() and note.read_text(encoding="utf-8") != final.identity():
-        raise ConfigError(f"--resume: {final.out} is of another configuration, architecture or seed")
+        raise ConfigError(f"--resume: {final.out} holds a training with another configuration, architecture or seed")
 
 
 def check_architecture(architecture: Architecture, base: Base, config: StudyConfig) -> None:
@@ -123,18 +123,20 @@ def check_architecture(architecture: Architecture, base: Base, config: StudyConf
     """
     if without_experts(architecture.base) != without_experts(base):
         raise ConfigError(
-            f"the architecture's base is {architecture.base}; this configuration's is {base}; --transfer uses "
-            "its genes there"
+            f"the architecture's base is {architecture.base}; this configuration's is {base}; add "
+            "--transfer to apply the architecture's layers to it"
         )
     stack, largest = max(genes.stack for genes in architecture.layers), max(config.space.stacks)
     if stack > largest:
-        raise ConfigError(f"the architecture has a stack of {stack}; the supernet has {largest}")
+        raise ConfigError(
+            f"the architecture has a stack of {stack} blocks; the supernet has {largest}: add {stack} to space.stacks"
+        )
 
 
 def check_head(architecture: Architecture, kind: str) -> None:
     """Raise ConfigError if the architecture has experts in its head and heads of this kind of task cannot have any."""
     if architecture.base.head_experts > 1 and not task_type(kind).of_sentences:
-        raise ConfigError(f"the architecture has experts in its head, which a {kind} has not")
+        raise ConfigError(f"the architecture has experts in its head, which a model for {kind} cannot have")
 
 
 def without_experts(base: Base) -> Base:

@@ -60,22 +60,25 @@ def check_tasks(config: StudyConfig) -> None:
                 raise ConfigError(f"{error}, or tables [rows.NAME] in the configuration") from None
             # The one-shot supernet has modules that are named after the tasks.
             if not task.isidentifier() or hasattr(nn.ModuleDict(), task):
-                raise ConfigError(f"rows.{task}: this name cannot be used; take one such as my_rows") from None
+                raise ConfigError(f"rows.{task}: this name cannot be used; choose one such as my_rows") from None
         else:
             if task in config.rows:
-                raise ConfigError(f"rows.{task}: there is another task of this name; choose one")
+                raise ConfigError(f"rows.{task}: another task has this name; choose a different one")
     if config.data is not None and all(task in config.rows or task in embedded.TASKS for task in config.tasks):
-        raise ConfigError(f"data: none of the tasks {', '.join(config.tasks)} is read from a folder; leave it out")
+        raise ConfigError(
+            f"data: none of the tasks {', '.join(config.tasks)} reads files from a folder; leave out data"
+        )
     kinds = [
         row_kind(config.rows[task]) if task in config.rows else reader_of(task).kind(task) for task in config.tasks
     ]
     if len({task_type(kind).model for kind in kinds}) > 1:
         raise ConfigError(
-            f"tasks: {' and '.join(config.tasks)} need different heads, but stage 3 shares one model; search them apart"
+            f"tasks: {' and '.join(config.tasks)} need different heads, but stage 3 shares one model; "
+            "search in separate studies"
         )
     if len(config.tasks) > 1 and OBJECTIVES[config.objective.name].row_arguments is not None:
         raise ConfigError(
-            f"tasks: {config.objective.name} remembers the rows of one task; give one, or another objective"
+            f"tasks: {config.objective.name} works with the rows of a single task; give one task, or another objective"
         )
 
 

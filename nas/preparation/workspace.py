@@ -91,7 +91,7 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
         if start.vocab_size != teacher.vocab_size:
             raise ConfigError(
                 f"base: {config.base} has a vocabulary of {start.vocab_size:,} and the teacher one of "
-                f"{teacher.vocab_size:,}; both read the same tokens"
+                f"{teacher.vocab_size:,}; choose a checkpoint with the teacher's tokenizer"
             )
         base, graph = base_of_teacher(start)
     else:

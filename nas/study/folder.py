@@ -63,8 +63,8 @@ class Folder:
         stored, wanted = (self._begun(version, begun) for version in (load_config(str(self.config)), config))
         if stored != wanted:
             raise ConfigError(
-                f"{self.path} belongs to another configuration ({_difference(stored, wanted)}): "
-                "choose another --study, or the options it was made with"
+                f"{self.path} was created with another configuration ({_difference(stored, wanted)}): "
+                "choose another --study, or give the options it was created with"
             )
         again = [stage for stage in stages if stage in begun]
         if again and not resume:

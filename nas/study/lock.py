@@ -40,7 +40,7 @@ def sole_driver(url: str, name: str) -> Iterator[None]:
         try:
             lock = LOCKS.get(make_url(url).get_backend_name())
             if lock is None:
-                raise ValueError(f"needed is one of {', '.join(LOCKS)}")
+                raise ValueError(f"the supported databases are {', '.join(LOCKS)}")
             # No connection pool may recycle the connection, and no transaction may stay open during the search.
             engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
             holder = stack.enter_context(lock(stack.enter_context(engine.connect()), name))
@@ -48,8 +48,8 @@ def sole_driver(url: str, name: str) -> Iterator[None]:
             raise not_opened(url, error) from None
         if holder is not None:
             raise StudyInUse(
-                f"study {name!r} is driven by {holder or 'another process'}: "
-                "wait until that has ended, or choose another --study"
+                f"study {name!r} is already being run by {holder or 'another process'}: "
+                "wait until it has ended, or choose another --study"
             )
         yield
 

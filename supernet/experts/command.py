@@ -115,9 +115,11 @@ def check(options: argparse.Namespace) -> None:
     if (options.task is None) == (options.train is None):
         raise ExpertsError("give the rows: --task NAME, or --train FILE and --dev FILE")
     if options.data is not None and options.task is None:
-        raise ExpertsError("--data: is of a --task; files of your own are --train and --dev")
+        raise ExpertsError(
+            "--data: only a --task has a folder of official files; give files of your own by --train and --dev"
+        )
     if options.train is not None and options.dev is None:
-        raise ExpertsError("--dev: scores are measured on other rows than those trained on; give a second file")
+        raise ExpertsError("--dev: give another file than --train, because scores are not measured on training rows")
     for name in ("steps", "seed"):
         if getattr(options, name) < 0:
             raise ExpertsError(f"--{name}: must be at least 0, not {getattr(options, name)}")

@@ -51,7 +51,7 @@ def load_rows(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, c
     if options.task is not None:
         data = load_task(options.task, options.data)
         if data.task.kind != CLASSIFICATION:
-            raise ExpertsError(f"--task {options.task}: is a {data.task.kind}; only a {CLASSIFICATION} will do")
+            raise ExpertsError(f"--task {options.task}: must be a {CLASSIFICATION}, not a {data.task.kind}")
         train, dev, labels = data.train, data.dev, data.task.labels
     else:
         names = None if isinstance(classes, int) else classes
@@ -60,7 +60,9 @@ def load_rows(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, c
     if labels != classes and len(labels) != classes:
         actual = classes if isinstance(classes, int) else ", ".join(classes)
         expected = ", ".join(labels)
-        raise ExpertsError(f"{options.checkpoint}: its classes are {actual}; those of the rows are {expected}")
+        raise ExpertsError(
+            f"{options.checkpoint}: the classes of the checkpoint are {actual}, but those of the rows are {expected}"
+        )
     try:
         encoded = [encode(tokenizer, split, options.max_length, kind=CLASSIFICATION) for split in (train, dev)]
         return Rows(encoded[0], encoded[1], labels)

@@ -47,7 +47,9 @@ def split_and_train(options: argparse.Namespace, rows: Rows, accelerator: Accele
     dense = load_model(options.checkpoint, rows.labels).eval()
     pad_id, positions = dense.config.pad_token_id, dense.config.max_position_embeddings
     if options.max_length > positions:
-        raise ExpertsError(f"--max-length: the model has {positions} positions, not {options.max_length}")
+        raise ExpertsError(
+            f"--max-length: must be at most {positions}, the number of positions of the model, not {options.max_length}"
+        )
     architecture = mixture_architecture(
         dense.config,
         options.experts,
@@ -94,7 +96,9 @@ def thin_out(options: argparse.Namespace, batches: Sequence[Batch], accelerator:
     """
     folder = Path(options.checkpoint)
     if not (folder / ARCHITECTURE).exists():
-        raise ExpertsError(f"{folder} has no {ARCHITECTURE}: --drop and --fuse take what this command has written")
+        raise ExpertsError(
+            f"{folder} has no {ARCHITECTURE}: --drop and --fuse need a mixture that this command has written"
+        )
     architecture = Architecture.load(folder / ARCHITECTURE)
     config = AutoConfig.from_pretrained(folder)
     model = HEADS["classification"].from_pretrained(folder).eval()

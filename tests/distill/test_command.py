@@ -306,7 +306,7 @@ def test_interrupted_and_resumed_is_the_same_run(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "prepare", stop)
+        patch.setattr(Progress, "update", stop)
         assert main(command(*flags, **CHAIN)) == 130
     assert capsys.readouterr().err == "distill: interrupted; add --resume to go on\n"
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -453,47 +453,59 @@ def filled(changes: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
         (
             [],
             {"teacher": None, "student": "FIXTURES/small"},
-            "--objective kd needs a --teacher; only none does without",
+            "--objective kd needs a --teacher; these objectives do not: none",
         ),
-        ([], {"teacher": None, "objective": "none"}, "--student first:2 is layers of a teacher: give --teacher"),
+        (
+            [],
+            {"teacher": None, "objective": "none"},
+            "--student first:2 takes its layers from the teacher: add --teacher",
+        ),
         (["--assistant", "first:1"], {"teacher": None, "student": "FIXTURES/small"}, "--assistant needs a --teacher"),
         ([], {"teacher": "FIXTURES/nowhere"}, "no model at '.*nowhere'"),
         ([], {"student": "FIXTURES/nowhere"}, "no model at '.*nowhere'"),
-        ([], {"teacher": "FIXTURES/headless"}, "has no trained head for this task: have it fine-tuned first"),
-        ([], {"teacher": "FIXTURES/tagger"}, "has no trained head for this task: have it fine-tuned first"),
+        ([], {"teacher": "FIXTURES/headless"}, "has no trained head for this task: fine-tune it first"),
+        ([], {"teacher": "FIXTURES/tagger"}, "has no trained head for this task: fine-tune it first"),
         ([], {"teacher": "FIXTURES/swapped"}, "has the classes yes, no; the task's are no, yes, in this order"),
         ([], {"student": "FIXTURES/foreign"}, "a vocabulary of 50 tokens that is not the teacher's of 50: choose one"),
         ([], {"student": "first:5"}, "student first:5: the teacher has 4 layers; choose 1 to 4"),
-        ([], {"student": "last:2"}, "student last:2: the teacher's layers are first:N or uniform:N"),
+        ([], {"student": "last:2"}, "student last:2: for layers of the teacher give first:N or uniform:N"),
         ([], {"student": "first:0"}, "student first:0: the teacher has 4 layers; choose 1 to 4"),
         ([], {"student": "uniform:3"}, "student uniform:3: 4 teacher layers cannot be shared out evenly to 3"),
         ([], {"student": "first:3", "objective": "moebert"}, "--objective moebert: 4 teacher layers cannot be shared"),
         ([], {"max_length": 64, "train": "LONG"}, "--max-length 64: rows have up to 52 tokens; the model .*40"),
         ([], {"task": "sst3"}, "unknown task 'sst3'; did you mean 'sst2'"),
         ([], {"task": "sst2", "data": "FIXTURES/nowhere"}, "nowhere"),
-        ([], {"train": None}, "give the rows: one of --task NAME, --train FILE with --dev FILE, --corpus TEXT"),
-        ([], {"dev": None}, "--dev: scores are measured on other rows"),
-        ([], {"dev": "FIXTURES/train.tsv"}, "train.tsv: the file is that of the training rows"),
+        ([], {"train": None}, "give the rows by one of --task NAME, --train FILE with --dev FILE, or --corpus TEXT"),
+        ([], {"dev": None}, "--dev: give another file than --train"),
+        ([], {"dev": "FIXTURES/train.tsv"}, "train.tsv: this is the file of the training rows"),
         ([], {"text": "label"}, "train.tsv: the column 'label' is named twice"),
         ([], {"train": "FIXTURES/three.tsv"}, "has a head for 2 classes .no, yes.; the task has 3: maybe, no, yes"),
         ([], {"train": "FIXTURES/header.tsv"}, "header.tsv: no rows"),
         ([], {"train": "FIXTURES/nowhere.tsv"}, "nowhere.tsv"),
         ([], {"text": "sentense"}, "no column 'sentense'; did you mean 'sentence'"),
-        (["--regression"], {"teacher": "FIXTURES/number"}, "row 1 has the label 'yes', which is no finite number"),
-        (["--regression"], {"task": "stsb"}, "--regression is of your own rows"),
+        (["--regression"], {"teacher": "FIXTURES/number"}, "row 1 has the label 'yes', which is not a finite number"),
+        (["--regression"], {"task": "stsb"}, "--regression describes the rows of --train FILE"),
         ([], {"corpus": "FIXTURES/empty.txt", "objective": "minilm"}, "empty.txt: no text"),
         ([], {"corpus": "FIXTURES/text.txt"}, "--objective kd learns from labels and predictions.*or add --masked-lm"),
-        (["--masked-lm"], {}, "--masked-lm is for text: give --corpus"),
+        (
+            ["--masked-lm"],
+            {},
+            "--masked-lm: masked words are learned from text; add --corpus TEXT, or leave out --masked-lm",
+        ),
         (["--masked-lm"], {"corpus": "FIXTURES/text.txt"}, "has no trained head for this task"),
         (
             [],
             {"corpus": "FIXTURES/text.txt", "finetune_teacher": 1, "objective": "minilm"},
             "text has no labels to learn",
         ),
-        ([], {"data": "FIXTURES"}, "--data is the folder of a --task"),
+        (
+            [],
+            {"data": "FIXTURES"},
+            "--data: only a --task has a folder of official files; add --task, or leave out --data",
+        ),
         ([], {"out": "FIXTURES"}, "is not empty: choose another folder, or add --resume"),
         (["--resume"], {"out": "FIXTURES"}, "has nothing to resume"),
-        ([], {"out": "FIXTURES/text.txt"}, "text.txt is no folder"),
+        ([], {"out": "FIXTURES/text.txt"}, "text.txt is not a folder"),
         ([], {"out": "FIXTURES/text.txt/deeper"}, "--out .*: Not a directory"),
         ([], {"tensorboard": "FIXTURES/text.txt"}, "--tensorboard .*text.txt: File exists"),
         ([], {"tensorboard": "FIXTURES/text.txt/deeper"}, "--tensorboard .*text.txt/deeper: Not a directory"),
@@ -502,7 +514,7 @@ def filled(changes: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
         ([], {"max_length": 10**30}, "--max-length: must be below 2,147,483,648"),
         ([], {"learning_rate": "nan"}, "--learning-rate: must be above 0, not nan"),
         ([], {"weight_decay": -1}, "--weight-decay: must be at least 0"),
-        ([], {"warmup": 2}, "--warmup: a share of the steps"),
+        ([], {"warmup": 2}, "--warmup: must be a share of the steps"),
         ([], {"learning_rate": "1e30", "steps": 20, "warmup": 0}, "the loss is nan at step .*; a lower"),
     ],
 )
@@ -602,7 +614,7 @@ def test_a_full_disk(
     )
     assert done.returncode == 2
     error = done.stderr
-    assert re.fullmatch(r"distill: --out .*out: .*; make room there and add --resume\n", error), error
+    assert re.fullmatch(r"distill: --out .*out: .*; free some space there and add --resume\n", error), error
     assert ("phase-1.pt cannot be written" in error) == state
     distil("--resume", steps=steps)
 

@@ -176,14 +176,16 @@ def test_addresses_that_cannot_be(address: str) -> None:
 def test_addresses_of_no_cluster(tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = tiny_study.run(*tiny_study.search(tmp_path, "--address", "127.0.0.1:1"))
     assert result.returncode == 2
-    assert result.stderr.startswith("nas.search: --address 127.0.0.1:1: no connection to a Ray cluster (no answer for ")
+    assert result.stderr.startswith(
+        "nas.search: --address 127.0.0.1:1: cannot connect to a Ray cluster (no answer for "
+    )
     assert result.stderr.count("\n") == 1
     # It is not in the way of the corrected command.
     assert tiny_study.run(*tiny_study.search(tmp_path, "--trials", "2")).returncode == 0
     monkeypatch.setattr(cluster, "TIMEOUT", 10)
     with socket.create_server(("", 0)) as silent:
         for address in (f"127.0.0.1:{silent.getsockname()[1]}", "no.such.host:6379"):
-            with pytest.raises(ConfigError, match="no connection to a Ray cluster"):
+            with pytest.raises(ConfigError, match="cannot connect to a Ray cluster"):
                 gpus_at(address)
 
 

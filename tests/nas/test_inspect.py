@@ -155,7 +155,7 @@ def test_as_a_program(tmp_path: Path) -> None:
     path.write_text('{"version": 1, "base": {}, "layers": NaN}')
     result = subprocess.run([sys.executable, "-m", "nas.inspect", path], capture_output=True, text=True)
     assert result.returncode == 2
-    assert result.stderr == f"nas.inspect: {path}: NaN is not a number that JSON has (see --help)\n"
+    assert result.stderr == f"nas.inspect: {path}: NaN is not a number in JSON (see --help)\n"
 
 
 def nodes(*given: tuple[str, str, list[str]]) -> list[dict[str, object]]:
@@ -176,7 +176,7 @@ LONG = nodes(("0", "expand", ["x"]), *((f"{i + 1}", "relu", [f"{i}"]) for i in r
         ({"graph": "project(" + 10_000 * "gelu(" + "expand(x)" + 10_001 * ")"}, "layers[0].graph: "),
         ({"graph": "project(gleu(expand(x)))"}, "layers[0].graph: unknown operation 'gleu'; did you mean 'gelu'?"),
         ({"expansion": "1/100"}, "layers[0].expansion: 1/100 of the inner width 32 leaves no channel"),
-        ({"expansion": float("nan")}, "NaN is not a number that JSON has"),
+        ({"expansion": float("nan")}, "NaN is not a number in JSON"),
         ({"expansion": "5/4"}, "layers[0].expansion: must be above 0 and at most 1"),
         ({"stack": 10**9}, "layers[0].stack: "),
         ({"experts": {"count": 4, "routing": "hsh"}}, "layers[0].experts.routing: unknown routing 'hsh'; did you mean"),

@@ -254,7 +254,7 @@ def test_a_search_survives_everything(
         wait(process, lambda: states(folder)["RUNNING"] >= 1)
         refused = tiny_study.run(*command, "--resume")
         assert refused.returncode == 2
-        assert refused.stderr.startswith("nas.search: study 'tiny' is driven by process ")
+        assert refused.stderr.startswith("nas.search: study 'tiny' is already being run by process ")
         assert refused.stderr.count("\n") == 1
         before = states(folder)["COMPLETE"]
         wait(process, lambda: states(folder)["COMPLETE"] > max(2, before))

@@ -142,8 +142,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--stage", "1", "--max-macs", "many"], "--max-macs: 'many' is not a number"),
         (["--stage", "1", "--max-latency", "fast"], "space.max_latency: "),
         (["--stage", "1", "--max-latency", "0.25"], "space.max_latency: "),
-        (["--stage", "1", "--objective", "speed"], "goals: 'speed' is none of score; score,params; "),
-        (["--stage", "1", "--objective", "params,score"], "goals: 'params,score' is none of "),
+        (["--stage", "1", "--objective", "speed"], "goals: 'speed' is not one of score; score,params; "),
+        (["--stage", "1", "--objective", "params,score"], "goals: 'params,score' is not one of "),
         (
             ["--stage", "1", "--objective", "score,params", "--sampler", "lanas"],
             "two goals need one of random",
@@ -168,11 +168,11 @@ def test_options_that_cannot_be(arguments: list[str], message: str, capsys: pyte
         ([("seed = 0", 'seed = "zero"')], "seed: "),
         ([("slack = 0.3", "slack = nan")], "space.slack: "),
         ([("trials = 6", "trails = 6")], "stage1.trails: unknown key; did you mean 'trials'? (and 1 more)"),
-        ([('"1/8"', '"0"')], "space.expansions.0: 0 is not above 0"),
-        ([('"1/8"', '"5/4"')], "space.expansions.0: 5/4 is not above 0 and at most 1"),
+        ([('"1/8"', '"0"')], "space.expansions.0: must be above 0 and at most 1, not 0"),
+        ([('"1/8"', '"5/4"')], "space.expansions.0: must be above 0 and at most 1, not 5/4"),
         ([('"1/8"', '"1/100"')], "leaves no channel"),
         ([('uniform = "1/2"', 'uniform = "1/100"')], "leaves no channel"),
-        ([("stacks = [1, 2]", "stacks = [1, 1]")], "stacks: must be different values"),
+        ([("stacks = [1, 2]", "stacks = [1, 1]")], "stacks: must be one or more distinct values"),
         ([("slack = 0.3", 'slack = 0.3\nmin_params = "1G"\nmax_params = "2G"')], "this space reaches from"),
         ([('"library"', '"libary"')], "unknown task 'libary'"),
         ([('"neighbours"', '"library"')], "tasks: a task is named twice"),
@@ -202,7 +202,7 @@ def test_teachers_that_cannot_be(tiny_study: TinyStudy, tmp_path: Path, capsys: 
         ("missing", f"no model at '{tmp_path / 'missing'}'"),
         ("empty", "no model at"),
         ("distilled", "is of type 'distilbert'; a BERT-shaped one (type 'bert') is needed"),
-        ("other", "hidden_act is 'tanh'; needed: one of gelu"),
+        ("other", "hidden_act is 'tanh'; supported are gelu"),
     ):
         assert message in refused([*always, "--teacher", str(tmp_path / folder)], capsys)
 
@@ -215,7 +215,7 @@ def test_folders_in_the_way(
     before = trials_of(searched)
     assert "already has stage 1: continue it with --resume" in refused(there, capsys)
     other = refused([*there, "--trials", "9", "--resume"], capsys)
-    assert "belongs to another configuration (stage1.trials is 6 there and 9 here)" in other
+    assert "was created with another configuration (stage1.trials is 6 there and 9 here)" in other
     assert trials_of(searched) == before
     assert "nothing to resume" in refused([*always, "--out", str(tmp_path), "--resume"], capsys)
     (tmp_path / "s").touch()

@@ -39,7 +39,7 @@ def test_experts_come_back_from_toml() -> None:
         ([HASHED, {}], "space.experts.1: the key 'count' is missing"),
         ([{"count": 0}], "space.experts.0: count: must be from 1 to 64, not 0"),
         ([{"count": 4, "shared": "1e-9"}], "space.experts.0: shared: must be a fraction such as \"1/8\", not '1e-9'"),
-        ([{"count": 1, "shared": 1}], "space.experts.0: one expert is a dense layer"),
+        ([{"count": 1, "shared": 1}], "space.experts.0: with count = 1 the layer is dense"),
         ([], "space.experts: "),
         (4, "space.experts: "),
     ],
@@ -70,5 +70,7 @@ def test_the_box_is_that_of_dense_slices() -> None:
 
 
 def test_experts_that_no_expansion_has_room_for() -> None:
-    with pytest.raises(SpaceError, match=r"expansions and experts: none go together; at 1/16, 17 experts that"):
+    with pytest.raises(
+        SpaceError, match=r"expansions and experts: no combination is possible; at 1/16, 17 experts that"
+    ):
         box({"count": 17})

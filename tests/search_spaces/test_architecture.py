@@ -89,7 +89,11 @@ FAULTS: list[tuple[str, object, str]] = [
     ("layers.2.experts", {"count": True}, "layers[2].experts.count: must be a whole number, not True"),
     ("layers.2.experts", {"count": 4, "shared": "5/4"}, "layers[2].experts.shared: must be from 0 to 1, not 5/4"),
     ("layers.2.experts", {"count": 4, "shared": "s"}, 'layers[2].experts.shared: must be a fraction such as "1/8"'),
-    ("layers.2.experts", {"count": 4, "top_k": 5}, "layers[2].experts.top_k: 5 of 4 experts"),
+    (
+        "layers.2.experts",
+        {"count": 4, "top_k": 5},
+        "layers[2].experts.top_k: must be at most experts.count, which is 4, not 5",
+    ),
     ("layers.2.experts", {"count": 4, "top_k": None}, "layers[2].experts.top_k: must be a whole number, not None"),
     ("layers.2.experts", {"count": 4, "capacity": 0}, "layers[2].experts.capacity: must be above 0, not 0"),
     ("layers.2.experts", {"count": 4, "capacity": None}, "layers[2].experts.capacity: must be a fraction"),
@@ -102,12 +106,12 @@ FAULTS: list[tuple[str, object, str]] = [
     (
         "layers.2.experts",
         {"count": 2, "routing": "sentence_gate", "capacity": 1.25},
-        "layers[2].experts.capacity: 'sentence_gate' sends whole sentences; leave it out",
+        "layers[2].experts.capacity: 'sentence_gate' routes whole sentences, which have no capacity; leave it out",
     ),
     (
         "layers.2.experts",
         {"count": 1, "routing": "token_gate"},
-        "layers[2].experts: one expert is a dense layer, which has no other settings",
+        "layers[2].experts: with count = 1 the layer is dense; leave out the other settings",
     ),
     # SMALL has 3 of 24 inner channels.
     (
@@ -240,8 +244,8 @@ def test_missing_keys(place: tuple[Any, ...], message: str) -> None:
         (b"\xff\xfe\x00", "not UTF-8 text"),
         (b" " * 1_000_001, "larger than 1,000,000 bytes"),
         (b'{"version": 1, "version": 2}', "the key 'version' occurs twice"),
-        (b'{"version": NaN}', "NaN is not a number that JSON has"),
-        (b'{"version": -Infinity}', "-Infinity is not a number that JSON has"),
+        (b'{"version": NaN}', "NaN is not a number in JSON"),
+        (b'{"version": -Infinity}', "-Infinity is not a number in JSON"),
         (b'{"version": ' + b"9" * 5000 + b"}", "not JSON: "),
         (b'"project(gelu(expand(x)))"', "the architecture: must be a JSON object"),
         (b'{"\\ud800": 1}', "unknown key '\\ud800'"),

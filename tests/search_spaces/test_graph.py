@@ -261,8 +261,8 @@ def test_faulty_json(value: object, message: str) -> None:
     ("edges", "message"),
     [
         ([("x", "e"), ("e", "p"), ("x", "p")], "two inputs at position 0"),
-        ([("x", "e"), ("e", "p", {"position": 1})], "the positions of its inputs are [1]"),
-        ([("x", "e"), ("e", "p", {"position": "left"})], "the positions of its inputs are ['left']"),
+        ([("x", "e"), ("e", "p", {"position": 1})], "the positions of its inputs must be 0, 1, ..., not [1]"),
+        ([("x", "e"), ("e", "p", {"position": "left"})], "the positions of its inputs must be 0, 1, ..., not ['left']"),
     ],
 )
 def test_faulty_networkx(edges: list[tuple[Any, ...]], message: str) -> None:
@@ -300,7 +300,7 @@ def test_hostile_digraphs() -> None:
     for position in (True, -1, 0.5, None, [[0]], {}, ()):
         digraph = GELU.digraph.copy()
         digraph.edges[0, 1]["position"] = position
-        with pytest.raises(GraphError, match=r"node 1: (the positions of its inputs are|'expand' takes 1 input)"):
+        with pytest.raises(GraphError, match=r"node 1: (the positions of its inputs must be|'expand' takes 1 input)"):
             FFNGraph(digraph)
 
 

@@ -266,9 +266,9 @@ HALF = (Fraction(1, 2),)
         (((1,), HALF, 10**8, 10**9), "lower min_params, or allow larger expansions, larger stacks or more experts"),
         (((1, 4), HALF, 13_600_000, 13_600_001), "no size in between fits; lower min_params or raise max_params"),
         (((1,), HALF, 3, 2), "min_params 3 is above max_params 2"),
-        (((), HALF, 1, 10**9), "stacks: must be different values, at least one, not ()"),
-        (((1, 1), HALF, 1, 10**9), "stacks: must be different values"),
-        (((1,), (), 1, 10**9), "expansions: must be different values"),
+        (((), HALF, 1, 10**9), "stacks: must be one or more distinct values, not ()"),
+        (((1, 1), HALF, 1, 10**9), "stacks: must be one or more distinct values"),
+        (((1,), (), 1, 10**9), "expansions: must be one or more distinct values"),
         (((0,), HALF, 1, 10**9), "stacks and expansions: stack: must be from 1 to 16, not 0"),
         (((1,), (Fraction(3, 2),), 1, 10**9), "expansion: must be above 0 and at most 1, not 3/2"),
         (((1,), (Fraction(1, 541),), 1, 10**9), "1/541 of the inner width 540 leaves no channel"),
@@ -289,9 +289,12 @@ MOST = "at 1/4, 5 experts that share 0 of 48 channels have at most 0 + (48 - 0) 
 @pytest.mark.parametrize(
     ("experts", "message"),
     [
-        ((), "experts: must be different values, at least one, not ()"),
-        ((DENSE, Experts()), "experts: must be different values"),
-        ((Experts(5), Experts(6)), f"expansions and experts: none go together; {MOST}; lower the expansion, or share"),
+        ((), "experts: must be one or more distinct values, not ()"),
+        ((DENSE, Experts()), "experts: must be one or more distinct values"),
+        (
+            (Experts(5), Experts(6)),
+            f"expansions and experts: no combination is possible; {MOST}; lower the expansion, or share",
+        ),
     ],
 )
 def test_faulty_experts(experts: tuple[Experts, ...], message: str) -> None:
@@ -331,7 +334,7 @@ def test_a_graph_that_cannot_be_spelled() -> None:
     layers = tuple(replace(genes, graph=deep) for genes in space.sample(random.Random(0)).layers)
     start = Architecture(space.base, layers)
     assert start not in space
-    with pytest.raises(SpaceError, match=r"no member of the space: layers\[0\] has the graph add"):
+    with pytest.raises(SpaceError, match=r"not a member of the space: layers\[0\] has the graph add"):
         space.choices(start)
     assert {genes.graph for genes in neighbourhood.nearest(space, start).layers} == {GELU}
     # What varies starts from the base graph; what does not is kept as it is.
@@ -380,7 +383,7 @@ def test_limits_hold_and_say_what_is_wrong() -> None:
     totals = [limit.total(space.sample(random.Random(seed))) for seed in range(100)]
     assert max(totals) <= limit.maximum
     assert len(set(totals)) > 3
-    with pytest.raises(SpaceError, match=r"keeps to macs 5: the least of this space is .*; raise max_macs"):
+    with pytest.raises(SpaceError, match=r"keeps to macs 5: the smallest in this space is .*; raise max_macs"):
         replace(space, limits=(replace(limit, maximum=5),))
 
 
@@ -389,8 +392,11 @@ def test_limits_hold_and_say_what_is_wrong() -> None:
     [
         ({"vary": frozenset()}, "vary: must be graphs, sizes or both, not []"),
         ({"vary": frozenset({"stacks"})}, "vary: must be graphs, sizes or both, not ['stacks']"),
-        ({"vary": frozenset({GRAPHS})}, "vary: what does not vary needs a start to be taken from"),
-        ({"start": PUBLISHED["base"]}, "start: is on another base"),
+        (
+            {"vary": frozenset({GRAPHS})},
+            "vary: without a start, both graphs and sizes must vary; give a start, or leave out vary",
+        ),
+        ({"start": PUBLISHED["base"]}, "start: must be on the base of the space"),
     ],
 )
 def test_faulty_starts(changes: dict, message: str) -> None:

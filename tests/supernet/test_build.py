@@ -237,7 +237,7 @@ def test_several_blocks_need_statistics() -> None:
 
 
 def test_unsupported_activation() -> None:
-    with pytest.raises(TeacherError, match="hidden_act is 'quick_gelu'; needed: one of gelu, gelu_new"):
+    with pytest.raises(TeacherError, match="hidden_act is 'quick_gelu'; supported are gelu, gelu_new"):
         from_teacher(bert(hidden_act="quick_gelu"), stack=1)
 
 

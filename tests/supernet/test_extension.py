@@ -126,7 +126,9 @@ def test_a_router_works_in_the_one_shot_supernet(routing: str) -> None:
 
 @pytest.mark.usefixtures("added")
 def test_a_capacity_is_refused_for_whatever_routes_sentences() -> None:
-    with pytest.raises(ValueError, match="'first_token_gate' sends whole sentences; leave it out"):
+    with pytest.raises(
+        ValueError, match="'first_token_gate' routes whole sentences, which have no capacity; leave it out"
+    ):
         Experts(4, HALF, "first_token_gate", capacity=Fraction(1))
 
 

@@ -29,7 +29,7 @@ CONVERTED = "refs/convert/parquet"
 HUB_SPLITS = ("train", "validation")
 
 TASKS = (*HUB, "conll")
-WITHOUT_FOLDER = "the task {name!r} is of your own files: give their folder"
+WITHOUT_FOLDER = "the task {name!r} reads files of your own: give their folder"
 DEV_NAMES = ("dev", "valid", "validation")
 SUFFIXES = (".conll", ".txt")
 
@@ -116,7 +116,7 @@ def read(path: Path) -> Iterator[list[Word]]:
             continue
         cells = line.split("\t") if "\t" in line else line.split()
         if len(cells) < 2 or not cells[0] or not cells[-1].strip():
-            raise TaskError(f"{path}:{number}: needs a word and its tag, with a tab or blank between them")
+            raise TaskError(f"{path}:{number}: needs a word and its tag, separated by a tab or blank")
         if cells[0] != "-DOCSTART-":
             sentence.append((cells[0], cells[-1].strip(), number))
     if sentence:
@@ -140,7 +140,7 @@ def from_columns(where: str, table: dict[str, list], tags: tuple[str, ...]) -> T
     rows = [(words, numbers) for words, numbers in zip(table["tokens"], table["ner_tags"], strict=True) if words]
     wrong = next((number for _, numbers in rows for number in numbers if not 0 <= number < len(tags)), None)
     if wrong is not None:
-        raise TaskError(f"{where}: a tag has the number {wrong}; there are {len(tags)}")
+        raise TaskError(f"{where}: the tag number {wrong} is out of range; there are {len(tags)} tags")
     return TaggedSplit(tuple(tuple(words) for words, _ in rows), tuple(tuple(numbers) for _, numbers in rows))
 
 

@@ -49,7 +49,7 @@ def load(name: str, data: Path | None = None) -> TaskData[Split]:
         TaskError: `data` is given, or as `demo_task`.
     """
     if data is not None:
-        raise TaskError(f"the task {name!r} comes with its text: leave out the folder {data}")
+        raise TaskError(f"the task {name!r} uses the embedded text: leave out the folder {data}")
     return demo_task(name, embedded_corpus())
 
 

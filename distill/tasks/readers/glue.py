@@ -149,7 +149,9 @@ def _files(source: Source, data: Path) -> list[Path]:
         if (folder / names[0]).is_file():
             return [folder / name for name in names]
     wanted = " and ".join(names)
-    raise TaskError(f"{data}: has no {wanted} of the task {source.task.name!r}, nor has a folder {source.folder} in it")
+    raise TaskError(
+        f"{data}: there is no {wanted} of the task {source.task.name!r}, nor in a subfolder {source.folder}"
+    )
 
 
 Row = tuple[str, Sequence[str], str]
@@ -179,7 +181,7 @@ def read(source: Source, path: Path) -> Split:
         elif source.broken:
             broken += 1
         else:
-            raise TaskError(f"{path}:{number}: {len(cells)} cells between tabs, where {len(header)} are due")
+            raise TaskError(f"{path}:{number}: {len(cells)} tab-separated cells; the header has {len(header)}")
     names = source.task.labels
     spelled = {str(number) if source.numbers else name: number for number, name in enumerate(names)}
     split = _split(source, str(path), rows, spelled)
@@ -228,8 +230,8 @@ def _label(source: Source, place: str, label: str, classes: Mapping[str, int]) -
     if source.task.kind == REGRESSION:
         value = finite(label)
         if value is None:
-            raise TaskError(f"{place}: the label {shortened(label)} is no finite number")
+            raise TaskError(f"{place}: the label {shortened(label)} is not a finite number")
         return value
     if label not in classes:
-        raise TaskError(f"{place}: the label {shortened(label)} is none of {', '.join(classes)}")
+        raise TaskError(f"{place}: the label {shortened(label)} is not one of {', '.join(classes)}")
     return classes[label]

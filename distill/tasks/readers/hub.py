@@ -17,7 +17,7 @@ def table(name: str, split: str, configuration: str | None = None, revision: str
         return datasets.load_dataset(name, configuration, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        problem = f"{name} ({split}) is not to be had from the hub; give the folder of its files: {reason}"
+        problem = f"{name} ({split}) cannot be loaded from the hub; give the folder of its files ({reason})"
         raise TaskError(problem) from None
 
 

@@ -36,7 +36,7 @@ def load(name: str, data: Path | None = None) -> TaskData[QuestionSplit]:
     for place, split in zip(places, splits, strict=True):
         if name == "squad" and not all(split.answers):
             first = split.ids[split.answers.index(())]
-            raise TaskError(f"{place}: the question {first!r} has no answer: take the task squad_v2")
+            raise TaskError(f"{place}: the question {first!r} has no answer: use the task squad_v2")
     train, search = hold_out(splits[0])
     return TaskData(Task(name, (), QUESTION_ANSWERING, ("f1", "exact_match")), train, search, splits[1])
 
@@ -62,10 +62,10 @@ def _file(name: str, data: Path, split: str) -> Path:
     for folder in (data, data / name):
         found = [file for pattern in names for file in sorted(folder.glob(pattern))]
         if len(found) > 1:
-            raise TaskError(f"{folder}: which one, {' or '.join(file.name for file in found)}?")
+            raise TaskError(f"{folder}: there must be only one of {' and '.join(file.name for file in found)}")
         if found:
             return found[0]
-    raise TaskError(f"{data}: has no {' or '.join(names)}, nor has a folder {name} in it")
+    raise TaskError(f"{data}: there is no {' or '.join(names)}, nor in a subfolder {name}")
 
 
 Row = tuple[str, str, str, tuple[tuple[str, int], ...]]
@@ -82,7 +82,7 @@ def read(path: Path) -> QuestionSplit:
     except OSError as error:
         raise TaskError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise TaskError(f"{path}: no JSON: {error}") from None
+        raise TaskError(f"{path}: not JSON: {error}") from None
     rows: list[Row] = []
     for number, article in enumerate(_value(str(path), content, "data", list)):
         for part, paragraph in enumerate(_value(f"{path} data[{number}]", article, "paragraphs", list)):
@@ -99,7 +99,7 @@ def read(path: Path) -> QuestionSplit:
 def _value(place: str, holder: Any, key: str, kind: type) -> Any:
     value = holder.get(key) if isinstance(holder, dict) else None
     if not isinstance(value, kind):
-        raise TaskError(f"{place}: not in SQuAD's form, for want of {key!r} (of type {kind.__name__})")
+        raise TaskError(f"{place}: not in SQuAD's format: there is no {key!r} of type {kind.__name__}")
     return value
 
 

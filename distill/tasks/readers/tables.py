@@ -40,7 +40,7 @@ def table_task(
         TableError: as `read_rows`; or train and dev are the same file, or the kind has no such metric.
     """
     if train.exists() and dev.exists() and train.samefile(dev):
-        raise TableError(f"{dev}: the file is that of the training rows; scores are measured on others")
+        raise TableError(f"{dev}: this is the file of the training rows; scores are measured on others")
     regression = kind == REGRESSION
     rows, classes = read_rows(train, text, label, pair, labels, kind)
     try:
@@ -74,11 +74,11 @@ def read_rows(
             text; a class is unknown; a label of a regression is not a number; or all rows have the same label.
     """
     if kind not in (CLASSIFICATION, REGRESSION):
-        raise TableError(f"rows of a table are a {CLASSIFICATION} or {REGRESSION}, not {kind!r}")
+        raise TableError(f"the rows of a table are for {CLASSIFICATION} or {REGRESSION}, not {kind!r}")
     columns = [text, label, *([pair] if pair else [])]
     twice = next((column for column in columns if columns.count(column) > 1), None)
     if twice is not None:
-        raise TableError(f"{path}: the column {twice!r} is named twice: text, pair and label are different ones")
+        raise TableError(f"{path}: the column {twice!r} is named twice: text, pair and label must be different columns")
     values: dict[str, list[str]] = {}
     for column, cells in _read(path, columns).items():
         values[column] = [_text(path, column, row, cell) for row, cell in enumerate(cells, 1)]
@@ -88,15 +88,15 @@ def read_rows(
     if kind == REGRESSION:
         numbers = tuple(_number(path, row, cell) for row, cell in enumerate(values[label], 1))
         if len(set(numbers)) < 2:
-            raise TableError(f"{path}: the column {label!r} has one number alone, {numbers[0]}")
+            raise TableError(f"{path}: the column {label!r} has only one value, {numbers[0]}")
         return Split(texts, pairs, numbers), ()
     found = tuple(sorted(set(values[label])))
     classes = labels or found
     unknown = next((name for name in found if name not in classes), None)
     if unknown is not None:
-        raise TableError(f"{path}: the class {unknown!r} is none of {', '.join(classes)}")
+        raise TableError(f"{path}: the class {unknown!r} is not one of {', '.join(classes)}")
     if len(classes) < 2:
-        raise TableError(f"{path}: the column {label!r} has one class alone, {classes[0]!r}")
+        raise TableError(f"{path}: the column {label!r} has only one class, {classes[0]!r}")
     places = {name: number for number, name in enumerate(classes)}
     return Split(texts, pairs, tuple(places[name] for name in values[label])), classes
 
@@ -104,13 +104,13 @@ def read_rows(
 def _number(path: Path, row: int, cell: str) -> float:
     value = finite(cell)
     if value is None:
-        raise TableError(f"{path}: row {row} has the label {shortened(cell)}, which is no finite number")
+        raise TableError(f"{path}: row {row} has the label {shortened(cell)}, which is not a finite number")
     return value
 
 
 def _text(path: Path, column: str, row: int, cell: object) -> str:
     if isinstance(cell, bytes | dict | list):
-        raise TableError(f"{path}: row {row} has {shortened(cell)} in the column {column!r}, which is no text")
+        raise TableError(f"{path}: row {row} has {shortened(cell)} in the column {column!r}, which is not text")
     # Tokenizers drop NULs, and NaN is how some tools write that there is nothing.
     text = "" if cell is None or cell != cell else str(cell).replace("\0", "").strip()
     if not text:
@@ -123,7 +123,7 @@ def _read(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
     import pyarrow
 
     if path.suffix not in SUFFIXES:
-        raise TableError(f"{path}: a table ends in {', '.join(SUFFIXES)}")
+        raise TableError(f"{path}: the name of a table must end in {', '.join(SUFFIXES)}")
     try:
         if path.suffix == ".jsonl":
             return _objects(path, wanted)
@@ -154,10 +154,11 @@ def _objects(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise TableError(f"{path}:{number}: no JSON: {error}") from None
+                raise TableError(f"{path}:{number}: not JSON: {error}") from None
             if not isinstance(row, dict):
                 raise TableError(
-                    f"{path}:{number}: {shortened(row)} is no JSON object; each line is one, with the columns"
+                    f"{path}:{number}: {shortened(row)} is not a JSON object; every line must be one, with the "
+                    "columns as keys"
                 )
             rows.append(row)
     if not rows:

@@ -109,12 +109,12 @@ def encode(
         raise ValueError("nothing to encode: no rows")
     if kind is None:
         if not isinstance(rows, Sequence):
-            raise ValueError(f"a {type(rows).__name__} is no list of texts; give the kind of its task")
+            raise ValueError(f"a {type(rows).__name__} is not a list of texts; give the kind of its task")
         _check_room(tokenizer, max_length, paired=False)
         return encode_sentences(tokenizer, rows, None, max_length)
     chosen = task_type(kind)
     if chosen.encode is None or not isinstance(rows, chosen.split):
-        raise ValueError(f"a {type(rows).__name__} is no rows of a {kind}")
+        raise ValueError(f"a {type(rows).__name__} does not hold rows of the kind {kind}")
     _check_room(tokenizer, max_length, rows.paired)
     encoded: Encoded = chosen.encode(tokenizer, rows, max_length, max_length // 3 if stride is None else stride)
     return encoded

@@ -100,7 +100,7 @@ def test_rows_of_its_own_rule_out_several_tasks(monkeypatch: pytest.MonkeyPatch)
     spec = ObjectiveSpec(staged, row_arguments=lambda rows: {})
     monkeypatch.setitem(OBJECTIVES, "staged", spec)
     config = load_config("demo", {"objective": {"name": "staged"}, "tasks": ["library", "neighbours"]})
-    with pytest.raises(ConfigError, match="tasks: staged remembers the rows of one task"):
+    with pytest.raises(ConfigError, match="tasks: staged works with the rows of a single task"):
         data.check_tasks(config)
 
 

@@ -200,10 +200,10 @@ def test_windows_equal_those_of_the_usual_script(tokenizer: BertTokenizerFast) -
 
 def test_what_cannot_be_encoded(tokenizer: BertTokenizerFast) -> None:
     for rows, kind, message in (
-        (ASKED, TOKEN_CLASSIFICATION, "a QuestionSplit is no rows of a token_classification"),
-        (ASKED, MASKED_LM, "a QuestionSplit is no rows of a masked_lm"),
+        (ASKED, TOKEN_CLASSIFICATION, "a QuestionSplit does not hold rows of the kind token_classification"),
+        (ASKED, MASKED_LM, "a QuestionSplit does not hold rows of the kind masked_lm"),
         (ASKED, "tagging", "unknown kind 'tagging'"),
-        (ASKED, None, "a QuestionSplit is no list of texts; give the kind of its task"),
+        (ASKED, None, "a QuestionSplit is not a list of texts; give the kind of its task"),
     ):
         with pytest.raises(ValueError, match=message):
             encode(tokenizer, rows, kind=kind)

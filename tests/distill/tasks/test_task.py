@@ -52,7 +52,7 @@ def test_splits_are_checked() -> None:
     [
         (Task("t", ("a", "b")), Split(("a",), None, (2,)), "dev: classes 2 to 2, of 2"),
         (Task("t", ("a", "b")), Split((), None, ()), "dev: no rows"),
-        (Task("t", ("a", "b")), TAGGED, "a TaggedSplit is no rows of a classification"),
+        (Task("t", ("a", "b")), TAGGED, "a TaggedSplit does not hold rows of the kind classification"),
         (Task("t", kind=REGRESSION, metrics=("pearson",)), Split(("a",), None, (float("nan"),)), "not finite"),
     ],
 )

@@ -280,7 +280,7 @@ def test_saved_outputs_stand_in_for_the_teacher(accelerator: Accelerator, tokens
     for given, stand_in in ((source, None), (None, saved)):
         model = student()
         recipe = Recipe(steps=6, batch_size=8, learning_rate=1e-3)
-        rest: Any = {"accelerator": accelerator, "tokenizer": tokens, "saved": stand_in}
+        rest: Any = {"accelerator": accelerator, "tokenizer": tokens, "saved_outputs": stand_in}
         distil(model, given, rows(), "tinybert", {}, recipe, **rest)
         found.append(weights(model))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

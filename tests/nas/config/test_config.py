@@ -129,7 +129,7 @@ def test_a_file_extends_a_preset_or_the_file_beside_it(tmp_path: Path) -> None:
         ({"a": "extends = 3"}, "a.toml: extends: must be the name of a preset or a .toml file, not 3"),
         ({"a": 'extends = "demon"'}, "a.toml: extends: unknown preset '.*demon'"),
         ({"a": 'extends = "b.toml"'}, "a.toml: extends: .*b.toml: No such file"),
-        ({"a": 'extends = "b.toml"', "b": 'extends = "a.toml"'}, "a.toml -> .*b.toml -> .*a.toml is a circle"),
+        ({"a": 'extends = "b.toml"', "b": 'extends = "a.toml"'}, "a.toml -> .*b.toml -> .*a.toml is a cycle"),
         ({"a": 'extends = "b.toml"', "b": "x = "}, "a.toml: extends: .*b.toml: not TOML"),
         ({"a": 'extends = "demo"\n[stage1]\ntrails = 3'}, "stage1.trails: unknown key; did you mean 'trials'"),
     ],
@@ -189,15 +189,15 @@ def test_count_refuses(value: object) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        ("space.expansions", ["0"], "space.expansions.0: 0 is not above 0 and at most 1"),
-        ("space.expansions", ["1/4", "5/4"], "space.expansions.1: 5/4 is not above 0"),
+        ("space.expansions", ["0"], "space.expansions.0: must be above 0 and at most 1, not 0"),
+        ("space.expansions", ["1/4", "5/4"], "space.expansions.1: must be above 0 and at most 1, not 5/4"),
         ("space.expansions", ["1/0"], "space.expansions.0: '1/0' divides by zero"),
         ("space.expansions", ["-1/4"], "must be a fraction such as"),
         ("space.expansions", ["1e-999999999"], "must be a fraction such as"),
         ("space.expansions", [True], 'must be a fraction such as "1/8", not True'),
         ("space.expansions", [], "space.expansions: "),
         ("space.uniform", "half", "space.uniform: must be a fraction such as \"1/8\", not 'half'"),
-        ("space.uniform", None, "give the parameter box"),
+        ("space.uniform", None, "limit the parameters"),
         ("space.stacks", [0], "space.stacks.0: "),
         ("space.stacks", [], "space.stacks: "),
         ("space.stacks", "1", "space.stacks: "),
@@ -237,7 +237,7 @@ def test_count_refuses(value: object) -> None:
         ("tsks", ["library"], "tsks: unknown key; did you mean 'tasks'?"),
         ("tasks", [], "tasks: "),
         ("tasks", ["a", "a"], "tasks: a task is named twice"),
-        ("goals", "score,score", "goals: 'score,score' is none of "),
+        ("goals", "score,score", "goals: 'score,score' is not one of "),
         (
             "goals",
             "score,macs",
@@ -245,7 +245,7 @@ def test_count_refuses(value: object) -> None:
         ),
         ("stage2.sampler", "nsga2", "stage2.sampler is nsga2 and goals are score: nsga2 is for two goals"),
         ("stage1.stop", 1.0, "stage1.stop: "),
-        ("stage1.rungs", ["3/2"], "stage1.rungs.0: 3/2 is not above 0 and at most 1"),
+        ("stage1.rungs", ["3/2"], "stage1.rungs.0: must be above 0 and at most 1, not 3/2"),
         ("space.max_macs", "lots", "space.max_macs: 'lots' is not a number"),
         ("space.max_latency", "12", "space.max_latency: a latency is "),
         ("stage1.trials", 0, "stage1.trials: "),
@@ -267,12 +267,15 @@ def test_values_that_cannot_be(place: str, value: object, message: str) -> None:
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        ({"hidden": "much"}, "objective.hidden: is a number, not 'much'"),
-        ({"hidden": True}, "objective.hidden: is a number, not True"),
-        ({"paper_compatible": 1}, "objective.paper_compatible: is true or false, not 1"),
-        ({"hiden": 1}, "objective: efficientbert has no 'hiden'; did you mean 'hidden'?; its settings are attention"),
+        ({"hidden": "much"}, "objective.hidden: must be a number, not 'much'"),
+        ({"hidden": True}, "objective.hidden: must be a number, not True"),
+        ({"paper_compatible": 1}, "objective.paper_compatible: must be true or false, not 1"),
+        (
+            {"hiden": 1},
+            "objective: efficientbert has no setting 'hiden'; did you mean 'hidden'?; its settings are attention",
+        ),
         ({"name": "moebret"}, "objective.name: there is no 'moebret'; did you mean 'moebert'? (objectives: "),
-        ({"name": "codir", "rows": 3}, "objective: codir has no 'rows'"),
+        ({"name": "codir", "rows": 3}, "objective: codir has no setting 'rows'"),
     ],
 )
 def test_settings_that_an_objective_has_not(objective: dict[str, object], message: str) -> None:

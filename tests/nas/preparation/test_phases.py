@@ -268,7 +268,9 @@ def test_another_checkpoint_as_base(tiny_study: TinyStudy, tmp_path: Path) -> No
         prepare(load_config(str(tiny_study.preset), places | {"max_length": 30}), "cpu")
     small.vocab_size += 1
     BertForSequenceClassification(small).save_pretrained(tmp_path / "other")
-    with pytest.raises(ConfigError, match=r"base: .*other has a vocabulary of .*; both read the same tokens"):
+    with pytest.raises(
+        ConfigError, match=r"base: .*other has a vocabulary of .*; choose a checkpoint with the teacher's tokenizer"
+    ):
         prepare(load_config(str(tiny_study.preset), places | {"base": str(tmp_path / "other")}), "cpu")
     with pytest.raises(TeacherError, match=r"no model at '.*/none'"):
         prepare(load_config(str(tiny_study.preset), places | {"base": str(tmp_path / "none")}), "cpu")

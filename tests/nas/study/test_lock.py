@@ -78,11 +78,11 @@ def test_one_of_several_that_start_together(url: str) -> None:
         answers = {process: answer(process) for process in processes}
         (first,) = (process for process, text in answers.items() if text.startswith("holds "))
         told = [text for process, text in answers.items() if process is not first]
-        assert all("study 'together' is driven by " in text for text in told)
+        assert all("study 'together' is already being run by " in text for text in told)
         with pytest.raises(StudyInUse) as caught, sole_driver(url, "together"):
             pass
         today = time.strftime("%Y-%m-%d", time.gmtime())
-        assert f"driven by process {first.pid} on {socket.gethostname()} since {today} " in str(caught.value)
+        assert f"run by process {first.pid} on {socket.gethostname()} since {today} " in str(caught.value)
         assert str(caught.value).endswith(": wait until that has ended, or choose another --study")
         with sole_driver(url, "another"):
             pass
@@ -177,8 +177,8 @@ def test_a_server_that_restarts(server: Server) -> None:
         ("sqlite://", "give a file, as in sqlite:///study.db"),
         ("sqlite:///:memory:", "give a file"),
         ("sqlite:////no/such/folder/study.db", "unable to open database file"),
-        ("oracle://u:secret@h/d", "needed is one of sqlite, postgresql, mysql"),
-        ("postgres://u:secret@h/d", "needed is one of sqlite, postgresql, mysql"),
+        ("oracle://u:secret@h/d", "the supported databases are sqlite, postgresql, mysql"),
+        ("postgres://u:secret@h/d", "the supported databases are sqlite, postgresql, mysql"),
         ("nonsense", "Could not parse"),
         ("", "Could not parse"),
         ("postgresql+psycopg://u:secret@127.0.0.1:1/d", "Connection refused"),

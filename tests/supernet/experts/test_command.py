@@ -79,18 +79,18 @@ def test_split_train_thin_out_and_load_as_a_stranger(fixtures: Path) -> None:
         ([], "give --experts N"),
         (["--experts", "4", "--drop", "1/4"], "give --experts N"),
         (["--experts", "4", "--width", "40", "--shared", "10"], "= 19 channels each, not 40"),
-        (["--experts", "4", "--width", "60"], "--width: from 1 to 48 channels, not 60"),
-        (["--experts", "4", "--shared", "13"], "--shared: from 0 to 12 channels, not 13"),
+        (["--experts", "4", "--width", "60"], "--width: must be from 1 to 48 channels, not 60"),
+        (["--experts", "4", "--shared", "13"], "--shared: must be from 0 to 12 channels, not 13"),
         (["--experts", "0"], "experts.count: must be from 1 to 64, not 0"),
-        (["--experts", "4", "--top-k", "5"], "experts.top_k: 5 of 4 experts"),
+        (["--experts", "4", "--top-k", "5"], "experts.top_k: must be at most experts.count, which is 4, not 5"),
         (["--experts", "4", "--routing", "sentence_gate", "--capacity", "5/4"], "experts.capacity"),
         (["--experts", "4", "--task", "word_order"], "give the rows"),
         (["--experts", "4", "--steps", "-1"], "--steps: must be at least 0"),
         (["--experts", "4", "--max-length", "2"], "--max-length"),
-        (["--experts", "4", "--max-length", "30"], "the model has 20 positions, not 30"),
+        (["--experts", "4", "--max-length", "30"], "--max-length: must be at most 20, the number of positions of the model, not 30"),
         (["--experts", "4", "--text", "words"], "no column 'words'; its columns are text, kind"),
         (["--experts", "4", "--label", "text"], "the column 'text' is named twice"),
-        (["--experts", "4", "--text", "kind", "--label", "text"], "is none of bad, good"),
+        (["--experts", "4", "--text", "kind", "--label", "text"], "is not one of bad, good"),
         (["--drop", "1/4"], "has no architecture.json"),
     ],
 )
@@ -134,7 +134,7 @@ def test_tasks_of_other_kinds_are_refused(fixtures: Path, tmp_path: Path, capsys
         (["--task", "conll", "--data", str(tmp_path)], "--task conll: is a token_classification; only"),
         (["--task", "sst2", "--data", str(tmp_path / "none")], "sst2"),
         (["--task", "wordorder"], "unknown task 'wordorder'; did you mean 'word_order'"),
-        (["--data", str(tmp_path), *files], "--data: is of a --task"),
+        (["--data", str(tmp_path), *files], "--data: only a --task has a folder"),
     ):
         assert main(task(fixtures, *options)) == 2
         shown = capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_faults_are_named(train: str, dev: str, message: str, tmp_path: Path) ->
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"has none of the files train.conll, train.txt"):
         load("conll", tmp_path)
-    with pytest.raises(TaskError, match="'conll' is of your own files: give their folder"):
+    with pytest.raises(TaskError, match="'conll' reads files of your own: give their folder"):
         load("conll")
     with pytest.raises(TaskError, match="from the hub"):
         load("wnut17")

@@ -148,5 +148,5 @@ def test_too_small_a_corpus_is_named() -> None:
 
 
 def test_the_demo_takes_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="'library' comes with its text"):
+    with pytest.raises(TaskError, match="'library' uses the embedded text"):
         load_task("library", tmp_path)

@@ -144,20 +144,20 @@ def test_windows_line_ends_and_a_byte_order_mark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "line", "change", "message"),
     [
-        ("sst2", 3, "one cell", "train.tsv:3: 1 cells between tabs, where 2 are due"),
-        ("sst2", 3, "a\tb\tc", "train.tsv:3: 3 cells"),
-        ("sst2", 3, "", "train.tsv:3: 1 cells"),
-        ("sst2", 4, "good\tpositive", "train.tsv:4: the label 'positive' is none of 0, 1"),
-        ("sst2", 4, "good\t", "train.tsv:4: the label '' is none of 0, 1"),
+        ("sst2", 3, "one cell", "train.tsv:3: 1 tab-separated cells; the header has 2"),
+        ("sst2", 3, "a\tb\tc", "train.tsv:3: 3 tab-separated cells"),
+        ("sst2", 3, "", "train.tsv:3: 1 tab-separated cells"),
+        ("sst2", 4, "good\tpositive", "train.tsv:4: the label 'positive' is not one of 0, 1"),
+        ("sst2", 4, "good\t", "train.tsv:4: the label '' is not one of 0, 1"),
         ("sst2", 2, " \t1", "train.tsv:2: a text is empty"),
         ("sst2", 1, "text\tlabel", "no column 'sentence'; its columns are text, label"),
         ("sst2", 1, "sentence\tlabel\tlabel", "train.tsv: 2 columns 'label'; its columns are sentence, label, label"),
-        ("cola", 1, "gj04\t2\t\tA sentence.", "train.tsv:1: the label '2' is none of 0, 1"),
-        ("cola", 1, "sentence\tlabel", "train.tsv:1: 2 cells between tabs, where 4 are due"),
-        ("rte", 5, "1\ta\tb\t-", "train.tsv:5: the label '-' is none of entailment, not_entailment"),
-        ("stsb", 2, "\t".join("0123456ab") + "\thigh", "train.tsv:2: the label 'high' is no finite number"),
+        ("cola", 1, "gj04\t2\t\tA sentence.", "train.tsv:1: the label '2' is not one of 0, 1"),
+        ("cola", 1, "sentence\tlabel", "train.tsv:1: 2 tab-separated cells; the header has 4"),
+        ("rte", 5, "1\ta\tb\t-", "train.tsv:5: the label '-' is not one of entailment, not_entailment"),
+        ("stsb", 2, "\t".join("0123456ab") + "\thigh", "train.tsv:2: the label 'high' is not a finite number"),
         *(
-            ("stsb", 2, "\t".join("0123456ab") + f"\t{cell}", f"the label '{cell}' is no finite number")
+            ("stsb", 2, "\t".join("0123456ab") + f"\t{cell}", f"the label '{cell}' is not a finite number")
             for cell in ("nan", "inf", "1e39")
         ),
     ],
@@ -173,7 +173,9 @@ def test_a_line_that_is_no_row_is_named(name: str, line: int, change: str, messa
 
 
 def test_files_that_are_not_there_or_empty(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"no train.tsv and dev_matched.tsv of the task 'mnli', nor has a folder MNLI"):
+    with pytest.raises(
+        TaskError, match=r"no train.tsv and dev_matched.tsv of the task 'mnli', nor in a subfolder MNLI"
+    ):
         load("mnli", tmp_path)
     write(tmp_path, "sst2")
     (tmp_path / "dev.tsv").unlink()
@@ -213,7 +215,7 @@ def test_flaws_of_the_official_files_are_told(tmp_path: Path, caplog: pytest.Log
 def test_tables_of_another_form() -> None:
     with pytest.raises(TaskError, match="nyu-mll/glue:rte: no column 'sentence2'; did you mean 'sentence1'"):
         from_columns(TASKS["rte"], {"sentence1": ["a"], "label": [0]})
-    with pytest.raises(TaskError, match="nyu-mll/glue:sst2, row 0: the label '-1' is none of 0, 1"):
+    with pytest.raises(TaskError, match="nyu-mll/glue:sst2, row 0: the label '-1' is not one of 0, 1"):
         from_columns(TASKS["sst2"], {"sentence": ["a"], "label": [-1]})
 
 
@@ -244,9 +246,9 @@ def test_row_counts_of_the_real_files(name: str, folder: str, train: int, dev: i
 
 @needs_data
 def test_another_task_s_folder_is_refused() -> None:
-    with pytest.raises(TaskError, match=r"train.tsv:1: 2 cells between tabs, where 4 are due"):
+    with pytest.raises(TaskError, match=r"train.tsv:1: 2 tab-separated cells; the header has 4"):
         load("cola", DATA / "glue" / "SST-2")
     with pytest.raises(TaskError, match="no column 'sentence'"):
         load("sst2", DATA / "glue" / "RTE")
-    with pytest.raises(TaskError, match="'not_entailment' is none of 0, 1"):
+    with pytest.raises(TaskError, match="'not_entailment' is not one of 0, 1"):
         load("wnli", DATA / "glue" / "RTE")

@@ -59,7 +59,7 @@ def test_the_order_of_known_classes_is_kept(tmp_path: Path) -> None:
         ("s\tl\n", ("s", "l"), "no rows"),
         ("", ("s", "l"), "rows.tsv: "),
         ("s\tl\na\t0\nb\t\n", ("s", "l"), "row 2 has nothing in the column 'l'"),
-        ("s\tl\na\t0\nb\t0\n", ("s", "l"), "has one class alone, '0'"),
+        ("s\tl\na\t0\nb\t0\n", ("s", "l"), "has only one class, '0'"),
         ("s\tl\na\t0\nb\n", ("s", "l"), "rows.tsv: "),
         ("s\tl\na\t0\n\0\t1\n", ("s", "l"), "row 2 has nothing in the column 's'"),
         ("s\tl\tl\na\t0\t1\nb\t1\t0\n", ("s", "l"), "2 columns 'l'; its columns are s, l, l"),
@@ -89,14 +89,14 @@ GOOD = '{"s": "a", "l": "x"}\n{"s": "b", "l": "y"}\n'
     ("text", "message"),
     [
         ("", "no rows"),
-        (GOOD[:-4], ":2: no JSON: Unterminated string"),
-        (GOOD.replace("\n", " "), ":1: no JSON: Extra data"),
-        (GOOD + "[" * 100_000, ":3: no JSON: maximum recursion depth exceeded"),
-        (GOOD + "3\n", ":3: 3 is no JSON object"),
-        ("[" + GOOD.replace("}\n{", "},{") + "]", ":1: no JSON: "),
+        (GOOD[:-4], ":2: not JSON: Unterminated string"),
+        (GOOD.replace("\n", " "), ":1: not JSON: Extra data"),
+        (GOOD + "[" * 100_000, ":3: not JSON: maximum recursion depth exceeded"),
+        (GOOD + "3\n", ":3: 3 is not a JSON object"),
+        ("[" + GOOD.replace("}\n{", "},{") + "]", ":1: not JSON: "),
         (GOOD + '{"s": "c"}\n', "row 3 has nothing in the column 'l'"),
         (GOOD + '{"s": "c", "l": NaN}\n', "row 3 has nothing in the column 'l'"),
-        (GOOD + '{"s": ["c"], "l": "x"}\n', "row 3 has ['c'] in the column 's', which is no text"),
+        (GOOD + '{"s": ["c"], "l": "x"}\n', "row 3 has ['c'] in the column 's', which is not text"),
         (GOOD.replace("s", "t"), "no column 's'; its columns are t, l"),
     ],
 )
@@ -111,7 +111,7 @@ def test_faults_of_parquet_are_named(tmp_path: Path) -> None:
     path.write_text("s\tl\na\tb\n")
     assert "not a parquet file" in fault_of(path)
     parquet.write_table(pyarrow.table({"s": [b"a", b"b"], "l": ["x", "y"]}), path)
-    assert "row 1 has b'a' in the column 's', which is no text" in fault_of(path)
+    assert "row 1 has b'a' in the column 's', which is not text" in fault_of(path)
     path.write_bytes(path.read_bytes()[:-20])
     assert str(path) in fault_of(path)
 
@@ -139,11 +139,11 @@ def test_json_is_taken_as_it_stands(tmp_path: Path) -> None:
 
 
 def test_unknown_classes_files_and_kinds_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TableError, match="the class 'no' is none of yes, perhaps"):
+    with pytest.raises(TableError, match="the class 'no' is not one of yes, perhaps"):
         read_rows(written(tmp_path, ".tsv"), "s", "l", labels=("yes", "perhaps"))
     with pytest.raises(TableError, match="No such file"):
         read_rows(tmp_path / "nothing.csv", "s", "l")
-    with pytest.raises(TableError, match="a table ends in"):
+    with pytest.raises(TableError, match="the name of a table must end in"):
         read_rows(tmp_path / "rows.xlsx", "s", "l")
 
 
@@ -158,10 +158,10 @@ def test_numbers_to_predict(tmp_path: Path) -> None:
     assert all(isinstance(label, float) for label in split.labels)
     for cell in ("high", "nan", "inf", "1e39"):
         path.write_text(SCORED.replace("\t0.5\n", f"\t{cell}\n"))
-        with pytest.raises(TableError, match=f"row 3 has the label '{cell}', which is no finite number"):
+        with pytest.raises(TableError, match=f"row 3 has the label '{cell}', which is not a finite number"):
             read_rows(path, "a", "score", kind=REGRESSION)
     path.write_text("a\tscore\nb\t1\nc\t1.0\n")
-    with pytest.raises(TableError, match=r"the column 'score' has one number alone, 1.0"):
+    with pytest.raises(TableError, match=r"the column 'score' has only one value, 1.0"):
         read_rows(path, "a", "score", kind=REGRESSION)
     with pytest.raises(TableError, match="not 'token_classification'"):
         read_rows(path, "a", "score", kind="token_classification")
@@ -176,7 +176,7 @@ def test_a_task_of_two_files(tmp_path: Path) -> None:
     assert data.dev.texts == ("fine", "poor") and data.dev.labels == (1, 0)
     assert (data.train, data.search) == hold_out(read_rows(train, "text", "mood")[0])
     dev.write_text("text,mood\nfine,better\n")
-    with pytest.raises(TableError, match=r"dev.csv: the class 'better' is none of bad, good"):
+    with pytest.raises(TableError, match=r"dev.csv: the class 'better' is not one of bad, good"):
         table_task(train, dev, text="text", label="mood")
     with pytest.raises(TableError, match="unknown metric 'pearson'"):
         table_task(train, dev, text="text", label="mood", metrics=("pearson",))
@@ -184,7 +184,7 @@ def test_a_task_of_two_files(tmp_path: Path) -> None:
         table_task(train, dev, text="txt", label="mood")
     dev.unlink()
     dev.symlink_to(train)
-    with pytest.raises(TableError, match=r"dev.csv: the file is that of the training rows; scores are measured on"):
+    with pytest.raises(TableError, match=r"dev.csv: this is the file of the training rows; scores are measured on"):
         table_task(train, dev, text="text", label="mood")
 
 
