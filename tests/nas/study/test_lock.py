@@ -82,8 +82,8 @@ def test_one_of_several_that_start_together(url: str) -> None:
         with pytest.raises(StudyInUse) as caught, sole_driver(url, "together"):
             pass
         today = time.strftime("%Y-%m-%d", time.gmtime())
-        assert f"run by process {first.pid} on {socket.gethostname()} since {today} " in str(caught.value)
-        assert str(caught.value).endswith(": wait until that has ended, or choose another --study")
+        assert f"being run by process {first.pid} on {socket.gethostname()} since {today} " in str(caught.value)
+        assert str(caught.value).endswith(": wait until it has ended, or choose another --study")
         with sole_driver(url, "another"):
             pass
         tell(first)

@@ -87,7 +87,10 @@ def test_split_train_thin_out_and_load_as_a_stranger(fixtures: Path) -> None:
         (["--experts", "4", "--task", "word_order"], "give the rows"),
         (["--experts", "4", "--steps", "-1"], "--steps: must be at least 0"),
         (["--experts", "4", "--max-length", "2"], "--max-length"),
-        (["--experts", "4", "--max-length", "30"], "--max-length: must be at most 20, the number of positions of the model, not 30"),
+        (
+            ["--experts", "4", "--max-length", "30"],
+            "--max-length: must be at most 20, the number of positions of the model, not 30",
+        ),
         (["--experts", "4", "--text", "words"], "no column 'words'; its columns are text, kind"),
         (["--experts", "4", "--label", "text"], "the column 'text' is named twice"),
         (["--experts", "4", "--text", "kind", "--label", "text"], "is not one of bad, good"),
@@ -115,7 +118,10 @@ def test_a_task_s_official_files(fixtures: Path, tmp_path: Path, capsys: pytest.
         (tmp_path / "CoLA" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
     options = ["--task", "cola", "--data", str(tmp_path)]
     assert main(task(fixtures, *options)) == 2
-    assert "its classes are bad, good; those of the rows are unacceptable, accept" in capsys.readouterr().err
+    assert (
+        "the classes of the checkpoint are bad, good, but those of the rows are unacceptable, accept"
+        in capsys.readouterr().err
+    )
     model = bert(labels=2)
     model.save_pretrained(tmp_path / "bert")
     BertTokenizerFast(vocab=str(fixtures / "vocab.txt")).save_pretrained(tmp_path / "bert")
@@ -131,7 +137,10 @@ def test_tasks_of_other_kinds_are_refused(fixtures: Path, tmp_path: Path, capsys
         (tmp_path / f"{name}.txt").write_text("w1 O\nw2 B-X\n\nw3 O\n")
     files = ["--train", "train.tsv", "--dev", "dev.tsv"]
     for options, message in (
-        (["--task", "conll", "--data", str(tmp_path)], "--task conll: is a token_classification; only"),
+        (
+            ["--task", "conll", "--data", str(tmp_path)],
+            "--task conll: must be a classification, not a token_classification",
+        ),
         (["--task", "sst2", "--data", str(tmp_path / "none")], "sst2"),
         (["--task", "wordorder"], "unknown task 'wordorder'; did you mean 'word_order'"),
         (["--data", str(tmp_path), *files], "--data: only a --task has a folder"),

@@ -92,7 +92,7 @@ def test_tables_of_the_hub(name: str, tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "validation-00000-of-00001.parquet")
     found = columns(str(tmp_path), "validation")
     assert from_columns(name, found, tags) == TaggedSplit((("EU", "it"), ("Ann",)), ((1, 0), (len(tags) - 1,)))
-    with pytest.raises(TaskError, match=f"{name}: a tag has the number {len(tags) - 1}; there are 3"):
+    with pytest.raises(TaskError, match=f"{name}: the tag number {len(tags) - 1} is out of range; there are 3 tags"):
         from_columns(name, found, tags[:3])
     with pytest.raises(TaskError, match="no column 'ner_tags'; its columns are tokens"):
         from_columns(name, {"tokens": []}, tags)
