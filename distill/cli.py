@@ -59,3 +59,14 @@ def guard(prog: str, command: Callable[[], int]) -> int:
     except UserError as error:
         print(f"{called_as(prog)}: {' '.join(str(error).split())}", file=sys.stderr)
         return USER_ERROR
+    finally:
+        _leave_process_group()
+
+
+def _leave_process_group() -> None:
+    """In a launch of several processes, close the connections between them. A process that ends without this may crash
+    in a background thread, and so exit with another status.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()

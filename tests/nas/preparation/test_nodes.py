@@ -39,14 +39,16 @@ try:
     nodes.create_on_every_node(cache / f"own-{accelerator.process_index}", make, accelerator)
 except ConfigError as error:
     print(error)
+torch.distributed.destroy_process_group()
 """
 PREPARE = """
-import sys
+import sys, torch
 from nas.config.load import load_config
 from nas.preparation.prepare import prepare
 
 workspace = prepare(load_config(sys.argv[1]), "cpu", outputs=False)
 print(workspace.supernet.exists() and workspace.teacher.exists() and workspace.data.exists())
+torch.distributed.destroy_process_group()
 """
 
 
