@@ -1,4 +1,4 @@
-"""A copy of what a user checks out, for tests that build or install the package."""
+"""A copy of the project as a user checks it out, for tests that build or install the package."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ FILES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "train_fin
 
 
 def copy_to(folder: Path) -> Path:
-    """Copy the packages and the files that installing them takes into a new folder; returns it."""
+    """Copy the packages and the files needed to install them into a new folder; returns the folder."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     for name in FILES:

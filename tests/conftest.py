@@ -1,4 +1,4 @@
-"""For all tests: the hub is offline, Ctrl-C works in subprocesses, and fixtures that several packages use."""
+"""Settings for all tests (the hub is offline, Ctrl-C works in subprocesses) and fixtures that several packages use."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What some tests need beside the package: a test without it is skipped, or fails where everything must be tested."""
+"""Optional requirements of tests: a test without them is skipped, or fails where everything must be tested."""
 
 import os
 import shutil
@@ -15,13 +15,13 @@ DEBIAN_POSTGRESQL = Path("/usr/lib/postgresql")
 
 
 def module(name: str, extra: str) -> None:
-    """Skip the test, or fail it, if the module is not installed; `extra` is the extra of this package that has it."""
+    """Skip or fail the test if the module is not installed; `extra` is the extra of this package that contains it."""
     if find_spec(name) is None:
         _missing(f"needs the module {name}: install the extra {extra}")
 
 
 def program(*names: str) -> str:
-    """The path of the first of these programs that is installed; skips the test, or fails it, if none is."""
+    """The path of the first of these programs that is installed; if there is none, the test is skipped or fails."""
     for name in names:
         path = shutil.which(name) or next(map(str, sorted(DEBIAN_POSTGRESQL.glob(f"*/bin/{name}"), reverse=True)), None)
         if path is not None:

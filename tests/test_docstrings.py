@@ -1,4 +1,4 @@
-"""Docstrings explain no parameter that does not exist, and every module has one."""
+"""Every module has a docstring, and docstrings only describe parameters that exist."""
 
 import ast
 import inspect
@@ -15,7 +15,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def definitions(node: ast.AST) -> Iterator[Definition]:
-    """Functions, classes and methods, but not what is defined inside functions."""
+    """Functions, classes and methods, except for those defined inside functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Definition):
             yield child
@@ -24,14 +24,14 @@ def definitions(node: ast.AST) -> Iterator[Definition]:
 
 
 def documented(docstring: str) -> set[str]:
-    """The names of the section "Args", of which several may share a line."""
+    """The names in the section "Args"; several may share a line."""
     section = re.search(r"^Args:\n((?:    .*\n|\n)+)", inspect.cleandoc(docstring) + "\n", re.M)
     lines = re.findall(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)*):", section[1], re.M) if section else []
     return {name.lstrip("*") for line in lines for name in line.split(", ")}
 
 
 def parameters(node: Definition) -> set[str]:
-    """The names of a function's parameters, or of those that make a value of a class."""
+    """The names of a function's parameters, or of those of a class's constructor."""
     if isinstance(node, ast.ClassDef):
         fields = {
             entry.target.id

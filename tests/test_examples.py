@@ -1,4 +1,4 @@
-"""The scripts in examples/ run as a user runs them, in a folder elsewhere and with an empty cache."""
+"""The scripts in examples/ run from another folder and with an empty cache."""
 
 import os
 import subprocess

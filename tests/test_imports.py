@@ -1,4 +1,4 @@
-"""Who imports whom, by the source files: without circles, and in one direction between packages and rooms."""
+"""Imports have no cycles and go in one direction between packages and subpackages."""
 
 import ast
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ PACKAGES = ("search_spaces", "distill", "supernet", "nas")
 
 
 def modules() -> dict[str, Path]:
-    """Name -> file of every module of the packages, and of `train_final`."""
+    """The file of every module of the packages and of `train_final`, by its name."""
     files = [path for package in PACKAGES for path in (PROJECT / package).rglob("*.py")]
     names = {
         ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__"): path for path in files
@@ -21,7 +21,7 @@ def modules() -> dict[str, Path]:
 
 
 def imported(name: str, node: ast.AST, known: set[str]) -> Iterator[str]:
-    """The known modules that a module imports anywhere, also in functions and for annotations of types."""
+    """The known modules that a module imports anywhere, including in functions and for type annotations."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield from named(name, child, known)
@@ -30,7 +30,7 @@ def imported(name: str, node: ast.AST, known: set[str]) -> Iterator[str]:
 
 
 def named(name: str, node: ast.Import | ast.ImportFrom, known: set[str]) -> set[str]:
-    """The known modules that one statement of a module imports."""
+    """The known modules that a single import statement names."""
     if isinstance(node, ast.Import):
         return known & {alias.name for alias in node.names}
     # Modules that ship in a checkpoint import each other relatively.

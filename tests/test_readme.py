@@ -1,4 +1,4 @@
-"""The README and CONTRIBUTING.md name options, tasks, modules, files and figures as they are."""
+"""The README and CONTRIBUTING.md name options, tasks, modules, files and figures that exist."""
 
 import re
 from importlib.util import find_spec

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 
 def blocks(language: str = "") -> list[str]:
-    """The fenced blocks of the section "Run it" in this language."""
+    """The fenced code blocks in this language of the section "Run it"."""
     section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Run it\n")[1].split("\n## ")[0]
     return re.findall(rf"^```{language}\n(.*?)^```$", section, re.M | re.S)
 

@@ -1,4 +1,4 @@
-"""The slow tests are divided into thirds: each runs on one of three days, and the fast ones on all."""
+"""Slow tests are divided into thirds, each of which runs on one of three days; fast tests run every day."""
 
 import re
 from datetime import date
@@ -25,14 +25,14 @@ markers = slow: as in pyproject.toml
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A suite of thirty slow tests and a fast one that uses the plugin."""
+    """A test suite of thirty slow tests and a fast one that uses the plugin."""
     pytester.makeini(CONFIGURATION)
     pytester.makepyfile(test_suite=SUITE)
     return pytester
 
 
 def ran(suite: pytest.Pytester, *arguments: str) -> tuple[set[str], str]:
-    """The names of the tests that passed, and the output."""
+    """The names of the tests that passed, and pytest's output."""
     result = suite.runpytest_inprocess("-p", "tests.slow_thirds", "-v", *arguments)
     assert result.ret == pytest.ExitCode.OK
     output = result.stdout.str()

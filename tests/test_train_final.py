@@ -1,4 +1,4 @@
-"""`python train_final.py`: from an architecture to a checkpoint that loads anywhere."""
+"""`python train_final.py` turns an architecture into a checkpoint that loads without this project."""
 
 import json
 import os
@@ -62,7 +62,7 @@ SENTENCES = ["Badofi kule moni.", "Paru."]
 
 @pytest.fixture(scope="module")
 def final(shared_study: TinyStudy, searched: Path) -> Path:
-    """A checkpoint of the winner, where the command puts it by itself."""
+    """The checkpoint of the winner, in the default folder."""
     result = shared_study.run("train_final.py", searched / "architecture.json")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
@@ -179,7 +179,7 @@ def test_training_that_diverges(
 
 @dataclass(frozen=True)
 class Small:
-    """A study of some kind and an architecture of it."""
+    """A small study of some kind, and an architecture for it."""
 
     preset: Path
     architecture: Path
@@ -201,7 +201,7 @@ def rate(steps: int) -> dict[str, object]:
 
 
 def left(out: Path) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
-    """A checkpoint's weights, and its metrics but for what depends on the clock."""
+    """The weights of a checkpoint, and its metrics without those that depend on time."""
     assert not (out / "state").exists()
     facts = json.loads((out / "metrics.json").read_text())
     for row in facts["models"].values():
@@ -210,7 +210,7 @@ def left(out: Path) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
 
 
 def records(folder: Path) -> int:
-    """How many records are in TensorBoard's one file of events: length (8 bytes), 4 bytes, data, 4 bytes."""
+    """The number of records in TensorBoard's only event file: length (8 bytes), 4 bytes, data, 4 bytes."""
     (file,) = folder.iterdir()
     content, place, found = file.read_bytes(), 0, 0
     while place < len(content):
@@ -342,7 +342,7 @@ def test_without_anything_to_learn_from_text(
 
 
 def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """EfficientBERT's genes on twice its layers, as those of EfficientBERT++, and narrower ones."""
+    """EfficientBERT's genes on a base with twice its layers, as in EfficientBERT++, and on a narrower one."""
     base = {"depth": 12, "width": 8, "heads": 2, "inner": 12, "embedding": 4}
     preset = study(tiny_study, tmp_path, "rows", base=base, objective={"name": "kd"}, pretrain=rate(0), final=rate(2))
     text = preset.read_text().replace("stacks = [\n    1,\n    2,\n]", "stacks = [1, 2, 3, 4]")
@@ -367,7 +367,7 @@ def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: py
 
 
 def test_a_student_that_starts_as_a_slice_of_stage_3_s_supernet(tiny_study: TinyStudy, tmp_path: Path) -> None:
-    """EfficientBERT+: straight from the shared weights to the task."""
+    """EfficientBERT+ goes from the shared weights directly to the training on the task."""
     preset = study(tiny_study, tmp_path, "both", pretrain=rate(0), final=rate(0) | {"start": "shared"})
     config = load_config(str(preset))
     workspace = prepare(config, "cpu")

@@ -1,4 +1,4 @@
-"""An installed wheel does what a checkout does: the commands run from a virtual environment without the sources."""
+"""The commands of an installed wheel work like those of a checkout, in a virtual environment without the sources."""
 
 import json
 import os
@@ -23,7 +23,7 @@ Command = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, built from a copy, as setuptools leaves its own files beside the sources."""
+    """The wheel of this checkout, built from a copy because setuptools leaves files beside the sources."""
     folder = tmp_path_factory.mktemp("wheel")
     copy = copy_to(folder / "sources")
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, copy]

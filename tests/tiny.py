@@ -25,7 +25,7 @@ SIZES = {
 
 
 def bert(seed: int = 0, labels: int = 3, **changes: object) -> BertForSequenceClassification:
-    """A teacher in eval mode whose every parameter, LayerNorms and biases included, is random."""
+    """A teacher in eval mode whose parameters, including LayerNorms and biases, are all random."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = BertForSequenceClassification(BertConfig(**{**SIZES, "num_labels": labels, **changes}))
@@ -34,7 +34,7 @@ def bert(seed: int = 0, labels: int = 3, **changes: object) -> BertForSequenceCl
 
 @torch.no_grad()
 def shaken(model: nn.Module, seed: int = 0, scale: float = 0.2) -> nn.Module:
-    """`model` after noise on every parameter: nothing is zero or one by construction any more."""
+    """`model` with noise on every parameter, so that none is zero or one by construction."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter += scale * torch.randn(parameter.shape, generator=generator).to(parameter)
@@ -42,7 +42,7 @@ def shaken(model: nn.Module, seed: int = 0, scale: float = 0.2) -> nn.Module:
 
 
 def batch(rows: int = 4, tokens: int = 9, labels: int = 3, seed: int = 0) -> dict[str, Tensor]:
-    """Sentences of different lengths, the first without padding, the last (of several) one token long."""
+    """Sentences of different lengths: the first has no padding, and the last (of several) has one token."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.linspace(tokens, 1, rows).long()
     mask_BT = (torch.arange(tokens) < lengths[:, None]).long()
@@ -56,19 +56,19 @@ def batch(rows: int = 4, tokens: int = 9, labels: int = 3, seed: int = 0) -> dic
 
 
 def tokenizer(folder: Path, words: Iterable[str]) -> BertTokenizerFast:
-    """One whose word pieces are the special tokens and these words; its file is put into the folder."""
+    """A tokenizer whose word pieces are the special tokens and these words; its file is written to the folder."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
     (folder / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
     return BertTokenizerFast(vocab=str(folder / "vocab.txt"))
 
 
 def inputs(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a model takes of a batch."""
+    """The entries of a batch that a model takes."""
     return {name: given[name] for name in INPUTS if name in given}
 
 
 def graphs(count: int, seed: int = 0) -> list[FFNGraph]:
-    """Graphs of the coarse search's space, most of them far from the base graph."""
+    """Graphs of the space of stage 1, most of them far from the base graph."""
     space = Space(BASE, (1,), (Fraction(1),), 0, 10**9, edit_rate=0.9)
     rng = random.Random(seed)
     found: list[FFNGraph] = []
@@ -78,7 +78,7 @@ def graphs(count: int, seed: int = 0) -> list[FFNGraph]:
 
 
 def architectures(count: int, base: Base = BASE, seed: int = 0) -> Iterator[Architecture]:
-    """Random graphs, stacks and expansions, down to fewer inner channels than the model is wide."""
+    """Random architectures, including some whose inner widths are smaller than the model's width."""
     rng = random.Random(seed)
     for number in range(count):
         drawn = graphs(base.depth, seed=1000 * seed + number)
@@ -87,7 +87,7 @@ def architectures(count: int, base: Base = BASE, seed: int = 0) -> Iterator[Arch
 
 
 def bases(seed: int = 0) -> Iterator[Base]:
-    """Endless random bases: factorised and plain embeddings, both forms of mismatch and of gelu."""
+    """An endless series of random bases: factorised and plain embeddings, both forms of mismatch and of gelu."""
     rng = random.Random(seed)
     while True:
         heads = rng.choice((1, 2, 4))

@@ -15,7 +15,7 @@ PARTS = {"train": TRAIN, "dev": DEV}
 
 
 def sentences() -> list[tuple[str, str]]:
-    """Sentences and their libraries, which take turns."""
+    """Sentences with their libraries, in which the libraries alternate."""
     text = corpus()
     places = [[place for place, source in enumerate(text.sources) if source == library] for library in SOURCES]
     return [(text.texts[place], text.sources[place]) for turn in zip(*places, strict=True) for place in turn]
@@ -26,7 +26,9 @@ def words(sentence: str) -> list[str]:
 
 
 def table(folder: Path) -> dict[str, str]:
-    """Files of rows, by the names of their splits: columns one, two (sentences), lib (class) and share (number)."""
+    """Files of rows by the names of their splits, with the columns one and two (sentences), lib (class) and share
+    (number).
+    """
     files = {}
     for name, part in PARTS.items():
         rows = [
@@ -39,7 +41,7 @@ def table(folder: Path) -> dict[str, str]:
 
 
 def tagged(folder: Path) -> Path:
-    """CoNLL's train.txt and dev.txt: words that begin with a "b" or "d" are entities."""
+    """CoNLL's train.txt and dev.txt, in which words that begin with "b" or "d" are entities."""
     tags = {"b": "B-BEE", "d": "B-DEE"}
     for name, part in PARTS.items():
         blocks = [
@@ -50,7 +52,7 @@ def tagged(folder: Path) -> Path:
 
 
 def questions(folder: Path) -> Path:
-    """SQuAD's train.json and dev.json: to every question the answer is the sentence's last word."""
+    """SQuAD's train.json and dev.json, in which the answer to every question is the sentence's last word."""
     for name, part in PARTS.items():
         paragraphs = []
         for number, (text, _) in enumerate(sentences()[part]):
@@ -63,7 +65,7 @@ def questions(folder: Path) -> Path:
 
 
 def study(tiny_study: TinyStudy, folder: Path, kind: str, **changes: Any) -> Path:
-    """A preset beside its data, both in this folder."""
+    """Write a preset and its data to this folder; returns the preset."""
     folder.mkdir(parents=True, exist_ok=True)
     preset = tomllib.loads(tiny_study.preset.read_text())
     preset["finetune"]["steps"] = 150

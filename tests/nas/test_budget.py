@@ -1,4 +1,4 @@
-"""The budget of a search: its box, its limits, and the baselines that fit."""
+"""The budget of a search: bounds on parameters, limits on other costs, and the baselines that fit."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -123,7 +123,7 @@ def test_a_tighter_limit_moves_the_box() -> None:
 
 @pytest.mark.parametrize("head", cost.HEADS)
 def test_the_box_counts_the_head(head: str) -> None:
-    """The same architectures are in it, whatever head they have, unless the box itself is given."""
+    """The same architectures are within the budget for every head, unless the bounds are set explicitly."""
     space, other = box((channels(7 + 3 * 17),), head=head), box((channels(7 + 3 * 17),))
     less = cost.head_params(BASE, 4) - cost.head_params(BASE, 4, head)
     assert (other.min_params - space.min_params, other.max_params - space.max_params) == (less, less)

@@ -31,7 +31,7 @@ ALONE = {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
 
 @dataclass(frozen=True)
 class Node:
-    """A node of one processor."""
+    """A node with one processor."""
 
     process: subprocess.Popen[str]
 
@@ -39,7 +39,7 @@ class Node:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def workers(self) -> list[psutil.Process]:
-        """Those of its processes that train a candidate."""
+        """The processes of the cluster that train a candidate."""
         found = []
         for one in self.below():
             with contextlib.suppress(psutil.Error):
@@ -48,7 +48,7 @@ class Node:
         return found
 
     def kill(self) -> None:
-        """As if its power were cut."""
+        """Kill all processes of a node, as a power cut would."""
         everyone = [*self.below(), psutil.Process(self.process.pid)]
         for one in everyone:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -59,7 +59,7 @@ class Node:
 
 @contextlib.contextmanager
 def node(*arguments: str) -> Iterator[Node]:
-    """`ray start ...`, once it runs; killed at the end of the block."""
+    """Run `ray start ...` during the block; the process is killed at its end."""
     with subprocess.Popen(
         [*RAY, "start", *arguments, "--num-cpus", "1", "--disable-usage-stats", "--block"],
         env=os.environ | ALONE,
@@ -80,7 +80,7 @@ def node(*arguments: str) -> Iterator[Node]:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[tuple[str, Node, Node]]:
-    """The address of a cluster, its head and its other node."""
+    """The address of a cluster, its head node and its other node."""
     folder = tempfile.mkdtemp(prefix="ray-")  # short, as the paths of sockets must be
     with socket.socket() as free:
         free.bind(("", 0))
@@ -105,7 +105,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_any_number_of_workers_fits(
     workers: int, nodes: tuple[str, Node, Node], searched: Path, tiny_study: TinyStudy, tmp_path: Path
 ) -> None:
-    """One worker is not given the two processors that no node has; four take turns."""
+    """A single worker does not get two processors, which no node has; four workers take turns."""
     address, *both = nodes
     result = tiny_study.run(*tiny_study.search(tmp_path, "--study", "s", "--address", address, "--workers", workers))
     assert (result.returncode, result.stderr) == (0, "")
@@ -191,7 +191,7 @@ def test_addresses_of_no_cluster(tiny_study: TinyStudy, tmp_path: Path, monkeypa
 
 @pytest.mark.slow
 def test_a_local_session_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever cluster the environment names."""
+    """It ignores any cluster that the environment names."""
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with ray_session(Cluster()):
         processors = os.cpu_count() or 1

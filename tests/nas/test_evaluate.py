@@ -1,4 +1,4 @@
-"""One candidate to its score."""
+"""The evaluation of a single candidate."""
 
 import shutil
 from dataclasses import replace

@@ -19,7 +19,7 @@ SPACE = Space(BASE, (1, 2), (Fraction(1, 4), Fraction(1, 2), Fraction(1)), HALF 
 
 
 def study_of(*rows: tuple[Architecture, float | None], origin: str = "random") -> optuna.Study:
-    """A study in memory with these scores; None is a failure."""
+    """A study in memory with these scores; None means that the trial failed."""
     study = optuna.create_study(direction="maximize")
     for architecture, score in rows:
         ledger.enqueue(study, Parameters.of(SPACE), architecture, origin)
@@ -53,7 +53,7 @@ def test_finalists_are_the_best_different_ones_inside_the_box() -> None:
 
 
 def confirmed(study: optuna.Study, count: int, **scores: list[float]) -> dict:
-    """The summary of a study whose finalists, by their trials' numbers, got these confirming scores."""
+    """The summary of a study whose finalists, by their trial numbers, got these scores in the confirmation."""
     ranked = finalists(study, count)
     fresh = {trial.user_attrs[ledger.FUNCTION]: scores.get(f"trial{trial.number}", []) for trial in ranked}
     best = summary(ranked, fresh, study)
@@ -112,7 +112,7 @@ def test_the_front_of_two_goals() -> None:
 
 
 def test_what_is_outside_the_box_is_no_rival_on_the_front() -> None:
-    """The base model, better than all in its score, and a smaller one than the box allows."""
+    """The base model scores best, and another architecture is smaller than the budget allows."""
     outside = [Architecture.uniform(BASE), Architecture.uniform(BASE, expansion=Fraction(1, 4))]
     member, *_ = inside(1)
     study = optuna.create_study(directions=["maximize", "minimize"])

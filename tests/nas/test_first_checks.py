@@ -1,4 +1,4 @@
-"""Mistakes that can be seen without rows or weights end a search before anything is made."""
+"""Mistakes that can be found without rows or weights end a search before anything is prepared."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -20,13 +20,13 @@ def refused(
 
 
 class Refused:
-    """Runs a search with an empty cache that must end in a mistake and leave nothing behind."""
+    """Runs a search with an empty cache that must fail and leave no files behind."""
 
     def __init__(self, tiny_study: TinyStudy, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.tiny_study, self.folder, self.capsys = tiny_study, folder, capsys
 
     def __call__(self, *arguments: object) -> str:
-        """The one line of the mistake."""
+        """The error message, which is one line."""
         cache, results = self.folder / "cache", self.folder / "results"
         always = ("--preset", self.tiny_study.preset, "--out", results, "--device", "cpu")
         assert main([*map(str, always), *map(str, arguments)]) == 2

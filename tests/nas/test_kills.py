@@ -1,4 +1,4 @@
-"""A search that is killed and resumed, at any moment and again and again, is the search that was not killed."""
+"""A search that is killed and resumed, at any moment and repeatedly, gives the same results as an uninterrupted one."""
 
 import contextlib
 import gc
@@ -27,17 +27,17 @@ from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of
 
 
 def facts(trial: FrozenTrial) -> tuple[Any, ...]:
-    """All of a trial but how long it took and how often its worker was killed."""
+    """Everything that is recorded of a trial, except for its times and how often its worker was killed."""
     attributes = {key: value for key, value in trial.user_attrs.items() if key not in ("seconds", ledger.ATTEMPT)}
     return trial.number, trial.state, trial.values, trial.params, attributes, trial.intermediate_values
 
 
 class Killed(BaseException):
-    """The process is no more."""
+    """Stands for the death of the process."""
 
 
 class Fate:
-    """Kills when a database is about to commit for the time after `left` more."""
+    """Raises `Killed` when a database is about to commit, after `left` earlier commits."""
 
     NEVER = 10**9
 
@@ -59,7 +59,7 @@ def fate() -> Iterator[Fate]:
 
 
 def live(folder: Path, sampler: str, first: Plan, workspace: Workspace) -> None:
-    """All that a driver does but training: the scores are drawn, some trials fail and half of them are stopped."""
+    """Everything that a driver does except training: scores are random, some trials fail, and half are pruned."""
     folder.mkdir(exist_ok=True)
     study = ledger.open_study(sqlite_url(folder / "study.db"), "stage-1", SAMPLERS[sampler](first.space, 0))
     try:
@@ -115,20 +115,20 @@ TARGETS = ("driver", "worker", "all")
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """All that a search leaves behind."""
+    """Everything that a search records."""
     ledgers = {name: list(map(facts, trials_of(folder, name))) for name in STUDIES if states(folder, name)}
     files = sorted(path for path in folder.rglob("*") if path.suffix in (".json", ".toml"))
     return ledgers | {str(path.relative_to(folder)): path.read_text() for path in files}
 
 
 def lost_before(folder: Path) -> bool:
-    """Whether an unfinished trial has lost a worker: it would fail if that happened a third time."""
+    """Whether an unfinished trial has lost a worker before: it fails if that happens a third time."""
     trials = [trial for name in STUDIES if states(folder, name) for trial in trials_of(folder, name)]
     return any(ledger.ATTEMPT in trial.user_attrs for trial in trials if not trial.state.is_finished())
 
 
 def below(process: subprocess.Popen[str]) -> tuple[set[psutil.Process], list[psutil.Process]]:
-    """All processes of a search, and its workers."""
+    """All processes of a search, and those of them that are workers."""
     driver = psutil.Process(process.pid)  # it is there at least until its end is waited for
     everyone = {driver, *driver.children(recursive=True)}
     workers = []

@@ -1,4 +1,4 @@
-"""What a person sees."""
+"""What the terminal shows."""
 
 import io
 

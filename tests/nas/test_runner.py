@@ -1,4 +1,4 @@
-"""Searches that are cut short, workers that are lost, and spaces that are exhausted."""
+"""Interrupted searches, lost workers, and exhausted spaces."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ TRIALS = 30
 
 
 def expected(tiny_study: TinyStudy, workspace: Workspace) -> list[Architecture]:
-    """What an uninterrupted search evaluates: the baselines, then the sampler's draws."""
+    """What an uninterrupted search evaluates: the baselines, then the sampler's proposals."""
     first = plan(tiny_study.config, workspace, "1", None, ())
     study = optuna.create_study(direction="maximize", sampler=SAMPLERS["random"](first.space, tiny_study.config.seed))
     ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines)
@@ -47,14 +47,14 @@ def expected(tiny_study: TinyStudy, workspace: Workspace) -> list[Architecture]:
 
 @dataclass(frozen=True)
 class Ended:
-    """What is read of Tune's trials, which exist in a Ray session alone."""
+    """The attributes of a Tune trial that the recorder reads; real ones only exist in a Ray session."""
 
     config: dict[str, int]
     error_file: str
 
 
 def fail_with(error: Exception, study: optuna.Study, number: int, folder: Path) -> list[int]:
-    """Give a recorder this error; returns the trials that it says ended."""
+    """Pass this error to a recorder; returns the trials that it reports as ended."""
     (folder / "error.txt").write_text(f"Failure # 1 (occurred at noon)\n{error}\n", encoding="utf-8")
     trial: Any = Ended({"number": number}, str(folder / "error.txt"))
     seen: list[int] = []
@@ -90,7 +90,7 @@ LOW = OutOfMemoryError(
 
 
 def test_a_worker_that_is_killed_for_memory_is_a_finding_at_once(study: optuna.Study, tmp_path: Path) -> None:
-    """It would be killed again, and may take others with it."""
+    """The trial is not repeated, because it would be killed again and might take others with it."""
     study.ask()
     assert fail_with(LOW, study, 0, tmp_path) == [0]
     assert study.trials[0].state == TrialState.FAIL
@@ -101,7 +101,7 @@ def test_a_worker_that_is_killed_for_memory_is_a_finding_at_once(study: optuna.S
 
 
 def test_errors_of_memory() -> None:
-    """What torch's CPU allocator raises is a RuntimeError like many others."""
+    """PyTorch's CPU allocator raises a RuntimeError, like many other failures."""
     with pytest.raises(RuntimeError) as too_large:
         torch.empty(2**48)
     assert is_out_of_memory(too_large.value)
@@ -123,7 +123,7 @@ class TooLarge:
 
 
 def greedy(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
-    """Fills a sixth of the memory, which Ray must not let it do."""
+    """Fills a sixth of the memory, which Ray must prevent."""
     tune.report({"step": 0, "score": 0.5})
     blocks = []
     for _ in range(psutil.virtual_memory().total // 6 // 2**26):
@@ -186,7 +186,7 @@ def test_a_trial_whose_worker_is_lost_is_tried_again_but_not_for_ever(
 
 @pytest.mark.parametrize("trials", [2, None])
 def test_the_last_trial_may_be_wanted_again(trials: int | None, tiny_study: TinyStudy, workspace: Workspace) -> None:
-    """Two workers and two trials: while both run Tune is told to wait, not that this was all."""
+    """With two workers and two trials, Tune must wait while both run instead of ending the search."""
     first = plan(tiny_study.config, workspace, "1", None, ())
     url = sqlite_url(tiny_study.root / f"{trials}.db")
     study = ledger.open_study(url, "stage-1", SAMPLERS["random"](first.space, 0))
@@ -205,7 +205,7 @@ def test_the_last_trial_may_be_wanted_again(trials: int | None, tiny_study: Tiny
 def test_an_exhausted_space_ends_the_stage_once_nothing_is_running(
     tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path
 ) -> None:
-    """A space of one architecture beside the base model, and trials for ten."""
+    """The space has a single architecture beside the base model, and the stage has ten trials."""
     base, graph = workspace.base()
     uniform = Architecture.uniform(base, graph, expansion=Fraction(1, 2))
     space = replace(
@@ -243,8 +243,8 @@ def test_an_exhausted_space_ends_the_stage_once_nothing_is_running(
 def test_a_search_survives_everything(
     searched: Path, tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path
 ) -> None:
-    """A second process at the same time; interrupted by Ctrl-C, gone on with; a worker lost, then the driver killed;
-    gone on with to the end.
+    """A second process tries to run the study; Ctrl-C, a lost worker and a killed driver interrupt it; it is resumed
+    each time.
     """
     folder = tmp_path / "results" / "tiny"
     preset = tiny_study.variant(tmp_path / "tiny.toml", ("confirm_seeds = 2", "confirm_seeds = 0"))

@@ -103,7 +103,7 @@ def test_as_a_program(tiny_study: TinyStudy, tmp_path: Path) -> None:
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on stderr of a command that ends with exit status 2."""
+    """The single line on stderr of a command that ends with exit status 2."""
     try:
         status = main(arguments)
     except SystemExit as exit_:
@@ -233,7 +233,7 @@ def test_storages_that_cannot_be(
 
 
 class Interrupting:
-    """Ctrl-C comes while its finaliser runs."""
+    """An object in whose finaliser Ctrl-C arrives."""
 
     def __del__(self) -> None:
         signal.raise_signal(signal.SIGINT)

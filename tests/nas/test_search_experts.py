@@ -1,4 +1,4 @@
-"""Experts as genes: searched in stages 1 and 3, kept in stage 2, trained and exported."""
+"""Experts are searched in stages 1 and 3, kept in stage 2, trained and exported."""
 
 import json
 from fractions import Fraction
@@ -36,7 +36,7 @@ name = "moebert"
 
 @pytest.fixture(scope="module")
 def studied(shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a study of all stages."""
+    """The folder of a study that has run all stages."""
     out = tmp_path_factory.mktemp("experts")
     text = shared_study.preset.read_text()
     before, _, after = text.partition("stacks = [1, 2]\n")

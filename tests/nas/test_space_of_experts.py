@@ -1,4 +1,4 @@
-"""Experts in a study's configuration, and in the space that it describes."""
+"""Experts in a study's configuration, and in the search space that it describes."""
 
 from fractions import Fraction
 

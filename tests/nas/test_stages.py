@@ -1,4 +1,4 @@
-"""What a stage varies, starts from and hands on."""
+"""What each stage varies, starts from and passes on."""
 
 import json
 from dataclasses import replace

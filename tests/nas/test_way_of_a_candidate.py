@@ -1,4 +1,4 @@
-"""Through which files one candidate goes, from its proposal to its score in the study."""
+"""Which files handle a candidate, from its proposal to its score in the study."""
 
 import sys
 from collections.abc import Callable
@@ -20,7 +20,7 @@ PACKAGES = ("nas", "supernet", "distill", "search_spaces")
 
 
 def is_candidate(value: Any) -> bool:
-    """Whether this is an architecture, as a value or as a trial's configuration, a layer of it, or a model of it."""
+    """Whether this is an architecture, as a value or in a trial's configuration, one of its layers, or a model of it."""
     if isinstance(value, dict):
         return ledger.ARCHITECTURE in value
     return isinstance(value, Architecture | Genes) or (isinstance(value, nn.Module) and hasattr(value, "base_model"))
@@ -64,7 +64,7 @@ def test_a_candidate_goes_through_few_files_and_seldom_back(
         trial: Any = SimpleNamespace(config=config)
 
         def report(result: dict[str, Any]) -> None:
-            """What Ray does with a worker's report, in this process."""
+            """Do in this process what Ray does with a worker's report."""
             result = result | {"time_total_s": 1.0}
             handlers[0].on_trial_result(0, [], trial, result)
             handlers[1].on_trial_result(None, trial, result)

@@ -1,4 +1,4 @@
-"""Configurations: presets, files, overrides, and what is refused."""
+"""Presets, configuration files, overrides, and which of them are refused."""
 
 import subprocess
 import sys
@@ -37,7 +37,9 @@ def test_every_kind_of_value_comes_back_from_toml(tmp_path: Path) -> None:
 
 
 def test_recipes_of_trainings() -> None:
-    """Fields that came later are in no dump, and so in no key, of a configuration that does not set them."""
+    """If a configuration does not set the fields that were added later, they are absent from its dump and from its
+    cache keys.
+    """
     assert load_config("moe").final.build(6400).weight_decay == 0.0
     for key, value in (("weight_decay", 0.1), ("max_grad_norm", 5.0), ("gradient_accumulation_steps", 3)):
         config = load_config("demo", {f"final.{key}": value})
@@ -79,7 +81,7 @@ def test_rows_are_found_beside_the_preset_that_names_them(tmp_path: Path, monkey
 
 
 def test_rows_of_a_study_that_an_earlier_version_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its config.toml has the paths as they were given: relative to the working directory."""
+    """Its config.toml contains the paths as the user gave them, relative to the working directory."""
     study = tmp_path / "results" / "s"
     study.mkdir(parents=True)
     (study / "config.toml").write_text(DEMO.to_toml() + ROWS.format(train="train.tsv", dev="dev.tsv"))

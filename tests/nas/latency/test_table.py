@@ -1,4 +1,4 @@
-"""Latencies are measured side by side; a table's add up in whole microseconds, and are measured once."""
+"""Latency tables are measured once per device; their sums are whole microseconds."""
 
 import json
 import pickle
@@ -72,7 +72,7 @@ def test_the_line_through_whole_models() -> None:
 
 @pytest.fixture(scope="module")
 def measure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measure]:
-    """`latency_table` of the tiny base, with changes; all in one cache, and measured in fewer rounds."""
+    """`latency_table` of the tiny base, with some arguments changed. All calls share one cache and run fewer rounds."""
     given = {"base": BASE, "teacher": BertConfig(**SIZES), "inner_widths": WIDTHS, "batch": 1, "tokens": 6}
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
@@ -86,7 +86,7 @@ def table(measure: Measure) -> LatencyTable:
 
 
 def priced(base: Base = BASE) -> LatencyTable:
-    """A table of all steps at `WIDTHS` whose every sum of a few steps is different."""
+    """A table of all steps at `WIDTHS` in which different sums of a few steps have different values."""
     names = ["norm", *(f"{op} {width}" for op in ("expand", "gate", "project", "gelu", *ffn.UNARY) for width in WIDTHS)]
     pairs = [(12,), (24,), (48,), (12, 24), (24, 48)]
     names += [f"{op} {' '.join(map(str, pair))}" for op in ffn.BINARY for pair in pairs]
@@ -94,7 +94,7 @@ def priced(base: Base = BASE) -> LatencyTable:
 
 
 class Watch(TorchFunctionMode):
-    """Names the steps that a block really takes, as a table names them."""
+    """Records the steps that a block really executes, by their names in a latency table."""
 
     OPS = {ffn.F.gelu: "gelu"} | {function: op for op, function in ffn.UNARY.items()}
 

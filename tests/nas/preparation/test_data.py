@@ -1,4 +1,4 @@
-"""Searches on rows of every kind: what is read, when it is read again, what is refused, and what scores mean."""
+"""Searches on rows of every kind: which rows are read, when they are read again, which are refused, how they score."""
 
 import tomllib
 from dataclasses import replace
@@ -55,7 +55,7 @@ def half(workspace: Workspace) -> Architecture:
 
 
 def sharing(config: StudyConfig) -> Workspace:
-    """Stage 3's workspace."""
+    """The workspace of stage 3."""
     workspace = prepare(config, "cpu")
     base, graph = workspace.base()
     space = budgeted_space(config, base, graph, workspace.labels, start=half(workspace), vary=frozenset({SIZES}))
@@ -103,7 +103,9 @@ def test_stage_3_scores_what_the_slice_computes_alone(tiny_study: TinyStudy, tmp
 
 
 def test_expert_loads_of_stage_3_are_of_all_tasks(tiny_study: TinyStudy, tmp_path: Path) -> None:
-    """The mean of what the tables say of each task's tokens, counted here one by one."""
+    """The load is the mean over the tasks of what the routing tables assign to each task's tokens, counted here one by
+    one.
+    """
     path = study(tiny_study, tmp_path, "both")
     workspace = sharing(load_config(str(path), {"seed": 5}))
     experts = Experts(2, Fraction(1))
@@ -162,7 +164,7 @@ def test_what_is_read_again_when_something_changes(tiny_study: TinyStudy, tmp_pa
 def test_rows_are_not_read_for_their_key(
     tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When all that a search needs is in the cache, its start reads no row."""
+    """If everything that a search needs is in the cache, no row is read at its start."""
     presets = [study(tiny_study, tmp_path / kind, kind) for kind in ("rows", "tagging", "questions")]
     before = [prepare(load_config(str(preset)), "cpu", outputs=False) for preset in presets]
 
@@ -176,7 +178,7 @@ def test_rows_are_not_read_for_their_key(
 
 @pytest.mark.parametrize("task", ["sst2", "mnli", "squad", "conll2003"])
 def test_keys_of_official_files(tmp_path: Path, task: str, tiny_study: TinyStudy) -> None:
-    """They change with every file that is read, and with no other."""
+    """A key changes with every file that is read, and with no other file."""
     names = {
         "sst2": ("SST-2/train.tsv", "SST-2/dev.tsv"),
         "mnli": ("MNLI/train.tsv", "MNLI/dev_matched.tsv"),
@@ -205,7 +207,7 @@ def test_keys_of_official_files(tmp_path: Path, task: str, tiny_study: TinyStudy
 
 
 def test_data_of_the_command_line(tiny_study: TinyStudy, tmp_path: Path) -> None:
-    """The folder's files take the place of those that the preset names."""
+    """The folder of `--data` replaces the one that the preset names."""
     preset = study(tiny_study, tmp_path / "a", "tagging")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "train.txt").write_text("bado X\n\nkule Y\n")
@@ -254,7 +256,7 @@ def test_mistakes(tiny_study: TinyStudy, tmp_path: Path, changes: dict[str, Any]
 
 
 class Live(Evaluator):
-    """One whose candidates learn from the teacher itself."""
+    """An evaluator whose candidates learn from the running teacher instead of its saved outputs."""
 
     def saved(self, found: TrainingPhase, seed: int) -> None:
         return None
@@ -276,7 +278,7 @@ SETTINGS: dict[str, dict[str, float]] = {"theseus": {"start": 0.5}, "codir": {"n
     ],
 )
 def test_a_candidate_by_every_objective(tiny_study: TinyStudy, tmp_path: Path, kind: str, name: str) -> None:
-    """Learning from saved outputs is learning from the teacher, but for their half precision."""
+    """Learning from saved outputs gives the same result as learning from the teacher, up to their half precision."""
     preset = study(tiny_study, tmp_path, kind, objective={"name": name, **SETTINGS.get(name, {})})
     workspace = prepare(load_config(str(preset), {"candidate.steps": 13}), "cpu")
     evaluator, live = Evaluator(workspace, "cpu"), Live(workspace, "cpu")
@@ -307,7 +309,7 @@ def test_a_candidate_by_every_objective(tiny_study: TinyStudy, tmp_path: Path, k
 
 @pytest.mark.slow
 def test_a_whole_search_on_a_user_s_own_rows(tiny_study: TinyStudy, tmp_path: Path) -> None:
-    """All stages on two tasks, of which one is a regression, as a user runs them."""
+    """All stages on two tasks, one of which is a regression, run by the command."""
     preset = study(tiny_study, tmp_path / "study", "both")
     command = ("-m", "nas.search", "--stage", "all", "--preset", preset, "--out", tmp_path, "--trials", "4")
     result = tiny_study.run(*command, "--workers", "1")

@@ -1,4 +1,4 @@
-"""What several processes keep: real ones, of two nodes that have a cache folder each."""
+"""Several real processes on two nodes with a cache folder each create the same files."""
 
 import os
 import shutil
@@ -53,7 +53,7 @@ torch.distributed.destroy_process_group()
 
 
 def launched(program: str, arguments: list[list[Path]], caches: list[Path]) -> list[str]:
-    """The outputs of a process for each cache folder, which are the first of their nodes."""
+    """The outputs of one process for each cache folder; each is the first process of its node."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

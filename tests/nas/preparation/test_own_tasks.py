@@ -1,4 +1,4 @@
-"""A reader and a task type that a user adds: from its rows to the score of a candidate."""
+"""A reader and a task type that a user adds, from the rows to the score of a candidate."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -49,7 +49,7 @@ def loss(logits_BC: Tensor, batch: dict[str, Tensor], reduction: str = "mean") -
 
 
 def distributions(logits_BC: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """For each sentence and label, not to have it and to have it."""
+    """For each sentence and label, the logits of not having and of having the label."""
     logits_N = logits_BC.float().flatten()
     return torch.stack((torch.zeros_like(logits_N), logits_N), dim=1)
 
@@ -76,7 +76,7 @@ MULTI_LABEL = TaskType(
 
 
 class Reader:
-    """Tasks on the corpus of the tests: which syllables a sentence's words begin with, and its library."""
+    """Tasks on the tests' corpus: which letters a sentence's words begin with, and its library."""
 
     TASKS = ("beginnings", "sources")
 

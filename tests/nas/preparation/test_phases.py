@@ -1,4 +1,4 @@
-"""The trainings of a study: on the task or on text, in steps or epochs, by the fine-tuned teacher or the raw one."""
+"""The trainings of a study: on the task or on text, in steps or epochs, with the fine-tuned or the raw teacher."""
 
 from collections import Counter
 from dataclasses import replace
@@ -141,7 +141,7 @@ def test_a_supernet_warmed_up_on_text(tiny_study: TinyStudy, protocol: Path, tmp
 
 
 def test_sentences_of_a_text_count_alike_in_importance(tiny_study: TinyStudy, protocol: Path, tmp_path: Path) -> None:
-    """However they are batched: by the loss of each sentence for itself."""
+    """Importance uses the loss of each sentence separately, so it does not depend on how sentences are batched."""
     (tmp_path / "a.txt").write_text("Bado kule moni nipa rufi sebo dole.\nParu.\nBado.\nKule moni.\n")
     places = {"corpus": str(tmp_path / "a.txt"), "warmup.share": 1.0, "warmup.epochs": 1}
 

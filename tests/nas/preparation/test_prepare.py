@@ -1,4 +1,4 @@
-"""Data, teacher, supernet and saved outputs: made once, and what they should be."""
+"""Data, teacher, supernet and saved outputs are made once, and with the right contents."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def test_everything_is_made_once(tiny_study: TinyStudy, workspace: Workspace) ->
 
 
 def test_what_changes_what(tiny_study: TinyStudy, workspace: Workspace) -> None:
-    """A key covers what its file depends on, and nothing else."""
+    """A cache key depends on exactly what determines the contents of its file."""
     dropout = changed(tiny_study, dropout=0.1, warmup__steps=1)
     assert (dropout.data, dropout.teacher) == (workspace.data, workspace.teacher)
     assert dropout.supernet != workspace.supernet
@@ -73,7 +73,7 @@ def test_the_teacher_learned_its_task(workspace: Workspace) -> None:
 
 
 def test_a_teacher_stops_early(tiny_study: TinyStudy, workspace: Workspace) -> None:
-    """With so small a learning rate nothing improves after the first epoch."""
+    """With such a small learning rate, nothing improves after the first epoch."""
     shares: list[float] = []
     changes = {"finetune.learning_rate": 1e-12, "finetune.epochs": 6, "finetune.early_stopping_patience": 2}
     config = load_config(str(tiny_study.preset), changes | {"finetune.share": 0.1})
@@ -171,7 +171,7 @@ def goals(workspace: Workspace, supernet: Path | None = None) -> list[tuple[Obje
 
 
 def test_both_of_tinybert_s_phases_warm_a_supernet_up(tiny_study: TinyStudy) -> None:
-    """The first alone would leave a new head as it was."""
+    """The first phase alone would leave a new head unchanged."""
     told: list[float] = []
     base = {"depth": 1, "width": 16, "heads": 4, "inner": 32}
     places = {"base": base, "objective": {"name": "tinybert"}, "warmup.steps": 13}

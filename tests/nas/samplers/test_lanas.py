@@ -68,7 +68,7 @@ def test_the_widths_of_a_space() -> None:
 
 
 def test_sizes_are_encoded_as_far_as_they_differ() -> None:
-    """The squared distance of two widths is DOUBLING² for each doubling between them, as of a Brownian motion."""
+    """The squared distance of two widths is DOUBLING² for each doubling between them, as in a Brownian motion."""
     one, other = sized((1, Fraction(1)), (1, Fraction(1))), sized((1, Fraction(1, 16)), (1, Fraction(1)))
     # Also between the space's widths, where baselines are: 3/8 of 64 are 24 channels.
     between = sized((1, Fraction(3, 8)), (1, Fraction(1)))
@@ -164,7 +164,7 @@ def test_ranks_of_trials_without_a_score() -> None:
 
 
 def plane(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Points in the unit square, and a score that grows along the first coordinate."""
+    """Points in the unit square with a score that increases along the first coordinate."""
     features = np.random.default_rng(seed).uniform(size=(count, 2))
     return features, features[:, 0]
 
@@ -183,8 +183,9 @@ def test_the_tree_parts_good_from_bad() -> None:
 
 
 def test_visits_turn_the_search_to_the_other_side() -> None:
-    """Of two sides that differ little the one with few visits is explored: with ever more trials on one of them the
-    bound of the other grows."""
+    """Of two sides with similar scores, the one with fewer visits is explored: its bound grows with every trial on the
+    other.
+    """
     rng = np.random.default_rng(0)
 
     def side(right: int) -> float:
@@ -221,7 +222,7 @@ def test_equal_scores_are_one_region() -> None:
 
 @pytest.mark.parametrize("good", [True, False])
 def test_many_equal_scores_are_parted_from_the_others(good: bool) -> None:
-    """Two of three scores are the highest one, which then is the median, or the lowest."""
+    """Two of three scores are equal to the lowest score, or to the highest, which is then the median."""
     features, _ = plane(30)
     values = np.tile([0.0, 0.0, 1.0], 10) if good else np.tile([0.0, 1.0, 1.0], 10)
     features[:, 0] = values
@@ -248,7 +249,7 @@ def test_candidates_in_the_deepest_region_that_has_any() -> None:
 
 
 def test_the_surrogate_is_a_gaussian_process() -> None:
-    """Against the textbook's formulas, and the expectation against the integral."""
+    """Compared with the textbook's formulas, and the expected improvement with the integral."""
     rng = np.random.default_rng(0)
     features, values, wanted = rng.normal(size=(12, 3)), rng.normal(size=12), rng.normal(size=(5, 3))
 
@@ -290,12 +291,12 @@ def test_the_first_proposals_are_random() -> None:
 
 
 def wanted(architecture: Architecture) -> float:
-    """A score for much in the first layer and little in the second."""
+    """A score that rewards many channels in the first layer and few in the second."""
     return log2(architecture.layers[0].inner(BASE)) - log2(architecture.layers[1].inner(BASE))
 
 
 def test_proposals_go_towards_better_ones() -> None:
-    """The surrogate's first choice is better than nearly all random members, with 20 trials to learn from."""
+    """After 20 trials, the surrogate's first choice is better than nearly all random members."""
     members = [SPACE.sample(random.Random(seed)) for seed in range(60)]
     observations = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in members[:20]]
     proposed = next(LaNAS(SPACE, 0).propose(observations, random.Random(0)))
@@ -303,8 +304,8 @@ def test_proposals_go_towards_better_ones() -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_what_a_hint_tells_is_learned(sign: int) -> None:
-    """Of few trials, so that proposals are better with it than without, also where it is the wrong way round."""
+def test_the_proxy_is_learned_from(sign: int) -> None:
+    """After few trials, proposals are better with the proxy than without it, even if its sign is wrong."""
 
     def first(count: int, seed: int, proxy: ZeroCostProxy | None) -> float:
         members = [SPACE.sample(random.Random(100 * seed + number)) for number in range(count)]
@@ -317,7 +318,7 @@ def test_what_a_hint_tells_is_learned(sign: int) -> None:
     assert np.mean(with_proxy) > np.mean(alone) + 0.3
 
 
-def test_a_hint_that_is_the_same_for_all_changes_nothing() -> None:
+def test_a_constant_proxy_changes_nothing() -> None:
     observations = [observed(score, seed=score) for score in range(30)]
     # One that rounds differently for some of them.
     same, alone = (
@@ -327,7 +328,7 @@ def test_a_hint_that_is_the_same_for_all_changes_nothing() -> None:
     assert same == alone
 
 
-def test_a_hint_has_the_scale_of_random_members() -> None:
+def test_a_proxy_has_the_scale_of_random_members() -> None:
     proxy = normalised(lambda one: 1e-3 * wanted(one) + 7, SPACE)
     assert proxy is not None
     rng = random.Random(1)
@@ -353,7 +354,7 @@ def test_linear_algebra_has_one_thread_while_a_proposal_is_made() -> None:
 
 
 def test_a_proposal_never_starves() -> None:
-    """Where all candidates of the leaf are known, other members follow."""
+    """If all candidates of the leaf are duplicates, other members follow."""
     tiny = Space(BASE, (1,), EXPANSIONS[:2], 1, 10**9, edit_rate=0.0)
     members = [tiny.sample(random.Random(seed)) for seed in range(40)]
     observations = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in members]
@@ -361,7 +362,7 @@ def test_a_proposal_never_starves() -> None:
 
 
 def test_evolution_forgets_the_old() -> None:
-    """However good they were: parents are the youngest `POPULATION` only."""
+    """Only the youngest `POPULATION` trials are parents, however good older ones were."""
     old = [observed(100.0, seed=seed) for seed in range(5)]
     young = [observed(float(seed), seed=100 + seed) for seed in range(evolution.POPULATION_SIZE)]
     near: set[Architecture] = set()
@@ -396,5 +397,5 @@ def test_local_search_starts_again() -> None:
 
 
 def distance(one: Architecture, other: Architecture) -> int:
-    """How many layers differ."""
+    """The number of layers that differ."""
     return sum(a != b for a, b in zip(one.layers, other.layers, strict=True))

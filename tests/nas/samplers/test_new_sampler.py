@@ -1,4 +1,4 @@
-"""A sampler from outside the package: an entry in the table is all that a search needs of it."""
+"""A sampler from outside the package only needs an entry in the table `SAMPLERS`."""
 
 import random
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from tests.nas.tiny_study import TinyStudy, trials_of
 
 
 class Smallest(Proposer):
-    """The smallest of ten random members."""
+    """Proposes the smallest of ten random members."""
 
     def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
         members = [self.space.sample(rng) for _ in range(10)]

@@ -1,4 +1,4 @@
-"""What every sampler must do, and what each does."""
+"""Properties that all samplers share, and those of each sampler."""
 
 import random
 import sqlite3
@@ -70,7 +70,7 @@ def goals(sampler: str) -> tuple[str, ...]:
 
 
 def new_study(sampler: str, seed: int, space: Space = SPACE, *, two: bool | None = None) -> optuna.Study:
-    """A study in memory; of two goals if the sampler is for that."""
+    """A study in memory, with two goals if the sampler is for two."""
     named = goals(sampler) if two is None else ("score", "params")[: 1 + two]
     directions = ["maximize", "minimize"][: len(named)]
     study = optuna.create_study(directions=directions, sampler=SAMPLERS[sampler](space, seed))
@@ -96,7 +96,7 @@ def ask(study: optuna.Study, space: Space = SPACE) -> tuple[int, Architecture]:
 def drawn(
     sampler: str, seed: int, count: int, space: Space = SPACE, outcome: Outcome = OUTCOMES["random"]
 ) -> list[Architecture]:
-    """Proposals, each of them told before the next."""
+    """The sampler's proposals; each gets its score before the next is drawn."""
     study = new_study(sampler, seed, space)
     found = []
     for _ in range(count):
@@ -108,7 +108,7 @@ def drawn(
 
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No test here may make Optuna warn."""
+    """Fail if Optuna emits a warning."""
     optuna.logging.enable_propagation()
     yield
     optuna.logging.disable_propagation()
@@ -151,7 +151,7 @@ def test_the_choices_of_a_trial_spell_the_architecture(sampler: str) -> None:
 
 @pytest.fixture
 def unsynced() -> Iterator[None]:
-    """SQLite does not wait for the disk."""
+    """Have SQLite not wait for the disk."""
 
     def on_connect(connection: sqlite3.Connection, record: object) -> None:
         connection.execute("PRAGMA synchronous = OFF")
@@ -165,7 +165,7 @@ def unsynced() -> Iterator[None]:
 def test_an_interrupted_search_proposes_what_an_uninterrupted_one_does(
     sampler: str, tmp_path: Path, unsynced: None
 ) -> None:
-    """Twice its process is gone, with a trial that is running, and with one that is drawn only in part."""
+    """The process is killed twice: while a trial is running, and while one is partly drawn."""
     expected = drawn(sampler, 0, 16, outcome=OUTCOMES["mixed"])
     found: list[Architecture] = []
     for end in (6, 13, 16):
@@ -215,7 +215,9 @@ def test_a_space_of_one_member(sampler: str, outcome: str) -> None:
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_baselines_that_are_no_members(sampler: str, kind: str) -> None:
-    """The base model is outside the box; other sizes and graphs are not the space's. All of them score best."""
+    """The base model exceeds the budget, and other baselines have sizes and graphs outside the space. All of them score
+    best.
+    """
     space = SPACES[kind]
     study = new_study(sampler, 0, space)
     odd = Fraction(23, 48)
@@ -251,13 +253,13 @@ def test_several_objectives_are_refused_or_served(sampler: str) -> None:
 
 
 def lower_first(architecture: Architecture) -> float:
-    """A score for inner channels, the more the lower their layer."""
+    """A score that rewards inner channels, more so in lower layers."""
     return sum((4 - place) * log(genes.stack * genes.inner(BASE)) for place, genes in enumerate(architecture.layers))
 
 
 @pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "random"])
 def test_the_scores_are_followed(sampler: str) -> None:
-    """Also where the study has one goal and the sampler serves several."""
+    """This includes studies with one goal whose sampler supports two."""
 
     def late(sampler: str, seed: int) -> float:
         study = new_study(sampler, seed, two=False)

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own."""
+"""A PostgreSQL server for a single test."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ if os.geteuid() == 0:
 
 @dataclass
 class Server:
-    """A server that listens on a Unix socket in its folder alone."""
+    """A server that only listens on a Unix socket in its folder."""
 
     folder: Path
     process: subprocess.Popen[bytes] | None = None
@@ -33,7 +33,7 @@ class Server:
         return f"postgresql+psycopg://tester@/postgres?host={self.folder}"
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start the server and wait until it answers."""
         import psycopg
 
         command = [requirements.program("postgres"), "-D", self.folder / "data", "-k", self.folder, "-h", "", "-F"]
@@ -47,14 +47,14 @@ class Server:
                 time.sleep(0.02)
 
     def execute(self, statement: str) -> None:
-        """Execute one statement, outside of a transaction."""
+        """Execute one statement outside of a transaction."""
         import psycopg
 
         with psycopg.connect(host=str(self.folder), user="tester", dbname="postgres", autocommit=True) as connection:
             connection.execute(statement)
 
     def stop(self) -> None:
-        """End it at once, and with it every connection."""
+        """Stop the server at once, which closes every connection."""
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT)
             self.process.wait()
@@ -62,7 +62,7 @@ class Server:
 
 @contextlib.contextmanager
 def running() -> Iterator[Server]:
-    """A new server that ends with the block. Without PostgreSQL or its driver the test is skipped, or fails in CI."""
+    """Run a new server during the block. Without PostgreSQL or its driver the test is skipped, or fails in CI."""
     requirements.module("psycopg", "postgresql")
     initdb = requirements.program("initdb")
     with tempfile.TemporaryDirectory(prefix="nas-postgres-") as folder:  # pytest's are closed to other users

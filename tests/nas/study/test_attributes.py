@@ -1,4 +1,4 @@
-"""A user's task may have any name, that of one of a trial's attributes too."""
+"""A user's task may have the name of a trial's attribute."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What optuna-dashboard draws of a study, in a real browser."""
+"""What optuna-dashboard shows of a study, in a real browser."""
 
 import random
 import socket
@@ -33,7 +33,7 @@ STUDIES = {
 
 
 def fill(url: str, kind: str) -> None:
-    """Twenty trials, the base model among them, whose scores are mostly the inner width of the lowest layer."""
+    """Add twenty trials, including the base model. Scores mostly depend on the inner width of the lowest layer."""
     space, (sampler, goals) = SPACES[kind], STUDIES[kind]
     study = ledger.open_study(url, kind, SAMPLERS[sampler](space, 0), goals)
     baselines = [(Architecture.uniform(BASE), "base model", None), (HALF, "uniform slice", None)]
@@ -49,7 +49,7 @@ def fill(url: str, kind: str) -> None:
 
 @contextmanager
 def dashboard(url: str) -> Iterator[str]:
-    """The address of a dashboard, once it answers."""
+    """The address of a dashboard that is ready."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -71,7 +71,7 @@ def dashboard(url: str) -> Iterator[str]:
 
 
 def rendered(browser: str, page: str, profile: Path) -> str:
-    """The page's elements after its scripts ran."""
+    """The elements of the page after its scripts have run."""
     options = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
     command = (browser, *options, f"--user-data-dir={profile}", "--virtual-time-budget=20000", "--dump-dom", page)
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=2 * PATIENCE).stdout

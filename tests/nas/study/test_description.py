@@ -1,4 +1,4 @@
-"""A trial's parameters, constraints and metric names are what Optuna and its dashboard compare trials by."""
+"""The parameters, constraints and metric names of trials, by which Optuna and its dashboard compare them."""
 
 import random
 import warnings
@@ -43,7 +43,7 @@ NAMES = {
 
 
 def searched(space: Space, url: str, count: int = 12) -> optuna.Study:
-    """A study of the base model, which has the best score, of a uniform slice and of proposals."""
+    """A study of the base model, which scores best, a uniform slice and proposals."""
     study = ledger.open_study(url, "stage-1", SAMPLERS["random"](space, 0))
     baselines = [(Architecture.uniform(BASE), "base model", None), (HALF, "uniform slice", None)]
     ledger.enqueue_missing(study, Parameters.of(space), baselines)
@@ -63,7 +63,7 @@ def searched(space: Space, url: str, count: int = 12) -> optuna.Study:
 
 @pytest.mark.parametrize("kind", SPACES)
 def test_all_trials_have_the_same_parameters(kind: str, tmp_path: Path) -> None:
-    """Waiting baselines too, as a dashboard that is opened early leaves out for ever what they lack."""
+    """This includes waiting baselines: a dashboard that is opened early never shows the parameters that they lack."""
     space, url = SPACES[kind], sqlite_url(tmp_path / "study.db")
     names = NAMES.get(kind, SIZE_NAMES | OPERATION_NAMES)
     expected = {f"layer {layer}/{name}" for layer in (1, 2, 3) for name in names}
@@ -86,7 +86,7 @@ def test_all_trials_have_the_same_parameters(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_values_are_those_of_the_architecture(gated: bool) -> None:
-    """Sizes by their definition; of operations, what the grammar calls each segment's own."""
+    """Sizes follow their definition, and operations the grammar's segments."""
     space = replace(SPACE, gated=gated, edit_rate=0.9, experts=(DENSE, SPLIT))
     parameters = Parameters.of(space)
     rng = random.Random(0)
@@ -107,7 +107,7 @@ def test_values_are_those_of_the_architecture(gated: bool) -> None:
 
 
 def test_values_of_what_no_space_has() -> None:
-    """A graph that the grammar cannot spell, and experts of an architecture that is to be refined."""
+    """A graph that the grammar cannot produce, and experts that only the architecture to refine has."""
     graph = FFNGraph.parse("relu(tanh(project(tanh(sigmoid(expand(gelu(mul(x,tanh(x)))))))))")
     strange = Architecture(BASE, (Genes(graph, 1, Fraction(1, 48), Experts(2)),) * 3)
     parameters = Parameters.of(replace(SPACE, experts=(DENSE, SPLIT)))
@@ -159,7 +159,7 @@ def test_metrics_have_names(goals: tuple[str, ...], tmp_path: Path) -> None:
 
 
 def test_importances_find_what_decides_the_score(tmp_path: Path) -> None:
-    """The inner width of layer 2 alone does."""
+    """Only the inner width of layer 2 decides it."""
     study = ledger.open_study(sqlite_url(tmp_path / "study.db"), "stage-1", SAMPLERS["random"](SPACE, 0))
     for _ in range(40):
         trial, architecture = ledger.ask(study, SPACE, "random", 3)

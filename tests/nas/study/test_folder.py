@@ -1,4 +1,4 @@
-"""Folders of studies: which stages may run where."""
+"""Which stages may run in a study's folder."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def test_what_a_stage_spends_is_free_until_it_begins(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("own", [None, 9])
 def test_what_a_single_stage_spends_is_that_of_others(tmp_path: Path, own: int | None) -> None:
-    """Of stage 1 everything, and of stage 2 its trials, unless it has a number of its own."""
+    """It uses stage 1's table and, unless `single_trials` is set, stage 2's trials."""
     folder, config = Folder(tmp_path / "s"), load_config("demo", {"single_trials": own} if own else {})
     folder.create(config)
     folder.begin("single", config, None)

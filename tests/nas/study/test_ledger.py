@@ -1,4 +1,4 @@
-"""The Optuna studies: what is asked, told, left over and drawn again."""
+"""Optuna studies: asking for trials, recording results, and resuming after an interruption."""
 
 import json
 import random
@@ -51,7 +51,7 @@ def ask(study: optuna.Study) -> tuple[int, Architecture]:
 
 
 def test_enqueued_architectures_come_first_and_whole(study: optuna.Study) -> None:
-    """An architecture of genes that the space does not have, such as the base model, too."""
+    """This includes architectures that are not in the space, such as the base model."""
     queue = list(architectures(3, BASE))
     for number, architecture in enumerate(queue):
         ledger.enqueue(study, Parameters.of(SPACE), architecture, f"baseline {number}", seed=5 if number else None)
@@ -121,7 +121,7 @@ def test_running_trials_are_requeued_after_a_kill(study: optuna.Study) -> None:
 
 
 def test_an_interrupted_sequence_of_draws_is_the_uninterrupted_one(study: optuna.Study) -> None:
-    """Whatever was running at each interruption; every architecture is finished exactly once."""
+    """Whatever was running at each interruption, every architecture is finished exactly once."""
     whole = memory()
     expected = [ask(whole)[1] for _ in range(30)]
     rng = random.Random(0)
@@ -149,7 +149,7 @@ OPERATIONS = ("none", *UNARY, *BINARY)
 
 
 def test_a_trial_of_which_a_part_was_drawn_is_drawn_to_the_end(study: optuna.Study) -> None:
-    """As Optuna's own `ask` leaves it where its process is killed."""
+    """Optuna's `ask` leaves such a trial if its process is killed."""
     whole = memory()
     expected = [ask(whole)[1] for _ in range(3)]
     ask(study)

@@ -1,4 +1,4 @@
-"""One process at a time drives a study."""
+"""A study is run by one process at a time."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def started(stack: ExitStack, url: str, name: str, program: str = "true") -> subprocess.Popen[str]:
-    """A process that takes the lock once it is sent a line, and gives it back after another."""
+    """A process that takes the lock when it is sent a line, and releases it after another line."""
     command = [sys.executable, "-c", HOLDER, url, name, program]
     process = subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     stack.enter_context(process)
@@ -93,7 +93,7 @@ def test_one_of_several_that_start_together(url: str) -> None:
 
 
 def test_killed(url: str) -> None:
-    """What it had started goes on, and does not keep the lock."""
+    """Processes that the killed one had started keep running, but do not keep the lock."""
     with ExitStack() as stack:
         process = started(stack, url, "killed", "sleep 300")
         tell(process)
@@ -155,7 +155,7 @@ def test_databases_of_one_server_are_apart(server: Server) -> None:
 
 
 def test_a_server_that_restarts(server: Server) -> None:
-    """The lock is lost without a noise; whoever holds it cannot go on, as Optuna's connections are lost too."""
+    """The lock is lost without an error. Its holder cannot continue, because Optuna's connections are lost, too."""
     study = ledger.open_study(server.url, "restarted/stage-1")
     with sole_driver(server.url, "restarted"):
         study.ask()

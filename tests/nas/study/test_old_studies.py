@@ -16,7 +16,7 @@ from search_spaces.spaces import Space
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A copy of what the demo's three stages wrote."""
+    """A copy of the database that version 0.1 wrote for the demo's three stages."""
     shutil.copy(Path(__file__).parent / "fixtures" / "version_0_1.db", tmp_path / "study.db")
     return sqlite_url(tmp_path / "study.db")
 
@@ -31,7 +31,7 @@ def test_finalists_are_those_of_the_old_version(stage: str, expected: list[int],
 
 @pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "nsga2"])
 def test_a_search_goes_on(sampler: str, url: str) -> None:
-    """New trials have the new parameters; of the old ones the choices are still known."""
+    """New trials have the new parameters, and the choices of old trials are still available."""
     study = ledger.open_study(url, "stage-1")
     drawn = [trial for trial in study.trials if trial.params]
     baselines = [trial for trial in study.trials if not trial.params]

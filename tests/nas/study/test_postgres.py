@@ -44,13 +44,13 @@ def opened(url: str) -> Iterator[RDBStorage]:
 
 
 def studies_in(url: str) -> set[str]:
-    """The names of all studies."""
+    """The names of all studies in a database."""
     with opened(url) as storage:
         return set(optuna.get_all_study_names(storage))
 
 
 def trials_in(url: str, name: str) -> list[FrozenTrial]:
-    """All trials of a study, which may not be there yet, as another process sees them."""
+    """All trials of a study, which may not exist yet, as another process reads them."""
     with opened(url) as storage:
         if name not in optuna.get_all_study_names(storage):
             return []
@@ -58,7 +58,7 @@ def trials_in(url: str, name: str) -> list[FrozenTrial]:
 
 
 def facts(trial: FrozenTrial) -> tuple[Any, ...]:
-    """All of a trial but when it ran."""
+    """Everything that is recorded of a trial, except for its times."""
     return (
         trial.number,
         trial.state,
@@ -72,7 +72,7 @@ def facts(trial: FrozenTrial) -> tuple[Any, ...]:
 
 
 def drive(url: str, goals: tuple[str, ...]) -> tuple[Any, ...]:
-    """What the ledger says of a search whose trials end in every way, with a new connection after each cut."""
+    """The ledger after a search whose trials end in every possible way, with a new connection after each cut."""
     rng = random.Random(0)
     wanted = [(architecture, f"baseline {i}", i or None) for i, architecture in enumerate(architectures(3, BASE))]
     told: list[Any] = []
@@ -118,7 +118,7 @@ def test_the_ledger_is_the_same_on_every_storage(goals: tuple[str, ...], server:
 
 
 def results(trials: list[FrozenTrial]) -> Counter[tuple[Architecture, int | None, float]]:
-    """What was evaluated, and its score."""
+    """What was evaluated, with its scores."""
     return Counter(
         (ledger.architecture_of(trial), trial.user_attrs.get(ledger.SEED), trial.values[0])
         for trial in trials
@@ -128,7 +128,7 @@ def results(trials: list[FrozenTrial]) -> Counter[tuple[Architecture, int | None
 
 @pytest.mark.slow
 def test_a_killed_search_goes_on(server: Server, searched: Path, tiny_study: TinyStudy, tmp_path: Path) -> None:
-    """Nobody else drives it while its driver lives; resumed, it finds what the search in a file found."""
+    """No second process can run the study while the first is alive. Resumed, it has the results of a search in a file."""
     command = tiny_study.search(tmp_path, "--study", "s", "--storage", server.url)
 
     def states() -> Counter[TrialState]:

@@ -1,4 +1,4 @@
-"""The storage says what the database has, though it does not ask it."""
+"""The storage's cache agrees with the database, although it does not query it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +37,7 @@ def study_of(storage: Storage | RDBStorage, name: str = "s") -> optuna.Study:
 
 
 def fresh(url: str) -> list[FrozenTrial]:
-    """What Optuna's own storage reads."""
+    """The trials as Optuna's own storage reads them."""
     storage = RDBStorage(url)
     try:
         return study_of(storage).get_trials()
@@ -61,7 +61,7 @@ def test_a_new_trial_is_what_optuna_would_have_written(template: FrozenTrial, ur
 
 
 def test_a_new_trial_is_there_whole_or_not_at_all(url: str) -> None:
-    """The process dies before the one commit."""
+    """The process dies before the only commit."""
     storage = open_storage(url)
     study = study_of(storage)
 
@@ -78,7 +78,7 @@ def test_a_new_trial_is_there_whole_or_not_at_all(url: str) -> None:
 
 
 def test_the_cache_is_what_the_database_has(url: str) -> None:
-    """After every kind of write, in two studies; and what was read before stays as it was."""
+    """This holds after every kind of write, in two studies; trials that were read before do not change."""
     storage = open_storage(url)
     study, other = study_of(storage), study_of(storage, "other")
     for _ in range(5):
@@ -132,7 +132,7 @@ def test_a_storage_that_is_opened_again_reads_all(url: str) -> None:
 
 
 def full(url: str) -> None:
-    """A trial that the disk has no room for."""
+    """A trial that does not fit on the disk."""
     storage = open_storage(url)
     try:
         study = study_of(storage)
@@ -159,7 +159,7 @@ def wrong_statement(url: str) -> None:
 
 
 def wrapped(url: str) -> None:
-    """As Ray Tune does with what its callbacks raise."""
+    """Raise the error as Ray Tune does with errors of its callbacks."""
     try:
         full(url)
     except StorageInternalError:
