@@ -20,7 +20,7 @@ PACKAGES = ("nas", "supernet", "distill", "search_spaces")
 
 
 def is_candidate(value: Any) -> bool:
-    """Whether this is an architecture, as a value or in a trial's configuration, one of its layers, or a model of it."""
+    """Whether this is an architecture (as a value or in a trial's configuration), a layer of one, or a model of it."""
     if isinstance(value, dict):
         return ledger.ARCHITECTURE in value
     return isinstance(value, Architecture | Genes) or (isinstance(value, nn.Module) and hasattr(value, "base_model"))

@@ -224,7 +224,10 @@ def test_data_of_the_command_line(tiny_study: TinyStudy, tmp_path: Path) -> None
     [
         ({"tasks": ["conll", "squad"]}, "tasks: conll and squad need different heads"),
         ({"tasks": ["mine", "squad"]}, "tasks: mine and squad need different heads"),
-        ({"tasks": ["mine", "number"], "objective": {"name": "codir"}, "data": None}, "tasks: codir remembers"),
+        (
+            {"tasks": ["mine", "number"], "objective": {"name": "codir"}, "data": None},
+            "tasks: codir works with the rows of a single task",
+        ),
         ({"tasks": ["mein"]}, r"unknown task 'mein'.*, or tables \[rows.NAME\] in the configuration"),
         ({"rename": "library"}, "rows.library: another task has this name"),
         ({"rename": "train"}, "rows.train: this name cannot be used; choose one such as my_rows"),

@@ -128,7 +128,7 @@ def results(trials: list[FrozenTrial]) -> Counter[tuple[Architecture, int | None
 
 @pytest.mark.slow
 def test_a_killed_search_goes_on(server: Server, searched: Path, tiny_study: TinyStudy, tmp_path: Path) -> None:
-    """No second process can run the study while the first is alive. Resumed, it has the results of a search in a file."""
+    """No second process can run the study while the first is alive; resumed, it gives the results of one in a file."""
     command = tiny_study.search(tmp_path, "--study", "s", "--storage", server.url)
 
     def states() -> Counter[TrialState]:
