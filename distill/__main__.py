@@ -26,34 +26,69 @@ def parser() -> Parser:
     add = result.add_argument
     add("--student", required=True, metavar="MODEL", help="a checkpoint, or the teacher's first:N or uniform:N layers")
     add("--teacher", metavar="MODEL", help="a BERT-shaped checkpoint: a folder, or a name on the hub")
-    add("--assistant", action="append", default=[], metavar="MODEL", help="as --student; may be repeated")
-    add("--objective", default="kd", metavar="NAME", help="its name; '?' names all (default: %(default)s)")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the objective; '?' names all")
-    add("--out", type=Path, required=True, metavar="DIR", help="empty folder, for the student and metrics.json")
-    add("--resume", action="store_true", help="go on with the interrupted run in --out")
+    add(
+        "--assistant",
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="a model between teacher and student, given like --student; may be repeated",
+    )
+    add("--objective", default="kd", metavar="NAME", help="name of the objective; '?' lists all (default: %(default)s)")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the objective; '?' lists all")
+    add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder for the student and metrics.json")
+    add("--resume", action="store_true", help="continue the interrupted run in --out")
     add = result.add_argument_group("rows").add_argument
     add("--task", metavar="NAME", help="a task: sst2, mnli, squad, conll2003, ...")
-    add("--data", type=Path, metavar="DIR", help="the task's official files (default: from the hub)")
+    add(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="folder of the task's official files (default: downloaded from the hub)",
+    )
     add("--train", type=Path, metavar="FILE", help="your own rows: .tsv, .csv, .jsonl or .parquet, with column names")
     add("--dev", type=Path, metavar="FILE", help="rows on which scores are measured")
-    add("--text", default="sentence", metavar="COLUMN", help="the (first) sentence (default: %(default)s)")
-    add("--pair", metavar="COLUMN", help="the second sentence")
-    add("--label", default="label", metavar="COLUMN", help="the class, or number (default: %(default)s)")
-    add("--regression", action="store_true", help="labels are numbers")
-    add("--corpus", metavar="TEXT", help="no labels: a .txt file, a folder of such, or a data set on the hub")
-    add("--masked-lm", action="store_true", help="of text, learn masked words too")
-    add("--max-length", type=int, default=128, metavar="N", help="tokens of a row (default: %(default)s)")
+    add("--text", default="sentence", metavar="COLUMN", help="column of the (first) sentence (default: %(default)s)")
+    add("--pair", metavar="COLUMN", help="column of the second sentence, if there are pairs")
+    add("--label", default="label", metavar="COLUMN", help="column of the class or number (default: %(default)s)")
+    add("--regression", action="store_true", help="the labels are numbers, not classes")
+    add("--corpus", metavar="TEXT", help="text without labels: a .txt file, a folder of such files, or a hub data set")
+    add("--masked-lm", action="store_true", help="also learn to predict masked words of --corpus")
+    add(
+        "--max-length",
+        type=int,
+        default=128,
+        metavar="N",
+        help="longer rows are truncated to N tokens (default: %(default)s)",
+    )
     add = result.add_argument_group("training").add_argument
-    add("--steps", type=int, default=1000, metavar="N", help="batches to learn from (default: %(default)s)")
-    add("--batch-size", type=int, default=32, metavar="N", help="rows of a batch (default: %(default)s)")
-    add("--learning-rate", type=float, default=5e-5, metavar="X", help="the highest (default: %(default)s)")
-    add("--warmup", type=float, default=0.1, metavar="X", help="share of the steps (default: %(default)s)")
-    add("--weight-decay", type=float, default=0.01, metavar="X", help="of AdamW (default: %(default)s)")
-    add("--freeze-embeddings", action="store_true", help="leave word embeddings as they are")
-    add("--finetune-teacher", type=int, default=0, metavar="STEPS", help="fine-tune the teacher on the rows first")
-    add("--seed", type=int, default=0, metavar="N", help="of new parameters, order of batches and dropout")
+    add("--steps", type=int, default=1000, metavar="N", help="training steps, a batch each (default: %(default)s)")
+    add("--batch-size", type=int, default=32, metavar="N", help="rows per batch (default: %(default)s)")
+    add("--learning-rate", type=float, default=5e-5, metavar="X", help="peak learning rate (default: %(default)s)")
+    add(
+        "--warmup",
+        type=float,
+        default=0.1,
+        metavar="X",
+        help="share of steps in which the rate rises (default: %(default)s)",
+    )
+    add("--weight-decay", type=float, default=0.01, metavar="X", help="weight decay of AdamW (default: %(default)s)")
+    add("--freeze-embeddings", action="store_true", help="do not train the word embeddings")
+    add(
+        "--finetune-teacher",
+        type=int,
+        default=0,
+        metavar="STEPS",
+        help="first fine-tune the teacher on the rows for so many steps",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of new parameters, batch order and dropout (default: %(default)s)",
+    )
     add("--device", default="auto", choices=["auto", "cpu", "cuda"], help="(default: %(default)s)")
-    add("--tensorboard", type=Path, metavar="DIR", help="log losses there")
+    add("--tensorboard", type=Path, metavar="DIR", help="log the losses for TensorBoard in this folder")
     return result
 
 

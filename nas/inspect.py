@@ -111,8 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     parser = Parser(prog="nas.inspect", description="What an architecture is, and what it costs.")
     parser.add_argument("architecture", metavar="ARCH", help=f"a JSON file, or one of {', '.join(PUBLISHED)}")
-    parser.add_argument("--tokens", type=int, default=128, help="length of a sequence, for the MACs")
-    parser.add_argument("--labels", type=int, default=3, help="classes of the classifier")
+    parser.add_argument(
+        "--tokens", type=int, default=128, help="sequence length for which MACs are counted (default: %(default)s)"
+    )
+    parser.add_argument("--labels", type=int, default=3, help="classes of the classifier (default: %(default)s)")
     parser.add_argument(
         "--head", default=costs.CLASSIFICATION, choices=costs.HEADS, help="the kind of task (default: %(default)s)"
     )

@@ -37,10 +37,15 @@ class StudentError(UserError, ValueError):
 def parser() -> Parser:
     result = Parser(prog="supernet.student", description="Build a student of any architecture.")
     result.add_argument("architecture", help="a file, or the name of a published architecture")
-    result.add_argument("--like", required=True, metavar="CHECKPOINT", help="a BERT: a folder, or a name on the hub")
+    result.add_argument(
+        "--like",
+        required=True,
+        metavar="CHECKPOINT",
+        help="BERT from which weights and tokenizer are taken: a folder, or a name on the hub",
+    )
     result.add_argument("--out", type=Path, required=True, help="folder of the student")
-    result.add_argument("--fresh", action="store_true", help="random weights")
-    result.add_argument("--seed", type=int, default=0, help="of everything random")
+    result.add_argument("--fresh", action="store_true", help="start from random weights instead of the checkpoint's")
+    result.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
     return result
 
 

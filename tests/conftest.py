@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 # huggingface_hub reads this when it is first imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Torch reads this when it is first imported. The models of tests are so small that a second thread only costs time, above
-# all while other processes are running.
+# Torch reads this when it is first imported. The models of tests are so small that a second thread only costs time,
+# above all while other processes are running.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest

@@ -15,7 +15,7 @@ class RecipeTable(Table):
     epochs.
 
     Attributes:
-        share: the share of the rows that are trained on; they are drawn once.
+        share: the share of the rows that are trained on, which are drawn once; 1 means all rows.
     """
 
     # These fields are omitted from the dump if they have their defaults: caches and config.toml files that were written
@@ -49,7 +49,7 @@ class RecipeTable(Table):
         }
 
     @model_validator(mode="after")
-    def _so_long(self) -> "RecipeTable":
+    def _has_one_length(self) -> "RecipeTable":
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give steps or epochs" + ("" if self.steps is None else ", not both"))
         return self
@@ -105,7 +105,7 @@ class WarmupTable(RecipeTable):
 
 
 class SharingTable(RecipeTable):
-    """The training of the one-shot supernet of stage 3.
+    """The training of the one-shot supernet of stage 3, whose slices share its weights.
 
     Attributes:
         sandwich: train the largest, the smallest and two random architectures in every step instead of one random one.

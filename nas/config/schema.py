@@ -48,6 +48,19 @@ class BaseTable(Table):
 
 
 class SpaceTable(Table):
+    """The search space and the budget.
+
+    Attributes:
+        stacks, expansions, experts: the choices for each layer.
+        uniform: without `max_params`, the upper bound on parameters is what a student has whose layers all have this
+            expansion (a uniform slice).
+        slack: without `min_params`, the lower bound on parameters lies below the upper one by this share of the
+            distance to the smallest architecture.
+        edit_rate: the probability with which samples have another operation than the base graph.
+        gated: whether graphs may have a second linear map beside `expand`.
+        mismatch: whether binary operations cut the wider value ("narrow") or pad the narrower one ("wide").
+    """
+
     stacks: Annotated[tuple[Annotated[int, Field(ge=1, le=16)], ...], Field(min_length=1)]
     expansions: Annotated[tuple[PositiveShare, ...], Field(min_length=1)]
     experts: Annotated[tuple[ExpertsTable, ...], Field(min_length=1)] = (DENSE,)
@@ -62,7 +75,7 @@ class SpaceTable(Table):
     mismatch: Literal["narrow", "wide"] = "narrow"
 
     @model_validator(mode="after")
-    def _a_box(self) -> "SpaceTable":
+    def _parameters_are_limited(self) -> "SpaceTable":
         if self.uniform is None and self.max_params is None:
             raise ValueError("limit the parameters: set max_params, or uniform (the expansion of a uniform slice)")
         if self.min_params is not None and self.max_params is not None and self.min_params > self.max_params:
@@ -121,11 +134,11 @@ class StageTable(Table):
     Attributes:
         trials: how many candidates are evaluated, baselines included.
         sampler: a key of `nas.samplers.SAMPLERS`.
-        confirm: how many of the best candidates are confirmed.
+        confirm: how many of the best candidates are trained again, with fresh seeds, before the winner is chosen.
         confirm_seeds: how many fresh seeds each of them is trained with.
         edit_rate: replaces that of the space.
         rungs: the shares of a candidate's training steps after which it may be pruned.
-        stop: at every rung, a candidate whose score is among the lowest `stop` of all that reached the rung is pruned.
+        stop: the share of candidates that are pruned at each rung: those with the lowest scores of those that reached it.
     """
 
     trials: Annotated[int, Field(ge=1, le=1_000_000)]

@@ -25,16 +25,20 @@ def parser() -> Parser:
     result.add_argument(
         "architecture", help="architecture.json of a study, a file of that format, or the name of a published one"
     )
-    result.add_argument("--out", type=Path, help="folder of the checkpoint (default: final beside the architecture)")
     result.add_argument(
-        "--transfer", action="store_true", help="use its genes on the configuration's base, also a deeper one"
+        "--out", type=Path, help="folder of the checkpoint (default: the folder final beside the architecture)"
+    )
+    result.add_argument(
+        "--transfer", action="store_true", help="apply its layers to the configuration's base, which may be deeper"
     )
     result.add_argument("--preset", help="preset or .toml file (default: config.toml beside the architecture)")
-    result.add_argument("--seed", type=int, help="of the order of batches and of dropout (default: the study's)")
+    result.add_argument("--seed", type=int, help="seed of batch order and dropout (default: the study's)")
     result.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"])
-    result.add_argument("--skip-base", action="store_true", help="do not train and measure the base model")
+    result.add_argument(
+        "--skip-base", action="store_true", help="do not train and measure the base model for comparison"
+    )
     result.add_argument("--resume", action="store_true", help="continue a training that was interrupted")
-    result.add_argument("--tensorboard", type=Path, metavar="DIR", help="log losses there")
+    result.add_argument("--tensorboard", type=Path, metavar="DIR", help="log the losses for TensorBoard in this folder")
     return result
 
 

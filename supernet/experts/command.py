@@ -43,21 +43,30 @@ def parser() -> Parser:
     result.add_argument("checkpoint", help="a fine-tuned classifier: a folder, or a name on the hub")
     result.add_argument("--out", type=Path, required=True, help="folder of the new checkpoint")
     split = result.add_argument_group("splitting")
-    split.add_argument("--experts", type=int, help="experts of every FFN")
-    split.add_argument("--width", type=int, help="inner channels of an expert (default: the FFN's / experts)")
-    split.add_argument("--shared", type=int, help="channels that all experts have (default: 2/3 of the width)")
-    split.add_argument("--split", default="importance", choices=SPLITS, help="order in which channels are dealt out")
-    split.add_argument("--routing", default="hash", choices=ROUTINGS)
-    split.add_argument("--top-k", type=int, default=1, help="experts that a token passes")
+    split.add_argument("--experts", type=int, help="number of experts of every FFN")
+    split.add_argument("--width", type=int, help="inner channels per expert (default: the FFN's width / experts)")
+    split.add_argument("--shared", type=int, help="channels that all experts share (default: 2/3 of the width)")
     split.add_argument(
-        "--capacity", type=_ratio, help="such as 1.25; tokens beyond it have the residual alone (default: none)"
+        "--split",
+        default="importance",
+        choices=SPLITS,
+        help="order in which channels go to the experts (default: %(default)s)",
     )
-    split.add_argument("--attention-experts", type=int, default=1, help="experts of every attention, chosen by a gate")
+    split.add_argument("--routing", default="hash", choices=ROUTINGS)
+    split.add_argument("--top-k", type=int, default=1, help="experts per token (default: %(default)s)")
+    split.add_argument(
+        "--capacity", type=_ratio, help="limit on an expert's tokens, such as 1.25 times an equal share (default: none)"
+    )
+    split.add_argument(
+        "--attention-experts", type=int, default=1, help="attention experts of every layer, chosen by a gate"
+    )
     thin = result.add_mutually_exclusive_group()
     thin.add_argument(
         "--drop", type=_ratio, metavar="SHARE", help="drop experts whose load is below this part of an equal share"
     )
-    thin.add_argument("--fuse", type=_ratio, metavar="SHARE", help="fuse them with the most similar expert instead")
+    thin.add_argument(
+        "--fuse", type=_ratio, metavar="SHARE", help="instead fuse such experts with the one that is most similar"
+    )
     rows = result.add_argument_group("rows")
     rows.add_argument("--task", help="word_order, sst2, mnli, ...: any that labels sentences with classes")
     rows.add_argument("--data", type=Path, help="folder of the task's official files (default: from the hub)")
@@ -67,7 +76,9 @@ def parser() -> Parser:
     rows.add_argument("--pair", help="column of the second sentence")
     rows.add_argument("--label", default="label", help="column of the class")
     rows.add_argument("--max-length", type=int, default=128)
-    rows.add_argument("--importance-batches", type=int, default=16, help="batches of training rows for the importance")
+    rows.add_argument(
+        "--importance-batches", type=int, default=16, help="training batches for measuring the importance"
+    )
     train = result.add_argument_group("distillation (MoEBERT's objective, from the checkpoint itself)")
     train.add_argument("--steps", type=int, default=0)
     train.add_argument("--batch-size", type=int, default=32)
@@ -77,7 +88,7 @@ def parser() -> Parser:
         "--layers", default="all", choices=["all", "alternate", "last"], help="layers whose states are compared"
     )
     train.add_argument("--balance", type=float, default=0.01, help="weight of the gates' load balance")
-    result.add_argument("--seed", type=int, default=0, help="of everything random")
+    result.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
     result.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"])
     return result
 
