@@ -138,7 +138,7 @@ class StageTable(Table):
         confirm_seeds: how many fresh seeds each of them is trained with.
         edit_rate: replaces that of the space.
         rungs: the shares of a candidate's training steps after which it may be pruned.
-        stop: the share of candidates that are pruned at each rung: those with the lowest scores of those that reached it.
+        stop: the share of candidates that are pruned at each rung, namely those with the lowest scores so far.
     """
 
     trials: Annotated[int, Field(ge=1, le=1_000_000)]
