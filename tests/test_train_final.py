@@ -244,10 +244,10 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
     assert "is not empty: choose another folder; --resume continues the training in it" in refused(
         given.arguments(out), capsys
     )
-    assert "of another configuration, architecture or seed" in refused([*again, "--seed", "1"], capsys)
+    assert "with another configuration, architecture or seed" in refused([*again, "--seed", "1"], capsys)
     other = replace(given, architecture=tmp_path / "other.json")
     Architecture.uniform(Architecture.load(given.architecture).base, expansion=Fraction(1, 4)).save(other.architecture)
-    assert "of another configuration, architecture" in refused(other.arguments(out, "--resume"), capsys)
+    assert "with another configuration, architecture" in refused(other.arguments(out, "--resume"), capsys)
     assert "student: pre-training" in shown
     resumed = tiny_study.run("train_final.py", *again)
     assert (resumed.returncode, resumed.stderr) == (0, "")
