@@ -177,7 +177,7 @@ def test_a_search_whose_server_dies_says_so_and_goes_on(server: Server, tiny_stu
     assert process.returncode == 2, errors
     assert len(errors.splitlines()) == 1
     assert errors.startswith(f"nas.search: the storage {server.url!r} failed (")
-    assert errors.endswith("); once it is back, the same command with --resume goes on\n")
+    assert errors.endswith("); once it works again, the same command with --resume continues\n")
     before = [trial for trial in trials_in(server.url, "dies/stage-1") if trial.state == TrialState.COMPLETE]
     result = tiny_study.run(*command, "--resume")
     assert (result.returncode, result.stderr) == (0, "")
