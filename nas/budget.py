@@ -19,7 +19,7 @@ from search_spaces import cost
 from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Limit, Space, SpaceError
-from supernet.importance import allocate
+from supernet.order.importance import allocate
 
 # The global importance allocation leaves every layer at least this many inner neurons.
 MIN_INNER = 4

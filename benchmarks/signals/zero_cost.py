@@ -13,8 +13,8 @@ from distill.objectives import terms
 from distill.objectives.losses import soft_cross_entropy
 from distill.objectives.outputs import Batch, Outputs
 from distill.training.evaluation import batch_logits
-from supernet.importance import summed_loss
 from supernet.model.dispatch import Tokens
+from supernet.order.importance import summed_loss
 
 HARD = terms.labels(1.0).loss
 SOFT = terms.soft_labels("soft labels", 1.0, soft_cross_entropy).loss

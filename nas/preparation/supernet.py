@@ -29,7 +29,7 @@ from search_spaces.architecture import Architecture, Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
 from supernet.build import added_operations, from_scratch, from_teacher, layer_output_statistics, load_weights
-from supernet.importance import neuron_importance, sort_channels, summed_loss
+from supernet.order.importance import neuron_importance, sort_channels, summed_loss
 from supernet.warmup import warm_up
 
 # Part of the cache keys of supernets that learned from text: it stands for an importance in which all sentences have

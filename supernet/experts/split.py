@@ -11,8 +11,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from distill.objectives.outputs import Batch
 from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Experts
 from supernet.build import base_of_teacher, build, from_teacher, load_weights
-from supernet.importance import neuron_importance, sort_channels, summed_loss
 from supernet.inherit import inherit
+from supernet.order.importance import neuron_importance, sort_channels, summed_loss
 
 
 def mixture_architecture(

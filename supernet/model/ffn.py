@@ -101,16 +101,19 @@ class FFNBlock(nn.Module):
         """
         values = [x]
         for op, inputs in self.steps:
-            first = values[inputs[0]]
-            if op in LINEAR:
-                values.append(getattr(self, op)(first, *dispatch))
-            elif op == "gelu":
-                values.append(F.gelu(first, approximate=self.gelu_form))
-            elif op in UNARY:
-                values.append(UNARY[op](first))
-            else:
-                values.append(combine(op, first, values[inputs[1]], self.mismatch))
+            values.append(self.apply_op(op, [values[number] for number in inputs], *dispatch))
         return values[-1]
+
+    def apply_op(self, op: str, values: Sequence[Tensor], *dispatch: Dispatch) -> Tensor:
+        """Apply one operation of the graph to its inputs."""
+        if op in LINEAR:
+            result: Tensor = getattr(self, op)(values[0], *dispatch)
+            return result
+        if op == "gelu":
+            return F.gelu(values[0], approximate=self.gelu_form)
+        if op in UNARY:
+            return UNARY[op](values[0])
+        return combine(op, values[0], values[1], self.mismatch)
 
     def routed(self, hidden_BTD: Tensor, routing: Routing) -> Tensor:
         """Process each token by its experts: (B, T, width) -> (B, T, width), zero for a token without an expert."""

@@ -11,7 +11,7 @@ from distill.tasks.types import CLASSIFICATION, IGNORED, QUESTION_ANSWERING, REG
 from distill.training.teacher import set_head
 from search_spaces import FFNGraph
 from supernet.build import build, config_of, full_architecture
-from supernet.importance import allocate, neuron_importance, sort_channels, summed_loss
+from supernet.order.importance import allocate, neuron_importance, sort_channels, summed_loss
 from tests.tiny import BASE, batch, inputs, shaken
 
 

@@ -1,0 +1,261 @@
+"""Solves for `project` again in every block of a candidate, layer after layer.
+
+Every block is solved for on the inputs that the candidate itself computes, with the blocks below already solved for, so
+that it also corrects what those could not. The target is the sum h + f(h) that the supernet's block computes.
+
+Dimensions are those of `supernet.model.dispatch`: N tokens without padding, S slots of experts; E channels of the input
+of `project`; D channels of its output. A block without experts has one slot per token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from distill.objectives.outputs import Batch
+from supernet.compensation.calibration import Calibration
+from supernet.compensation.ridge import CompensationError, Linear, Ridge
+from supernet.model.dispatch import Dispatch, Tokens, take
+from supernet.model.ffn import FFNBlock
+from supernet.model.modeling_nas_bert import ExpertAttention
+
+# Gauss-Newton steps for a graph that does something after `project`.
+STEPS = 8
+# Passes over the experts of a block in which several experts process a token, as the target of each depends on the
+# others.
+PASSES = 2
+
+
+@torch.no_grad()
+def compensate(model: PreTrainedModel, calibration: Calibration, accelerator: Accelerator) -> None:
+    """Solve for the weight and the bias of `project` in every block of a candidate, in place.
+
+    Args:
+        model: a candidate with inherited weights, in which every block is a slice of the supernet's.
+        calibration: of the supernet.
+
+    Raises:
+        CompensationError: activations are not finite.
+    """
+    was_training = model.training
+    model.eval().to(accelerator.device)
+    held_N = calibration.held_N
+    batches = [_on_device(batch, accelerator) for batch in calibration.batches]
+    encoder = model.base_model
+    with accelerator.autocast():
+        hidden = [encoder.embeddings(batch["input_ids"], batch.get("token_type_ids")) for batch in batches]
+    valid = [batch["attention_mask"].bool() for batch in batches]
+    sizes = [int(chosen.sum()) for chosen in valid]
+    masks = [_additive_mask(chosen, states.dtype) for chosen, states in zip(valid, hidden, strict=True)]
+    tokens = [Tokens(batch["input_ids"], batch["attention_mask"]) for batch in batches]
+    for i, layer in enumerate(encoder.encoder.layer):
+        routed = isinstance(layer.attention, ExpertAttention)
+        with accelerator.autocast():
+            hidden = [
+                layer.attention(states, mask, **({"tokens": of_batch} if routed else {}))[0]
+                for states, mask, of_batch in zip(hidden, masks, tokens, strict=True)
+            ]
+        for j, block in enumerate(layer.ffn):
+            router = layer.router if block.router is None else block.router
+            with accelerator.autocast():
+                if router is None:
+                    slots = _token_slots(block, hidden, valid)
+                else:
+                    slots = _expert_slots(block, hidden, valid, router, tokens)
+            x_ND = torch.cat([states[chosen] for states, chosen in zip(hidden, valid, strict=True)]).float()
+            target_ND = calibration.sums[i][j].to(x_ND.device)
+            try:
+                sum_ND = _solve(block, slots, x_ND, target_ND, held_N.to(x_ND.device))
+            except CompensationError as error:
+                raise CompensationError(f"layers[{i}], block {j}: {error}") from None
+            for states, chosen, part in zip(hidden, valid, block.LayerNorm(sum_ND).split(sizes), strict=True):
+                states[chosen] = part.to(states.dtype)
+    model.train(was_training)
+
+
+def _on_device(batch: Batch, accelerator: Accelerator) -> Batch:
+    return {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+
+
+def _additive_mask(valid_BT: Tensor, dtype: torch.dtype) -> Tensor:
+    """The attention mask (B, 1, 1, T), which is added to the scores: 0 for tokens and the lowest number for padding."""
+    return torch.zeros(valid_BT.shape, dtype=dtype, device=valid_BT.device).masked_fill(
+        ~valid_BT, torch.finfo(dtype).min
+    )[:, None, None]
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """What a block computes before `project`, for the slots of all batches.
+
+    Attributes:
+        values: for every node of the graph before `project` its value (S, channels).
+        project_input: the number of the node that `project` reads.
+        token_S: the token of each slot, counted over all batches without padding.
+        expert_S: the expert of each slot.
+        weight_S: the factor of each slot's output; None: 1.
+    """
+
+    values: list[Tensor]
+    project_input: int
+    token_S: Tensor
+    expert_S: Tensor
+    weight_S: Tensor | None
+
+    @property
+    def features_SE(self) -> Tensor:
+        """The inputs of `project`."""
+        return self.values[self.project_input]
+
+
+def _before_project(block: FFNBlock, x: Tensor, *dispatch: Dispatch) -> tuple[list[Tensor], int]:
+    """The values of the graph's nodes before `project`, and the number of the node that `project` reads."""
+    values = [x]
+    for op, inputs in block.steps:
+        if op == "project":
+            return values, inputs[0]
+        values.append(block.apply_op(op, [values[number] for number in inputs], *dispatch))
+    raise AssertionError("every graph has a project")
+
+
+def _after_project(block: FFNBlock, values: Sequence[Tensor], projected_SD: Tensor) -> Tensor:
+    """The graph's output, given the values before `project` and its output. No linear map follows `project`."""
+    values = [*values, projected_SD]
+    for op, inputs in block.steps[len(values) - 1 :]:
+        values.append(block.apply_op(op, [values[number] for number in inputs]))
+    return values[-1]
+
+
+def _token_slots(block: FFNBlock, hidden: Sequence[Tensor], valid: Sequence[Tensor]) -> _Slots:
+    """The slots of a block without experts."""
+    x_ND = torch.cat([states[chosen] for states, chosen in zip(hidden, valid, strict=True)])
+    values, project_input = _before_project(block, x_ND)
+    token_S = torch.arange(len(x_ND), device=x_ND.device)
+    return _Slots([value.float() for value in values], project_input, token_S, torch.zeros_like(token_S), None)
+
+
+def _expert_slots(
+    block: FFNBlock, hidden: Sequence[Tensor], valid: Sequence[Tensor], router: Any, tokens: Sequence[Tokens]
+) -> _Slots:
+    """The slots of a block with experts, without those that hold no token."""
+    parts: list[tuple[Tensor, ...]] = []
+    project_input, first = 0, 0
+    for states_BTD, valid_BT, of_batch in zip(hidden, valid, tokens, strict=True):
+        routing = router(states_BTD, of_batch)
+        dispatch = routing.dispatch
+        values, project_input = _before_project(
+            block, take(states_BTD.reshape(-1, states_BTD.shape[-1]), dispatch), dispatch
+        )
+        counts = torch.tensor(dispatch.counts, device=states_BTD.device)
+        if dispatch.real_S is None:
+            real_S, expert_S = slice(None), torch.repeat_interleave(counts)
+        else:
+            real_S = dispatch.real_S
+            expert_S = (torch.arange(len(real_S), device=real_S.device) // int(counts.max()))[real_S]
+        number_P = valid_BT.reshape(-1).cumsum(0) - 1 + first
+        weight_S = torch.ones(len(expert_S), device=expert_S.device)
+        if routing.weight_S is not None:
+            weight_S = routing.weight_S[real_S].float()
+        kept = [value[real_S].float() for value in values]
+        parts.append((number_P[dispatch.token_S[real_S]], expert_S, weight_S, *kept))
+        first += int(valid_BT.sum())
+    token_S, expert_S, weight_S, *values = (torch.cat(part) for part in zip(*parts, strict=True))
+    return _Slots(values, project_input, token_S, expert_S, weight_S)
+
+
+def _solve(block: FFNBlock, slots: _Slots, x_ND: Tensor, target_ND: Tensor, held_N: Tensor) -> Tensor:
+    """Solve for `project` of a block, in place; returns the sum x + f(x), (N, D)."""
+    project: Any = block.project
+    weight_XDE, bias_XD = project.weight, project.bias
+    if weight_XDE.dim() == 2:
+        weight_XDE, bias_XD = weight_XDE[None], bias_XD[None]
+    experts = range(len(weight_XDE))
+    rows = [torch.nonzero(slots.expert_S == expert)[:, 0] for expert in experts]
+    projections = [
+        _Projection(block, slots, rows[expert], held_N, Linear(weight_XDE[expert], bias_XD[expert]))
+        for expert in experts
+    ]
+    sum_ND = x_ND.clone()
+    for projection in projections:
+        projection.add_to(sum_ND)
+    shared = len(slots.token_S) > len(torch.unique(slots.token_S))
+    for _ in range(PASSES if shared else 1):
+        for projection in projections:
+            projection.solve(target_ND, sum_ND)
+    for expert, projection in zip(experts, projections, strict=True):
+        weight_XDE[expert].copy_(projection.linear.weight_DE)
+        bias_XD[expert].copy_(projection.linear.bias_D)
+    return sum_ND
+
+
+class _Projection:
+    """The linear map `project` of one expert, on the slots of its tokens."""
+
+    def __init__(self, block: FFNBlock, slots: _Slots, rows_S: Tensor, held_N: Tensor, linear: Linear) -> None:
+        self.block, self.linear, self.start = block, linear, linear
+        self.token_S = slots.token_S[rows_S]
+        self.weight_S1 = None if slots.weight_S is None else slots.weight_S[rows_S, None]
+        self.values = [value[rows_S] for value in slots.values]
+        self.features_SE = self.values[slots.project_input]
+        self.held_S = held_N[self.token_S]
+        self.ends_with_project = block.steps[-1][0] == "project"
+        self.ridge: Ridge | None = None
+        self.projected_SD = linear(self.features_SE)
+        self.output_SD = self._output(self.projected_SD)
+
+    def _output(self, projected_SD: Tensor) -> Tensor:
+        output_SD = projected_SD if self.ends_with_project else _after_project(self.block, self.values, projected_SD)
+        return output_SD if self.weight_S1 is None else output_SD * self.weight_S1
+
+    def add_to(self, sum_ND: Tensor, factor: float = 1.0) -> None:
+        """Add the outputs of the slots to their tokens."""
+        sum_ND.index_add_(0, self.token_S, self.output_SD, alpha=factor)
+
+    def solve(self, target_ND: Tensor, sum_ND: Tensor) -> None:
+        """Solve for the map, and replace its part of the sums. An expert without tokens keeps its weights."""
+        if not len(self.token_S) or bool(self.held_S.all()):
+            return
+        if self.ridge is None:
+            weight_S = None if self.weight_S1 is None else self.weight_S1[:, 0] ** 2
+            self.ridge = Ridge(self.features_SE, self.held_S, weight_S)
+        self.add_to(sum_ND, -1.0)
+        wanted_SD = (target_ND - sum_ND)[self.token_S]
+        if self.ends_with_project:
+            if self.weight_S1 is not None:
+                wanted_SD = wanted_SD / self.weight_S1
+            self.linear = self.ridge.solve(wanted_SD, self.start)
+            self.output_SD = self._output(self.linear(self.features_SE))
+        else:
+            self._gauss_newton(wanted_SD)
+        self.add_to(sum_ND)
+
+    def _gauss_newton(self, wanted_SD: Tensor) -> None:
+        """Solve for the map in a graph that does something after `project`, by steps that each solve for a linear map
+        with one curvature per channel. A step that does not reduce the error is halved, so the result is never worse
+        than the inherited weights.
+        """
+        assert self.ridge is not None
+        scale, error = 1.0, float(((wanted_SD - self.output_SD) ** 2).sum())
+        for _ in range(STEPS):
+            slope_SD = self._slope()
+            curvature_D = (slope_SD**2).mean(dim=0).clamp(min=1e-6)
+            step_SD = slope_SD * (wanted_SD - self.output_SD) / curvature_D
+            linear = self.ridge.solve(self.projected_SD + scale * step_SD, self.start)
+            projected_SD = linear(self.features_SE)
+            output_SD = self._output(projected_SD)
+            reduced = float(((wanted_SD - output_SD) ** 2).sum())
+            if reduced < error:
+                self.linear, self.projected_SD, self.output_SD, error = linear, projected_SD, output_SD, reduced
+            else:
+                scale /= 2
+
+    def _slope(self) -> Tensor:
+        """The derivative of every output with respect to the same channel of `project`'s output."""
+        with torch.enable_grad():
+            projected_SD = self.projected_SD.detach().requires_grad_()
+            (slope_SD,) = torch.autograd.grad(self._output(projected_SD).sum(), projected_SD)
+        return slope_SD

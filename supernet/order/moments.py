@@ -1,0 +1,132 @@
+"""Second moments of the blocks of a model on sample text, from which channels are ordered and weights are solved for.
+
+Dimensions: N tokens without padding; E channels of the input of `project`; D channels of its output.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from distill.objectives.outputs import LOGITS, Batch, Outputs, run
+from distill.tasks.types import task_type
+
+
+@dataclass(frozen=True)
+class BlockMoments:
+    """The moments of one block, in float64.
+
+    Attributes:
+        tokens: N.
+        mean_E: the mean input of `project`.
+        covariance_EE: the covariance of the inputs of `project`.
+        metric_DD: the mean of g g' over the tokens, where g is the gradient of the log-likelihood of predictions that
+            are sampled from the model, with respect to the output of `project`: the empirical Fisher information of
+            that output. (v' metric v) / 2 is the loss, in nats per token, that a small change v of the output causes.
+    """
+
+    tokens: int
+    mean_E: Tensor
+    covariance_EE: Tensor
+    metric_DD: Tensor
+
+
+class MomentsError(ValueError):
+    """The activations of a model have no finite moments."""
+
+
+def block_moments(model: PreTrainedModel, batches: Iterable[Batch], seed: int = 0) -> list[list[BlockMoments]]:
+    """The moments of every block, with one backward pass per batch. The model runs in eval mode.
+
+    Args:
+        model: a model whose layers consist of dense `FFNBlock`s.
+        batches: batches of tensors (B, ...) of training data.
+        seed: seed of the sampled predictions.
+
+    Returns:
+        `[layer][block]` -> moments.
+
+    Raises:
+        MomentsError: an activation or a gradient is not finite, or there are no batches.
+    """
+    blocks = [
+        (i, j, block) for i, layer in enumerate(model.base_model.encoder.layer) for j, block in enumerate(layer.ffn)
+    ]
+    sums = {(i, j): _Sums(block.project.in_features, block.project.out_features) for i, j, block in blocks}
+    inputs: dict[tuple[int, int], Tensor] = {}
+    outputs: dict[tuple[int, int], Tensor] = {}
+
+    def keep(key: tuple[int, int]) -> Any:
+        def hook(module: Any, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+            inputs[key], outputs[key] = arguments[0], output
+
+        return hook
+
+    hooks = [block.project.register_forward_hook(keep((i, j))) for i, j, block in blocks]
+    generator = torch.Generator().manual_seed(seed)
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
+            total = sampled_log_likelihood(run(model, batch, frozenset({LOGITS})), batch, generator)
+            gradients = torch.autograd.grad(total, list(outputs.values()), allow_unused=True)
+            valid_BT = batch["attention_mask"].bool()
+            for key, gradient in zip(outputs, gradients, strict=True):
+                sums[key].add(inputs[key].detach()[valid_BT], None if gradient is None else gradient[valid_BT])
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(was_training)
+    depth = len(model.base_model.encoder.layer)
+    return [[sums[i, j].moments(f"layer {i}, block {j}") for i, j, _ in blocks if i == layer] for layer in range(depth)]
+
+
+class _Sums:
+    """Running sums over the tokens of batches."""
+
+    def __init__(self, inner: int, width: int) -> None:
+        self.tokens = 0
+        self.sum_E = torch.zeros(inner, dtype=torch.float64)
+        self.products_EE = torch.zeros(inner, inner, dtype=torch.float64)
+        self.metric_DD = torch.zeros(width, width, dtype=torch.float64)
+
+    def add(self, input_NE: Tensor, gradient_ND: Tensor | None) -> None:
+        self.tokens += len(input_NE)
+        self.sum_E += input_NE.double().sum(dim=0).cpu()
+        self.products_EE += (input_NE.t() @ input_NE).double().cpu()
+        if gradient_ND is not None:
+            self.metric_DD += (gradient_ND.t() @ gradient_ND).double().cpu()
+
+    def moments(self, place: str) -> BlockMoments:
+        if not self.tokens:
+            raise MomentsError("no tokens to measure the channels on")
+        mean_E = self.sum_E / self.tokens
+        covariance_EE = self.products_EE / self.tokens - torch.outer(mean_E, mean_E)
+        metric_DD = self.metric_DD / self.tokens
+        if not (torch.isfinite(covariance_EE).all() and torch.isfinite(metric_DD).all()):
+            raise MomentsError(f"{place}: activations or gradients are not finite")
+        return BlockMoments(self.tokens, mean_E, covariance_EE, metric_DD)
+
+
+def sampled_log_likelihood(outputs: Outputs, batch: Batch, generator: torch.Generator) -> Tensor:
+    """The log-likelihood, summed over a batch, of predictions that are sampled from the model: labels from its
+    distributions, or numbers from normal distributions with standard deviation 1 around its own.
+
+    Raises:
+        MomentsError: the logits are not finite.
+    """
+    if not bool(torch.isfinite(outputs.logits).all()):
+        raise MomentsError("the model's logits are not finite")
+    distributions = task_type(outputs.kind).distributions
+    if distributions is None:
+        noise = torch.randn(outputs.logits.shape, generator=generator).to(outputs.logits)
+        return (outputs.logits * noise).sum()
+    logits_NC = distributions(outputs.logits, batch)
+    log_probabilities_NC = torch.log_softmax(logits_NC, dim=-1)
+    probabilities_NC = log_probabilities_NC.detach().exp().cpu()
+    sampled_N1 = torch.multinomial(probabilities_NC, 1, generator=generator).to(logits_NC.device)
+    return log_probabilities_NC.gather(-1, sampled_N1).sum()

@@ -1,0 +1,221 @@
+"""Compensated candidates: exact where nothing is lost, and never worse than a slice where something is."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from statistics import median
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from search_spaces import GELU, Architecture, Base, Experts, FFNGraph, Genes
+from supernet.build import build, full_architecture
+from supernet.compensation.calibration import Calibration, calibrate
+from supernet.compensation.compensate import compensate
+from supernet.compensation.ridge import CompensationError
+from supernet.inherit import inherit
+from tests.tiny import BASE, batch, graphs, inputs, shaken
+
+HALF = Fraction(1, 2)
+BATCHES = [batch(16, 12, seed=seed) for seed in range(8)]
+NEW = batch(8, 10, seed=99)
+
+
+def supernet(graph: FFNGraph = GELU, stack: int = 1, base: Base = BASE) -> nn.Module:
+    torch.manual_seed(0)
+    return shaken(build(full_architecture(base, graph, stack))).eval()
+
+
+@torch.no_grad()
+def redundant(model: nn.Module) -> nn.Module:
+    """The second half of the inner channels repeats the first, with other weights in `project`."""
+    for layer in model.bert.encoder.layer:
+        for block in layer.ffn:
+            half = len(block.expand.bias) // 2
+            for module in (block.expand, *([block.gate] if hasattr(block, "gate") else [])):
+                module.weight[half:], module.bias[half:] = module.weight[:half].clone(), module.bias[:half].clone()
+    return model
+
+
+@torch.no_grad()
+def logits(model: nn.Module, given: dict[str, Tensor] = NEW) -> Tensor:
+    return model.eval()(**inputs(given)).logits
+
+
+def candidate(whole: nn.Module, architecture: Architecture) -> nn.Module:
+    frequencies = torch.arange(BASE.vocabulary)
+    return build(architecture, weights=inherit(whole.state_dict(), architecture, frequencies)).eval()
+
+
+def uniform(base: Base = BASE, **genes: object) -> Architecture:
+    layer = Genes(**({"graph": GELU} | genes))  # type: ignore[arg-type]
+    return Architecture(base, (layer,) * base.depth)
+
+
+def errors(model: nn.Module, calibration: Calibration, accelerator: Accelerator) -> list[float]:
+    """The mean squared difference from the supernet's sums, of every block."""
+    found: dict[tuple[int, int], list[Tensor]] = {}
+    valid: list[Tensor] = []
+
+    def keep(key: tuple[int, int]) -> Callable[..., None]:
+        return lambda module, given: found.setdefault(key, []).append(given[0][valid[-1]])
+
+    hooks = [
+        block.LayerNorm.register_forward_pre_hook(keep((i, j)))
+        for i, layer in enumerate(model.bert.encoder.layer)
+        for j, block in enumerate(layer.ffn)
+    ]
+    with torch.no_grad():
+        for one in calibration.batches:
+            valid.append(one["attention_mask"].bool())
+            model(**inputs(one))
+    for hook in hooks:
+        hook.remove()
+    return [float(((torch.cat(sums) - calibration.sums[i][j]) ** 2).mean()) for (i, j), sums in sorted(found.items())]
+
+
+@pytest.mark.parametrize("formula", ["project(gelu(expand(x)))", "project(mul(gelu(expand(x)),gate(x)))"])
+@pytest.mark.parametrize("stack", [1, 2])
+def test_nothing_is_lost_where_channels_repeat_each_other(formula: str, stack: int, accelerator: Accelerator) -> None:
+    """Half of the channels, and equal logits on sentences that were not seen."""
+    graph = FFNGraph.parse(formula)
+    whole = redundant(supernet(graph, stack))
+    model = candidate(whole, uniform(graph=graph, stack=stack, expansion=HALF))
+    assert float((logits(model) - logits(whole)).abs().max()) > 0.05
+    compensate(model, calibrate(whole, BATCHES, accelerator), accelerator)
+    torch.testing.assert_close(logits(model), logits(whole), rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("routing", ["hash", "balanced_hash"])
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_nothing_is_lost_by_experts_of_such_channels(routing: str, top_k: int, accelerator: Accelerator) -> None:
+    """Every expert has one channel of every pair at least, so it can compute what the dense FFN does."""
+    whole = redundant(supernet())
+    experts = Experts(count=2, routing=routing, shared=Fraction(2, 3), top_k=top_k)
+    model = candidate(whole, uniform(expansion=Fraction(3, 4), experts=experts))
+    before = float((logits(model) - logits(whole)).abs().max())
+    compensate(model, calibrate(whole, BATCHES, accelerator), accelerator)
+    assert float((logits(model) - logits(whole)).abs().max()) < 0.05 * before
+
+
+def test_the_whole_supernet_stays_what_it_is(accelerator: Accelerator) -> None:
+    whole = supernet(stack=2)
+    model = candidate(whole, full_architecture(BASE, GELU, 2))
+    compensate(model, calibrate(whole, BATCHES, accelerator), accelerator)
+    torch.testing.assert_close(logits(model), logits(whole), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("mismatch", ["narrow", "wide"])
+def test_every_graph_gets_closer_to_the_supernet(mismatch: str, accelerator: Accelerator) -> None:
+    """Graphs of the space, most of which do something after `project`: in the first layer, whose inputs are the same,
+    none has a larger error than the slice, and most a much smaller one.
+    """
+    base = replace(BASE, mismatch=mismatch)
+    whole = supernet(base=base)
+    calibration = calibrate(whole, BATCHES, accelerator)
+    after, ratios = 0, []
+    for graph in graphs(25, seed=3):
+        after += not str(graph).startswith("project(")
+        model = candidate(whole, uniform(base, graph=graph, expansion=HALF))
+        before = errors(model, calibration, accelerator)
+        compensate(model, calibration, accelerator)
+        ratios.append(errors(model, calibration, accelerator)[0] / before[0])
+        assert bool(torch.isfinite(logits(model)).all())
+    assert after > 15
+    assert max(ratios) < 1 + 1e-5 and median(ratios) < 0.75
+
+
+@pytest.mark.parametrize(
+    "experts",
+    [
+        Experts(count=2, routing="token_gate", shared=Fraction(1, 4)),
+        Experts(count=4, routing="token_gate", shared=Fraction(1, 4), top_k=2),
+        Experts(count=2, routing="sentence_gate", shared=Fraction(1, 4)),
+        Experts(count=2, routing="hash", shared=Fraction(1, 4), capacity=Fraction(1)),
+        Experts(count=2, routing="token_gate", shared=Fraction(1)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("formula", ["project(gelu(expand(x)))", "tanh(project(relu(expand(x))))"])
+def test_experts_get_closer_to_the_supernet(experts: Experts, formula: str, accelerator: Accelerator) -> None:
+    whole = supernet()
+    calibration = calibrate(whole, BATCHES, accelerator)
+    model = candidate(whole, uniform(graph=FFNGraph.parse(formula), expansion=Fraction(1, 4), experts=experts))
+    before = errors(model, calibration, accelerator)
+    compensate(model, calibration, accelerator)
+    assert errors(model, calibration, accelerator)[0] < 0.9 * before[0]
+
+
+def test_attention_experts_are_routed(accelerator: Accelerator) -> None:
+    whole = supernet()
+    calibration = calibrate(whole, BATCHES, accelerator)
+    base = replace(BASE, attention_experts=2)
+    model = candidate(whole, uniform(base, expansion=HALF))
+    before = errors(model, calibration, accelerator)
+    compensate(model, calibration, accelerator)
+    assert sum(errors(model, calibration, accelerator)) < sum(before)
+
+
+def test_sums_are_solved_on_the_candidates_own_inputs(accelerator: Accelerator) -> None:
+    """What the reported sums of the upper layers have in error is what the built model has: the layers below are
+    already solved for when an upper one is.
+    """
+    whole = supernet()
+    calibration = calibrate(whole, BATCHES, accelerator)
+    model = candidate(whole, uniform(expansion=Fraction(1, 4)))
+    before = errors(model, calibration, accelerator)
+    compensate(model, calibration, accelerator)
+    found = errors(model, calibration, accelerator)
+    assert all(after < 0.9 * sliced for after, sliced in zip(found, before, strict=True))
+    # Solving once more changes nothing that matters.
+    compensate(model, calibration, accelerator)
+    assert errors(model, calibration, accelerator) == pytest.approx(found, rel=0.05)
+
+
+def test_padding_has_no_influence(accelerator: Accelerator) -> None:
+    whole = supernet()
+    architecture = uniform(expansion=HALF)
+    weights = []
+    for extra in (0, 5):
+        padded = [
+            {name: torch.cat((tensor, tensor.new_zeros(16, extra)), dim=1) if tensor.dim() == 2 else tensor}
+            for one in BATCHES
+            for name, tensor in one.items()
+        ]
+        batches = [dict(part for entry in padded[i : i + 4] for part in entry.items()) for i in range(0, 32, 4)]
+        model = candidate(whole, architecture)
+        compensate(model, calibrate(whole, batches, accelerator), accelerator)
+        weights.append(model.bert.encoder.layer[2].ffn[0].project.weight)
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=1e-3)
+
+
+def test_few_tokens_and_idle_experts(accelerator: Accelerator) -> None:
+    """Fewer tokens than channels, and experts that get no token, which keep their slices."""
+    whole = supernet()
+    few = [batch(5, 3, seed=1)]
+    calibration = calibrate(whole, few, accelerator)
+    model = candidate(whole, uniform(expansion=HALF))
+    compensate(model, calibration, accelerator)
+    assert bool(torch.isfinite(logits(model)).all())
+    model = candidate(whole, uniform(expansion=Fraction(1, 8), experts=Experts(count=8, routing="hash")))
+    sliced = model.bert.encoder.layer[0].ffn[0].project.weight.clone()
+    tables = model.bert.encoder.layer[0].router.table
+    used = {int(expert) for expert in tables[few[0]["input_ids"][few[0]["attention_mask"].bool()]]}
+    compensate(model, calibration, accelerator)
+    idle = [expert for expert in range(8) if expert not in used]
+    assert idle
+    for expert in idle:
+        assert torch.equal(model.bert.encoder.layer[0].ffn[0].project.weight[expert], sliced[expert])
+    assert bool(torch.isfinite(logits(model)).all())
+
+
+def test_activations_that_are_not_finite_are_named(accelerator: Accelerator) -> None:
+    whole = supernet()
+    calibration = calibrate(whole, BATCHES, accelerator)
+    model = candidate(whole, uniform(expansion=HALF))
+    with torch.no_grad():
+        model.bert.encoder.layer[1].ffn[0].expand.bias[0] = torch.inf
+    with pytest.raises(CompensationError, match=r"layers\[1\], block 0: the activations are not finite"):
+        compensate(model, calibration, accelerator)

@@ -1,0 +1,118 @@
+"""Forward selection against explicit regressions, and the moments that it works on."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from search_spaces import GELU
+from supernet.build import build, full_architecture
+from supernet.order import reconstruction
+from supernet.order.moments import BlockMoments, MomentsError, block_moments
+from supernet.order.reconstruction import forward_selection
+from tests.tiny import BASE, batch, inputs, shaken
+
+
+def random_moments(inner: int = 12, width: int = 5, seed: int = 0) -> tuple[BlockMoments, Tensor]:
+    """Moments of correlated channels, and a weight."""
+    generator = torch.Generator().manual_seed(seed)
+    mixed = torch.randn(inner, inner, generator=generator, dtype=torch.float64)
+    gradients = torch.randn(3 * width, width, generator=generator, dtype=torch.float64)
+    covariance = mixed @ mixed.t() / inner
+    weight = torch.randn(width, inner, generator=generator)
+    return BlockMoments(
+        100, torch.zeros(inner).double(), covariance, gradients.t() @ gradients / len(gradients)
+    ), weight
+
+
+def remaining(moments: BlockMoments, weight: Tensor, kept: list[int]) -> float:
+    """The error of the best prediction of the output from the kept channels, by the formula of a Schur complement."""
+    rest = [channel for channel in range(weight.shape[1]) if channel not in kept]
+    covariance = moments.covariance_EE
+    conditional = covariance[rest][:, rest]
+    if kept:
+        across = covariance[kept][:, rest]
+        conditional = conditional - across.t() @ torch.linalg.solve(covariance[kept][:, kept], across)
+    lost = weight.double()[:, rest]
+    return float(torch.trace(lost.t() @ moments.metric_DD @ lost @ conditional)) / 2
+
+
+@pytest.mark.parametrize("panel", [1, 5, 64])
+def test_every_step_takes_the_channel_that_leaves_least(panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconstruction, "_PANEL", panel)
+    moments, weight = random_moments()
+    selection = forward_selection(moments, weight)
+    kept: list[int] = []
+    for number, channel in enumerate(selection.order_E.tolist()):
+        assert float(selection.errors[number]) == pytest.approx(remaining(moments, weight, kept), rel=1e-8, abs=1e-12)
+        others = [other for other in range(12) if other not in kept]
+        best = min(others, key=lambda other: remaining(moments, weight, [*kept, other]))
+        assert channel == best
+        kept.append(channel)
+    assert float(selection.errors[-1]) == pytest.approx(0, abs=1e-9)
+
+
+def test_a_limit_orders_the_rest_by_what_they_would_add() -> None:
+    moments, weight = random_moments()
+    whole, limited = forward_selection(moments, weight), forward_selection(moments, weight, limit=4)
+    assert torch.equal(limited.order_E[:5], whole.order_E[:5])
+    assert sorted(limited.order_E.tolist()) == list(range(12))
+    assert torch.allclose(limited.errors[:5], whole.errors[:5])
+    assert bool((limited.errors.diff() <= 1e-12).all())
+
+
+def test_channels_without_news_come_last() -> None:
+    """One is constant, one repeats another, one is the sum of two."""
+    moments, weight = random_moments(9)
+    source = torch.zeros(12, 9, dtype=torch.float64)
+    source[:9] = torch.eye(9)
+    source[9, 3] = 1
+    source[10, [1, 2]] = 1
+    covariance = source @ moments.covariance_EE @ source.t()
+    weight = torch.cat((weight, weight[:, :3]), dim=1)
+    selection = forward_selection(BlockMoments(100, torch.zeros(12).double(), covariance, moments.metric_DD), weight)
+    # Of channels 3 and 9 either comes last, and of 1, 2 and 10 any.
+    assert 11 in selection.order_E[9:].tolist()
+    assert len({3, 9} & set(selection.order_E[9:].tolist())) == 1
+    assert len({1, 2, 10} & set(selection.order_E[9:].tolist())) == 1
+    assert float(selection.errors[9]) == pytest.approx(0, abs=1e-9)
+
+
+def test_moments_are_those_of_tokens() -> None:
+    """Covariances of the inputs of `project`, and the metric as the exact Fisher information of the predictions."""
+    model = shaken(build(full_architecture(BASE, GELU, 2), labels=3)).eval()
+    batches = [batch(4, 9, seed=1), batch(3, 6, seed=2)]
+    moments = block_moments(model, batches)
+    block = model.bert.encoder.layer[1].ffn[1]
+    seen: dict[str, Tensor] = {}
+    block.project.register_forward_hook(lambda module, given, output: seen.update(input=given[0], output=output))
+    features, exact, tokens = [], torch.zeros(BASE.width, BASE.width, dtype=torch.float64), 0
+    for one in batches:
+        log_probabilities = F.log_softmax(model(**inputs(one)).logits, dim=-1)
+        valid = one["attention_mask"].bool()
+        features.append(seen["input"][valid])
+        tokens += int(valid.sum())
+        for row in range(len(valid)):
+            for label in range(3):
+                (gradient,) = torch.autograd.grad(log_probabilities[row, label], seen["output"], retain_graph=True)
+                of_tokens = gradient[row][valid[row]].double()
+                exact += float(log_probabilities.detach()[row, label].exp()) * of_tokens.t() @ of_tokens
+    together = torch.cat(features).double()
+    found = moments[1][1]
+    assert found.tokens == tokens == len(together)
+    torch.testing.assert_close(found.mean_E, together.mean(dim=0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.covariance_EE, torch.cov(together.t(), correction=0), rtol=1e-4, atol=1e-6)
+    # Sampled labels give the exact metric on average.
+    sampled = [block_moments(model, batches, seed)[1][1].metric_DD for seed in range(150)]
+    mean, spread = torch.stack(sampled).mean(dim=0), torch.stack(sampled).std(dim=0) / 150**0.5
+    assert bool(((mean - exact / tokens).abs() < 5 * spread + 1e-12).all())
+
+
+def test_what_has_no_moments_is_refused() -> None:
+    model = shaken(build(full_architecture(BASE, GELU, 1)))
+    with pytest.raises(MomentsError, match="no tokens"):
+        block_moments(model, [])
+    with torch.no_grad():
+        model.bert.encoder.layer[1].ffn[0].expand.weight[0, 0] = torch.nan
+    with pytest.raises(MomentsError, match="logits are not finite"):
+        block_moments(model, [batch()])
