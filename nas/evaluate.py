@@ -25,6 +25,8 @@ from nas.preparation.phases import CANDIDATE, TrainingPhase, training_phases
 from nas.preparation.workspace import Workspace, projections, raw_teacher
 from search_spaces.architecture import Architecture
 from supernet.build import build
+from supernet.compensation.calibration import Calibration
+from supernet.compensation.compensate import compensate
 from supernet.inherit import inherit
 
 # Intermediate scores and the loads of experts are measured on this many rows of the search split.
@@ -132,10 +134,22 @@ class Evaluator:
         loads = self.loads(model, self.search_rows, INTERMEDIATE_ROWS) if architecture.has_experts else ()
         return Score(score.value, score.standard_error, {"inherited": intermediate[0]}, loads)
 
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """The calibration on which candidates are compensated; None if they are slices."""
+        return None if self.workspace.calibration is None else Calibration.load(self.workspace.calibration)
+
     def student(self, architecture: Architecture) -> PreTrainedModel:
-        """The candidate with its inherited weights."""
+        """The candidate with its inherited weights.
+
+        Raises:
+            supernet.compensation.ridge.CompensationError: the candidate's activations are not finite.
+        """
         weights = inherit(self.weights, architecture, self.frequencies, self.config.seed)
-        return build(architecture, self.task.type.head, template=self.supernet_config, weights=weights)
+        student = build(architecture, self.task.type.head, template=self.supernet_config, weights=weights)
+        if self.calibration is not None:
+            compensate(student, self.calibration, self.accelerator)
+        return student
 
     def train(
         self,

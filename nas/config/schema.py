@@ -128,6 +128,22 @@ def _check_setting(place: str, value: Any, default: Any) -> None:
         raise ConfigError(f"{place}: must be {expected}, not {value!r}")
 
 
+class SupernetTable(Table):
+    """How candidates inherit from the supernet.
+
+    Attributes:
+        order: by what the inner channels are sorted, of which candidates keep the first: a key of
+            `supernet.order.orders.ORDERS`.
+        inheritance: "sliced": a candidate's weights are slices of the supernet's; "compensated": `project` is then
+            solved for again, so that every block computes what the supernet's does on calibration text.
+        calibration_rows: the number of training rows that the weights are solved for on.
+    """
+
+    order: Literal["importance", "reconstruction", "magnitude", "random"] = "importance"
+    inheritance: Literal["sliced", "compensated"] = "sliced"
+    calibration_rows: Annotated[int, Field(ge=2, le=1_000_000)] = 512
+
+
 class StageTable(Table):
     """What a stage may spend, and how it searches.
 
@@ -175,6 +191,7 @@ class StudyConfig(Table):
             otherwise the teacher runs in every step.
         finetune: the fine-tuning of the teacher.
         warmup: the warm-up of the supernet.
+        supernet: how candidates inherit from the supernet.
         candidate_pretrain, candidate: the training of every candidate, on text and then on the task.
         sharing_pretrain, sharing: the training of the one-shot supernet of stage 3, on text and then on all tasks.
         pretrain, final: the final training of the searched architecture, on text and then on the task.
@@ -197,6 +214,7 @@ class StudyConfig(Table):
     teacher_cache: Annotated[int, BeforeValidator(size)] = 20 * 10**9
     finetune: EarlyStoppingTable
     warmup: WarmupTable
+    supernet: SupernetTable = SupernetTable()
     candidate_pretrain: RecipeTable | None = None
     candidate: RecipeTable
     sharing_pretrain: RecipeTable | None = None

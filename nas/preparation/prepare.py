@@ -4,6 +4,7 @@ under a key that depends on everything that the part depends on.
 
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas.config.schema import StudyConfig
+from nas.preparation.calibration import prepare_calibration
 from nas.preparation.checks import check
 from nas.preparation.context import preparation_context
 from nas.preparation.outputs import prepare_outputs
@@ -19,8 +20,8 @@ def prepare(
     *,
     outputs: bool = True,
 ) -> Workspace:
-    """Prepare the data, the fine-tuned teacher and the supernet of a study, and the teacher's outputs for its
-    candidates.
+    """Prepare the data, the fine-tuned teacher and the supernet of a study, and what its candidates need of both: the
+    calibration and the teacher's outputs.
 
     Args:
         device: "auto", "cpu" or "cuda": where models are trained.
@@ -33,5 +34,6 @@ def prepare(
     context = preparation_context(config, device, on_progress)
     folders = prepare_task(context)
     supernet = prepare_supernet(context, folders)
+    calibration = prepare_calibration(context, folders, supernet)
     saved = prepare_outputs(context, folders, supernet) if outputs else ()
-    return Workspace(config, folders.data, folders.teacher, supernet, saved)
+    return Workspace(config, folders.data, folders.teacher, supernet, saved, calibration)

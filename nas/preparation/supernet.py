@@ -23,13 +23,15 @@ from nas.config.schema import StudyConfig
 from nas.preparation.context import FORMAT, PreparationContext
 from nas.preparation.data import TaskFolders
 from nas.preparation.phases import TrainingPhase, on_text, refusing_divergence, training_phase
-from nas.preparation.workspace import IMPORTANCE, PROJECTIONS, objectives, raw_teacher, student_base
+from nas.preparation.workspace import ERRORS, IMPORTANCE, PROJECTIONS, objectives, raw_teacher, student_base
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
 from supernet.build import added_operations, from_scratch, from_teacher, layer_output_statistics, load_weights
-from supernet.order.importance import neuron_importance, sort_channels, summed_loss
+from supernet.order.importance import sort_channels, summed_loss
+from supernet.order.moments import sampled_loss
+from supernet.order.orders import ORDERS, Ordering, OrderInputs, by_importance
 from supernet.warmup import warm_up
 
 # Part of the cache keys of supernets that learned from text: it stands for an importance in which all sentences have
@@ -40,8 +42,8 @@ STATISTICS_BATCHES = 8
 
 
 def prepare_supernet(context: PreparationContext, folders: TaskFolders) -> Path:
-    """Prepare the warmed-up supernet, with its inner channels in descending order of importance; returns its folder,
-    which also has the importance.
+    """Prepare the warmed-up supernet, with its inner channels in the study's order; returns its folder, which also has
+    the importance of the channels.
 
     Raises:
         ConfigError: the warm-up diverged.
@@ -60,6 +62,8 @@ def prepare_supernet(context: PreparationContext, folders: TaskFolders) -> Path:
         config.space.edit_rate if config.warmup.graphs == "sampled" else None,
         [context.data_key, config.text_teacher, TEXT_IMPORTANCE] if config.warmup.source == "text" else None,
         *(added_operations() if config.warmup.graphs == "sampled" else ()),
+        # Omitted for the order by importance, so that caches made by earlier versions keep their keys.
+        *([] if config.supernet.order == "importance" else [config.supernet.order]),
     )
     return context.create_once(context.cache / "supernets" / key, lambda path: _make_supernet(context, folders, path))
 
@@ -72,8 +76,10 @@ def _make_supernet(context: PreparationContext, folders: TaskFolders, folder: Pa
     phase = training_phase(config, "warmup", folders)
     projections = _warm_up(context, folders, supernet, base, graph, phase) if phase else {}
     context.on_progress("supernet: importance of its neurons", None)
-    scores = supernet_importance(context, folders, supernet, phase, projections)
-    load_weights(supernet, sort_channels(supernet.state_dict(), scores, supernet.config))
+    inputs = order_inputs(context, folders, supernet, phase, projections)
+    scores = by_importance(inputs).scores
+    ordering = Ordering(scores) if config.supernet.order == "importance" else ORDERS[config.supernet.order](inputs)
+    load_weights(supernet, sort_channels(supernet.state_dict(), ordering.scores, supernet.config))
     supernet.save_pretrained(folder)
     context.tokenizer.save_pretrained(folder)
     if projections:
@@ -82,6 +88,8 @@ def _make_supernet(context: PreparationContext, folders: TaskFolders, folder: Pa
         f"{layer}": block_scores[0].sort(descending=True).values for layer, block_scores in enumerate(scores)
     }
     save_file(of_lowest_blocks, folder / IMPORTANCE)
+    if ordering.errors is not None:
+        save_file({f"{layer}": errors for layer, errors in enumerate(ordering.errors)}, folder / ERRORS)
 
 
 def new_supernet(context: PreparationContext, folders: TaskFolders, base: Base) -> PreTrainedModel:
@@ -133,24 +141,24 @@ def _warm_up(
     return projections
 
 
-def supernet_importance(
+def order_inputs(
     context: PreparationContext,
     folders: TaskFolders,
     supernet: PreTrainedModel,
     phase: TrainingPhase | None,
     projections: dict[str, Tensor],
-) -> list[list[Tensor]]:
-    """The importance of the inner neurons of every layer and block, see `neuron_importance`.
+) -> OrderInputs:
+    """What the channels of the supernet are ordered by.
 
-    Importance is measured for the loss on labels. After a warm-up on text, which leaves the head untrained, it is
-    measured for the loss of the objective's last phase, with the teacher's outputs. Every sentence then has the same
-    weight, whatever its length and the other sentences of its batch.
+    They are ordered for the loss on labels. After a warm-up on text, which leaves the head untrained, they are ordered
+    for the loss of the objective's last phase, with the teacher's outputs. Every sentence then has the same weight,
+    whatever its length and the other sentences of its batch.
     """
     config = context.config
     batch_size, number = config.warmup.batch_size, config.warmup.importance_batches
     if phase is None or not on_text(config, "warmup"):
         batches = context.batches(folders.rows("train"), batch_size, number, config.seed + 2)
-        return neuron_importance(supernet, batches, summed_loss)
+        return OrderInputs(supernet, list(batches), summed_loss, sampled_loss(config.seed), config.seed)
     teacher_config = AutoConfig.from_pretrained(folders.teacher)
     objective, _ = objectives(config, phase.settings, phase.recipe, supernet.config, teacher_config)[-1]
     objective.load_state_dict({name: projections[name] for name in objective.state_dict()})
@@ -163,7 +171,8 @@ def supernet_importance(
     # Sentence by sentence, because the objective's losses are means over the tokens of a batch, in which long sentences
     # have more weight.
     batches = context.batches(phase.rows, batch_size, number, config.seed + 2)
-    return neuron_importance(supernet, (sentence for batch in batches for sentence in single_rows(batch)), loss)
+    sentences = [sentence for batch in batches for sentence in single_rows(batch)]
+    return OrderInputs(supernet, sentences, loss, loss, config.seed)
 
 
 def live_teacher(

@@ -24,6 +24,8 @@ from supernet.build import base_of_teacher
 # Files in the supernet's folder that no exported model has: the projections of the objective that were learned in the
 # warm-up, and the importance of the inner neurons.
 PROJECTIONS, IMPORTANCE = "projections.safetensors", "importance.safetensors"
+# A file of the same folder: the predicted loss of every width of every layer, if the order of the channels predicts it.
+ERRORS = "errors.safetensors"
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Workspace:
         teacher: the teacher, fine-tuned on that task.
         supernet: the warmed-up supernet.
         outputs: the teacher's saved outputs for the candidates, as pairs of a training phase's table and a folder.
+        calibration: the supernet's sums on calibration text; only if inheritance is compensated.
         tasks: the data and teachers of all tasks; only for stage 3.
         one_shot: the one-shot supernet of stage 3.
     """
@@ -44,6 +47,7 @@ class Workspace:
     teacher: Path
     supernet: Path
     outputs: tuple[tuple[str, Path], ...]
+    calibration: Path | None = None
     tasks: tuple[TaskFolders, ...] = ()
     one_shot: Path | None = None
 

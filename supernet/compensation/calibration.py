@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -37,6 +39,30 @@ class Calibration:
             first += len(mask_BT)
         return torch.cat(parts)
 
+    def save(self, path: Path) -> None:
+        """Write a safetensors file."""
+        tensors = {
+            f"batches.{i}.{name}": tensor for i, batch in enumerate(self.batches) for name, tensor in batch.items()
+        }
+        tensors |= {f"sums.{i}.{j}": sum_ND for i, layer in enumerate(self.sums) for j, sum_ND in enumerate(layer)}
+        save_file(tensors, path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Calibration":
+        """Read what `save` wrote."""
+        batches: dict[int, Batch] = {}
+        sums: dict[int, dict[int, Tensor]] = {}
+        for key, tensor in load_file(path).items():
+            kind, number, name = key.split(".")
+            if kind == "batches":
+                batches.setdefault(int(number), {})[name] = tensor
+            else:
+                sums.setdefault(int(number), {})[int(name)] = tensor
+        return cls(
+            tuple(batches[number] for number in sorted(batches)),
+            tuple(tuple(layer[block] for block in sorted(layer)) for _, layer in sorted(sums.items())),
+        )
+
 
 def calibrate(supernet: PreTrainedModel, batches: Sequence[Batch], accelerator: Accelerator) -> Calibration:
     """Run a dense supernet on batches of training rows, in eval mode, and keep the sums of its blocks."""
@@ -68,4 +94,5 @@ def calibrate(supernet: PreTrainedModel, batches: Sequence[Batch], accelerator: 
         for hook in hooks:
             hook.remove()
         supernet.train(was_training)
-    return Calibration(tuple(batches), tuple(tuple(torch.cat(sums) for sums in layer) for layer in found))
+    kept = tuple({name: batch[name].cpu() for name in INPUTS if name in batch} for batch in batches)
+    return Calibration(kept, tuple(tuple(torch.cat(sums) for sums in layer) for layer in found))

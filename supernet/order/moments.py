@@ -3,15 +3,15 @@
 Dimensions: N tokens without padding; E channels of the input of `project`; D channels of its output.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.objectives.outputs import LOGITS, Batch, Outputs, run
+from distill.objectives.outputs import LOGITS, Batch, run
 from distill.tasks.types import task_type
 
 
@@ -23,9 +23,9 @@ class BlockMoments:
         tokens: N.
         mean_E: the mean input of `project`.
         covariance_EE: the covariance of the inputs of `project`.
-        metric_DD: the mean of g g' over the tokens, where g is the gradient of the log-likelihood of predictions that
-            are sampled from the model, with respect to the output of `project`: the empirical Fisher information of
-            that output. (v' metric v) / 2 is the loss, in nats per token, that a small change v of the output causes.
+        metric_DD: the mean of g g' over the tokens, where g is the gradient of the loss with respect to the output of
+            `project`. With `sampled_loss` this is the Fisher information of that output, and (v' metric v) / 2 is the
+            loss, in nats per token, that a small change v of the output causes.
     """
 
     tokens: int
@@ -38,13 +38,15 @@ class MomentsError(ValueError):
     """The activations of a model have no finite moments."""
 
 
-def block_moments(model: PreTrainedModel, batches: Iterable[Batch], seed: int = 0) -> list[list[BlockMoments]]:
+def block_moments(
+    model: PreTrainedModel, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], Tensor]
+) -> list[list[BlockMoments]]:
     """The moments of every block, with one backward pass per batch. The model runs in eval mode.
 
     Args:
         model: a model whose layers consist of dense `FFNBlock`s.
         batches: batches of tensors (B, ...) of training data.
-        seed: seed of the sampled predictions.
+        loss: returns the sum of the losses of a batch's samples, such as `sampled_loss(seed)`.
 
     Returns:
         `[layer][block]` -> moments.
@@ -66,13 +68,12 @@ def block_moments(model: PreTrainedModel, batches: Iterable[Batch], seed: int = 
         return hook
 
     hooks = [block.project.register_forward_hook(keep((i, j))) for i, j, block in blocks]
-    generator = torch.Generator().manual_seed(seed)
     was_training = model.training
     model.eval()
     try:
         for batch in batches:
             batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
-            total = sampled_log_likelihood(run(model, batch, frozenset({LOGITS})), batch, generator)
+            total = loss(model, batch)
             gradients = torch.autograd.grad(total, list(outputs.values()), allow_unused=True)
             valid_BT = batch["attention_mask"].bool()
             for key, gradient in zip(outputs, gradients, strict=True):
@@ -112,21 +113,25 @@ class _Sums:
         return BlockMoments(self.tokens, mean_E, covariance_EE, metric_DD)
 
 
-def sampled_log_likelihood(outputs: Outputs, batch: Batch, generator: torch.Generator) -> Tensor:
-    """The log-likelihood, summed over a batch, of predictions that are sampled from the model: labels from its
-    distributions, or numbers from normal distributions with standard deviation 1 around its own.
+def sampled_loss(seed: int) -> Callable[[nn.Module, Batch], Tensor]:
+    """The negative log-likelihood, summed over a batch, of predictions that are sampled from the model itself: labels
+    from its distributions, or numbers from normal distributions with standard deviation 1 around its own.
 
-    Raises:
-        MomentsError: the logits are not finite.
+    The loss raises MomentsError if logits are not finite.
     """
-    if not bool(torch.isfinite(outputs.logits).all()):
-        raise MomentsError("the model's logits are not finite")
-    distributions = task_type(outputs.kind).distributions
-    if distributions is None:
-        noise = torch.randn(outputs.logits.shape, generator=generator).to(outputs.logits)
-        return (outputs.logits * noise).sum()
-    logits_NC = distributions(outputs.logits, batch)
-    log_probabilities_NC = torch.log_softmax(logits_NC, dim=-1)
-    probabilities_NC = log_probabilities_NC.detach().exp().cpu()
-    sampled_N1 = torch.multinomial(probabilities_NC, 1, generator=generator).to(logits_NC.device)
-    return log_probabilities_NC.gather(-1, sampled_N1).sum()
+    generator = torch.Generator().manual_seed(seed)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        outputs = run(model, batch, frozenset({LOGITS}))
+        if not bool(torch.isfinite(outputs.logits).all()):
+            raise MomentsError("the model's logits are not finite")
+        distributions = task_type(outputs.kind).distributions
+        if distributions is None:
+            noise = torch.randn(outputs.logits.shape, generator=generator).to(outputs.logits)
+            return (outputs.logits * noise).sum()
+        log_probabilities_NC = torch.log_softmax(distributions(outputs.logits, batch), dim=-1)
+        probabilities_NC = log_probabilities_NC.detach().exp().cpu()
+        sampled_N1 = torch.multinomial(probabilities_NC, 1, generator=generator).to(log_probabilities_NC.device)
+        return -log_probabilities_NC.gather(-1, sampled_N1).sum()
+
+    return loss

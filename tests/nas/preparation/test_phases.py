@@ -22,12 +22,13 @@ from nas.preparation.context import preparation_context
 from nas.preparation.one_shot import prepare_one_shot, turns_of
 from nas.preparation.phases import portion, training_phase
 from nas.preparation.prepare import prepare
-from nas.preparation.supernet import new_supernet, supernet_importance
+from nas.preparation.supernet import new_supernet, order_inputs
 from nas.preparation.teacher import prepare_task
 from nas.preparation.workspace import Workspace, objectives, student_base
 from search_spaces import Architecture, cost
 from search_spaces.published import PUBLISHED
 from search_spaces.spaces import SIZES
+from supernet.order.orders import by_importance
 from tests.nas.tiny_study import TinyStudy
 
 # EfficientBERT's protocol in small: a base of its own, text before every training, the raw teacher on it.
@@ -154,7 +155,8 @@ def test_sentences_of_a_text_count_alike_in_importance(tiny_study: TinyStudy, pr
         assert phase is not None and sorted(phase.rows.lengths)[0] < sorted(phase.rows.lengths)[-1]
         model = new_supernet(context, folders, student_base(config, teacher)[0])
         objective, _ = objectives(config, phase.settings, phase.recipe, model.config, teacher)[-1]
-        return [layer[0] for layer in supernet_importance(context, folders, model, phase, objective.state_dict())]
+        inputs = order_inputs(context, folders, model, phase, objective.state_dict())
+        return [layer[0] for layer in by_importance(inputs).scores]
 
     single, *others = (importance(size) for size in (1, 2, 4))
     for other in others:

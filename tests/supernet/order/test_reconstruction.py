@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from search_spaces import GELU
 from supernet.build import build, full_architecture
 from supernet.order import reconstruction
-from supernet.order.moments import BlockMoments, MomentsError, block_moments
+from supernet.order.moments import BlockMoments, MomentsError, block_moments, sampled_loss
 from supernet.order.reconstruction import forward_selection
 from tests.tiny import BASE, batch, inputs, shaken
 
@@ -82,7 +82,7 @@ def test_moments_are_those_of_tokens() -> None:
     """Covariances of the inputs of `project`, and the metric as the exact Fisher information of the predictions."""
     model = shaken(build(full_architecture(BASE, GELU, 2), labels=3)).eval()
     batches = [batch(4, 9, seed=1), batch(3, 6, seed=2)]
-    moments = block_moments(model, batches)
+    moments = block_moments(model, batches, sampled_loss(0))
     block = model.bert.encoder.layer[1].ffn[1]
     seen: dict[str, Tensor] = {}
     block.project.register_forward_hook(lambda module, given, output: seen.update(input=given[0], output=output))
@@ -103,7 +103,7 @@ def test_moments_are_those_of_tokens() -> None:
     torch.testing.assert_close(found.mean_E, together.mean(dim=0), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found.covariance_EE, torch.cov(together.t(), correction=0), rtol=1e-4, atol=1e-6)
     # Sampled labels give the exact metric on average.
-    sampled = [block_moments(model, batches, seed)[1][1].metric_DD for seed in range(150)]
+    sampled = [block_moments(model, batches, sampled_loss(seed))[1][1].metric_DD for seed in range(150)]
     mean, spread = torch.stack(sampled).mean(dim=0), torch.stack(sampled).std(dim=0) / 150**0.5
     assert bool(((mean - exact / tokens).abs() < 5 * spread + 1e-12).all())
 
@@ -111,8 +111,8 @@ def test_moments_are_those_of_tokens() -> None:
 def test_what_has_no_moments_is_refused() -> None:
     model = shaken(build(full_architecture(BASE, GELU, 1)))
     with pytest.raises(MomentsError, match="no tokens"):
-        block_moments(model, [])
+        block_moments(model, [], sampled_loss(0))
     with torch.no_grad():
         model.bert.encoder.layer[1].ffn[0].expand.weight[0, 0] = torch.nan
     with pytest.raises(MomentsError, match="logits are not finite"):
-        block_moments(model, [batch()])
+        block_moments(model, [batch()], sampled_loss(0))

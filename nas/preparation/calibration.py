@@ -1,0 +1,43 @@
+"""Prepares the calibration of compensated inheritance: what the supernet computes on training rows."""
+
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import load_file
+from transformers import AutoConfig
+
+from distill.files import fingerprint
+from distill.tasks.encoding import collate, eval_batches, take
+from nas.preparation.context import FORMAT, PreparationContext
+from nas.preparation.data import TaskFolders
+from nas.preparation.workspace import student_base
+from supernet.build import build, full_architecture
+from supernet.compensation.calibration import calibrate
+
+# Sentences of similar length share a batch of this size.
+BATCH_SIZE = 64
+
+
+def prepare_calibration(context: PreparationContext, folders: TaskFolders, supernet: Path) -> Path | None:
+    """The file with the calibration of the supernet in this folder; None if candidates are sliced."""
+    table = context.config.supernet
+    if table.inheritance == "sliced":
+        return None
+    key = fingerprint(FORMAT, supernet.name, context.teacher_key, table.calibration_rows, context.config.seed)
+
+    def make(path: Path) -> None:
+        context.on_progress("supernet: calibration", None)
+        base, graph = student_base(context.config, AutoConfig.from_pretrained(folders.teacher))
+        model = build(
+            full_architecture(base, graph, max(context.config.space.stacks)),
+            folders.task.type.head,
+            template=AutoConfig.from_pretrained(supernet),
+            weights=load_file(supernet / "model.safetensors"),
+        )
+        rows = folders.rows("train")
+        drawn = np.random.default_rng([context.config.seed, 3]).permutation(len(rows))[: table.calibration_rows]
+        chosen = take(rows, np.sort(drawn))
+        batches = [collate(chosen, batch, model.config.pad_token_id) for batch in eval_batches(chosen, BATCH_SIZE)]
+        calibrate(model, batches, context.accelerator).save(path)
+
+    return context.create_once(context.cache / "calibrations" / f"{key}.safetensors", make)

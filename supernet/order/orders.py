@@ -1,0 +1,108 @@
+"""The orders of inner channels, by their names in a configuration."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from distill.objectives.outputs import Batch
+from supernet.order.importance import neuron_importance
+from supernet.order.moments import block_moments
+from supernet.order.reconstruction import forward_selection
+
+# (model, batch) -> the sum of the losses of a batch's samples.
+Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class OrderInputs:
+    """What an order may be measured on.
+
+    Attributes:
+        model: a dense supernet.
+        batches: batches of training rows.
+        loss: the loss with labels or, if the supernet learned from text, that of its objective.
+        sampled_loss: the loss whose gradients give the Fisher information, see `supernet.order.moments.sampled_loss`.
+        seed: seed of the random order.
+    """
+
+    model: PreTrainedModel
+    batches: Sequence[Batch]
+    loss: Loss
+    sampled_loss: Loss
+    seed: int
+
+    @property
+    def blocks(self) -> list[list[Any]]:
+        """`[layer][block]` -> `FFNBlock`."""
+        return [list(layer.ffn) for layer in self.model.base_model.encoder.layer]
+
+
+@dataclass(frozen=True, eq=False)
+class Ordering:
+    """The order of the inner channels of every block.
+
+    Attributes:
+        scores: `[layer][block]` -> (inner,); the channels are kept in descending order of their scores.
+        errors: `[layer]` -> (inner + 1,), the predicted loss, in nats per token, of keeping the first k channels of the
+            layer's lowest block; None if the order predicts none.
+    """
+
+    scores: list[list[Tensor]]
+    errors: list[Tensor] | None = None
+
+
+def by_importance(inputs: OrderInputs) -> Ordering:
+    """MoEBERT's importance (equation 4)."""
+    return Ordering(neuron_importance(inputs.model, inputs.batches, inputs.loss))
+
+
+def by_reconstruction(inputs: OrderInputs) -> Ordering:
+    """Forward selection of what reconstructs the block's output, see `supernet.order.reconstruction`."""
+    moments = block_moments(inputs.model, inputs.batches, inputs.sampled_loss)
+    selections = [
+        [
+            forward_selection(of_block, block.project.weight.detach().cpu())
+            for of_block, block in zip(of_layer, blocks, strict=True)
+        ]
+        for of_layer, blocks in zip(moments, inputs.blocks, strict=True)
+    ]
+    return Ordering(
+        [[_descending(selection.order_E) for selection in layer] for layer in selections],
+        [layer[0].errors for layer in selections],
+    )
+
+
+def by_magnitude(inputs: OrderInputs) -> Ordering:
+    """The norm of a channel's weights in `expand` times that of its weights in `project`."""
+    scores = [
+        [block.expand.weight.detach().norm(dim=1) * block.project.weight.detach().norm(dim=0) for block in blocks]
+        for blocks in inputs.blocks
+    ]
+    return Ordering([[score.cpu() for score in layer] for layer in scores])
+
+
+def at_random(inputs: OrderInputs) -> Ordering:
+    """A random order, for comparison."""
+    generator = torch.Generator().manual_seed(inputs.seed)
+    return Ordering(
+        [[torch.rand(block.expand.out_features, generator=generator) for block in blocks] for blocks in inputs.blocks]
+    )
+
+
+def _descending(order_E: Tensor) -> Tensor:
+    """Scores that put the channels into this order."""
+    scores_E = torch.empty(len(order_E))
+    scores_E[order_E] = torch.arange(len(order_E), 0, -1).float()
+    return scores_E
+
+
+ORDERS: dict[str, Callable[[OrderInputs], Ordering]] = {
+    "importance": by_importance,
+    "reconstruction": by_reconstruction,
+    "magnitude": by_magnitude,
+    "random": at_random,
+}
