@@ -36,6 +36,7 @@ from nas.study import ledger
 from nas.study.attributes import EXPERT_LOAD, score_attribute
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
+from supernet.compensation.ridge import CompensationError
 
 # After this many consecutive proposals that are duplicates the space counts as exhausted.
 MAX_DUPLICATES = 100
@@ -129,7 +130,7 @@ def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, ru
             rungs,
             lambda step, value: tune.report({"step": step, "score": value}),
         )
-    except Diverged as error:
+    except (Diverged, CompensationError) as error:
         tune.report({ledger.FAILURE: f"diverged: {error}"})
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):

@@ -6,7 +6,7 @@ import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from nas.config.recipes import EarlyStoppingTable, FinalTable, RecipeTable, SharingTable, WarmupTable
-from nas.config.values import Count, ExpertsTable, Latency, PositiveShare, SamplerName, Share, Table, size
+from nas.config.values import Count, ExpertsTable, Latency, OrderName, PositiveShare, SamplerName, Share, Table, size
 from search_spaces.architecture import DENSE, Base
 from search_spaces.errors import UserError, did_you_mean
 
@@ -139,7 +139,7 @@ class SupernetTable(Table):
         calibration_rows: the number of training rows that the weights are solved for on.
     """
 
-    order: Literal["importance", "reconstruction", "magnitude", "random"] = "importance"
+    order: OrderName = "importance"
     inheritance: Literal["sliced", "compensated"] = "sliced"
     calibration_rows: Annotated[int, Field(ge=2, le=1_000_000)] = 512
 

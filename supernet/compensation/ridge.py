@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from search_spaces.errors import UserError
+
 # The strengths of the ridge that are tried, relative to inputs of unit variance.
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 # The strength if there is nothing to choose it on.
 CAUTIOUS = 1.0
 
 
-class CompensationError(ArithmeticError):
+class CompensationError(UserError, ArithmeticError):
     """Weights cannot be solved for."""
 
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from distill.objectives.outputs import LOGITS, Batch, run
 from distill.tasks.types import task_type
+from search_spaces.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class BlockMoments:
     metric_DD: Tensor
 
 
-class MomentsError(ValueError):
+class MomentsError(UserError, ValueError):
     """The activations of a model have no finite moments."""
 
 

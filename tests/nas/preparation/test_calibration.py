@@ -1,0 +1,123 @@
+"""The order of the supernet's channels and compensated inheritance, as settings of a study."""
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nas.config.load import load_config
+from nas.config.schema import ConfigError
+from nas.evaluate import Evaluator
+from nas.preparation.prepare import prepare
+from nas.preparation.workspace import ERRORS, IMPORTANCE, Workspace
+from search_spaces import Architecture, Experts
+from supernet.build import build
+from supernet.compensation.calibration import Calibration, calibrate
+from supernet.compensation.ridge import CompensationError
+from supernet.inherit import inherit
+from tests.nas.tiny_study import TinyStudy
+
+COMPENSATED = {
+    "supernet.order": "reconstruction",
+    "supernet.inheritance": "compensated",
+    "supernet.calibration_rows": 40,
+}
+
+
+def prepared(tiny_study: TinyStudy, **changes: Any) -> Workspace:
+    return prepare(load_config(str(tiny_study.preset), changes), "cpu", outputs=False)
+
+
+def quarter(workspace: Workspace, experts: Experts | None = None) -> Architecture:
+    base, graph = workspace.base()
+    architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 4))
+    if experts is None:
+        return architecture
+    return Architecture(base, tuple(replace(genes, experts=experts) for genes in architecture.layers))
+
+
+def test_without_the_table_nothing_changes(tiny_study: TinyStudy) -> None:
+    """Supernets that are in the cache keep their keys, and candidates are slices."""
+    plain = prepared(tiny_study)
+    assert plain.calibration is None
+    explicit = prepared(tiny_study, **{"supernet.order": "importance", "supernet.inheritance": "sliced"})
+    assert explicit.supernet == plain.supernet
+    evaluator = Evaluator(plain, "cpu")
+    sliced = inherit(evaluator.weights, quarter(plain), evaluator.frequencies, 0)
+    for name, tensor in evaluator.student(quarter(plain)).state_dict().items():
+        assert torch.equal(tensor, sliced[name]), name
+
+
+def test_the_supernet_is_calibrated_once(tiny_study: TinyStudy) -> None:
+    workspace = prepared(tiny_study, **COMPENSATED)
+    assert workspace.calibration is not None
+    written = workspace.calibration.stat().st_mtime_ns
+    again = prepared(tiny_study, **COMPENSATED)
+    assert again.calibration == workspace.calibration and written == workspace.calibration.stat().st_mtime_ns
+    assert prepared(tiny_study, **COMPENSATED | {"supernet.calibration_rows": 20}).calibration != workspace.calibration
+    loaded = Calibration.load(workspace.calibration)
+    assert sum(len(batch["input_ids"]) for batch in loaded.batches) == 40
+    evaluator = Evaluator(workspace, "cpu")
+    base, graph = workspace.base()
+    whole = Architecture.uniform(base, graph=graph, stack=2)
+    supernet = build(whole, template=evaluator.supernet_config, weights=evaluator.weights, labels=workspace.labels)
+    computed = calibrate(supernet, loaded.batches, evaluator.accelerator)
+    for i, layer in enumerate(computed.sums):
+        for j, sum_ND in enumerate(layer):
+            torch.testing.assert_close(loaded.sums[i][j], sum_ND, rtol=2e-2, atol=2e-2)
+    assert torch.equal(loaded.held_N, computed.held_N)
+    assert 0.1 < float(loaded.held_N.float().mean()) < 0.3
+
+
+@pytest.mark.parametrize("experts", [None, Experts(count=2, routing="balanced_hash", shared=Fraction(1, 2))], ids=str)
+def test_candidates_are_compensated(experts: Experts | None, tiny_study: TinyStudy) -> None:
+    workspace = prepared(tiny_study, **COMPENSATED)
+    evaluator = Evaluator(workspace, "cpu")
+    architecture = quarter(workspace, experts)
+    student, same = evaluator.student(architecture).state_dict(), evaluator.student(architecture).state_dict()
+    sliced = inherit(evaluator.weights, architecture, evaluator.frequencies, 0)
+    assert student.keys() == sliced.keys()
+    for name, tensor in student.items():
+        assert torch.equal(tensor, same[name])
+        changed = ".project." in name
+        assert torch.equal(tensor, sliced[name]) != changed, name
+    score = evaluator.evaluate(architecture, seed=0)
+    assert 0 <= score.value <= 1
+
+
+def test_the_order_is_another_supernet_with_the_same_importance(tiny_study: TinyStudy) -> None:
+    plain = prepared(tiny_study)
+    ordered = prepared(tiny_study, **{"supernet.order": "reconstruction"})
+    assert ordered.supernet != plain.supernet and not (plain.supernet / ERRORS).exists()
+    for layer, errors in load_file(ordered.supernet / ERRORS).items():
+        assert len(errors) == 65 and bool((errors.diff() <= 1e-12).all()), layer
+    for before, after in zip(plain.importance(), ordered.importance(), strict=True):
+        torch.testing.assert_close(before, after)
+    assert (ordered.supernet / IMPORTANCE).exists()
+    name = "bert.encoder.layer.0.ffn.0.expand.bias"
+    biases = [load_file(made.supernet / "model.safetensors")[name] for made in (plain, ordered)]
+    assert not torch.equal(*biases) and torch.equal(*(bias.sort().values for bias in biases))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"supernet.order": "importence"}, "supernet.order: there is no order 'importence'; did you mean 'importance'"),
+        ({"supernet.inheritance": "solved"}, "supernet.inheritance"),
+        ({"supernet.calibration_rows": 1}, "supernet.calibration_rows"),
+    ],
+)
+def test_what_no_study_can_have(changes: dict[str, Any], words: str, tiny_study: TinyStudy) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(str(tiny_study.preset), changes)
+    assert words in str(error.value)
+
+
+def test_weights_that_cannot_be_solved_for(tiny_study: TinyStudy) -> None:
+    evaluator = Evaluator(prepared(tiny_study, **COMPENSATED), "cpu")
+    evaluator.weights["bert.encoder.layer.1.ffn.0.expand.bias"][0] = torch.nan
+    with pytest.raises(CompensationError, match=r"layers\[1\], block 0: the activations are not finite"):
+        evaluator.student(quarter(evaluator.workspace))
