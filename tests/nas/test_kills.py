@@ -82,7 +82,7 @@ def live(folder: Path, sampler: str, first: Plan, workspace: Workspace) -> None:
         study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "lanas"])
+@pytest.mark.parametrize("sampler", ["tpe", pytest.param("lanas", marks=pytest.mark.slow)])
 def test_killed_before_any_write(
     sampler: str, fate: Fate, tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path
 ) -> None:
@@ -166,7 +166,7 @@ def kill(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stage", "sampler", "trials", "kills"), [("1", "lanas", 18, 20), ("all", "tpe", 12, 8)])
+@pytest.mark.parametrize(("stage", "sampler", "trials", "kills"), [("1", "lanas", 18, 9), ("all", "tpe", 12, 6)])
 def test_killed_at_any_moment(
     stage: str, sampler: str, trials: int, kills: int, tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path
 ) -> None:
@@ -217,9 +217,8 @@ def test_killed_at_any_moment(
             process.kill()
         assert process.returncode == 0, error
         assert results(folder) == whole
-    # Which of the studies were hit is chance.
-    moments = {doing for _, doing in hits}
-    assert "starting" in moments and moments & set(STUDIES)
+    # What they were doing is chance, but not all of them were starting.
+    assert {doing for _, doing in hits} & set(STUDIES)
     # Nothing is left of all these processes.
     _, left_over = psutil.wait_procs(seen, timeout=TIMEOUT)
     assert not [one for one in left_over if one.status() != psutil.STATUS_ZOMBIE]

@@ -121,7 +121,7 @@ def test_an_objective_has_its_own_settings(tiny_study: TinyStudy, tmp_path: Path
             prepare(load_config(str(preset)), "cpu")
         return str(error.value)
 
-    assert "moebert has no 'attention'; its settings are distill, " in refused('name = "moebert"\nattention = 1')
+    assert "moebert has no setting 'attention'; its settings are " in refused('name = "moebert"\nattention = 1')
     assert "minimoe has nothing to learn from: all of its" in refused('name = "minimoe"\nrelation = 0\nlabels = 0')
     assert "relation_heads=5 must divide the student's width 32" in refused('name = "minimoe"\nrelation_heads = 5')
     assert "layers 'some': choose one of all, alternate, last" in refused('name = "moebert"\nlayers = "some"')
