@@ -35,6 +35,9 @@ CATALOGUE = {
     "orchestration": Benchmark("search.orchestration", "the cost of a trial beside its training", "3 minutes"),
     "duplicates": Benchmark("search.duplicates", "mistakes of the fingerprints of functions", "5 minutes"),
     "evidence": Benchmark("signals.evidence", "signals that predict the score after full training", "3 hours"),
+    "inheritance": Benchmark(
+        "signals.inheritance", "orders of channels, and slices against compensation", "20 minutes"
+    ),
     "agreement": Benchmark("signals.agreement", "whether saved outputs and bfloat16 change scores", "30 minutes"),
     "recipes": Benchmark("training.recipes", "every distillation objective on the same student", "2 hours"),
     "mixtures": Benchmark("training.mixtures", "ablations of mixtures of experts", "1 hour"),

@@ -63,6 +63,7 @@ def run(
     origin: str,
     rungs: Sequence[Fraction] = (),
     stop: float = 0.0,
+    stop_untrained: float = 0.0,
     evaluate: Evaluate | None = None,
     on_trial: OnTrial,
 ) -> None:
@@ -75,6 +76,7 @@ def run(
         origin: the attribute `origin` of trials that the study's sampler proposes.
         rungs: shares of the training steps at which candidates may be pruned.
         stop: the share of candidates, those with the lowest scores, that is pruned at every rung.
+        stop_untrained: the same before the first training step.
         evaluate: the function that the workers run, `evaluate_trial` by default.
         on_trial: called after every trial.
 
@@ -96,7 +98,7 @@ def run(
             tune.with_resources(trainable, {"cpu": cpus_per_trial(cluster.workers), "gpu": gpus}),
             tune_config=tune.TuneConfig(
                 search_alg=Proposals(study, space, origin, workspace, trials),
-                scheduler=Rungs(study, stop, on_trial),
+                scheduler=Rungs(study, stop, stop_untrained, on_trial),
                 num_samples=-1,
                 max_concurrent_trials=cluster.workers,
                 reuse_actors=True,
@@ -210,10 +212,11 @@ class Rungs(FIFOScheduler):
     what an uninterrupted one would have pruned.
     """
 
-    def __init__(self, study: optuna.Study, share: float, on_trial: OnTrial) -> None:
+    def __init__(self, study: optuna.Study, share: float, untrained_share: float, on_trial: OnTrial) -> None:
         super().__init__()
         self.study = study
         self.share = share
+        self.untrained_share = untrained_share
         self.on_trial = on_trial
 
     def __getstate__(self) -> dict[str, Any]:
@@ -226,8 +229,9 @@ class Rungs(FIFOScheduler):
         number, step = trial.config["number"], result["step"]
         ledger.report(self.study, number, step, result["score"])
         # With two goals, an architecture with a low score may be on the front because it is small.
-        comparable = step > 0 and len(self.study.directions) == 1
-        if not comparable or not ledger.should_prune(self.study, number, step, self.share):
+        comparable = len(self.study.directions) == 1
+        share = self.share if step > 0 else self.untrained_share
+        if not comparable or not ledger.should_prune(self.study, number, step, share):
             return TrialScheduler.CONTINUE
         ledger.prune(self.study, number, step, {"seconds": round(result["time_total_s"], 2)})
         self.on_trial(self.study, number)

@@ -245,6 +245,7 @@ class Search:
             trials=plan.table.trials,
             origin=plan.table.sampler,
             stop=plan.table.stop,
+            stop_untrained=plan.table.stop_untrained,
             rungs=plan.table.rungs,
             on_trial=partial(self._on_trial, total=plan.table.trials),
         )

@@ -155,6 +155,8 @@ class StageTable(Table):
         edit_rate: replaces that of the space.
         rungs: the shares of a candidate's training steps after which it may be pruned.
         stop: the share of candidates that are pruned at each rung, namely those with the lowest scores so far.
+        stop_untrained: the share of candidates that are pruned before they are trained, by the scores of their
+            inherited weights.
     """
 
     trials: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -164,6 +166,7 @@ class StageTable(Table):
     edit_rate: Share | None = None
     rungs: tuple[PositiveShare, ...] = ()
     stop: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+    stop_untrained: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
 
 
 Goal = Literal["score", "params", "macs", "latency"]

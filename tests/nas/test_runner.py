@@ -1,11 +1,13 @@
 """Interrupted searches, lost workers, and exhausted spaces."""
 
 import os
+import random
 import signal
 import time
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -15,11 +17,12 @@ import torch
 from optuna.trial import FrozenTrial, TrialState
 from ray import tune
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayTaskError
+from ray.tune.schedulers import TrialScheduler
 
 from nas import runner
 from nas.cluster import Cluster, ray_session
 from nas.preparation.workspace import Workspace
-from nas.runner import MAX_DUPLICATES, Evaluate, Proposals, Recorder, is_out_of_memory, run
+from nas.runner import MAX_DUPLICATES, Evaluate, Proposals, Recorder, Rungs, is_out_of_memory, run
 from nas.samplers import SAMPLERS
 from nas.stages import plan
 from nas.study import ledger
@@ -182,6 +185,41 @@ def test_a_trial_whose_worker_is_lost_is_tried_again_but_not_for_ever(
     assert study.trials[0].state == TrialState.FAIL
     assert study.trials[0].user_attrs[ledger.FAILURE] == f"the worker was lost {ledger.MAX_ATTEMPTS} times"
     assert study.ask().number == 1
+
+
+@pytest.mark.parametrize("untrained_share", [0.0, 0.75])
+def test_candidates_are_pruned_before_training(
+    untrained_share: float, tiny_study: TinyStudy, workspace: Workspace, study: optuna.Study
+) -> None:
+    """By the scores of their inherited weights, except for baselines and the first few."""
+    first = plan(tiny_study.config, workspace, "1", None, ())
+    study.sampler = SAMPLERS["random"](first.space, 0)
+    ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines)
+    ended: list[int] = []
+    rungs = Rungs(study, 0.0, untrained_share, lambda study, number: ended.append(number))
+    proposals = Proposals(study, first.space, "random", workspace, trials=40)
+    scores: dict[int, float] = {}
+    rng = random.Random(0)
+    for _ in range(40):
+        config = proposals.suggest("name")
+        assert isinstance(config, dict)
+        number = config["number"]
+        # The baselines have the lowest scores.
+        score = rng.random() + bool(ledger.CHOICES in study.trials[number].user_attrs)
+        trial: Any = SimpleNamespace(config=config)
+        result = {"step": 0, "score": score, "time_total_s": 1.0}
+        stopped = rungs.on_trial_result(None, trial, result) == TrialScheduler.STOP
+        better = sum(other > score for other in scores.values())
+        baseline = len(scores) < len(first.baselines)
+        judged = not baseline and len(scores) >= ledger.MIN_TRIALS_AT_RUNG
+        assert stopped == (untrained_share > 0 and judged and better > 0.25 * len(scores))
+        scores[number] = score
+        if not stopped:
+            ledger.complete(study, number, score, {})
+    pruned = [trial.number for trial in study.trials if trial.state == TrialState.PRUNED]
+    assert ended == pruned
+    assert (len(pruned) > 15) == bool(untrained_share)
+    assert {trial.user_attrs["rung"] for trial in study.trials if trial.number in pruned} <= {0}
 
 
 @pytest.mark.parametrize("trials", [2, None])
