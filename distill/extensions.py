@@ -34,5 +34,5 @@ def load_extensions() -> None:
 def _load(name: str, source: str, remedy: str) -> None:
     try:
         import_module(name)
-    except Exception as error:
+    except Exception as error:  # whatever the module's own code raises
         raise ExtensionError(f"{source}: cannot import {name!r} ({type(error).__name__}: {error}); {remedy}") from error

@@ -1,5 +1,5 @@
 """Prepares the supernet: builds it from the teacher or with random weights, warms it up by distillation, and sorts its
-neurons by importance.
+inner channels.
 """
 
 import random
@@ -75,7 +75,7 @@ def _make_supernet(context: PreparationContext, folders: TaskFolders, folder: Pa
     set_dropout(supernet, config.dropout)
     phase = training_phase(config, "warmup", folders)
     projections = _warm_up(context, folders, supernet, base, graph, phase) if phase else {}
-    context.on_progress("supernet: importance of its neurons", None)
+    context.on_progress("supernet: order of its channels", None)
     inputs = order_inputs(context, folders, supernet, phase, projections)
     scores = by_importance(inputs).scores
     ordering = Ordering(scores) if config.supernet.order == "importance" else ORDERS[config.supernet.order](inputs)

@@ -74,7 +74,12 @@ def test_random_architectures_take_leading_slices(mismatch: str) -> None:
 def test_every_head(head: str) -> None:
     whole = build(full_architecture(BASE, GELU, STACK), head)
     architecture = next(architectures(1))
-    load_weights(build(architecture, head), inherit(whole.state_dict(), architecture))
+    candidate = build(architecture, head)
+    load_weights(candidate, inherit(whole.state_dict(), architecture))
+    of_head = [name for name in whole.state_dict() if ".encoder." not in name and not name.startswith("encoder.")]
+    assert of_head
+    for name in of_head:
+        assert torch.equal(candidate.state_dict()[name], whole.state_dict()[name])
 
 
 def test_a_narrower_candidate_computes_with_the_leading_neurons() -> None:

@@ -150,8 +150,14 @@ def test_a_file_has_one_lock_however_it_is_spelled(tmp_path: Path, monkeypatch: 
 
 def test_databases_of_one_server_are_apart(server: Server) -> None:
     server.execute("CREATE DATABASE other")
-    with sole_driver(server.url, "s"), sole_driver(server.url.replace("/postgres?", "/other?"), "s"):
-        pass
+    other = server.url.replace("/postgres?", "/other?")
+    with ExitStack() as stack:
+        for url in (server.url, other):
+            stack.enter_context(sole_driver(url, "s"))
+        # Each of them is locked all the same.
+        for url in (server.url, other):
+            with pytest.raises(StudyInUse), sole_driver(url, "s"):
+                pass
 
 
 def test_a_server_that_restarts(server: Server) -> None:
