@@ -4,7 +4,7 @@
  "layers": [{"graph": "project(gelu(expand(x)))", "stack": 1, "expansion": "1/2",
              "experts": {"count": 4, "shared": "2/3", "routing": "hash"}}, ...]}
 
-Keys with a default value may be omitted, such as "experts" in a dense layer.
+Keys with a default value may be omitted, such as "experts" in a dense layer. A layer without an FFN is {"stack": 0}.
 """
 
 import json
@@ -200,9 +200,12 @@ class Genes:
     """The searched properties of one layer's FFN: `stack` blocks of one graph, either dense or with several experts.
 
     The inner width of a block, or of each of its experts, is floor(expansion * inner width of the base).
+
+    With `stack` = 0 the layer has no FFN: its output is its attention's output. The other genes then mean nothing and
+    take their default values, so that all such genes are equal.
     """
 
-    graph: FFNGraph
+    graph: FFNGraph = GELU
     stack: int = 1
     expansion: Fraction = Fraction(1)
     experts: Experts = DENSE
@@ -210,7 +213,7 @@ class Genes:
     def __post_init__(self) -> None:
         if not isinstance(self.graph, FFNGraph):
             raise ArchitectureError(f"graph: must be an FFNGraph, not {shortened(self.graph)}")
-        check_integer("stack", self.stack, MAX_STACK)
+        check_integer("stack", self.stack, MAX_STACK, smallest=0)
         if isinstance(self.expansion, bool) or not isinstance(self.expansion, int | Fraction):
             raise ArchitectureError(f"expansion: must be a Fraction, not {shortened(self.expansion)}")
         if not 0 < self.expansion <= 1:
@@ -218,10 +221,14 @@ class Genes:
         object.__setattr__(self, "expansion", Fraction(self.expansion))
         if not isinstance(self.experts, Experts):
             raise ArchitectureError(f"experts: must be an Experts, not {shortened(self.experts)}")
+        if not self.stack:
+            for field in fields(self):
+                if field.name != "stack":
+                    object.__setattr__(self, field.name, field.default)
 
     def inner(self, base: Base) -> int:
-        """The inner width of this layer's blocks and of each of their experts, in channels."""
-        return self.expansion.numerator * base.inner // self.expansion.denominator
+        """The inner width of this layer's blocks and of each of their experts, in channels; 0 without an FFN."""
+        return self.expansion.numerator * base.inner // self.expansion.denominator if self.stack else 0
 
     def shared_channels(self, base: Base) -> int:
         """The number of inner channels that all experts have in common."""
@@ -235,7 +242,7 @@ class Genes:
     def problem(self, base: Base) -> str:
         """Why these genes are invalid on this base, starting with the gene's name; empty if they are valid."""
         inner = self.inner(base)
-        if inner < 1:
+        if self.stack and inner < 1:
             return f"expansion: {self.expansion} of the inner width {base.inner} leaves no channel"
         if inner > self.max_inner(base):
             shared, count = f"{self.shared_channels(base):,}", self.experts.count
@@ -321,6 +328,8 @@ class Architecture:
         layers = [
             {"graph": genes.graph.to_json(), "stack": genes.stack, "expansion": str(genes.expansion)}
             | ({} if genes.experts == DENSE else {"experts": genes.experts.to_json()})
+            if genes.stack
+            else {"stack": 0}
             for genes in self.layers
         ]
         return {"version": VERSION, "base": base, "layers": layers}
@@ -375,9 +384,11 @@ class Architecture:
 
 
 def _genes(place: str, value: object) -> Genes:
-    layer = as_object(place, value, required=("graph",), optional=("stack", "expansion", "experts"))
+    keys = ("graph", "stack", "expansion", "experts")
+    required = 0 if isinstance(value, dict) and value.get("stack") == 0 else 1
+    layer = as_object(place, value, keys[:required], keys[required:])
     try:
-        graph = FFNGraph.from_json(layer["graph"], f"{place}.graph")
+        graph = FFNGraph.from_json(layer["graph"], f"{place}.graph") if "graph" in layer else GELU
     except GraphError as error:
         raise ArchitectureError(str(error)) from None
     try:

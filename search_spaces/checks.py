@@ -12,12 +12,12 @@ class ArchitectureError(UserError, ValueError):
     """A value or file is not a valid architecture; the message starts with the location of the mistake."""
 
 
-def check_integer(place: str, value: object, largest: int) -> None:
-    """Raise ArchitectureError unless the value is an integer from 1 to `largest`."""
+def check_integer(place: str, value: object, largest: int, smallest: int = 1) -> None:
+    """Raise ArchitectureError unless the value is an integer from `smallest` to `largest`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ArchitectureError(f"{place}: must be a whole number, not {shortened(value)}")
-    if not 1 <= value <= largest:
-        raise ArchitectureError(f"{place}: must be from 1 to {largest:,}, not {shortened(value)}")
+    if not smallest <= value <= largest:
+        raise ArchitectureError(f"{place}: must be from {smallest} to {largest:,}, not {shortened(value)}")
 
 
 def as_fraction(place: str, value: object) -> Fraction:

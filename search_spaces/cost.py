@@ -7,7 +7,8 @@ head, one of `HEADS`. A sentence-level head has a pooler and a classifier; a tok
 end of an answer) a classifier alone; a masked-LM head has a linear map and a LayerNorm before the output embedding,
 which is tied to the word embedding, and a bias for each word. All linear maps have biases. Each expert has its own copy
 of all linear maps of a block (or of an attention); a gate (d -> E, without bias) chooses among the experts. Hash
-routing tables do not count as parameters, and the MACs that a capacity saves are not subtracted.
+routing tables do not count as parameters, and the MACs that a capacity saves are not subtracted. A layer without an FFN
+has only its attention.
 
 `labels` is the number of classes or tags; the outputs of the other heads are fixed. Papers count differently; functions
 that follow a paper name it.

@@ -50,7 +50,8 @@ def fingerprint(graph: FFNGraph, base: Base, inner: int) -> str:
 
 def function_key(architecture: Architecture) -> str:
     """A key that is the same for architectures that compute the same function of input and weights: those with the same
-    base and, in every layer, the same fingerprint, inner width, number of shared channels, and other genes.
+    base and, in every layer, the same fingerprint, inner width, number of shared channels, and other genes. A layer
+    without an FFN is one function.
 
     Raises:
         GraphError: the output of a layer's graph is not finite.
@@ -58,6 +59,8 @@ def function_key(architecture: Architecture) -> str:
     value = architecture.to_json()
     base = architecture.base
     for layer, genes in zip(value["layers"], architecture.layers, strict=True):
+        if not genes.stack:
+            continue
         inner = genes.inner(base)
         layer["graph"] = fingerprint(genes.graph, base, inner)
         layer["expansion"] = inner

@@ -12,6 +12,7 @@ from math import log
 from search_spaces.architecture import Architecture, Genes
 from search_spaces.counting import Bounds, Cost, add, count_within
 from search_spaces.grammar import choices_of, suggest_graph
+from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
 
 # The fraction of steps that change a graph if both graphs and sizes are searched.
@@ -50,8 +51,8 @@ def nearest(space: Space, architecture: Architecture) -> Architecture:
     """
     wanted = architecture.layers
     graphs = tuple(
-        genes.graph if space.varies_graphs and space.spells(genes.graph) else start
-        for genes, start in zip(wanted, space.start_graphs, strict=True)
+        graph if space.varies_graphs and space.spells(graph) else start
+        for graph, start in zip(_graphs(space, architecture), space.start_graphs, strict=True)
     )
     costs = [space.costs(layer, graph) for layer, graph in enumerate(graphs)]
     if not count_within(costs, space.bounds):
@@ -73,19 +74,24 @@ def nearest(space: Space, architecture: Architecture) -> Architecture:
 
 def distance(space: Space, option: Genes, wanted: Genes) -> float:
     """The difference in size between two layers: |log ratio| of the total inner channels + |difference| of the stacks +
-    |log ratio| of the experts' counts, + 1 if any setting of the experts differs.
+    |log ratio| of the experts' counts, + 1 if any setting of the experts differs. No FFN counts as one channel.
     """
-    channels, wanted_channels = (genes.stack * genes.inner(space.base) for genes in (option, wanted))
+    channels, wanted_channels = (max(1, genes.stack * genes.inner(space.base)) for genes in (option, wanted))
     experts = abs(log(option.experts.count / wanted.experts.count)) + (option.experts != wanted.experts)
     return abs(log(channels / wanted_channels)) + abs(option.stack - wanted.stack) + experts
+
+
+def _graphs(space: Space, architecture: Architecture) -> list[FFNGraph]:
+    """The graphs that the layers have, or get if they change from no FFN to one."""
+    return [space.graph_of(layer, genes) for layer, genes in enumerate(architecture.layers)]
 
 
 def _size_steps(space: Space, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
     steps = [
         (layer, genes)
-        for layer, current in enumerate(architecture.layers)
-        for genes in space.options(layer, current.graph)
-        if genes != current
+        for layer, graph in enumerate(_graphs(space, architecture))
+        for genes in space.options(layer, graph)
+        if genes != architecture.layers[layer]
     ]
     rng.shuffle(steps)
     for layer, genes in steps:
@@ -95,6 +101,8 @@ def _size_steps(space: Space, architecture: Architecture, rng: random.Random) ->
 def _graph_steps(space: Space, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
     steps = []
     for layer, genes in enumerate(architecture.layers):
+        if not genes.stack:
+            continue
         choices_of_graph = choices_of(genes.graph, _NAME, space.gated)
         assert choices_of_graph is not None  # it is a member
         trial = _EditedTrial(choices_of_graph, rng)
@@ -130,11 +138,11 @@ def _within_budget(
         return
     spent = add(*(space.cost(genes) for genes in layers))
     fitting = []
-    for other, current in enumerate(layers):
+    for other, graph in enumerate(_graphs(space, architecture)):
         if other == layer:
             continue
-        bounds = space.bounds.without(spent).without(tuple(-cost for cost in space.cost(current)))
-        row = zip(space.options(other, current.graph), space.costs(other, current.graph), strict=True)
+        bounds = space.bounds.without(spent).without(tuple(-cost for cost in space.cost(layers[other])))
+        row = zip(space.options(other, graph), space.costs(other, graph), strict=True)
         fitting += [(other, option) for option, cost in row if cost in bounds]
     if fitting:
         other, option = rng.choice(fitting)

@@ -59,7 +59,8 @@ class Space:
 
     Args:
         base: the part that all architectures have in common.
-        stacks, expansions, experts: the choices for each layer; all compatible combinations are allowed (`sizes`).
+        stacks, expansions, experts: the choices for each layer; all compatible combinations are allowed (`sizes`). A
+            stack of 0 is a layer without an FFN, which has no other choices.
         min_params, max_params: bounds on the number of parameters, `cost.params` with `labels` and `head`.
         edit_rate: the probability with which `sample` draws an operation other than the base graph's.
         graph: the base graph, an activation between the linear maps.
@@ -113,7 +114,9 @@ class Space:
                     Architecture.uniform(self.base, stack=stack, expansion=expansion)
         except ArchitectureError as error:
             raise SpaceError(f"stacks and expansions: {error}") from None
-        if not self.sizes:
+        if not any(self.stacks):
+            raise SpaceError("stacks: a supernet has blocks, so at least one stack must be above 0 (0: no FFN)")
+        if not any(stack for stack, _, _ in self.sizes):
             smallest = min(self.expansions)
             problem = Genes(self.graph, 1, smallest, self.experts[0]).problem(self.base)
             raise SpaceError(
@@ -132,8 +135,8 @@ class Space:
         """
         graphs = list(self.start_graphs)
         costs = [self.costs(layer, graph) for layer, graph in enumerate(graphs)]
-        if self.varies_graphs:
-            for layer in range(self.base.depth):
+        for layer in range(self.base.depth):
+            if self._chooses_graph(layer):
                 graph = suggest_graph(trial, _layer_name(layer), self.activation, self.gated)
                 row = self.costs(layer, graph)
                 # Invariant: with the start's graphs in all remaining layers, some sizes fit the budget.
@@ -161,16 +164,16 @@ class Space:
         if architecture not in self:
             raise SpaceError(f"the architecture is not a member of the space: {self._why_not(architecture)}")
         result: dict[str, str | float] = {}
-        graphs = [genes.graph for genes in architecture.layers]
-        if self.varies_graphs:
-            for layer, graph in enumerate(graphs):
+        graphs = [self.graph_of(layer, genes) for layer, genes in enumerate(architecture.layers)]
+        for layer, graph in enumerate(graphs):
+            if self._chooses_graph(layer):
                 spelled = choices_of(graph, _layer_name(layer), self.gated)
                 assert spelled is not None  # it is a member
                 result |= spelled
         costs = [self.costs(layer, graph) for layer, graph in enumerate(graphs)]
         bounds = self.bounds
         for layer, genes in enumerate(architecture.layers):
-            options = self.options(layer, genes.graph)
+            options = self.options(layer, graphs[layer])
             chosen = options.index(genes)
             if len(options) > 1:
                 result[f"{_layer_name(layer)}/size"] = position_of(self._ways(costs, layer, bounds), chosen)
@@ -202,9 +205,12 @@ class Space:
 
     @cached_property
     def sizes(self) -> tuple[tuple[int, Fraction, Experts], ...]:
-        """All combinations of (stack, expansion, experts) for which the base has enough channels."""
-        sizes = product(self.stacks, self.expansions, self.experts)
-        return tuple(size for size in sizes if not Genes(self.graph, *size).problem(self.base))
+        """All combinations of (stack, expansion, experts) for which the base has enough channels; without an FFN there
+        is only (0, 1, dense).
+        """
+        layers = (Genes(self.graph, *size) for size in product(self.stacks, self.expansions, self.experts))
+        sizes = ((genes.stack, genes.expansion, genes.experts) for genes in layers if not genes.problem(self.base))
+        return tuple(dict.fromkeys(sizes))
 
     def size_count(self) -> int:
         """The number of ways to choose the sizes of all layers within the budget, with the base graph (or the start's)
@@ -231,13 +237,19 @@ class Space:
 
     @cached_property
     def start_graphs(self) -> tuple[FFNGraph, ...]:
-        """Every layer's default graph: the start's, or the base graph if there is no start or its graph is outside the
-        space.
+        """Every layer's default graph: the start's, or the base graph if there is no start, or the start has no FFN
+        there or a graph outside the space.
         """
         if self.start is None:
             return (self.graph,) * self.base.depth
-        graphs = (genes.graph for genes in self.start.layers)
-        return tuple(graph if self.spells(graph) or not self.varies_graphs else self.graph for graph in graphs)
+        return tuple(
+            genes.graph if genes.stack and (self.spells(genes.graph) or not self.varies_graphs) else self.graph
+            for genes in self.start.layers
+        )
+
+    def graph_of(self, layer: int, genes: Genes) -> FFNGraph:
+        """The graph of a layer, or the default one of a layer that has no FFN."""
+        return genes.graph if genes.stack else self.start_graphs[layer]
 
     def spells(self, graph: FFNGraph) -> bool:
         """Whether the space's grammar can express this graph."""
@@ -249,6 +261,12 @@ class Space:
         fixed = fixed_params(self.base, self.labels, self.head)
         high = (self.max_params - fixed, *(limit.maximum - limit.fixed for limit in self.limits))
         return Bounds(self.min_params - fixed, high)
+
+    def _chooses_graph(self, layer: int) -> bool:
+        """Whether the graph of this layer is searched: not if it keeps the start's stack of 0."""
+        if self.varies_sizes or self.start is None:
+            return self.varies_graphs
+        return self.start.layers[layer].stack > 0
 
     def cost(self, genes: Genes) -> Cost:
         """What a layer with these genes contributes to each entry of `bounds`."""
@@ -317,11 +335,12 @@ class Space:
         if architecture.base != self.base:
             return "it is on another base"
         for layer, genes in enumerate(architecture.layers):
-            if genes not in self.options(layer, genes.graph):
+            graph = self.graph_of(layer, genes)
+            if genes not in self.options(layer, graph):
                 size = f"stack {genes.stack}, expansion {genes.expansion}, experts: {genes.experts}"
                 return f"layers[{layer}] has {size}"
-            if not (self.spells(genes.graph) if self.varies_graphs else genes.graph == self.start_graphs[layer]):
-                return f"layers[{layer}] has the graph {genes.graph}"
+            if not (self.spells(graph) if self.varies_graphs else graph == self.start_graphs[layer]):
+                return f"layers[{layer}] has the graph {graph}"
         return "" if self.keeps_budget(architecture) else "its costs are outside the budget"
 
     def _nothing_fits(self) -> str:

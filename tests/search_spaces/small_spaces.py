@@ -24,7 +24,8 @@ ROUTED = (
 def all_sizes(space: Space, graphs: Sequence[FFNGraph]) -> list[tuple[Genes, ...]]:
     """Every combination of sizes within the budget, by brute force."""
     choices = list(itertools.product(space.stacks, space.expansions, space.experts))
-    options = [[genes for size in choices if splits(genes := Genes(graph, *size), space.base)] for graph in graphs]
+    # All sizes without an FFN are the same.
+    options = [{genes for size in choices if splits(genes := Genes(graph, *size), space.base)} for graph in graphs]
     return [
         layers
         for layers in itertools.product(*options)
@@ -55,7 +56,18 @@ def kinds_of_space(gated: bool = False) -> dict[str, Space]:
         found |= {name if experts == (DENSE,) else f"{name}, experts": space for name, space in spaces.items()}
     # What does not vary need not be among what the space has.
     found["graphs, experts"] = replace(found["graphs, experts"], experts=(DENSE,))
+    for kind in ("both", "limited", "graphs", "sizes"):
+        space = replace(found[kind], stacks=(0, 1, 2), min_params=1)
+        if space.start is not None:
+            space = replace(space, start=without_ffn(space.start, 1))
+        found[f"{kind}, no FFN"] = space
     return found
 
 
-KINDS = [f"{kind}{experts}" for experts in ("", ", experts") for kind in ("both", "limited", "graphs", "sizes")]
+def without_ffn(architecture: Architecture, *layers: int) -> Architecture:
+    """The architecture without the FFNs of these layers."""
+    kept = (Genes(stack=0) if layer in layers else genes for layer, genes in enumerate(architecture.layers))
+    return Architecture(architecture.base, tuple(kept))
+
+
+KINDS = [f"{kind}{more}" for more in ("", ", experts", ", no FFN") for kind in ("both", "limited", "graphs", "sizes")]

@@ -60,10 +60,10 @@ def experts(draw: st.DrawFn, inner: int) -> Experts:
 
 @st.composite
 def genes_of_layers(draw: st.DrawFn) -> Genes:
-    """Any genes that a layer of BASE can have."""
+    """Any genes that a layer of BASE can have, also those without an FFN."""
     expansion = draw(st.fractions(Fraction(1, BASE.inner), 1, max_denominator=BASE.inner))
-    genes = Genes(draw(graphs()), draw(st.integers(1, 4)), expansion)
-    return replace(genes, experts=draw(experts(genes.inner(BASE))))
+    genes = Genes(draw(graphs()), draw(st.integers(0, 4)), expansion)
+    return replace(genes, experts=draw(experts(genes.inner(BASE)))) if genes.stack else genes
 
 
 @st.composite

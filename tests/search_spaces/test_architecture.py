@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces import DENSE, GELU, PUBLISHED, Architecture, ArchitectureError, Base, Experts, Genes
+from search_spaces import DENSE, GELU, PUBLISHED, Architecture, ArchitectureError, Base, Experts, FFNGraph, Genes
 from tests.search_spaces.strategies import architectures
 
 SMALL = Architecture.uniform(Base(depth=4, width=12, heads=3, inner=24), expansion=Fraction(1, 8))
@@ -49,6 +49,25 @@ def test_expansions_people_write(written: object, meant: object) -> None:
     value = SMALL.to_json()
     value["layers"][0] = {"graph": str(GELU), "expansion": written}
     assert Architecture.from_json(value).layers[0] == Genes(GELU, 1, Fraction(str(meant)))
+
+
+def test_no_ffn_is_one_value(tmp_path: Path) -> None:
+    none = Genes(stack=0)
+    tanh = FFNGraph.parse("tanh(project(relu(expand(x))))")
+    assert Genes(tanh, 0, Fraction(1, 3), Experts(4)) == none == replace(none, graph=tanh, expansion=Fraction(1, 2))
+    assert (none.graph, none.expansion, none.experts, none.inner(SMALL.base)) == (GELU, 1, DENSE, 0)
+    assert none != Genes() == Genes(GELU)
+    value = SMALL.to_json()
+    value["layers"][2] = {"graph": str(tanh), "stack": 0, "expansion": "1/5", "experts": {"count": 4}}
+    architecture = Architecture.from_json(value)
+    assert architecture == Architecture(SMALL.base, (*SMALL.layers[:2], none, SMALL.layers[3]))
+    assert architecture.to_json()["layers"][2] == {"stack": 0}
+    architecture.save(tmp_path / "architecture.json")
+    assert Architecture.load(tmp_path / "architecture.json") == architecture
+    assert not Architecture.uniform(SMALL.base, tanh, 0, 1, Experts(4)).has_experts
+    # Where the base is so narrow that the other layers' expansions leave no channel.
+    assert Architecture.uniform(replace(SMALL.base, inner=1), stack=0).layers == (none,) * 4
+    assert len({*architecture.transferred(replace(SMALL.base, depth=8)).layers[4:6]}) == 1
 
 
 def test_inner_width_is_rounded_down() -> None:
@@ -132,8 +151,12 @@ FAULTS: list[tuple[str, object, str]] = [
         "layers[3].graph: unknown operation 'gleu'; did you mean 'gelu'?",
     ),
     ("layers.3.graph", 5, "layers[3].graph: must be a formula or a list of nodes, not 5"),
-    ("layers.1.stack", 0, "layers[1].stack: must be from 1 to 16, not 0"),
-    ("layers.1.stack", 17, "layers[1].stack: must be from 1 to 16, not 17"),
+    ("layers.1.stack", -1, "layers[1].stack: must be from 0 to 16, not -1"),
+    ("layers.1.stack", 17, "layers[1].stack: must be from 0 to 16, not 17"),
+    ("layers.1.stack", False, "layers[1].stack: must be a whole number, not False"),
+    ("layers.1", {"stack": 1}, "layers[1]: the key 'graph' is missing"),
+    ("layers.1", {"stack": 0, "graph": "gleu(x)"}, "layers[1].graph: unknown operation 'gleu'; did you mean 'gelu'?"),
+    ("layers.1", {"stack": 0, "width": 3}, "layers[1]: unknown key 'width'; known are graph, stack, expansion, exp"),
     ("layers.1.stack", None, "layers[1].stack: must be a whole number, not None"),
     ("layers.1.expansion", 0, "layers[1].expansion: must be above 0 and at most 1, not 0"),
     ("layers.1.expansion", "9/8", "layers[1].expansion: must be above 0 and at most 1, not 9/8"),

@@ -90,6 +90,24 @@ def test_macs(drawn: Architecture, tokens: int, labels: int) -> None:
     assert cost.macs(drawn, tokens, labels) == cost.macs(architecture, tokens, labels) + gates
 
 
+def test_no_ffn_costs_nothing() -> None:
+    """What is left are embeddings, attention and head, in every way of counting."""
+    base = Base(depth=3, width=12, heads=3, inner=24, vocabulary=50, positions=20)
+    empty = Architecture.uniform(base, stack=0)
+    assert cost.ffn_params(base, empty.layers[0]) == cost.ffn_macs(base, empty.layers[0], 7) == 0
+    embeddings = (50 + 20 + 2) * 12 + 2 * 12
+    attention = 4 * (12 * 12 + 12) + 2 * 12
+    encoder = embeddings + 3 * attention
+    assert cost.params_encoder(empty) == cost.params_effective(empty) == encoder
+    assert cost.params(empty, 5) == cost.params_active(empty, 5) == encoder + 12 * 12 + 12 + 12 * 5 + 5
+    assert cost.params_published(empty, 20) == encoder + 12 * 20 + 20
+    assert cost.params_minimoe(empty) == encoder + 3 * (12 * 12 + 12)
+    assert cost.macs_linear(empty, 7) == 7 * 3 * 4 * 12 * 12
+    # The FFN has 2 * 24 / (4 * 12) times the MACs of the attention's maps.
+    assert cost.speedup(empty) == 2
+    assert cost.flops(empty, 7) == cost.flops(Architecture.uniform(base), 7) - 2 * 7 * 3 * 2 * 12 * 24
+
+
 def test_a_gate_costs_what_expand_costs() -> None:
     base = Base(depth=2, width=10, heads=2, inner=12, mismatch="wide")
     gated, plain = (

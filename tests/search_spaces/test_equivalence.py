@@ -164,6 +164,23 @@ def test_a_key_says_everything() -> None:
     assert len({function_key(other) for other in (first, *others)}) == 1 + len(others)
 
 
+def test_no_ffn_is_one_function() -> None:
+    base = Base(3, 24, 4, 49)
+    plain = Architecture.uniform(base)
+    none = [
+        Architecture(base, (Genes(graph, 0, expansion, experts), *plain.layers[1:]))
+        for graph, expansion, experts in (
+            (GELU, 1, Experts()),
+            (FFNGraph.parse("tanh(project(expand(x)))"), 1, Experts(4)),
+            (GELU, Fraction(1, 7), Experts()),
+        )
+    ]
+    keys = {function_key(architecture) for architecture in none}
+    assert len(keys) == 1
+    moved = Architecture(base, none[0].layers[::-1])
+    assert len({function_key(plain), function_key(moved), *keys}) == 3
+
+
 def test_keys_of_experts() -> None:
     base = Base(3, 24, 4, 49)
     plain = Architecture.uniform(base, expansion=Fraction(1, 4))  # 12 channels

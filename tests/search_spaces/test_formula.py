@@ -3,8 +3,8 @@
 import sympy
 from hypothesis import given, settings
 
-from search_spaces import GELU, PUBLISHED, FFNGraph
-from search_spaces.formula import expression, latex, layers_latex
+from search_spaces import GELU, PUBLISHED, Architecture, Base, FFNGraph, Genes
+from search_spaces.formula import expression, latex, layers_latex, text
 from tests.search_spaces.strategies import graphs
 
 X = sympy.Symbol("x", real=True)
@@ -38,6 +38,12 @@ def test_latex() -> None:
     gelu = r"\operatorname{gelu}{\left(W_{1}{\left(x \right)} \right)}"
     assert latex(GELU) == rf"W_{{2}}{{\left({gelu} \right)}}"
     assert r"\operatorname{leaky\_relu}{\left(x \right)}" in latex(FFNGraph.parse("project(expand(leaky_relu(x)))"))
+
+
+def test_no_ffn_is_said() -> None:
+    architecture = Architecture(Base(2, 8, 2, 8), (Genes(stack=0), Genes()))
+    assert layers_latex(architecture) == [r"\text{no FFN}", latex(GELU)]
+    assert list(map(text, architecture.layers)) == ["no FFN", str(GELU)]
 
 
 def test_latex_of_layers() -> None:
