@@ -16,6 +16,8 @@ from supernet.compensation.calibration import calibrate
 
 # Sentences of similar length share a batch of this size.
 BATCH_SIZE = 64
+# Part of the cache key: change it with what the file holds.
+CONTENTS = "sums and norms"
 
 
 def prepare_calibration(context: PreparationContext, folders: TaskFolders, supernet: Path) -> Path | None:
@@ -23,7 +25,7 @@ def prepare_calibration(context: PreparationContext, folders: TaskFolders, super
     table = context.config.supernet
     if table.inheritance == "sliced":
         return None
-    key = fingerprint(FORMAT, supernet.name, context.teacher_key, table.calibration_rows, context.config.seed)
+    key = fingerprint(FORMAT, CONTENTS, supernet.name, context.teacher_key, table.calibration_rows, context.config.seed)
 
     def make(path: Path) -> None:
         context.on_progress("supernet: calibration", None)

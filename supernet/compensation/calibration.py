@@ -18,15 +18,24 @@ HELD_OUT = 5
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Sentences, and the sums h + f(h) that the supernet's blocks compute on their N tokens before LayerNorm.
+    """Sentences, and what the supernet's layers compute on their N tokens.
 
     Attributes:
         batches: padded batches of training rows.
-        sums: `[layer][block]` -> (N, D) float32, for the tokens of all batches in order, without padding.
+        sums: `[layer][block]` -> the sums h + f(h) before LayerNorm, (N, D) float32, for the tokens of all batches in
+            order, without padding.
+        norms: `[layer]` -> weight and bias (2, D) of the LayerNorm of the highest block.
     """
 
     batches: tuple[Batch, ...]
     sums: tuple[tuple[Tensor, ...], ...]
+    norms: tuple[Tensor, ...]
+
+    def output(self, layer: int, epsilon: float) -> Tensor:
+        """The output (N, D) of a layer of the supernet, whose LayerNorms have this epsilon."""
+        sum_ND = self.sums[layer][-1]
+        weight_D, bias_D = self.norms[layer]
+        return torch.nn.functional.layer_norm(sum_ND, weight_D.shape, weight_D, bias_D, epsilon)
 
     @property
     def held_N(self) -> Tensor:
@@ -45,6 +54,7 @@ class Calibration:
             f"batches.{i}.{name}": tensor for i, batch in enumerate(self.batches) for name, tensor in batch.items()
         }
         tensors |= {f"sums.{i}.{j}": sum_ND for i, layer in enumerate(self.sums) for j, sum_ND in enumerate(layer)}
+        tensors |= {f"norms.{i}": norm_2D for i, norm_2D in enumerate(self.norms)}
         save_file(tensors, path)
 
     @classmethod
@@ -52,20 +62,24 @@ class Calibration:
         """Read what `save` wrote."""
         batches: dict[int, Batch] = {}
         sums: dict[int, dict[int, Tensor]] = {}
+        norms: dict[int, Tensor] = {}
         for key, tensor in load_file(path).items():
-            kind, number, name = key.split(".")
+            kind, number, *name = key.split(".")
             if kind == "batches":
-                batches.setdefault(int(number), {})[name] = tensor
+                batches.setdefault(int(number), {})[name[0]] = tensor
+            elif kind == "sums":
+                sums.setdefault(int(number), {})[int(name[0])] = tensor
             else:
-                sums.setdefault(int(number), {})[int(name)] = tensor
+                norms[int(number)] = tensor
         return cls(
             tuple(batches[number] for number in sorted(batches)),
             tuple(tuple(layer[block] for block in sorted(layer)) for _, layer in sorted(sums.items())),
+            tuple(norms[number] for number in sorted(norms)),
         )
 
 
 def calibrate(supernet: PreTrainedModel, batches: Sequence[Batch], accelerator: Accelerator) -> Calibration:
-    """Run a dense supernet on batches of training rows, in eval mode, and keep the sums of its blocks."""
+    """Run a dense supernet on batches of training rows, in eval mode, and keep what its layers compute."""
     layers = [list(layer.ffn) for layer in supernet.base_model.encoder.layer]
     found: list[list[list[Tensor]]] = [[[] for _ in blocks] for blocks in layers]
     valid_BT = torch.empty(0)
@@ -95,4 +109,9 @@ def calibrate(supernet: PreTrainedModel, batches: Sequence[Batch], accelerator: 
             hook.remove()
         supernet.train(was_training)
     kept = tuple({name: batch[name].cpu() for name in INPUTS if name in batch} for batch in batches)
-    return Calibration(kept, tuple(tuple(torch.cat(sums) for sums in layer) for layer in found))
+    norms = (blocks[-1].LayerNorm for blocks in layers)
+    return Calibration(
+        kept,
+        tuple(tuple(torch.cat(sums) for sums in layer) for layer in found),
+        tuple(torch.stack((norm.weight, norm.bias)).detach().float().cpu() for norm in norms),
+    )

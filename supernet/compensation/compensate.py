@@ -3,6 +3,9 @@
 Every block is solved for on the inputs that the candidate itself computes, with the blocks below already solved for, so
 that it also corrects what those could not. The target is the sum h + f(h) that the supernet's block computes.
 
+In a layer without an FFN, the weight and the bias of the attention's LayerNorm are solved for instead, which costs
+nothing. The target is the output of the supernet's layer.
+
 Dimensions are those of `supernet.model.dispatch`: N tokens without padding, S slots of experts; E channels of the input
 of `project`; D channels of its output. A block without experts has one slot per token.
 """
@@ -13,12 +16,12 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.objectives.outputs import Batch
 from supernet.compensation.calibration import Calibration
-from supernet.compensation.ridge import CompensationError, Linear, Ridge
+from supernet.compensation.ridge import CompensationError, Linear, Ridge, affine_change
 from supernet.model.dispatch import Dispatch, Tokens, take
 from supernet.model.ffn import FFNBlock
 from supernet.model.modeling_nas_bert import ExpertAttention
@@ -32,7 +35,8 @@ PASSES = 2
 
 @torch.no_grad()
 def compensate(model: PreTrainedModel, calibration: Calibration, accelerator: Accelerator) -> None:
-    """Solve for the weight and the bias of `project` in every block of a candidate, in place.
+    """Solve for the weight and the bias of `project` in every block of a candidate, and for those of the attention's
+    LayerNorm in layers without blocks, in place.
 
     Args:
         model: a candidate with inherited weights, in which every block is a slice of the supernet's.
@@ -59,6 +63,12 @@ def compensate(model: PreTrainedModel, calibration: Calibration, accelerator: Ac
                 layer.attention(states, mask, **({"tokens": of_batch} if routed else {}))[0]
                 for states, mask, of_batch in zip(hidden, masks, tokens, strict=True)
             ]
+        if not len(layer.ffn):
+            target_ND = calibration.output(i, model.config.layer_norm_eps)
+            try:
+                hidden = _solve_norm(layer.attention.output.LayerNorm, hidden, valid, target_ND, held_N)
+            except CompensationError as error:
+                raise CompensationError(f"layers[{i}], no FFN: {error}") from None
         for j, block in enumerate(layer.ffn):
             router = layer.router if block.router is None else block.router
             with accelerator.autocast():
@@ -75,6 +85,20 @@ def compensate(model: PreTrainedModel, calibration: Calibration, accelerator: Ac
             for states, chosen, part in zip(hidden, valid, block.LayerNorm(sum_ND).split(sizes), strict=True):
                 states[chosen] = part.to(states.dtype)
     model.train(was_training)
+
+
+def _solve_norm(
+    norm: nn.LayerNorm, hidden: Sequence[Tensor], valid: Sequence[Tensor], target_ND: Tensor, held_N: Tensor
+) -> list[Tensor]:
+    """Solve for the weight and the bias of a LayerNorm whose outputs are `hidden`, in place; returns its new outputs.
+
+    Attention experts share their LayerNorm, so the outputs of all of them are solved for together.
+    """
+    x_ND = torch.cat([states[chosen] for states, chosen in zip(hidden, valid, strict=True)]).float()
+    factor_D, shift_D = affine_change(x_ND, target_ND.to(x_ND.device), held_N.to(x_ND.device))
+    norm.weight.mul_(factor_D)
+    norm.bias.mul_(factor_D).add_(shift_D)
+    return [(states * factor_D + shift_D).to(states.dtype) for states in hidden]
 
 
 def _on_device(batch: Batch, accelerator: Accelerator) -> Batch:

@@ -1,4 +1,4 @@
-"""Linear maps solved for in closed form: ridge regression that shrinks towards given weights.
+"""Linear and affine maps solved for in closed form, by least squares that shrink towards given weights.
 
 Dimensions: N tokens; E channels of the input; D channels of the output.
 """
@@ -108,3 +108,34 @@ class Ridge:
         constant_E = self.scale_E == 0
         weight_DE[:, constant_E] = start.weight_DE[:, constant_E]
         return Linear(weight_DE, mean_D - weight_DE @ self.mean_E)
+
+
+def affine_change(input_ND: Tensor, target_ND: Tensor, held_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor and the shift (D,) of every channel with which factor * input + shift is closest to the target.
+
+    Least squares on the rows that are not held out say in which direction the factors should move from 1 and the shifts
+    from 0; the held-out rows say how far, from not at all to the whole way. So the result is never worse on these than
+    the unchanged input. Constant channels keep the factor 1.
+
+    Args:
+        held_N: True for the held-out rows; not for all rows.
+
+    Raises:
+        CompensationError: an input or a target is not finite.
+    """
+    for name, values in (("activations", input_ND), ("targets", target_ND)):
+        if not bool(torch.isfinite(values).all()):
+            raise CompensationError(f"the {name} are not finite")
+    x_ND, error_ND = input_ND.double(), (target_ND - input_ND).double()
+    mean_D, mean_error_D = x_ND[~held_N].mean(dim=0), error_ND[~held_N].mean(dim=0)
+    centred_ND = x_ND[~held_N] - mean_D
+    variance_D = (centred_ND**2).mean(dim=0)
+    covariance_D = (centred_ND * error_ND[~held_N]).mean(dim=0)
+    slope_D = torch.where(variance_D > variance_D.max() * 1e-12, covariance_D / variance_D, 0)
+    shift_D = mean_error_D - slope_D * mean_D
+    share = 1 / (1 + CAUTIOUS)
+    if bool(held_N.any()):
+        change_ND = x_ND[held_N] * slope_D + shift_D
+        squares = float((change_ND**2).sum())
+        share = min(1.0, max(0.0, float((change_ND * error_ND[held_N]).sum()) / squares)) if squares else 0.0
+    return (1 + share * slope_D).float(), (share * shift_D).float()

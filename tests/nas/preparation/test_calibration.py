@@ -13,7 +13,7 @@ from nas.config.schema import ConfigError
 from nas.evaluate import Evaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import ERRORS, IMPORTANCE, Workspace
-from search_spaces import Architecture, Experts
+from search_spaces import Architecture, Experts, Genes
 from supernet.build import build
 from supernet.compensation.calibration import Calibration, calibrate
 from supernet.compensation.ridge import CompensationError
@@ -68,6 +68,8 @@ def test_the_supernet_is_calibrated_once(tiny_study: TinyStudy) -> None:
     for i, layer in enumerate(computed.sums):
         for j, sum_ND in enumerate(layer):
             torch.testing.assert_close(loaded.sums[i][j], sum_ND, rtol=2e-2, atol=2e-2)
+    for loaded_2D, norm_2D in zip(loaded.norms, computed.norms, strict=True):
+        assert torch.equal(loaded_2D, norm_2D)
     assert torch.equal(loaded.held_N, computed.held_N)
     assert 0.1 < float(loaded.held_N.float().mean()) < 0.3
 
@@ -86,6 +88,18 @@ def test_candidates_are_compensated(experts: Experts | None, tiny_study: TinyStu
         assert torch.equal(tensor, sliced[name]) != changed, name
     score = evaluator.evaluate(architecture, seed=0)
     assert 0 <= score.value <= 1
+
+
+def test_candidates_without_an_ffn_are_compensated_in_their_attention(tiny_study: TinyStudy) -> None:
+    workspace = prepared(tiny_study, **COMPENSATED)
+    evaluator = Evaluator(workspace, "cpu")
+    architecture = Architecture(workspace.base()[0], (Genes(stack=0), quarter(workspace).layers[1]))
+    sliced = inherit(evaluator.weights, architecture, evaluator.frequencies, 0)
+    for name, tensor in evaluator.student(architecture).state_dict().items():
+        changed = ".layer.0.attention.output.LayerNorm." in name or ".project." in name
+        assert torch.equal(tensor, sliced[name]) != changed, name
+    for one in (architecture, Architecture.uniform(architecture.base, stack=0)):
+        assert 0 <= evaluator.evaluate(one, seed=0).value <= 1
 
 
 def test_the_order_is_another_supernet_with_the_same_importance(tiny_study: TinyStudy) -> None:

@@ -1,5 +1,6 @@
 """Compensated candidates: exact where nothing is lost, and never worse than a slice where something is."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -158,6 +159,63 @@ def test_attention_experts_are_routed(accelerator: Accelerator) -> None:
     assert sum(errors(model, calibration, accelerator)) < sum(before)
 
 
+@pytest.mark.parametrize("stack", [1, 2])
+@torch.no_grad()
+def test_nothing_is_lost_without_an_ffn_that_is_zero(stack: int, accelerator: Accelerator) -> None:
+    """If all channels of a LayerNorm have one weight and one bias, the next LayerNorm gets the same normalised states,
+    and one of the two can do the work of both.
+    """
+    whole = supernet(stack=stack)
+    for layer in whole.bert.encoder.layer:
+        for block in layer.ffn:
+            block.project.weight.zero_()
+            block.project.bias.zero_()
+        for norm in (layer.attention.output.LayerNorm, *(block.LayerNorm for block in layer.ffn[:-1])):
+            norm.weight.fill_(0.7)
+            norm.bias.fill_(0.3)
+    calibration = calibrate(whole, BATCHES, accelerator)
+    model = candidate(whole, uniform(stack=0))
+    assert float((logits(model) - logits(whole)).abs().max()) > 0.1
+    compensate(model, calibration, accelerator)
+    torch.testing.assert_close(logits(model), logits(whole), rtol=1e-3, atol=1e-3)
+
+
+def distances(model: nn.Module, whole: nn.Module, given: dict[str, Tensor] = NEW) -> list[float]:
+    """The mean squared difference of every layer's output from the supernet's."""
+    mask_BT = given["attention_mask"].bool()
+    with torch.no_grad():
+        states = [one.eval()(**inputs(given), output_hidden_states=True).hidden_states[1:] for one in (model, whole)]
+    return [float(((a - b)[mask_BT] ** 2).mean()) for a, b in zip(*states, strict=True)]
+
+
+@pytest.mark.parametrize("attention_experts", [1, 2])
+@pytest.mark.parametrize("stack", [1, 2])
+@pytest.mark.parametrize("without", [(0,), (1,), (0, 1, 2)])
+def test_layers_without_ffns_get_closer_to_the_supernet(
+    without: tuple[int, ...], stack: int, attention_experts: int, accelerator: Accelerator
+) -> None:
+    """To the outputs of its layers, on sentences that were not seen; the layers above start from there."""
+    base = replace(BASE, attention_experts=attention_experts)
+    whole = supernet(stack=stack)
+    layers = tuple(Genes(GELU, 0 if layer in without else stack, HALF) for layer in range(3))
+    model = candidate(whole, Architecture(base, layers))
+    before = distances(model, whole)
+    compensate(model, calibrate(whole, BATCHES, accelerator), accelerator)
+    after = distances(model, whole)
+    assert all(after[layer] < 0.75 * before[layer] for layer in without)
+    assert after[2] < before[2]
+
+
+def test_few_sentences_change_layers_without_ffns_little(accelerator: Accelerator) -> None:
+    whole = supernet()
+    model = candidate(whole, uniform(stack=0))
+    before = distances(model, whole)
+    compensate(model, calibrate(whole, [batch(2, 2, seed=1)], accelerator), accelerator)
+    after = distances(model, whole)
+    assert all(math.isfinite(value) for value in after)
+    assert after[0] < 1.2 * before[0]
+
+
 def test_sums_are_solved_on_the_candidates_own_inputs(accelerator: Accelerator) -> None:
     """What the reported sums of the upper layers have in error is what the built model has: the layers below are
     already solved for when an upper one is.
@@ -218,4 +276,9 @@ def test_activations_that_are_not_finite_are_named(accelerator: Accelerator) -> 
     with torch.no_grad():
         model.bert.encoder.layer[1].ffn[0].expand.bias[0] = torch.inf
     with pytest.raises(CompensationError, match=r"layers\[1\], block 0: the activations are not finite"):
+        compensate(model, calibration, accelerator)
+    model = candidate(whole, uniform(stack=0))
+    with torch.no_grad():
+        model.bert.encoder.layer[2].attention.output.LayerNorm.bias[3] = torch.nan
+    with pytest.raises(CompensationError, match=r"layers\[2\], no FFN: the activations are not finite"):
         compensate(model, calibration, accelerator)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from supernet.compensation import ridge
-from supernet.compensation.ridge import CompensationError, Linear, Ridge
+from supernet.compensation.ridge import CompensationError, Linear, Ridge, affine_change
 
 
 def data(rows: int = 200, inputs: int = 6, outputs: int = 4, seed: int = 0) -> tuple[Tensor, Tensor, Linear]:
@@ -104,3 +104,60 @@ def test_what_is_not_finite_is_refused(value: float) -> None:
     features[3, 1] = value
     with pytest.raises(CompensationError, match="activations"):
         Ridge(features, held)
+
+
+def test_an_affine_change_goes_as_far_as_the_held_out_rows_say() -> None:
+    """Every channel's own straight line through the fitted rows, approached by one share for all channels."""
+    features, target, _ = data(40, 4, 4, seed=3)
+    held = every_fifth(40)
+    factor, shift = (tensor.numpy() for tensor in affine_change(features, target, held))
+    x, y = features.double().numpy(), target.double().numpy()
+    lines = np.array([np.polyfit(x[~held, d], y[~held, d], 1) for d in range(4)])
+    share = (factor - 1) / (lines[:, 0] - 1)
+    assert share == pytest.approx([share[0]] * 4, rel=1e-4)
+    np.testing.assert_allclose(shift, share[0] * lines[:, 1], rtol=1e-4)
+
+    def error(part: float) -> float:
+        changed = x * (1 + part * (lines[:, 0] - 1)) + part * lines[:, 1]
+        return float(((changed - y)[held] ** 2).sum())
+
+    best = min(np.linspace(0, 1, 10_001), key=error)
+    assert 0 < share[0] < 1
+    assert share[0] == pytest.approx(best, abs=2e-4)
+
+
+def test_an_affine_change_that_is_exact() -> None:
+    features, _, _ = data(40)
+    factor, shift = torch.linspace(-2, 3, 6), torch.linspace(5, -1, 6)
+    for found, expected in zip(
+        affine_change(features, features * factor + shift, every_fifth(40)), (factor, shift), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_an_affine_change_where_there_is_little_to_learn_from() -> None:
+    features, target, _ = data(5, 4, 4)
+    everything_fits = torch.zeros(5, dtype=torch.bool)
+    factor, shift = affine_change(features, 3 * features + 4, everything_fits)
+    # Half of the way.
+    torch.testing.assert_close(factor, torch.full((4,), 2.0), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(shift, torch.full((4,), 2.0), rtol=1e-3, atol=1e-3)
+    # The fitted rows say the opposite of the held-out ones.
+    held = torch.tensor([False, False, False, True, True])
+    away = torch.where(held[:, None], features - 1, features + 1)
+    unchanged = affine_change(features, away, held)
+    assert torch.equal(unchanged[0], torch.ones(4)) and not unchanged[1].any()
+    # One row, and a constant channel, say nothing about the factor.
+    features[:, 2] = 7
+    factor, shift = affine_change(features, 3 * features + 4, everything_fits)
+    assert float(factor[2]) == 1 and float(shift[2]) == pytest.approx((3 * 7 + 4 - 7) / 2)
+    one = torch.tensor([True, True, True, True, False])
+    assert torch.equal(affine_change(features, target, one)[0], torch.ones(4))
+
+
+@pytest.mark.parametrize(("place", "name"), [(0, "activations"), (1, "targets")])
+def test_an_affine_change_of_what_is_not_finite(place: int, name: str) -> None:
+    values = list(data(10, 4, 4)[:2])
+    values[place][3, 1] = torch.inf
+    with pytest.raises(CompensationError, match=f"the {name} are not finite"):
+        affine_change(*values, every_fifth(10))
