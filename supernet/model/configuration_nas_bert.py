@@ -17,7 +17,7 @@ class NasBertConfig(BertConfig):
             operations in the order of computation as `[name, [inputs]]`, where value 0 is the input of the block and
             value i + 1 the result of operation i; `widths` are the channels of all values, beginning with the input. A
             layer with experts also has `"experts"`: `{"count", "routing", "top_k", "capacity"}`, as in
-            `search_spaces.architecture.Experts`.
+            `search_spaces.architecture.Experts`. A layer without an FFN has stack 0.
         gelu: `"tanh"` or `"erf"`, the form of the operation `gelu`.
         mismatch: `"narrow"` or `"wide"`: what a binary operation does with inputs of different widths.
         attention_experts: experts of every layer's attention, among which a gate chooses for each token.

@@ -121,7 +121,7 @@ class ExpertAttention(BertAttention):
 
 
 class NasBertLayer(BertLayer):
-    """A Transformer layer whose FFN is a stack of `FFNBlock`s."""
+    """A Transformer layer whose FFN is a stack of `FFNBlock`s; with none, its output is its attention's."""
 
     def __init__(self, config: NasBertConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx=layer_idx)

@@ -93,7 +93,7 @@ def sort_channels(
             function.
     """
     for i, genes in enumerate(config.ffn):
-        if "mixed" in FFNGraph.parse(genes["formula"]).kinds:
+        if genes["stack"] and "mixed" in FFNGraph.parse(genes["formula"]).kinds:
             raise ValueError(f"layer {i}: {genes['formula']} pairs inner channels with x; they cannot be sorted")
     prefix = next(name for name in weights if "encoder.layer.0." in name).split("encoder.layer.")[0]
     result = {name: tensor.clone() for name, tensor in weights.items()}

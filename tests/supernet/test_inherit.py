@@ -94,6 +94,21 @@ def test_a_narrower_candidate_computes_with_the_leading_neurons() -> None:
     torch.testing.assert_close(logits(candidate), logits(whole), rtol=1e-4, atol=1e-5)
 
 
+def test_a_layer_without_an_ffn_inherits_its_attention() -> None:
+    """It is the supernet whose layer skips its blocks."""
+    whole = supernet()
+    layers = (Genes(GELU, STACK), Genes(stack=0), Genes(GELU, STACK))
+    candidate = build(Architecture(BASE, layers)).eval()
+    load_weights(candidate, inherit(whole.state_dict(), Architecture(BASE, layers)))
+    empty = Architecture.uniform(replace(BASE, attention_experts=2), stack=0)
+    inherited = inherit(whole.state_dict(), empty, seed=3)
+    assert not any(".ffn." in name for name in inherited)
+    assert inherited["bert.encoder.layer.1.attention.router.weight"].shape == (2, BASE.width)
+    load_weights(build(empty), inherited)
+    whole.bert.encoder.layer[1].ffn = torch.nn.ModuleList()
+    assert torch.equal(logits(candidate), logits(whole))
+
+
 @pytest.mark.parametrize("expansion", [Fraction(1), Fraction(1, 4)])
 def test_a_gate_that_the_supernet_lacks_is_the_constant_one(expansion: Fraction) -> None:
     weights = supernet().state_dict()

@@ -42,6 +42,8 @@ def sized(*sizes: tuple[int, Fraction]) -> Architecture:
 
 LARGEST = sized(*3 * [(2, Fraction(1))])
 SMALLEST = sized(*3 * [(1, Fraction(1, 4))])
+EMPTY = sized(*3 * [(0, Fraction(1))])
+FEW = sized((0, Fraction(1)), (2, Fraction(1, 2)), (0, Fraction(1)))
 MIXED = sized((2, Fraction(1, 2)), (1, Fraction(1, 4)), (2, Fraction(1)))
 SPACE = Space(BASE, (1, 2), EXPANSIONS, 1, 10**9, start=LARGEST, vary=frozenset({SIZES}))
 
@@ -54,7 +56,7 @@ def supernet() -> OneShotSupernet:
     return OneShotSupernet(model, heads).eval()
 
 
-@pytest.mark.parametrize("architecture", [LARGEST, SMALLEST, MIXED])
+@pytest.mark.parametrize("architecture", [LARGEST, SMALLEST, MIXED, EMPTY, FEW])
 @pytest.mark.parametrize("task", TASKS)
 def test_a_slice_is_the_model_that_inherits(architecture: Architecture, task: str) -> None:
     shared = supernet()
@@ -221,6 +223,14 @@ def test_training_lowers_the_loss_and_repeats_itself(accelerator: Accelerator) -
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
     again, _ = trained(accelerator, 60)
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in shared.state_dict().items())
+
+
+def test_training_with_layers_without_ffns(accelerator: Accelerator) -> None:
+    """Also by the sandwich rule, whose smallest architecture then has none at all."""
+    space = replace(SPACE, stacks=(0, 1, 2))
+    for extremes in ((), (LARGEST, EMPTY)):
+        _, losses = trained(accelerator, 40, space=space, extremes=extremes)
+        assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
 
 
 def test_embeddings_are_frozen_in_a_second_training_too(accelerator: Accelerator) -> None:

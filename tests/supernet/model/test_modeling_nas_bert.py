@@ -134,6 +134,26 @@ def test_with_identical_ffns_it_is_bert() -> None:
         assert torch.equal(tensor, results(model, batch())[name])
 
 
+@pytest.mark.parametrize("attention_experts", [1, 2])
+def test_without_an_ffn_a_layer_ends_with_its_attention(attention_experts: int) -> None:
+    base = replace(BASE, attention_experts=attention_experts)
+    model = shaken(build(Architecture(base, (Genes(), Genes(stack=0), Genes(stack=0))), "none")).eval()
+    attended = []
+    for layer in model.encoder.layer:
+        layer.attention.register_forward_hook(lambda module, given, output: attended.append(output[0]))
+    states = model(**inputs(batch()), output_hidden_states=True).hidden_states
+    assert not torch.equal(states[1], attended[0])
+    assert torch.equal(states[2], attended[1]) and torch.equal(states[3], attended[2])
+    assert [len(layer.ffn) for layer in model.encoder.layer] == [1, 0, 0]
+    assert model.config.ffn[1] | {"program": []} == {
+        "formula": "no FFN",
+        "program": [],
+        "widths": [24, 0, 0, 24],
+        "stack": 0,
+        "inner": 0,
+    }
+
+
 def test_factorised_embedding() -> None:
     """Next, this and previous word, zero beyond the ends of the sentence, as MobileBERT orders them."""
     embeddings = make("none", 7).embeddings
@@ -198,6 +218,14 @@ def test_checkpoints_load_where_the_project_is_not_installed(tmp_path: Path) -> 
         checkpoints[folder] = CLASSES["classification"]
         expected |= {f"{folder}/{name}": tensor for name, tensor in results(model, batch()).items()}
         assert sorted(path.stem for path in (tmp_path / folder).glob("*.py")) == EXPORTED
+    few = Architecture(
+        replace(BASE, attention_experts=2), (Genes(), Genes(stack=0), Genes(experts=Experts(2, half * 2)))
+    )
+    for folder, architecture in {"few": few, "none": Architecture.uniform(BASE, stack=0)}.items():
+        model = shaken(build(architecture, labels=LABELS)).eval()
+        model.save_pretrained(tmp_path / folder)
+        checkpoints[folder] = CLASSES["classification"]
+        expected |= {f"{folder}/{name}": tensor for name, tensor in results(model, batch()).items()}
     save_file(expected, tmp_path / "expected.safetensors")
     (tmp_path / "checkpoints.json").write_text(json.dumps(checkpoints))
     environment = {
