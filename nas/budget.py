@@ -171,9 +171,8 @@ def budgeted_space(
         )
         upper = min(max_params, largest)
         if limits:
-            upper = min(
-                upper, cost.params(largest_uniform(base, graph, labels, max_params, limits, head), labels, head)
-            )
+            within = largest_uniform(base, graph, labels, max_params, limits, head, min(1, *table.stacks))
+            upper = min(upper, cost.params(within, labels, head))
         min_params = upper - int(table.slack * max(0, upper - smallest))
     return Space(
         base=base,
@@ -200,23 +199,29 @@ def largest_uniform(
     max_params: int,
     limits: tuple[Limit, ...] = (),
     head: str = cost.CLASSIFICATION,
+    least: int = 1,
 ) -> Architecture:
     """The uniform slice (one block in each layer) with the largest inner width that keeps to the limits and has at most
-    `max_params` parameters. If no width does, the slice with one inner channel.
+    `max_params` parameters. If no width does, the slice with `least` inner channels; 0 means no FFN.
     """
 
     def of_width(inner: int) -> Architecture:
-        return Architecture.uniform(base, graph=graph, expansion=Fraction(inner, base.inner))
+        return Architecture(base, (layer_of_width(base, graph, inner),) * base.depth)
 
     def fits(architecture: Architecture) -> bool:
         within_limits = all(limit.total(architecture) <= limit.maximum for limit in limits)
         return within_limits and cost.params(architecture, labels, head) <= max_params
 
-    low, high = 1, base.inner
+    low, high = least, base.inner
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(of_width(middle)) else (low, middle - 1)
     return of_width(low)
+
+
+def layer_of_width(base: Base, graph: FFNGraph, inner: int) -> Genes:
+    """One block of `inner` channels, or no FFN if that is 0."""
+    return Genes(graph, 1, Fraction(inner, base.inner)) if inner else Genes(stack=0)
 
 
 def kept_importance(importance: Sequence[Tensor]) -> Callable[[Architecture], float]:
@@ -227,13 +232,13 @@ def kept_importance(importance: Sequence[Tensor]) -> Callable[[Architecture], fl
         importance: for every layer the importance of the inner neurons of its lowest block (inner,), in descending
             order.
     """
-    sums_by_layer = [scores.double().cumsum(0).tolist() for scores in importance]
+    sums_by_layer = [[0.0, *scores.double().cumsum(0).tolist()] for scores in importance]
     total = sum(sums[-1] for sums in sums_by_layer)
 
     @lru_cache(65_536)
     def kept_share(architecture: Architecture) -> float:
         layers = zip(architecture.layers, sums_by_layer, strict=True)
-        return float(sum(sums[genes.inner(architecture.base) - 1] for genes, sums in layers)) / total
+        return float(sum(sums[genes.inner(architecture.base)] for genes, sums in layers)) / total
 
     return kept_share
 
@@ -243,7 +248,8 @@ def globally_important(space: Space, graph: FFNGraph, workspace: Workspace) -> A
     over the layers by their importance in the whole network.
     """
     base = space.base
-    uniform = largest_uniform(base, graph, space.labels, space.max_params, space.limits, space.head)
+    least = min(1, *space.stacks)
+    uniform = largest_uniform(base, graph, space.labels, space.max_params, space.limits, space.head, least)
     total = base.depth * uniform.layers[0].inner(base)
     widths = allocate(workspace.importance(), total, min(MIN_INNER, total // base.depth))
-    return Architecture(base, tuple(Genes(graph, 1, Fraction(inner, base.inner)) for inner in widths))
+    return Architecture(base, tuple(layer_of_width(base, graph, inner) for inner in widths))

@@ -98,7 +98,9 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architect
         head=workspace.folders.task.type.head,
     )
     if start is None:
-        uniform = largest_uniform(base, graph, workspace.labels, space.max_params, limits, space.head)
+        uniform = largest_uniform(
+            base, graph, workspace.labels, space.max_params, limits, space.head, min(1, *space.stacks)
+        )
         baselines: list[Enqueued] = [
             (Architecture.uniform(base, graph=graph), BASE_MODEL, None),
             (uniform, UNIFORM, None),

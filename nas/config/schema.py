@@ -51,7 +51,7 @@ class SpaceTable(Table):
     """The search space and the budget.
 
     Attributes:
-        stacks, expansions, experts: the choices for each layer.
+        stacks, expansions, experts: the choices for each layer; a stack of 0 is a layer without an FFN.
         uniform: without `max_params`, the upper bound on parameters is what a student has whose layers all have this
             expansion (a uniform slice).
         slack: without `min_params`, the lower bound on parameters lies below the upper one by this share of the
@@ -61,7 +61,7 @@ class SpaceTable(Table):
         mismatch: whether binary operations cut the wider value ("narrow") or pad the narrower one ("wide").
     """
 
-    stacks: Annotated[tuple[Annotated[int, Field(ge=1, le=16)], ...], Field(min_length=1)]
+    stacks: Annotated[tuple[Annotated[int, Field(ge=0, le=16)], ...], Field(min_length=1)]
     expansions: Annotated[tuple[PositiveShare, ...], Field(min_length=1)]
     experts: Annotated[tuple[ExpertsTable, ...], Field(min_length=1)] = (DENSE,)
     uniform: PositiveShare | None = None
@@ -73,6 +73,13 @@ class SpaceTable(Table):
     edit_rate: Share = 0.1
     gated: bool = False
     mismatch: Literal["narrow", "wide"] = "narrow"
+
+    @field_validator("stacks")
+    @classmethod
+    def _supernet_has_blocks(cls, stacks: tuple[int, ...]) -> tuple[int, ...]:
+        if not any(stacks):
+            raise ValueError("the supernet has blocks, so at least one stack must be above 0 (0: no FFN)")
+        return stacks
 
     @model_validator(mode="after")
     def _parameters_are_limited(self) -> "SpaceTable":

@@ -151,12 +151,14 @@ class LatencyTable:
     steps: tuple[tuple[str, int], ...]
 
     def ffn(self, base: Base, genes: Genes) -> int:
-        """Microseconds of all blocks of one layer. For inner widths between those of the table, which baselines may
-        have, they are interpolated linearly.
+        """Microseconds of all blocks of one layer; 0 if it has none. For inner widths between those of the table, which
+        baselines may have, they are interpolated linearly.
 
         Raises:
             ValueError: the table is for another width of the model, or its largest inner width is below this one.
         """
+        if not genes.stack:
+            return 0
         inner = genes.inner(base)
         above = bisect_left(self._inner, inner)
         if above == len(self._inner):
@@ -325,21 +327,19 @@ def _measure(
     nanoseconds = {name: round(1e9 * value) for name, value in step_times(host, base, probed, experts, batch).items()}
     steps = LatencyTable(rows, tokens, 0, 0, tuple(nanoseconds.items()))
 
-    architectures = list(islice(_references(base, widths), REFERENCES))
+    architectures = [Architecture.uniform(base, stack=0), *islice(_references(base, widths), REFERENCES)]
     models: dict[str, nn.Module] = {"teacher": AutoModelForSequenceClassification.from_config(teacher).to(device)}
-    for name, architecture in (("no FFN", architectures[0]), *enumerate(architectures)):
+    for number, architecture in enumerate(architectures):
         # The models share all modules except the FFNs: word embeddings alone would take most of the memory and of the
         # time for building.
         model = build(replace(architecture, base=replace(base, vocabulary=1))).to(device)
         model.bert.embeddings = host.bert.embeddings
         for layer, host_layer in zip(model.bert.encoder.layer, host.bert.encoder.layer, strict=True):
             layer.attention = host_layer.attention
-            if name == "no FFN":
-                layer.ffn = nn.ModuleList()
-        models[f"{name}"] = model
+        models[f"{number}"] = model
     on_progress("latency: whole models", None)
     teacher_time, *whole = (1e6 * latency.quiet for latency in latencies(models, batch).values())
-    scale, fixed = line([0, *map(steps.total, architectures)], whole)
+    scale, fixed = line([*map(steps.total, architectures)], whole)
     scaled = tuple((name, round(scale * value)) for name, value in nanoseconds.items())
     return replace(steps, fixed=round(fixed), teacher=round(teacher_time), steps=scaled)
 

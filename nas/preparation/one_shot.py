@@ -77,7 +77,7 @@ def extremes(space: Space) -> tuple[Architecture, Architecture]:
     widest = max(space.expansions) if set(space.experts) == {DENSE} else Fraction(1)
     sizes = [(min(space.stacks), min(space.expansions)), (max(space.stacks), widest)]
     smallest, largest = (
-        Architecture(space.base, tuple(Genes(genes.graph, *size) for genes in space.start.layers)) for size in sizes
+        Architecture(space.base, tuple(Genes(graph, *size) for graph in space.start_graphs)) for size in sizes
     )
     return smallest, largest
 

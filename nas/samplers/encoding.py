@@ -6,7 +6,7 @@ from math import log2, sqrt
 
 import numpy as np
 
-from search_spaces.architecture import Architecture, Experts, Genes
+from search_spaces.architecture import Architecture, Base, Experts, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
 from search_spaces.routing import ROUTINGS
@@ -21,11 +21,14 @@ EXPERTS = 0.4
 
 
 def widths(space: Space) -> tuple[float, ...]:
-    """The widths that a layer can have, ascending: the distinct base-2 logarithms of its number of inner channels,
-    summed over its blocks.
-    """
+    """The widths that a layer can have, ascending: the distinct `log_channels`."""
     sizes = (Genes(space.graph, *size) for size in space.sizes)
-    return tuple(sorted({log2(genes.stack * genes.inner(space.base)) for genes in sizes}))
+    return tuple(sorted({log_channels(genes, space.base) for genes in sizes}))
+
+
+def log_channels(genes: Genes, base: Base) -> float:
+    """The base-2 logarithm of a layer's inner channels, summed over its blocks; no FFN counts as one channel."""
+    return log2(max(1, genes.stack * genes.inner(base)))
 
 
 def counted_operations() -> tuple[str, ...]:
@@ -41,7 +44,7 @@ def encode(architectures: Sequence[Architecture], steps: tuple[float, ...]) -> n
     - for every layer, how far the logarithm of its inner channels is on the way from each of the `steps` (see `widths`)
       to the next. A linear model of these columns can be any function of a layer's width; its prior is a Brownian
       motion over the logarithm of the width;
-    - the number of blocks of every layer;
+    - the number of blocks of every layer, 0 without an FFN;
     - how often each operation occurs in each segment of the graphs (before `expand`, between the linear maps, after
       `project`), over all layers and in each layer;
     - the experts of every layer, all zero for a dense one.
@@ -55,10 +58,10 @@ def _row(
     architecture: Architecture, steps: tuple[float, ...], operations: tuple[str, ...], routings: tuple[str, ...]
 ) -> np.ndarray:
     below, gaps = np.array(steps[:-1]), np.diff(steps)
-    log_channels = np.array([[log2(genes.stack * genes.inner(architecture.base))] for genes in architecture.layers])
-    progress = np.clip((log_channels - below) / gaps, 0, 1) * np.sqrt(gaps)
+    width = np.array([[log_channels(genes, architecture.base)] for genes in architecture.layers])
+    progress = np.clip((width - below) / gaps, 0, 1) * np.sqrt(gaps)
     blocks = [genes.stack for genes in architecture.layers]
-    counts = np.stack([_counts(genes.graph, operations) for genes in architecture.layers])
+    counts = np.stack([_counts(genes.graph, operations) * bool(genes.stack) for genes in architecture.layers])
     experts = np.array([_experts(genes.experts, routings) for genes in architecture.layers])
     return np.concatenate(
         (

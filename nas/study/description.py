@@ -18,7 +18,7 @@ from nas.study.attributes import ARCHITECTURE, CHOICES, FUNCTION, IN_BUDGET, PRE
 from search_spaces import cost
 from search_spaces.architecture import DENSE, Architecture, Genes
 from search_spaces.equivalence import function_key
-from search_spaces.formula import layers_latex
+from search_spaces.formula import layers_latex, text
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
 from search_spaces.spaces import GRAPHS, SIZES, Space
@@ -44,6 +44,8 @@ class Parameters:
         stacks: the number of blocks of the largest stack.
         experts: the kinds of layers of the space, including the dense layer.
         vary: `GRAPHS`, `SIZES` or both.
+        least: the number of blocks of the smallest stack, and the smallest inner width: 0 if there may be layers
+            without an FFN, else 1.
     """
 
     depth: int
@@ -51,6 +53,7 @@ class Parameters:
     stacks: int
     experts: tuple[str, ...]
     vary: frozenset[str] = frozenset({GRAPHS, SIZES})
+    least: int = 1
 
     @classmethod
     def of(cls, space: Space, vary: frozenset[str] | None = None) -> "Parameters":
@@ -60,9 +63,10 @@ class Parameters:
             vary: replaces what the space varies, for example in the confirmation of several stages' finalists.
         """
         start = space.start.layers if space.start else ()
-        stacks = max(*space.stacks, 1, *(genes.stack for genes in start))
+        stacks = {*space.stacks, 1, *(genes.stack for genes in start)}
         experts = tuple(dict.fromkeys(map(str, (DENSE, *space.experts))))
-        return cls(space.base.depth, space.base.inner, stacks, experts, space.vary if vary is None else vary)
+        varied = space.vary if vary is None else vary
+        return cls(space.base.depth, space.base.inner, max(stacks), experts, varied, min(stacks))
 
     @cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -70,9 +74,9 @@ class Parameters:
         operations = CategoricalDistribution((NO_OPERATION, *UNARY, *BINARY))
         layer: dict[str, BaseDistribution] = {}
         if SIZES in self.vary:
-            layer["inner width"] = IntDistribution(1, self.inner)
-            if self.stacks > 1:
-                layer["stack"] = IntDistribution(1, self.stacks)
+            layer["inner width"] = IntDistribution(self.least, self.inner)
+            if self.stacks > self.least:
+                layer["stack"] = IntDistribution(self.least, self.stacks)
             if len(self.experts) > 1:
                 layer["experts"] = CategoricalDistribution((*self.experts, OTHER_EXPERTS))
         if GRAPHS in self.vary:
@@ -99,7 +103,7 @@ class Parameters:
             "inner width": genes.inner(architecture.base),
             "stack": genes.stack,
             "experts": experts if experts in self.experts else OTHER_EXPERTS,
-            **_operations_of(genes.graph),
+            **{name: op if genes.stack else NO_OPERATION for name, op in _operations_of(genes.graph).items()},
         }
 
 
@@ -149,9 +153,12 @@ def constraints(architecture: Architecture, space: Space) -> list[float]:
 
 
 def formula(architecture: Architecture) -> str:
-    """The layers in short form: stack × inner width, experts if there are any, and graph."""
+    """The layers in short form: stack × inner width, experts if there are any, and graph; or that there is no FFN."""
     parts = []
     for genes in architecture.layers:
+        if not genes.stack:
+            parts.append(text(genes))
+            continue
         size = f"{genes.stack}×{genes.inner(architecture.base)}"
         size += f" ({genes.experts})" if genes.experts != DENSE else ""
         parts.append(f"{size} {genes.graph}")

@@ -1,5 +1,6 @@
 """The budget of a search: bounds on parameters, limits on other costs, and the baselines that fit."""
 
+import random
 from dataclasses import replace
 from fractions import Fraction
 
@@ -19,7 +20,7 @@ from nas.budget import (
 )
 from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
-from search_spaces import Architecture, Base, Space, SpaceError, cost
+from search_spaces import Architecture, Base, Genes, Space, SpaceError, cost
 from search_spaces.graph import GELU
 from search_spaces.spaces import SIZES, Limit
 from tests.nas.tiny_study import TinyStudy
@@ -102,6 +103,43 @@ def test_kept_importance_is_that_of_the_leading_neurons() -> None:
     assert kept(Architecture.uniform(BASE, stack=2, expansion=Fraction(1, 2))) == kept(half)
     uneven = Architecture(BASE, (*half.layers[:1], *Architecture.uniform(BASE).layers[1:]))
     assert kept(uneven) == pytest.approx((kept(half) + BASE.depth - 1) / BASE.depth)
+
+
+def test_no_ffn_keeps_nothing() -> None:
+    kept = kept_importance([torch.arange(BASE.inner, 0, -1.0)] * BASE.depth)
+    assert kept(Architecture.uniform(BASE, stack=0)) == 0
+    layers = (Genes(stack=0), *Architecture.uniform(BASE).layers[1:])
+    assert kept(Architecture(BASE, layers)) == pytest.approx(2 / 3)
+
+
+def test_the_smallest_architecture_may_have_no_ffn() -> None:
+    uniform = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 4)
+    space = box(stacks=[0, 1])
+    assert space.min_params == uniform - int(0.3 * (uniform - cost.fixed_params(BASE, 4)))
+    assert box(stacks=[0, 1], slack=1.0).min_params == cost.fixed_params(BASE, 4)
+
+
+def test_a_latency_in_which_not_all_layers_have_an_ffn() -> None:
+    """No uniform slice keeps to it, so the budget reaches down to no FFN at all."""
+    limit = Limit("latency", 7, lambda base, genes: genes.stack * (50 + genes.inner(base)), 7 + 2 * 74)
+    with pytest.raises(SpaceError, match="no architecture keeps to latency 155"):
+        box((limit,))
+    space = box((limit,), stacks=[0, 1, 2])
+    empty = Architecture.uniform(BASE, stack=0)
+    assert largest_uniform(BASE, GELU, 4, space.max_params, (limit,), least=0) == empty
+    assert space.min_params == cost.fixed_params(BASE, 4)
+    drawn = [space.sample(random.Random(seed)) for seed in range(200)]
+    assert max(sum(genes.inner(BASE) for genes in one.layers) for one in drawn) == 48
+    assert all(limit.total(one) <= limit.maximum for one in drawn)
+
+
+def test_global_importance_without_room(tiny_study: TinyStudy, workspace: Workspace) -> None:
+    base, graph = workspace.base()
+    least = cost.fixed_params(base, workspace.labels)
+    table = tiny_study.config.space.model_copy(update={"stacks": (0, 1), "max_params": least, "min_params": 1})
+    config = tiny_study.config.model_copy(update={"space": table})
+    space = budgeted_space(config, base, graph, workspace.labels)
+    assert globally_important(space, graph, workspace) == Architecture.uniform(base, stack=0)
 
 
 def channels(most: int) -> Limit:

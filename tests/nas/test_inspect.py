@@ -40,6 +40,20 @@ def test_layers() -> None:
     assert layer == {"formula": formula, "stack": 2, "expansion": "1/2", "inner": 270, "experts": 1}
 
 
+def test_layers_without_an_ffn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "architecture.json"
+    value = PUBLISHED["efficientbert"].to_json()
+    value["layers"][3] = {"stack": 0}
+    file.write_text(json.dumps(value))
+    layer = describe(Architecture.load(file))["layers"][3]
+    assert layer == {"formula": "no FFN", "stack": 0, "expansion": "0", "inner": 0, "experts": 1}
+    assert main([str(file)]) == 0
+    row = next(line.split() for line in capsys.readouterr().out.splitlines() if "no FFN" in line)
+    assert row == ["4", "0", "0", "0", "0", "no", "FFN"]
+    assert main([str(file), "--latex"]) == 0
+    assert capsys.readouterr().out.splitlines()[3] == r"\text{no FFN}"
+
+
 def test_layers_of_experts() -> None:
     keys = ("experts", "shared", "routing", "top_k", "capacity")
     moebert, minimoe = (describe(PUBLISHED[name])["layers"][0] for name in ("moebert", "minimoe-3l-384h"))

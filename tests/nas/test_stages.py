@@ -10,6 +10,7 @@ import pytest
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.finalists import WINNER
+from nas.preparation.one_shot import extremes
 from nas.preparation.workspace import Workspace
 from nas.stages import (
     UNIFORM,
@@ -48,6 +49,23 @@ def test_plans(tiny_study: TinyStudy, workspace: Workspace) -> None:
     assert third.baselines == [(winner, WINNER, None)]
     assert (third.space.vary, third.space.start, third.one_shot) == ({SIZES}, winner, True)
     assert third.space.max_params == second.space.max_params == first.space.max_params
+
+
+def test_plans_with_a_layer_without_an_ffn(tiny_study: TinyStudy, workspace: Workspace) -> None:
+    table = tiny_study.config.space.model_copy(update={"stacks": (0, 1, 2)})
+    config = tiny_study.config.model_copy(update={"space": table})
+    base, graph = workspace.base()
+    relu = FFNGraph.parse("project(relu(expand(x)))")
+    winner = Architecture(base, (Genes(stack=0), Genes(relu)))
+    second = plan(config, workspace, "2", winner, ())
+    twin = Architecture(base, (Genes(stack=0), Genes(graph)))
+    assert [architecture for architecture, _, _ in second.baselines] == [winner, twin]
+    assert winner in second.space and twin in second.space
+    third = plan(config, workspace, "3", winner, ())
+    smallest, largest = extremes(third.space)
+    assert smallest == Architecture.uniform(base, stack=0)
+    assert largest == Architecture(base, (Genes(graph, 2), Genes(relu, 2)))
+    assert check_start(winner, tiny_study.config, base) is None  # also if the space has no stack of 0
 
 
 def test_what_a_stage_refines(tmp_path: Path) -> None:

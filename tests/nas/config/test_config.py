@@ -200,7 +200,12 @@ def test_count_refuses(value: object) -> None:
         ("space.expansions", [], "space.expansions: "),
         ("space.uniform", "half", "space.uniform: must be a fraction such as \"1/8\", not 'half'"),
         ("space.uniform", None, "limit the parameters"),
-        ("space.stacks", [0], "space.stacks.0: "),
+        ("space.stacks", [1, -1], "space.stacks.1: "),
+        (
+            "space.stacks",
+            [0],
+            "space.stacks: the supernet has blocks, so at least one stack must be above 0 (0: no FFN)",
+        ),
         ("space.stacks", [], "space.stacks: "),
         ("space.stacks", "1", "space.stacks: "),
         ("space.slack", float("nan"), "space.slack: "),

@@ -169,6 +169,12 @@ def test_totals_add_up_in_whole_microseconds(table: LatencyTable) -> None:
         assert abs(table.ffn(BASE, Genes(GATED, stack)) - blocks) <= stack / 2
 
 
+def test_no_ffn_takes_no_time(table: LatencyTable) -> None:
+    assert table.ffn(BASE, Genes(stack=0)) == 0
+    assert table.total(Architecture.uniform(BASE, stack=0)) == table.fixed
+    assert table.ffn(replace(BASE, inner=10**6), Genes(stack=0)) == 0  # of no width, so of none beyond the table
+
+
 def test_json_and_pickle_give_the_same_table(table: LatencyTable) -> None:
     assert LatencyTable.from_json(json.loads(json.dumps(table.to_json()))) == table
     assert pickle.loads(pickle.dumps(table)) == table

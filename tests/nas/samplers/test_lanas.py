@@ -102,6 +102,20 @@ def test_blocks_and_operations_are_encoded() -> None:
     assert not plain[dense:].any()
 
 
+def test_no_ffn_is_encoded_as_one_channel_without_operations() -> None:
+    space = Space(BASE, (0, 1), EXPANSIONS, 1, 10**9)
+    steps = widths(space)
+    assert steps == (0, 2, 4, 5, 6)
+    one = Architecture(BASE, (Genes(GELU, 1, Fraction(1, 64)), Genes(GELU)))
+    none = Architecture(BASE, (Genes(stack=0), Genes(GELU)))
+    rows = encode([one, none], steps)
+    changed = rows[0] - rows[1]
+    sizes = BASE.depth * (len(steps) - 1)
+    assert not changed[:sizes].any()
+    assert changed[sizes : sizes + 2] == pytest.approx([BLOCK, 0])
+    assert sorted(changed[sizes + 2 :][changed[sizes + 2 :] != 0]) == pytest.approx(sorted([OPERATION, PLACED]))
+
+
 def test_operations_and_routers_that_are_added_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = sized((1, Fraction(1, 2)), (1, Fraction(1)))
     (before,) = encode([plain], STEPS)

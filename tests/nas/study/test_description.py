@@ -8,10 +8,11 @@ from pathlib import Path
 
 import optuna
 import pytest
+from optuna.distributions import IntDistribution
 
 from nas.samplers import SAMPLERS
 from nas.study import ledger
-from nas.study.description import OTHER_EXPERTS, Parameters, constraints
+from nas.study.description import OTHER_EXPERTS, Parameters, architecture_attributes, constraints
 from nas.study.storage import sqlite_url
 from search_spaces import DENSE, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
 from search_spaces.spaces import GRAPHS, SIZES, Limit
@@ -30,6 +31,7 @@ SPACES = {
     "experts": replace(SPACE, experts=(DENSE, SPLIT)),
     "one stack": replace(SPACE, stacks=(1,)),
     "gated": replace(SPACE, gated=True),
+    "no FFN": replace(SPACE, stacks=(0, 1), min_params=1),
     "limit": replace(SPACE, limits=(Limit("macs", 7, cost.ffn_macs, 3 * cost.ffn_macs(BASE, HALF.layers[0]) + 7),)),
 }
 SIZE_NAMES = {"inner width", "stack"}
@@ -119,6 +121,24 @@ def test_values_of_what_no_space_has() -> None:
         "operation between": "tanh",
         "operation after project": "relu",
     }
+
+
+def test_values_without_an_ffn() -> None:
+    architecture = Architecture(BASE, (EDITED.layers[0], Genes(stack=0), EDITED.layers[0]))
+    starts = replace(SPACE, start=architecture, vary=frozenset({SIZES}))
+    for space in (replace(SPACE, stacks=(0, 2)), starts):
+        parameters = Parameters.of(space, frozenset({GRAPHS, SIZES}))
+        values = parameters.values(architecture)
+        of_layer = {name.partition("/")[2]: value for name, value in values.items() if name.startswith("layer 2/")}
+        assert of_layer == {"inner width": 0, "stack": 0} | dict.fromkeys(OPERATION_NAMES, "none")
+        assert values["layer 1/operation after project"] == "tanh"
+        for name, value in values.items():
+            assert parameters.distributions[name]._contains(parameters.distributions[name].to_internal_repr(value))
+    attributes = architecture_attributes(architecture, replace(SPACE, stacks=(0, 1)), 3)
+    assert attributes["formula"].split("; ")[1] == "no FFN"
+    assert attributes["latex"][1] == r"\text{no FFN}"
+    # The distributions of studies without such layers stay as they are stored.
+    assert Parameters.of(SPACE).distributions["layer 1/inner width"] == IntDistribution(1, 48)
 
 
 def test_layers_of_deep_models_are_in_order() -> None:
