@@ -1,6 +1,5 @@
 """The coarse search's space: reach, validity, the budget, and the law of its draws."""
 
-import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -26,8 +25,8 @@ from search_spaces import (
     cost,
     neighbourhood,
 )
-from search_spaces.spaces import GRAPHS, SIZES, Limit
-from tests.search_spaces.small_spaces import HIGH, KINDS, LOW, ROUTED, all_sizes, kinds_of_space, splits, without_ffn
+from search_spaces.spaces import GRAPHS, SIZES
+from tests.search_spaces.small_spaces import HIGH, KINDS, LOW, ROUTED, all_sizes, kinds_of_space, splits
 from tests.search_spaces.strategies import broken_rules, small_space
 
 BASE = PUBLISHED["base"].base
@@ -329,84 +328,6 @@ def test_choices_are_the_inverse_of_suggest(kind: str, gated: bool) -> None:
         assert architecture in space
         trial = optuna.trial.FixedTrial(space.choices(architecture))
         assert space.suggest(trial) == architecture
-
-
-def test_no_ffn_is_one_of_the_sizes() -> None:
-    for experts in ((DENSE,), ROUTED, ROUTED[:1]):
-        space = replace(small_space(1, 10**9, experts=experts), stacks=(2, 0, 1))
-        assert [size for size in space.sizes if not size[0]] == [(0, Fraction(1), DENSE)]
-        assert set(space.sizes) == {(0, Fraction(1), DENSE), *replace(space, stacks=(1, 2)).sizes}
-        assert space.size_count() == len(space.sizes) ** 3 == len(all_sizes(space, [GELU] * 3))
-        assert space.options(0, GELU)[0] == Genes(stack=0)
-    with pytest.raises(SpaceError, match="no combination is possible; at 1/4, 5 experts"):
-        replace(small_space(1, 10**9), stacks=(0, 1), experts=(Experts(5),))
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.randoms(use_true_random=False),
-    st.sampled_from(["relu", "gelu"]),
-    st.sampled_from([frozenset({GRAPHS}), frozenset({SIZES}), frozenset({GRAPHS, SIZES})]),
-    st.lists(st.integers(0, 2), max_size=3),
-    st.sampled_from([(DENSE,), ROUTED]),
-    st.sampled_from([1, LOW]),
-)
-def test_round_trips_without_ffns(
-    rng: random.Random,
-    activation: str,
-    vary: frozenset[str],
-    without: list[int],
-    experts: tuple[Experts, ...],
-    low: int,
-) -> None:
-    """Of members of all stages that start with and without FFNs; a layer that gets one gets the default graph."""
-    graph = FFNGraph.parse(f"project({activation}(expand(x)))")
-    space = replace(small_space(low, 2 * HIGH, experts=experts), stacks=(0, 1, 2), graph=graph)
-    start = without_ffn(replace(space, min_params=1).sample(rng), *without)
-    space = replace(space, start=start, vary=vary, min_params=low if SIZES in vary and GRAPHS not in vary else 1)
-    architecture = space.sample(rng)
-    members = [architecture, *itertools.islice(neighbourhood.neighbours(space, architecture, rng), 10)]
-    for member in members:
-        assert member in space
-        assert space.suggest(optuna.trial.FixedTrial(space.choices(member))) == member
-        assert neighbourhood.nearest(space, member) == member
-        for layer, (genes, first) in enumerate(zip(member.layers, start.layers, strict=True)):
-            if SIZES not in vary:
-                assert (genes.stack, genes.expansion, genes.experts) == (first.stack, first.expansion, first.experts)
-            elif GRAPHS not in vary and genes.stack:
-                assert genes.graph == (first.graph if first.stack else graph) == space.start_graphs[layer]
-
-
-def test_no_ffn_anywhere() -> None:
-    """It is a member, an inverse, and a start from which only the sizes can change."""
-    space = replace(small_space(1, 10**9), stacks=(0, 1))
-    empty = Architecture.uniform(space.base, stack=0)
-    assert space.suggest(optuna.trial.FixedTrial(space.choices(empty))) == empty
-    fixed = cost.fixed_params(space.base)
-    alone = replace(space, max_params=fixed)
-    assert alone.size_count() == 1
-    assert alone.sample(random.Random(0)) == empty
-    graphs = replace(space, start=empty, vary=frozenset({GRAPHS}))
-    assert graphs.sample(random.Random(0)) == empty
-    assert graphs.choices(empty) == {}
-    assert list(neighbourhood.neighbours(graphs, empty, random.Random(0))) == []
-    assert Architecture.uniform(space.base) not in graphs
-    sizes = replace(space, start=empty, vary=frozenset({SIZES}))
-    assert len({*neighbourhood.neighbours(sizes, empty, random.Random(0))}) == 3 * 3
-
-
-def test_the_latency_decides_for_no_ffn() -> None:
-    """A narrow FFN takes nearly as long as a wide one, so that a layer without one pays for two with one."""
-    latency = Limit("latency", 100, lambda base, genes: genes.stack * (50 + genes.inner(base)), 100 + 2 * (50 + 48))
-    space = replace(small_space(1, 10**9), stacks=(0, 1), limits=(latency,))
-    wide = Architecture.uniform(space.base)
-    assert wide not in space
-    assert without_ffn(wide, 1) in space
-    best = max((space.sample(random.Random(seed)) for seed in range(300)), key=cost.params)
-    assert sorted(genes.inner(space.base) for genes in best.layers) == [0, 48, 48]
-    with pytest.raises(SpaceError, match="keeps to latency 110: the smallest in this space is 286"):
-        replace(space, stacks=(1,), limits=(replace(latency, maximum=110),))
-    assert replace(space, limits=(replace(latency, maximum=110),)).size_count() == 1
 
 
 def test_a_graph_that_cannot_be_spelled() -> None:
