@@ -1,36 +1,22 @@
 """The evaluation of a candidate in stage 3: a slice of the trained one-shot supernet is scored on all tasks."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
-from statistics import fmean
 
 import torch
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from distill.training.evaluation import Load, evaluate, expert_load, split_batches
+from distill.training.evaluation import evaluate, expert_load, split_batches
 from distill.training.loop import make_accelerator
 from nas.evaluate import INTERMEDIATE_ROWS, ReportScore, Score, ignore_score
+from nas.evaluate_untrained import mean_score
 from nas.preparation.one_shot import problem_types, weights_file
 from nas.preparation.workspace import Workspace
 from search_spaces.architecture import Architecture
 from supernet.build import build, load_weights
 from supernet.one_shot import OneShotSupernet
-
-
-def mean_loads(loads: Sequence[Sequence[Load]]) -> tuple[Load, ...]:
-    """The mean load of every router over the tasks; all tasks have the same weight.
-
-    Args:
-        loads: for every task the loads of the same routers in the same order.
-    """
-    means = []
-    for router_loads in zip(*loads, strict=True):
-        shares = zip(*(load.shares for load in router_loads), strict=True)
-        means.append(replace(router_loads[0], shares=tuple(map(fmean, shares))))
-    return tuple(means)
 
 
 class OneShotEvaluator:
@@ -93,9 +79,7 @@ class OneShotEvaluator:
             scores[name] = metrics[task.metrics[0]]
             batches = (batch for _, batch in split_batches(rows, self.pad_id, INTERMEDIATE_ROWS))
             loads.append(expert_load(self.supernet, batches, accelerator=self.accelerator))
-        value = sum(score.value for score in scores.values()) / len(scores)
-        error = sum(score.standard_error**2 for score in scores.values()) ** 0.5 / len(scores)
-        return Score(value, error, {name: score.value for name, score in scores.items()}, mean_loads(loads))
+        return mean_score(scores, loads)
 
     def student(self, architecture: Architecture) -> PreTrainedModel:
         """A model of this architecture for the first task, with a copy of its slice of the supernet's weights."""

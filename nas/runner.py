@@ -31,6 +31,7 @@ from nas.cluster import NO_GPU, Cluster, cpus_per_trial, gpus_per_trial
 from nas.config.schema import ConfigError
 from nas.evaluate import CandidateEvaluator, Evaluator, Score
 from nas.evaluate_one_shot import OneShotEvaluator
+from nas.evaluate_untrained import UntrainedEvaluator
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
 from nas.study.attributes import EXPERT_LOAD, score_attribute
@@ -145,7 +146,9 @@ def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, ru
 @lru_cache(maxsize=1)
 def evaluator_of(workspace: Workspace, device: str) -> CandidateEvaluator:
     """The evaluator of candidates in this process; a worker reuses it from one trial to the next."""
-    return OneShotEvaluator(workspace, device) if workspace.one_shot else Evaluator(workspace, device)
+    if workspace.one_shot:
+        return OneShotEvaluator(workspace, device)
+    return UntrainedEvaluator(workspace, device) if workspace.untrained else Evaluator(workspace, device)
 
 
 def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:

@@ -5,7 +5,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import optuna
@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial
 
 from distill.files import write_text
 from distill.training.progress import ProgressCallback, ignore_progress
+from nas.allocation import PredictedLosses, allocations
 from nas.budget import (
     budgeted_space,
     check_feasible,
@@ -29,6 +30,7 @@ from nas.finalists import WINNER, confirmed_scores, finalists, summary
 from nas.latency.table import measure_whole
 from nas.preparation.checks import check
 from nas.preparation.one_shot import prepare_one_shot
+from nas.preparation.untrained import prepare_untrained
 from nas.preparation.workspace import Workspace, base_of_study
 from nas.runner import run
 from nas.samplers import SAMPLERS, Proposer
@@ -39,7 +41,9 @@ from search_spaces.architecture import DENSE, Architecture, Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space
 
-BASE_MODEL, UNIFORM, GLOBAL = "base model", "uniform slice", "global importance"
+BASE_MODEL, UNIFORM, GLOBAL, ALLOCATED = "base model", "uniform slice", "global importance", "exact allocation"
+# How many exact allocations a stage starts with.
+ALLOCATIONS = 3
 # The origin of another baseline of stage 2; as `WINNER`, it is in stored studies.
 WINNER_WITH_BASE_GRAPHS = "its twin of base graphs"
 CONFIRMATION = "confirmation"
@@ -58,7 +62,6 @@ class Plan:
         table: the stage's table in the configuration.
         baselines: the trials that are enqueued before all others.
         start: the architecture that the stage refines; None for stages that refine nothing.
-        one_shot: whether candidates are slices of a one-shot supernet, which are not trained.
     """
 
     stage: str
@@ -66,7 +69,6 @@ class Plan:
     space: Space
     baselines: Sequence[Enqueued]
     start: Architecture | None = None
-    one_shot: bool = False
 
     @property
     def study(self) -> str:
@@ -110,7 +112,10 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architect
         baselines = [(start, WINNER, None)]
         if stage == "2":
             baselines.append((all_base_graphs(start, graph), WINNER_WITH_BASE_GRAPHS, None))
-    return Plan(stage, table, space, baselines, start, one_shot=stage == "3")
+    if workspace.predictions is not None:
+        losses = PredictedLosses.load(workspace.predictions, base, graph)
+        baselines += [(architecture, ALLOCATED, None) for architecture in allocations(space, losses, ALLOCATIONS)]
+    return Plan(stage, table, space, baselines, start)
 
 
 def varied(stage: str) -> frozenset[str]:
@@ -233,8 +238,10 @@ class Search:
         """Run one stage: search, confirm the finalists with fresh seeds, and write and return the winner."""
         workspace = self.workspace
         self.folder.begin(plan.stage, self.config, plan.start)
-        if plan.one_shot:
+        if plan.table.evaluation == "one_shot":
             workspace = prepare_one_shot(workspace, plan.space, self.cluster.device, self.on_progress)
+        elif plan.table.evaluation == "untrained":
+            workspace = prepare_untrained(workspace, plan.stage == "3", self.cluster.device, self.on_progress)
         sampler = sampler_of(plan, workspace)
         study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, self.config.goals)
         ledger.requeue_unfinished(study)
@@ -317,6 +324,11 @@ class Search:
 
 
 def sampler_of(plan: Plan, workspace: Workspace) -> Proposer:
-    """The sampler of a stage. Its zero-cost proxy is the share of the supernet's importance that a candidate keeps."""
+    """The sampler of a stage. Its zero-cost proxy is the predicted loss or, where candidates are sliced, the share of
+    the supernet's importance that a candidate keeps.
+    """
     proxy = kept_importance(workspace.importance())
+    if workspace.predictions is not None:
+        losses = PredictedLosses.load(workspace.predictions, *workspace.base())
+        proxy = lru_cache(65_536)(lambda architecture: -losses.of(architecture))
     return SAMPLERS[plan.table.sampler](plan.space, workspace.config.seed, proxy)

@@ -1,8 +1,9 @@
 """Evaluation of a model: its scores on a split, and the load of its experts."""
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,19 @@ def expert_load(model: nn.Module, batches: Iterable[Batch], *, accelerator: Acce
             hook.remove()
     loads = [_load(name, chosen) for name, chosen in counts.items()]
     return sorted(loads, key=lambda load: (load.layer, load.part != "attention", load.part))
+
+
+def mean_loads(loads: Sequence[Sequence[Load]]) -> tuple[Load, ...]:
+    """The mean load of every router over the tasks; all tasks have the same weight.
+
+    Args:
+        loads: for every task the loads of the same routers in the same order.
+    """
+    means = []
+    for router_loads in zip(*loads, strict=True):
+        shares = zip(*(load.shares for load in router_loads), strict=True)
+        means.append(replace(router_loads[0], shares=tuple(map(fmean, shares))))
+    return tuple(means)
 
 
 def _load(name: str, chosen: Tensor) -> Load:

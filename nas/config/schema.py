@@ -155,6 +155,9 @@ class StageTable(Table):
     """What a stage may spend, and how it searches.
 
     Attributes:
+        evaluation: how candidates are scored: "trained": after their training; "untrained": with their inherited
+            weights, so that only the finalists are trained; "one_shot", only in stage 3: as slices of a one-shot
+            supernet.
         trials: how many candidates are evaluated, baselines included.
         sampler: a key of `nas.samplers.SAMPLERS`.
         confirm: how many of the best candidates are trained again, with fresh seeds, before the winner is chosen.
@@ -166,6 +169,7 @@ class StageTable(Table):
             inherited weights.
     """
 
+    evaluation: Literal["trained", "untrained", "one_shot"] = "trained"
     trials: Annotated[int, Field(ge=1, le=1_000_000)]
     sampler: SamplerName = "lanas"
     confirm: Annotated[int, Field(ge=1)] = 3
@@ -174,6 +178,12 @@ class StageTable(Table):
     rungs: tuple[PositiveShare, ...] = ()
     stop: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
     stop_untrained: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+
+
+class Stage3Table(StageTable):
+    """The same for stage 3, with another default."""
+
+    evaluation: Literal["trained", "untrained", "one_shot"] = "one_shot"
 
 
 Goal = Literal["score", "params", "macs", "latency"]
@@ -233,7 +243,7 @@ class StudyConfig(Table):
     final: FinalTable
     stage1: StageTable
     stage2: StageTable
-    stage3: StageTable
+    stage3: Stage3Table
     single_trials: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
 
     @property
@@ -253,6 +263,13 @@ class StudyConfig(Table):
                 if len(self.goals) == 1:
                     wanted = f"{sampler} is for two goals"
                 raise ValueError(f"{name}.sampler is {sampler} and goals are {','.join(self.goals)}: {wanted}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_shot_is_stage_3(self) -> "StudyConfig":
+        for name in ("stage1", "stage2"):
+            if getattr(self, name).evaluation == "one_shot":
+                raise ValueError(f"{name}.evaluation: only stage 3 has a one-shot supernet; use trained or untrained")
         return self
 
     @field_validator("tasks")

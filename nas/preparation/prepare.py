@@ -8,6 +8,7 @@ from nas.preparation.calibration import prepare_calibration
 from nas.preparation.checks import check
 from nas.preparation.context import preparation_context
 from nas.preparation.outputs import prepare_outputs
+from nas.preparation.predictions import prepare_predictions
 from nas.preparation.supernet import prepare_supernet
 from nas.preparation.teacher import prepare_task
 from nas.preparation.workspace import Workspace
@@ -21,7 +22,7 @@ def prepare(
     outputs: bool = True,
 ) -> Workspace:
     """Prepare the data, the fine-tuned teacher and the supernet of a study, and what its candidates need of both: the
-    calibration and the teacher's outputs.
+    calibration, the predicted losses and the teacher's outputs.
 
     Args:
         device: "auto", "cpu" or "cuda": where models are trained.
@@ -35,5 +36,6 @@ def prepare(
     folders = prepare_task(context)
     supernet = prepare_supernet(context, folders)
     calibration = prepare_calibration(context, folders, supernet)
+    predictions = prepare_predictions(context, folders, supernet)
     saved = prepare_outputs(context, folders, supernet) if outputs else ()
-    return Workspace(config, folders.data, folders.teacher, supernet, saved, calibration)
+    return Workspace(config, folders.data, folders.teacher, supernet, saved, calibration, predictions)

@@ -23,7 +23,7 @@ from nas.config.schema import StudyConfig
 from nas.preparation.context import FORMAT, PreparationContext
 from nas.preparation.data import TaskFolders
 from nas.preparation.phases import TrainingPhase, on_text, refusing_divergence, training_phase
-from nas.preparation.workspace import ERRORS, IMPORTANCE, PROJECTIONS, objectives, raw_teacher, student_base
+from nas.preparation.workspace import IMPORTANCE, PROJECTIONS, objectives, raw_teacher, student_base
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base
 from search_spaces.graph import FFNGraph
@@ -31,7 +31,7 @@ from search_spaces.spaces import Space
 from supernet.build import added_operations, from_scratch, from_teacher, layer_output_statistics, load_weights
 from supernet.order.importance import sort_channels, summed_loss
 from supernet.order.moments import sampled_loss
-from supernet.order.orders import ORDERS, Ordering, OrderInputs, by_importance
+from supernet.order.orders import ORDERS, OrderInputs, by_importance
 from supernet.warmup import warm_up
 
 # Part of the cache keys of supernets that learned from text: it stands for an importance in which all sentences have
@@ -77,19 +77,17 @@ def _make_supernet(context: PreparationContext, folders: TaskFolders, folder: Pa
     projections = _warm_up(context, folders, supernet, base, graph, phase) if phase else {}
     context.on_progress("supernet: order of its channels", None)
     inputs = order_inputs(context, folders, supernet, phase, projections)
-    scores = by_importance(inputs).scores
-    ordering = Ordering(scores) if config.supernet.order == "importance" else ORDERS[config.supernet.order](inputs)
-    load_weights(supernet, sort_channels(supernet.state_dict(), ordering.scores, supernet.config))
+    importance = by_importance(inputs)
+    scores = importance if config.supernet.order == "importance" else ORDERS[config.supernet.order](inputs)
+    load_weights(supernet, sort_channels(supernet.state_dict(), scores, supernet.config))
     supernet.save_pretrained(folder)
     context.tokenizer.save_pretrained(folder)
     if projections:
         save_file(projections, folder / PROJECTIONS)
     of_lowest_blocks = {
-        f"{layer}": block_scores[0].sort(descending=True).values for layer, block_scores in enumerate(scores)
+        f"{layer}": block_scores[0].sort(descending=True).values for layer, block_scores in enumerate(importance)
     }
     save_file(of_lowest_blocks, folder / IMPORTANCE)
-    if ordering.errors is not None:
-        save_file({f"{layer}": errors for layer, errors in enumerate(ordering.errors)}, folder / ERRORS)
 
 
 def new_supernet(context: PreparationContext, folders: TaskFolders, base: Base) -> PreTrainedModel:

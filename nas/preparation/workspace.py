@@ -24,8 +24,6 @@ from supernet.build import base_of_teacher
 # Files in the supernet's folder that no exported model has: the projections of the objective that were learned in the
 # warm-up, and the importance of the inner neurons.
 PROJECTIONS, IMPORTANCE = "projections.safetensors", "importance.safetensors"
-# A file of the same folder: the predicted loss of every width of every layer, if the order of the channels predicts it.
-ERRORS = "errors.safetensors"
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,10 @@ class Workspace:
         supernet: the warmed-up supernet.
         outputs: the teacher's saved outputs for the candidates, as pairs of a training phase's table and a folder.
         calibration: the supernet's sums on calibration text; only if inheritance is compensated.
-        tasks: the data and teachers of all tasks; only for stage 3.
-        one_shot: the one-shot supernet of stage 3.
+        predictions: the predicted losses of narrower layers and of other activations; likewise.
+        tasks: the data and teachers of all tasks; only with a one-shot supernet.
+        one_shot: the one-shot supernet of stage 3, if its candidates are slices of one.
+        untrained: a workspace for each task on which candidates are scored untrained; empty if they are trained.
     """
 
     config: StudyConfig
@@ -48,8 +48,10 @@ class Workspace:
     supernet: Path
     outputs: tuple[tuple[str, Path], ...]
     calibration: Path | None = None
+    predictions: Path | None = None
     tasks: tuple[TaskFolders, ...] = ()
     one_shot: Path | None = None
+    untrained: "tuple[Workspace, ...]" = ()
 
     def base(self) -> tuple[Base, FFNGraph]:
         """The base of all candidates, and the base graph."""

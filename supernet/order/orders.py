@@ -41,56 +41,42 @@ class OrderInputs:
         return [list(layer.ffn) for layer in self.model.base_model.encoder.layer]
 
 
-@dataclass(frozen=True, eq=False)
-class Ordering:
-    """The order of the inner channels of every block.
-
-    Attributes:
-        scores: `[layer][block]` -> (inner,); the channels are kept in descending order of their scores.
-        errors: `[layer]` -> (inner + 1,), the predicted loss, in nats per token, of keeping the first k channels of the
-            layer's lowest block; None if the order predicts none.
-    """
-
-    scores: list[list[Tensor]]
-    errors: list[Tensor] | None = None
+# `[layer][block]` -> (inner,); the channels of a block are kept in descending order of their scores.
+Scores = list[list[Tensor]]
 
 
-def by_importance(inputs: OrderInputs) -> Ordering:
+def by_importance(inputs: OrderInputs) -> Scores:
     """MoEBERT's importance (equation 4)."""
-    return Ordering(neuron_importance(inputs.model, inputs.batches, inputs.loss))
+    return neuron_importance(inputs.model, inputs.batches, inputs.loss)
 
 
-def by_reconstruction(inputs: OrderInputs) -> Ordering:
+def by_reconstruction(inputs: OrderInputs) -> Scores:
     """Forward selection of what reconstructs the block's output, see `supernet.order.reconstruction`."""
     moments = block_moments(inputs.model, inputs.batches, inputs.sampled_loss)
-    selections = [
+    return [
         [
-            forward_selection(of_block, block.project.weight.detach().cpu())
+            _descending(forward_selection(of_block, block.project.weight.detach().cpu()).order_E)
             for of_block, block in zip(of_layer, blocks, strict=True)
         ]
         for of_layer, blocks in zip(moments, inputs.blocks, strict=True)
     ]
-    return Ordering(
-        [[_descending(selection.order_E) for selection in layer] for layer in selections],
-        [layer[0].errors for layer in selections],
-    )
 
 
-def by_magnitude(inputs: OrderInputs) -> Ordering:
+def by_magnitude(inputs: OrderInputs) -> Scores:
     """The norm of a channel's weights in `expand` times that of its weights in `project`."""
     scores = [
         [block.expand.weight.detach().norm(dim=1) * block.project.weight.detach().norm(dim=0) for block in blocks]
         for blocks in inputs.blocks
     ]
-    return Ordering([[score.cpu() for score in layer] for layer in scores])
+    return [[score.cpu() for score in layer] for layer in scores]
 
 
-def at_random(inputs: OrderInputs) -> Ordering:
+def at_random(inputs: OrderInputs) -> Scores:
     """A random order, for comparison."""
     generator = torch.Generator().manual_seed(inputs.seed)
-    return Ordering(
-        [[torch.rand(block.expand.out_features, generator=generator) for block in blocks] for blocks in inputs.blocks]
-    )
+    return [
+        [torch.rand(block.expand.out_features, generator=generator) for block in blocks] for blocks in inputs.blocks
+    ]
 
 
 def _descending(order_E: Tensor) -> Tensor:
@@ -100,7 +86,7 @@ def _descending(order_E: Tensor) -> Tensor:
     return scores_E
 
 
-ORDERS: dict[str, Callable[[OrderInputs], Ordering]] = {
+ORDERS: dict[str, Callable[[OrderInputs], Scores]] = {
     "importance": by_importance,
     "reconstruction": by_reconstruction,
     "magnitude": by_magnitude,

@@ -35,7 +35,7 @@ def test_plans(tiny_study: TinyStudy, workspace: Workspace) -> None:
     base, graph = workspace.base()
     first = plan(config, workspace, "1", None, ())
     assert [origin for _, origin, _ in first.baselines] == ["base model", UNIFORM, "global importance"]
-    assert (first.study, first.space.vary, first.one_shot) == ("stage-1", {GRAPHS, SIZES}, False)
+    assert (first.study, first.space.vary, first.table.evaluation) == ("stage-1", {GRAPHS, SIZES}, "trained")
     everything = plan(config, workspace, "single", None, ())
     assert everything.table.trials == config.stage1.trials + config.stage2.trials
     assert (everything.space, everything.study) == (first.space, "stage-single")
@@ -44,10 +44,10 @@ def test_plans(tiny_study: TinyStudy, workspace: Workspace) -> None:
     winner = Architecture(base, (Genes(relu, 2, Fraction(1, 8)), Genes(graph, 1, Fraction(1, 4))))
     second = plan(config, workspace, "2", winner, ())
     assert second.baselines == [(winner, WINNER, None), (all_base_graphs(winner, graph), WINNER_WITH_BASE_GRAPHS, None)]
-    assert (second.space.vary, second.space.start, second.one_shot) == ({GRAPHS}, winner, False)
+    assert (second.space.vary, second.space.start, second.table.evaluation) == ({GRAPHS}, winner, "trained")
     third = plan(config, workspace, "3", winner, ())
     assert third.baselines == [(winner, WINNER, None)]
-    assert (third.space.vary, third.space.start, third.one_shot) == ({SIZES}, winner, True)
+    assert (third.space.vary, third.space.start, third.table.evaluation) == ({SIZES}, winner, "one_shot")
     assert third.space.max_params == second.space.max_params == first.space.max_params
 
 

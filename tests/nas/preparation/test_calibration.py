@@ -12,8 +12,9 @@ from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.evaluate import Evaluator
 from nas.preparation.prepare import prepare
-from nas.preparation.workspace import ERRORS, IMPORTANCE, Workspace
+from nas.preparation.workspace import IMPORTANCE, Workspace
 from search_spaces import Architecture, Experts, Genes
+from search_spaces.operations import UNARY
 from supernet.build import build
 from supernet.compensation.calibration import Calibration, calibrate
 from supernet.compensation.ridge import CompensationError
@@ -42,7 +43,7 @@ def quarter(workspace: Workspace, experts: Experts | None = None) -> Architectur
 def test_without_the_table_nothing_changes(tiny_study: TinyStudy) -> None:
     """Supernets that are in the cache keep their keys, and candidates are slices."""
     plain = prepared(tiny_study)
-    assert plain.calibration is None
+    assert plain.calibration is plain.predictions is None
     explicit = prepared(tiny_study, **{"supernet.order": "importance", "supernet.inheritance": "sliced"})
     assert explicit.supernet == plain.supernet
     evaluator = Evaluator(plain, "cpu")
@@ -72,6 +73,19 @@ def test_the_supernet_is_calibrated_once(tiny_study: TinyStudy) -> None:
         assert torch.equal(loaded_2D, norm_2D)
     assert torch.equal(loaded.held_N, computed.held_N)
     assert 0.1 < float(loaded.held_N.float().mean()) < 0.3
+
+
+def test_losses_are_predicted_once(tiny_study: TinyStudy) -> None:
+    workspace = prepared(tiny_study, **COMPENSATED)
+    assert workspace.predictions is not None
+    stored = load_file(workspace.predictions)
+    assert stored.keys() == {f"{op}/{layer}" for op in UNARY for layer in range(2)}
+    for name, losses in stored.items():
+        assert len(losses) == 65 and bool((losses.diff() <= 1e-12).all()) and float(losses[0]) > 0, name
+    assert prepared(tiny_study, **COMPENSATED).predictions == workspace.predictions
+    narrower = prepared(tiny_study, **COMPENSATED | {"space.expansions": ["1/8", "1/4", "1/2"]})
+    assert narrower.supernet == workspace.supernet and narrower.predictions is not None
+    assert {len(losses) for losses in load_file(narrower.predictions).values()} == {33}
 
 
 @pytest.mark.parametrize("experts", [None, Experts(count=2, routing="balanced_hash", shared=Fraction(1, 2))], ids=str)
@@ -105,9 +119,7 @@ def test_candidates_without_an_ffn_are_compensated_in_their_attention(tiny_study
 def test_the_order_is_another_supernet_with_the_same_importance(tiny_study: TinyStudy) -> None:
     plain = prepared(tiny_study)
     ordered = prepared(tiny_study, **{"supernet.order": "reconstruction"})
-    assert ordered.supernet != plain.supernet and not (plain.supernet / ERRORS).exists()
-    for layer, errors in load_file(ordered.supernet / ERRORS).items():
-        assert len(errors) == 65 and bool((errors.diff() <= 1e-12).all()), layer
+    assert ordered.supernet != plain.supernet
     for before, after in zip(plain.importance(), ordered.importance(), strict=True):
         torch.testing.assert_close(before, after)
     assert (ordered.supernet / IMPORTANCE).exists()

@@ -156,7 +156,7 @@ def test_sentences_of_a_text_count_alike_in_importance(tiny_study: TinyStudy, pr
         model = new_supernet(context, folders, student_base(config, teacher)[0])
         objective, _ = objectives(config, phase.settings, phase.recipe, model.config, teacher)[-1]
         inputs = order_inputs(context, folders, model, phase, objective.state_dict())
-        return [layer[0] for layer in by_importance(inputs).scores]
+        return [layer[0] for layer in by_importance(inputs)]
 
     single, *others = (importance(size) for size in (1, 2, 4))
     for other in others:

@@ -1,0 +1,143 @@
+"""The exact allocation: widths and activations of all layers that minimise the sum of their predicted losses within the
+budget, by integer programming.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.graph import FFNGraph
+from search_spaces.operations import UNARY
+from search_spaces.spaces import Space
+
+# The solver stops after this many seconds with the best allocation that it has found.
+SECONDS = 20.0
+# Several allocations differ in at least this many layers.
+DISTANCE = 2
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedLosses:
+    """The losses that `supernet.order.prediction` predicts, summed over layers.
+
+    Attributes:
+        base: the base of all architectures.
+        activation: the operation of the base graph.
+        losses: operation -> `[layer]` -> (L + 1,), nats per token, by the number of channels.
+    """
+
+    base: Base
+    activation: str
+    losses: Mapping[str, Sequence[np.ndarray]]
+
+    @classmethod
+    def load(cls, path: Path, base: Base, graph: FFNGraph) -> "PredictedLosses":
+        """Read what `nas.preparation.predictions` has saved."""
+        losses: dict[str, list[np.ndarray]] = {}
+        for key, values in load_file(path).items():
+            op, layer = key.rsplit("/", 1)
+            losses.setdefault(op, [np.empty(0)] * base.depth)[int(layer)] = values
+        return cls(base, graph.nodes[-2].op, losses)
+
+    def of_layer(self, layer: int, genes: Genes) -> float:
+        """The predicted loss of a layer with these genes. It knows the width, and the activation if that is what
+        `project` reads; otherwise it counts as the base graph's. Further blocks, and experts beyond one, count as
+        nothing.
+        """
+        if genes.stack == 0:
+            return float(self.losses[self.activation][layer][0])
+        graph = genes.graph
+        read = graph.nodes[graph.nodes[graph.find("project")].inputs[0]].op
+        losses = self.losses.get(read, self.losses[self.activation])[layer]
+        return float(losses[min(genes.inner(self.base), len(losses) - 1)])
+
+    def of(self, architecture: Architecture) -> float:
+        """The predicted loss of an architecture: the sum over its layers."""
+        return sum(self.of_layer(layer, genes) for layer, genes in enumerate(architecture.layers))
+
+
+def allocate(
+    space: Space,
+    losses: PredictedLosses,
+    *,
+    weights: Sequence[float] | None = None,
+    exclude: Iterable[Architecture] = (),
+    distance: int = 1,
+) -> Architecture | None:
+    """The member of the space whose predicted loss is least, among those whose graphs are activations between the
+    linear maps (or, if graphs do not vary, the start's).
+
+    Args:
+        weights: a factor for the losses of each layer.
+        exclude: architectures from which the result must differ in at least `distance` layers.
+
+    Returns:
+        None if there is no such architecture.
+    """
+    layers = [_options(space, layer) for layer in range(space.base.depth)]
+    owner = np.repeat(np.arange(len(layers)), [len(options) for options in layers])
+    flat = [genes for options in layers for genes in options]
+    factors = np.ones(len(layers)) if weights is None else np.asarray(weights, float)
+    predicted = np.array([losses.of_layer(int(layer), genes) for layer, genes in zip(owner, flat, strict=True)])
+    objective = predicted * factors[owner]
+    one_each = np.equal(owner[None, :], np.arange(len(layers))[:, None]).astype(float)
+    costs = np.array([space.cost(genes) for genes in flat], float)
+    high = np.array(space.bounds.high, float)
+    low = np.concatenate(([space.bounds.low], np.full(len(high) - 1, -np.inf)))
+    scale = np.maximum(1.0, np.abs(high))
+    constraints = [
+        LinearConstraint(one_each, 1, 1),
+        # Half a unit of slack, as the solver computes in floating point and costs are whole numbers.
+        LinearConstraint(costs.T / scale[:, None], (low - 0.5) / scale, (high + 0.5) / scale),
+    ]
+    for architecture in exclude:
+        same = [float(genes == architecture.layers[layer]) for layer, genes in zip(owner, flat, strict=True)]
+        constraints.append(LinearConstraint(np.array([same]), -np.inf, len(layers) - distance))
+    solution = milp(
+        objective / max(float(objective.max()), 1e-300),
+        integrality=np.ones(len(flat)),
+        bounds=Bounds(0, 1),
+        constraints=constraints,
+        options={"time_limit": SECONDS, "mip_rel_gap": 0.0},
+    )
+    if solution.x is None:
+        return None
+    chosen = [flat[place] for place in np.flatnonzero(solution.x > 0.5)]
+    architecture = Architecture(space.base, tuple(chosen))
+    return architecture if space.keeps_budget(architecture) else None
+
+
+def allocations(space: Space, losses: PredictedLosses, number: int) -> list[Architecture]:
+    """Up to `number` allocations, the best first, any two of which differ in at least `DISTANCE` layers."""
+    found: list[Architecture] = []
+    while len(found) < number:
+        architecture = allocate(space, losses, exclude=found, distance=min(DISTANCE, space.base.depth))
+        if architecture is None:
+            break
+        found.append(architecture)
+    return found
+
+
+def _options(space: Space, layer: int) -> list[Genes]:
+    """The genes that a layer may have, without those for which cheaper ones have the same predicted loss."""
+    graphs = [space.start_graphs[layer]]
+    if space.varies_graphs:
+        spelled = (FFNGraph.parse(f"project({op}(expand(x)))") for op in UNARY)
+        graphs = [graph for graph in spelled if space.spells(graph)]
+    found: dict[Genes, None] = {}
+    for graph in graphs:
+        options = space.options(layer, graph)
+        least = {
+            genes.expansion: min(
+                (other for other in options if other.expansion == genes.expansion), key=lambda other: space.cost(other)
+            )
+            for genes in options
+            if genes.stack
+        }
+        found |= dict.fromkeys((*(genes for genes in options if not genes.stack), *least.values()))
+    return list(found)

@@ -1,0 +1,113 @@
+"""Predicts, in closed form, what a narrower layer or another activation costs: no candidate is built or trained.
+
+A layer computes y = W h + b from the channels h = op(expand(x)). With its first k channels, or with another activation,
+and with W and b solved for again, it computes the linear regression of y on these channels. The error of the regression
+in the metric of the Fisher information of y is half the rise in loss, to second order (`supernet.order.moments`).
+
+Dimensions are those of `supernet.order.moments`: N tokens without padding, E channels, D channels of the output.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from distill.objectives.outputs import INPUTS, Batch
+from supernet.order.moments import block_moments
+
+# The ridge, relative to the variance of the channels, without which the regression on dependent channels is undefined.
+RIDGE = 1e-6
+
+
+def predicted_losses(
+    model: PreTrainedModel,
+    batches: Iterable[Batch],
+    loss: Callable[[nn.Module, Batch], Tensor],
+    operations: Sequence[str],
+    limit: int,
+) -> dict[str, list[Tensor]]:
+    """What the lowest block of every layer loses if it keeps only its leading channels, after any of these activations.
+
+    The losses are those of one layer with all others complete; a sum over layers ignores that errors meet.
+
+    Args:
+        model: a dense supernet whose graphs end with `project`, with its channels in order.
+        batches: batches of tensors (B, ...) of training data.
+        loss: returns the sum of the losses of a batch's samples, such as `supernet.order.moments.sampled_loss(seed)`.
+        operations: unary operations.
+        limit: the largest number of channels, L.
+
+    Returns:
+        operation -> `[layer]` -> (L + 1,), nats per token; entry k is for k channels, and entry 0 for a constant.
+
+    Raises:
+        MomentsError: an activation or a gradient is not finite, or there are no batches.
+    """
+    batches = list(batches)
+    moments = block_moments(model, batches, loss)
+    losses: dict[str, list[Tensor]] = {op: [] for op in operations}
+    for layer, of_layer, x_ND in zip(model.base_model.encoder.layer, moments, _inputs(model, batches), strict=True):
+        block: Any = layer.ffn[0]
+        values_D, vectors_DD = torch.linalg.eigh(of_layer[0].metric_DD)
+        root_DD = vectors_DD * values_D.clamp(min=0).sqrt()
+        with torch.no_grad():
+            output_ND = _centred(block.f(x_ND)).double().cpu() @ root_DD
+            expanded_NE = block.expand(x_ND)[:, :limit]
+            for op in operations:
+                losses[op].append(regression_errors(block.apply_op(op, [expanded_NE]).cpu(), output_ND) / 2)
+    return losses
+
+
+def regression_errors(channels_NE: Tensor, target_ND: Tensor) -> Tensor:
+    """The mean squared error, summed over D, of the regressions of a centred target on the first k channels and a
+    constant, for k = 0 ... E: (E + 1,).
+    """
+    tokens = len(channels_NE)
+    centred_NE = _centred(channels_NE)
+    deviation_E = centred_NE.double().square().mean(dim=0).sqrt()
+    scaled_NE = centred_NE * torch.where(deviation_E > 0, 1 / deviation_E, 0).to(centred_NE)
+    covariance_EE = (scaled_NE.t() @ scaled_NE).double() / tokens
+    covariance_EE.diagonal().add_(RIDGE)
+    across_ED = scaled_NE.double().t() @ target_ND / tokens
+    factor_EE = torch.linalg.cholesky(covariance_EE)
+    # Row k is what the k-th channel explains beyond the channels before it.
+    explained_ED = torch.linalg.solve_triangular(factor_EE, across_ED, upper=False)
+    total = target_ND.square().sum() / tokens
+    explained_E = torch.cat((torch.zeros(1, dtype=torch.float64), explained_ED.square().sum(dim=1).cumsum(0)))
+    return (total - explained_E).clamp(min=0)
+
+
+def _centred(values: Tensor) -> Tensor:
+    return values - values.mean(dim=0)
+
+
+@torch.no_grad()
+def _inputs(model: PreTrainedModel, batches: Iterable[Batch]) -> list[Tensor]:
+    """The inputs (N, D) of every layer's lowest block."""
+    layers = model.base_model.encoder.layer
+    found: list[list[Tensor]] = [[] for _ in layers]
+    valid_BT = torch.empty(0)
+
+    def keep(inputs: list[Tensor]) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            inputs.append(arguments[0][valid_BT].float())
+
+        return hook
+
+    hooks = [
+        layer.ffn[0].register_forward_pre_hook(keep(of_layer)) for layer, of_layer in zip(layers, found, strict=True)
+    ]
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            inputs = {name: batch[name].to(model.device) for name in INPUTS if name in batch}
+            valid_BT = inputs["attention_mask"].bool()
+            model.base_model(**inputs)
+    finally:
+        for handle in hooks:
+            handle.remove()
+        model.train(was_training)
+    return [torch.cat(inputs) for inputs in found]

@@ -1,0 +1,100 @@
+"""The score of inherited weights, on one task and on several."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from nas.config.load import load_config
+from nas.config.schema import ConfigError
+from nas.evaluate import Evaluator
+from nas.evaluate_untrained import UntrainedEvaluator
+from nas.finalists import WINNER
+from nas.preparation.prepare import prepare
+from nas.preparation.untrained import prepare_untrained
+from nas.stages import ALLOCATED, GLOBAL, UNIFORM, plan
+from nas.study import ledger
+from nas.study.attributes import score_attribute
+from search_spaces import Architecture
+from tests.nas.tiny_study import TinyStudy, trials_of
+
+SUPERNET = """\
+[supernet]
+order = "reconstruction"
+inheritance = "compensated"
+calibration_rows = 40
+"""
+UNTRAINED = (
+    *((f"[stage{stage}]\n", f'[stage{stage}]\nevaluation = "untrained"\n') for stage in "123"),
+    ("[finetune]\n", f"{SUPERNET}[finetune]\n"),
+    ('rungs = ["1/2"]\n', ""),
+)
+
+
+@pytest.fixture
+def preset(tiny_study: TinyStudy, tmp_path: Path) -> Path:
+    return tiny_study.variant(tmp_path / "untrained.toml", *UNTRAINED)
+
+
+def test_the_score_is_that_of_the_inherited_weights(preset: Path, tiny_study: TinyStudy) -> None:
+    workspace = prepare(load_config(str(preset)), "cpu")
+    base, graph = workspace.base()
+    architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 4))
+    evaluator = Evaluator(workspace, "cpu")
+    expected = evaluator.score(evaluator.student(architecture))
+
+    alone = prepare_untrained(workspace, all_tasks=False, device="cpu")
+    score = UntrainedEvaluator(alone, "cpu").evaluate(architecture)
+    assert (score.value, score.standard_error, score.loads) == (expected.value, expected.standard_error, ())
+    assert score.parts == {"library": expected.value}
+
+    both = prepare_untrained(workspace, all_tasks=True, device="cpu")
+    first, second = both.untrained
+    assert first == workspace and second.config.task == "neighbours" and second.supernet != first.supernet
+    mean = UntrainedEvaluator(both, "cpu").evaluate(architecture)
+    other = Evaluator(second, "cpu")
+    parts = {"library": expected.value, "neighbours": other.score(other.student(architecture)).value}
+    assert mean.parts == parts
+    assert mean.value == pytest.approx(sum(parts.values()) / 2)
+
+
+def test_plans_start_with_exact_allocations(preset: Path, tiny_study: TinyStudy) -> None:
+    config = load_config(str(preset))
+    workspace = prepare(config, "cpu")
+    first = plan(config, workspace, "1", None, ())
+    origins = [origin for _, origin, _ in first.baselines]
+    assert origins[:3] == ["base model", UNIFORM, GLOBAL] and set(origins[3:]) == {ALLOCATED}
+    assert all(architecture in first.space for architecture, origin, _ in first.baselines if origin == ALLOCATED)
+    start = first.baselines[3][0]
+    for stage in ("2", "3"):
+        refining = plan(config, workspace, stage, start, ())
+        assert refining.baselines[0] == (start, WINNER, None)
+        assert ALLOCATED in [origin for _, origin, _ in refining.baselines]
+
+
+def test_a_whole_search_trains_only_finalists(preset: Path, tiny_study: TinyStudy, tmp_path: Path) -> None:
+    command = ("-m", "nas.search", "--stage", "all", "--preset", preset, "--workers", "1", "--out", tmp_path)
+    result = tiny_study.run(*command, "--study", "s")
+    assert (result.returncode, result.stderr) == (0, "")
+    folder = tmp_path / "s"
+    for stage in ("stage-1", "stage-2", "stage-3"):
+        trials = [trial for trial in trials_of(folder, stage) if ledger.DUPLICATE_OF not in trial.user_attrs]
+        tasks = ("library", "neighbours") if stage == "stage-3" else ("library",)
+        for trial in trials:
+            assert not trial.intermediate_values
+            parts = [trial.user_attrs[score_attribute(task)] for task in tasks]
+            assert trial.value == pytest.approx(sum(parts) / len(parts))
+    for trial in trials_of(folder, "confirmation"):
+        assert score_attribute("inherited") in trial.user_attrs, "finalists are trained"
+    best = json.loads((folder / "stage-3" / "best.json").read_text())
+    assert Architecture.load(folder / "architecture.json").to_json() == best["winner"]["architecture"]
+
+
+def test_only_stage_3_has_a_one_shot_supernet(tiny_study: TinyStudy) -> None:
+    assert tiny_study.config.stage3.evaluation == "one_shot" and tiny_study.config.stage1.evaluation == "trained"
+    for stage in ("stage1", "stage2"):
+        with pytest.raises(ConfigError, match=f"{stage}.evaluation: only stage 3 has a one-shot supernet"):
+            load_config(str(tiny_study.preset), {f"{stage}.evaluation": "one_shot"})
+    with pytest.raises(ConfigError, match=r"stage2.evaluation.*'trained', 'untrained' or 'one_shot'"):
+        load_config(str(tiny_study.preset), {"stage2.evaluation": "fast"})

@@ -1,0 +1,89 @@
+"""Predicted losses against explicit regressions, and against what a solved slice really loses."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from search_spaces import GELU
+from supernet.build import build, full_architecture
+from supernet.order.importance import sort_channels, summed_loss
+from supernet.order.moments import MomentsError, block_moments, sampled_loss
+from supernet.order.orders import ORDERS, OrderInputs
+from supernet.order.prediction import predicted_losses, regression_errors
+from supernet.order.reconstruction import forward_selection
+from tests.tiny import BASE, batch, inputs, shaken
+
+# More tokens than channels, so that no regression is exact by chance.
+BATCHES = [batch(12, 12, seed=seed) for seed in range(6)]
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return shaken(build(full_architecture(BASE, GELU, 2), labels=3)).eval()
+
+
+def least_squares(channels_NE: Tensor, target_ND: Tensor) -> float:
+    """The mean squared error of the regression on these channels and a constant."""
+    features = np.column_stack((np.ones(len(channels_NE)), channels_NE.double().numpy()))
+    solution, *_ = np.linalg.lstsq(features, target_ND.numpy(), rcond=None)
+    return float(((target_ND.numpy() - features @ solution) ** 2).sum() / len(features))
+
+
+def test_errors_are_those_of_regressions() -> None:
+    generator = torch.Generator().manual_seed(0)
+    channels = torch.randn(200, 7, generator=generator) * torch.tensor([1e-3, 1, 50, 1, 1, 1, 1]) + 3
+    channels[:, 4] = 2.5  # constant
+    channels[:, 5] = channels[:, 1] + channels[:, 3]  # nothing new
+    target = torch.randn(200, 3, generator=generator).double() + channels[:, :1].double() * 1e3
+    target -= target.mean(dim=0)
+    errors = regression_errors(channels, target)
+    expected = [least_squares(channels[:, :kept], target) for kept in range(8)]
+    # Least squares without a ridge also fits the rounding errors of the channel without news.
+    assert errors.tolist() == pytest.approx(expected, rel=5e-3)
+    assert errors[4] == pytest.approx(float(errors[5]), rel=1e-3) == pytest.approx(float(errors[6]), rel=1e-3)
+
+
+def test_losses_are_errors_in_the_fisher_metric(model: nn.Module) -> None:
+    found = predicted_losses(model, BATCHES, sampled_loss(0), ["gelu", "relu"], 20)
+    assert {op: [len(layer) for layer in layers] for op, layers in found.items()} == {
+        op: [21] * BASE.depth for op in ("gelu", "relu")
+    }
+    metric = block_moments(model, BATCHES, sampled_loss(0))[1][0].metric_DD
+    block = model.bert.encoder.layer[1].ffn[0]
+    kept: list[Tensor] = []
+    block.register_forward_pre_hook(lambda _, arguments: kept.append(arguments[0]))
+    with torch.no_grad():
+        for given in BATCHES:
+            model(**inputs(given))
+        x = torch.cat([states[given["attention_mask"].bool()] for states, given in zip(kept, BATCHES, strict=True)])
+        output = block.f(x)
+        relu = torch.relu(block.expand(x))[:, :20]
+    root = torch.linalg.cholesky(metric + 1e-12 * torch.eye(len(metric)))
+    target = (output - output.mean(dim=0)).double() @ root
+    for width in (0, 3, 20):
+        assert float(found["relu"][1][width]) == pytest.approx(least_squares(relu[:, :width], target) / 2, rel=1e-3)
+
+
+def test_the_base_graph_loses_what_forward_selection_says(model: nn.Module) -> None:
+    order_inputs = OrderInputs(model, BATCHES, summed_loss, sampled_loss(0), 0)
+    moments = block_moments(model, BATCHES, sampled_loss(0))
+    weights = [layer.ffn[0].project.weight.detach() for layer in model.bert.encoder.layer]
+    selections = [forward_selection(of_layer[0], weight) for of_layer, weight in zip(moments, weights, strict=True)]
+    scores = ORDERS["reconstruction"](order_inputs)
+    model.load_state_dict(sort_channels(model.state_dict(), scores, model.config))
+    found = predicted_losses(model, BATCHES, sampled_loss(0), ["gelu"], BASE.inner)["gelu"]
+    for layer, selection in zip(found, selections, strict=True):
+        torch.testing.assert_close(layer, selection.errors, rtol=2e-2, atol=1e-4 * float(selection.errors[0]))
+        assert bool((layer.diff() <= 1e-12).all())
+        assert float(layer[-1]) == pytest.approx(0, abs=1e-4 * float(layer[0]))
+
+
+def test_what_has_no_prediction(model: nn.Module) -> None:
+    with pytest.raises(MomentsError, match="no tokens"):
+        predicted_losses(model, [], sampled_loss(0), ["gelu"], 4)
+    with torch.no_grad():
+        model.bert.encoder.layer[2].ffn[0].expand.bias[0] = torch.nan
+    with pytest.raises(MomentsError):
+        predicted_losses(model, BATCHES, summed_loss, ["gelu"], 4)
