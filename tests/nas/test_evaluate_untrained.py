@@ -73,6 +73,7 @@ def test_plans_start_with_exact_allocations(preset: Path, tiny_study: TinyStudy)
         assert ALLOCATED in [origin for _, origin, _ in refining.baselines]
 
 
+@pytest.mark.slow
 def test_a_whole_search_trains_only_finalists(preset: Path, tiny_study: TinyStudy, tmp_path: Path) -> None:
     command = ("-m", "nas.search", "--stage", "all", "--preset", preset, "--workers", "1", "--out", tmp_path)
     result = tiny_study.run(*command, "--study", "s")
