@@ -4,6 +4,7 @@ budget, by integer programming.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -124,20 +125,13 @@ def allocations(space: Space, losses: PredictedLosses, number: int) -> list[Arch
 
 
 def _options(space: Space, layer: int) -> list[Genes]:
-    """The genes that a layer may have, without those for which cheaper ones have the same predicted loss."""
+    """The genes that a layer may have: of those with the same predicted loss, the one with the fewest parameters."""
     graphs = [space.start_graphs[layer]]
     if space.varies_graphs:
         spelled = (FFNGraph.parse(f"project({op}(expand(x)))") for op in UNARY)
         graphs = [graph for graph in spelled if space.spells(graph)]
-    found: dict[Genes, None] = {}
+    cheapest: dict[tuple[FFNGraph, int, Fraction], Genes] = {}
     for graph in graphs:
-        options = space.options(layer, graph)
-        least = {
-            genes.expansion: min(
-                (other for other in options if other.expansion == genes.expansion), key=lambda other: space.cost(other)
-            )
-            for genes in options
-            if genes.stack
-        }
-        found |= dict.fromkeys((*(genes for genes in options if not genes.stack), *least.values()))
-    return list(found)
+        for genes in space.options(layer, graph):  # in the order of their parameters
+            cheapest.setdefault((genes.graph, min(genes.stack, 1), genes.expansion), genes)
+    return list(cheapest.values())

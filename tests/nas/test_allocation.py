@@ -63,6 +63,16 @@ def test_no_member_has_a_lower_loss(seed: int, limits: tuple[Limit, ...]) -> Non
     assert table.of(found) == pytest.approx(least, rel=1e-9)
 
 
+def test_a_layer_may_have_no_ffn() -> None:
+    """Where blocks have a high constant cost, leaving one out buys the others more channels than it loses."""
+    limit = Limit("latency", 0, lambda base, genes: genes.stack * (200 + genes.inner(base)), 460)
+    within, table = space(stacks=(0, 1), limits=(limit,)), losses(5)
+    found = allocate(within, table)
+    assert found is not None and 0 in [genes.stack for genes in found.layers]
+    assert table.of(found) == pytest.approx(min(map(table.of, members(within, tuple(UNARY)))), rel=1e-9)
+    assert table.of_layer(2, Genes(GELU, 0)) == table.losses["gelu"][2][0]
+
+
 def test_a_lower_bound_and_weights_count() -> None:
     low = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 3))) - 400
     within, table = space(min_params=low), losses(1)
