@@ -46,8 +46,9 @@ def of_micros(base: object, genes: Genes) -> int:
 
 
 def members(within: Space, operations: tuple[str, ...]) -> Iterator[Architecture]:
-    """All members with one block of these activations in every layer."""
+    """All members with at most one block, of these activations, in every layer."""
     genes = [Genes(FFNGraph.parse(f"project({op}(expand(x)))"), 1, width) for op, width in product(operations, WIDTHS)]
+    genes += [Genes(GELU, 0)] if 0 in within.stacks else []
     for layers in product(genes, repeat=BASE.depth):
         if (architecture := Architecture(BASE, layers)) in within:
             yield architecture
