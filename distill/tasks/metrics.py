@@ -2,8 +2,9 @@
 
 Every metric is a function of sums over the rows of a split, so it is computed from the contribution of each row. The
 standard error follows from the same numbers: analytically for means (binomial for means of 0 and 1), otherwise by the
-bootstrap. An undefined metric (no entities at all, constant predictions in a correlation) is 0.0 instead of NaN, as in
-scikit-learn, seqeval and the official scripts for F1 and Matthews.
+bootstrap. Two models are compared on the same rows: the standard error of the paired difference leaves out what makes
+rows easy or hard for both. An undefined metric (no entities at all, constant predictions in a correlation) is 0.0
+instead of NaN, as in scikit-learn, seqeval and the official scripts for F1 and Matthews.
 """
 
 import math
@@ -55,10 +56,72 @@ class Metric:
     of_sums: OfSums | None = None
     classes: int | None = None
 
+    def contributions(self, predictions: Rows, references: Rows, labels: Sequence[str]) -> np.ndarray:
+        """The contribution of each row in float64: (N,) for a mean, otherwise (N, K)."""
+        return np.asarray(self.rows(predictions, references, labels), np.float64)
+
+    def of_contributions(self, rows: np.ndarray) -> Score:
+        """The metric and its standard error, given the contributions of the rows."""
+        return _mean(rows) if self.of_sums is None else _bootstrapped(rows, self.of_sums)
+
     def score(self, predictions: Rows, references: Rows, labels: Sequence[str]) -> Score:
         """The metric and its standard error on these rows."""
-        rows = np.asarray(self.rows(predictions, references, labels), np.float64)
-        return _mean(rows) if self.of_sums is None else _bootstrapped(rows, self.of_sums)
+        return self.of_contributions(self.contributions(predictions, references, labels))
+
+
+def paired_difference(metric: Metric, rows: np.ndarray, others: np.ndarray) -> Score:
+    """By how much the metric of one model exceeds that of another on the same rows, with the paired standard error.
+
+    It is analytical for means (McNemar's for rows of 0 and 1), and otherwise from a bootstrap that draws the same rows
+    for both models.
+
+    Args:
+        rows, others: the contributions of the rows, in the same order, for the two models.
+
+    Raises:
+        ValueError: the numbers of rows differ.
+    """
+    return _mean_of_differences(metric, [(rows, others)])
+
+
+def mean_paired_difference(metric: Metric, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Score:
+    """The mean of the paired differences of several pairs of models on the same rows, one pair for each training seed.
+
+    With one pair the standard error covers the choice of the rows alone. With several it also covers the choice of the
+    seeds: rows and seeds are crossed random effects, so the variance of the mean is that over the rows, plus what the
+    differences vary between seeds beyond the interaction of rows and seeds, which the former contains.
+
+    Args:
+        pairs: for every seed the contributions of the rows, in the same order, for the two models.
+
+    Raises:
+        ValueError: the numbers of rows differ.
+    """
+    mean = _mean_of_differences(metric, pairs)
+    if len(pairs) == 1:
+        return mean
+    each = [paired_difference(metric, *pair) for pair in pairs]
+    over_rows = mean.standard_error**2
+    # A single seed has S times the interaction that the mean over S seeds has, and the same effect of the rows.
+    interaction = (np.mean([found.standard_error**2 for found in each]) - over_rows) / (len(each) - 1)
+    between_seeds = np.var([found.value for found in each], ddof=1) / len(each) - max(0.0, interaction)
+    return Score(mean.value, math.sqrt(over_rows + max(0.0, between_seeds)))
+
+
+def _mean_of_differences(metric: Metric, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Score:
+    """The mean of the differences, with its standard error over the rows."""
+    counts = sorted({len(rows) for pair in pairs for rows in pair})
+    if len(counts) != 1:
+        raise ValueError(f"paired difference: the models have {' and '.join(map(str, counts))} rows, not the same ones")
+    of_sums = metric.of_sums
+    if of_sums is None:
+        return _mean(np.mean([rows_N - others_N for rows_N, others_N in pairs], axis=0))
+
+    def difference(sums: np.ndarray) -> np.ndarray:
+        values = of_sums(sums.reshape(*sums.shape[:-1], len(pairs), 2, -1))
+        return (values[..., 0] - values[..., 1]).mean(axis=-1)
+
+    return _bootstrapped(np.concatenate([rows_NK for pair in pairs for rows_NK in pair], axis=1), difference)
 
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:

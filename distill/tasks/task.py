@@ -2,14 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic
 
 import numpy as np
 
-from distill.tasks.metrics import Rows, Score
+from distill.tasks.metrics import Metric, Rows, Score
 from distill.tasks.splits import S
 from distill.tasks.types import CLASSIFICATION, TaskType, task_type
 from search_spaces.errors import UserError, did_you_mean
@@ -63,6 +63,11 @@ class Task:
         """The task's type, which defines how its rows are encoded, learned, predicted and scored."""
         return task_type(self.kind)
 
+    @property
+    def score_metric(self) -> Metric:
+        """The first metric, which is the score."""
+        return self.type.metrics[self.metrics[0]]
+
 
 def score(task: Task, predictions: Rows, references: Rows) -> dict[str, Score]:
     """All metrics of a task on a whole split, `task.metrics[0]` first.
@@ -75,9 +80,27 @@ def score(task: Task, predictions: Rows, references: Rows) -> dict[str, Score]:
     Raises:
         ValueError: there are no rows, or the numbers of predictions and references differ.
     """
+    return scores_of(task, contributions(task, predictions, references))
+
+
+def contributions(task: Task, predictions: Rows, references: Rows) -> dict[str, np.ndarray]:
+    """The contributions of the rows to all metrics of a task, of shape (N,) or (N, K).
+
+    Args:
+        predictions, references: as for `score`.
+
+    Raises:
+        ValueError: there are no rows, or the numbers of predictions and references differ.
+    """
     if len(predictions) != len(references) or not len(references):
         raise ValueError(f"score: {len(predictions)} predictions for {len(references)} rows")
-    return {name: task.type.metrics[name].score(predictions, references, task.labels) for name in task.metrics}
+    metrics = {name: task.type.metrics[name] for name in task.metrics}
+    return {name: metric.contributions(predictions, references, task.labels) for name, metric in metrics.items()}
+
+
+def scores_of(task: Task, rows: Mapping[str, np.ndarray]) -> dict[str, Score]:
+    """All metrics of a task, given the contributions of the rows to each of them."""
+    return {name: task.type.metrics[name].of_contributions(rows[name]) for name in task.metrics}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from distill.objectives.outputs import LOGITS, Batch, routers, run
 from distill.tasks.encoding import Encoded, collate, eval_batches
 from distill.tasks.metrics import Score, accuracy
 from distill.tasks.splits import AnySplit
-from distill.tasks.task import Task, score
+from distill.tasks.task import Task, contributions, scores_of
 from distill.training.loop import Diverged
 
 EVALUATION_BATCH = 100
@@ -81,6 +81,24 @@ def evaluate(
 ) -> dict[str, Score]:
     """All metrics of a task of any kind, the main one first, on a whole split or on its `first` rows.
 
+    Args and errors are those of `evaluate_rows`.
+    """
+    return scores_of(task, evaluate_rows(model, rows, split, task, accelerator=accelerator, pad_id=pad_id, first=first))
+
+
+def evaluate_rows(
+    model: nn.Module,
+    rows: Encoded,
+    split: AnySplit,
+    task: Task,
+    *,
+    accelerator: Accelerator,
+    pad_id: int,
+    first: int | None = None,
+) -> dict[str, np.ndarray]:
+    """The contributions, of shape (N,) or (N, K), of the rows of a split, or of its `first` rows, to all metrics of a
+    task of any kind. Scores (`distill.tasks.task.scores_of`) and paired differences between models follow from them.
+
     Questions are predicted to be unanswerable only if the split has unanswerable questions.
 
     Args:
@@ -101,7 +119,7 @@ def evaluate(
     unordered = dict(zip(numbers, (logits.numpy() for part in logits_of_batches for logits in part), strict=True))
     logits = [unordered[number] for number in range(len(unordered))]
     predictions = task_type.predict(rows, logits, split, task.labels)
-    return score(task, predictions, task_type.references(split)[: len(predictions)])
+    return contributions(task, predictions, task_type.references(split)[: len(predictions)])
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,15 @@ from scipy import stats
 from seqeval.metrics import f1_score as entity_f1
 from sklearn import metrics as sk
 
-from distill.tasks.metrics import accuracy, normalised, standard_error
-from distill.tasks.task import Task, score
+from distill.tasks.metrics import (
+    Score,
+    accuracy,
+    mean_paired_difference,
+    normalised,
+    paired_difference,
+    standard_error,
+)
+from distill.tasks.task import Task, contributions, score
 from distill.tasks.types import QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 
 PARAPHRASE = Task("t", ("no", "yes"), metrics=("f1", "accuracy", "matthews_correlation"))
@@ -185,3 +192,123 @@ def test_the_same_rows_have_the_same_error() -> None:
     assert score(PARAPHRASE, *rows) == score(PARAPHRASE, *rows)
     assert Counter(found.standard_error > 0 for found in score(PARAPHRASE, *rows).values()) == {True: 3}
     assert str(score(PARAPHRASE, [1, 1], [1, 1])["f1"]) == "1.0000 ± 0.0000"
+
+
+def difference(task: Task, ours, theirs, references) -> Score:  # type: ignore[no-untyped-def]
+    """The paired difference in the task's score."""
+    name = task.metrics[0]
+    rows = [contributions(task, predictions, references)[name] for predictions in (ours, theirs)]
+    return paired_difference(task.score_metric, *rows)
+
+
+@given(st.lists(st.tuples(*3 * [st.integers(0, 3)]), min_size=1))
+def test_a_difference_of_accuracies_is_mcnemar_s(rows: list[tuple[int, int, int]]) -> None:
+    ours, theirs, labels = zip(*rows, strict=True)
+    found = difference(TOPIC, ours, theirs, labels)
+    # McNemar: only the rows on which one model alone is right count.
+    gained = sum(a == label != b for a, b, label in rows)
+    lost = sum(b == label != a for a, b, label in rows)
+    assert found.value == pytest.approx((gained - lost) / len(rows))
+    variance = gained + lost - (gained - lost) ** 2 / len(rows)
+    assert found.standard_error == pytest.approx(math.sqrt(variance) / len(rows), abs=1e-12)
+
+
+def test_a_difference_of_other_means_is_that_of_a_paired_sample() -> None:
+    words = np.random.default_rng(0).choice(["a b", "b", "b c d", "d"], (3, 200))
+    references = [[answer] for answer in words[2]]
+    f1 = [
+        [values(ANSWERS, [word], [right])["f1"] for word, right in zip(row, references, strict=True)] for row in words
+    ]
+    found = difference(ANSWERS, words[0], words[1], references)
+    assert found.value == pytest.approx(np.mean(f1[0]) - np.mean(f1[1]))
+    assert found.standard_error == pytest.approx(stats.sem(np.subtract(f1[0], f1[1]), ddof=0))
+
+
+REFERENCES = {
+    "f1": lambda predictions, labels: sk.f1_score(labels, predictions, zero_division=0.0),
+    "matthews_correlation": lambda predictions, labels: sk.matthews_corrcoef(labels, predictions),
+    "spearmanr": lambda predictions, labels: stats.spearmanr(predictions, labels).statistic,
+}
+
+
+def two_models(metric: str, rows: int = 300) -> tuple[Task, np.ndarray, np.ndarray, np.ndarray]:
+    """A task whose score is this metric, and predictions of two models that err on many of the same rows."""
+    rng = np.random.default_rng(0)
+    if metric == "spearmanr":
+        x, shared = rng.normal(size=(2, rows))
+        ours, theirs = (x + shared + spread * rng.normal(size=rows) for spread in (0.2, 0.4))
+        return Task("t", (), REGRESSION, (metric,)), ours, theirs, x
+    labels = (rng.random(rows) < 0.4).astype(int)
+    shared = np.where(rng.random(rows) < 0.8, labels, 1 - labels)
+    ours, theirs = (np.where(rng.random(rows) < right, shared, 1 - shared) for right in (0.97, 0.94))
+    return Task("t", ("no", "yes"), metrics=(metric,)), ours, theirs, labels
+
+
+@pytest.mark.parametrize("metric", REFERENCES)
+def test_differences_of_functions_of_sums_have_the_error_of_scipy_s_paired_bootstrap(metric: str) -> None:
+    task, ours, theirs, labels = two_models(metric)
+    reference = REFERENCES[metric]
+    found = difference(task, ours, theirs, labels)
+    assert found.value == pytest.approx(reference(ours, labels) - reference(theirs, labels))
+    resampled = stats.bootstrap(
+        (ours, theirs, labels),
+        lambda ours, theirs, labels: reference(ours, labels) - reference(theirs, labels),
+        n_resamples=1000,
+        paired=True,
+        vectorized=False,
+        method="percentile",
+        rng=1,
+    )
+    assert found.standard_error == pytest.approx(resampled.standard_error, rel=0.15)
+    # The errors of two scores know nothing of what the models have in common.
+    alone = [score(task, predictions, labels)[metric].standard_error for predictions in (ours, theirs)]
+    assert found.standard_error < 0.6 * math.hypot(*alone)
+    back = difference(task, theirs, ours, labels)
+    assert back.value == -found.value
+    assert back.standard_error == pytest.approx(found.standard_error, rel=0.15)
+
+
+binary = st.integers(0, 1)
+
+
+@given(st.lists(st.tuples(binary, binary, binary), min_size=1), st.sampled_from(PARAPHRASE.metrics))
+def test_differences_are_antisymmetric_and_none_for_one_model(rows: list[tuple[int, int, int]], metric: str) -> None:
+    task = Task("t", PARAPHRASE.labels, metrics=(metric,))
+    ours, theirs, labels = zip(*rows, strict=True)
+    assert difference(task, ours, ours, labels) == Score(0.0, 0.0)
+    there, back = difference(task, ours, theirs, labels), difference(task, theirs, ours, labels)
+    assert there.value == -back.value
+    if metric == "accuracy":
+        assert there.standard_error == pytest.approx(back.standard_error)
+
+
+def test_models_of_different_rows_are_not_compared() -> None:
+    for metric, shape in (("accuracy", ()), ("f1", (3,))):
+        task = Task("t", PARAPHRASE.labels, metrics=(metric,))
+        with pytest.raises(ValueError, match="paired difference: the models have 4 and 5 rows, not the same ones"):
+            paired_difference(task.score_metric, np.ones((5, *shape)), np.ones((4, *shape)))
+
+
+@pytest.mark.parametrize("between_seeds", [0.0, 0.1])
+def test_the_error_of_a_mean_over_seeds_is_its_spread_over_rows_and_seeds(between_seeds: float) -> None:
+    """Against measuring again and again with fresh rows and fresh seeds."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(1500):
+        of_rows, of_seeds = 0.5 * rng.normal(size=100), between_seeds * rng.normal(size=3)
+        differences = of_rows + of_seeds[:, None] + 0.5 * rng.normal(size=(3, 100))
+        others = rng.normal(size=(3, 100))
+        found.append(mean_paired_difference(TOPIC.score_metric, list(zip(others + differences, others, strict=True))))
+    variance = np.mean([one.standard_error**2 for one in found])
+    assert variance == pytest.approx(np.var([one.value for one in found]), rel=0.15)
+
+
+def test_one_seed_is_a_paired_difference_and_equal_seeds_add_nothing() -> None:
+    for metric in ("f1", "accuracy"):
+        task, ours, theirs, labels = two_models("f1")
+        task = Task("t", task.labels, metrics=(metric,))
+        pair = tuple(contributions(task, predictions, labels)[metric] for predictions in (ours, theirs))
+        alone = paired_difference(task.score_metric, *pair)
+        assert mean_paired_difference(task.score_metric, [pair]) == alone  # type: ignore[list-item]
+        twice = mean_paired_difference(task.score_metric, [pair, pair])  # type: ignore[list-item]
+        assert (twice.value, twice.standard_error) == pytest.approx((alone.value, alone.standard_error))

@@ -24,7 +24,7 @@ from distill.tasks.types import (
     question_answering,
     token_classification,
 )
-from distill.training.evaluation import batch_logits, evaluate, measure, predict, split_batches
+from distill.training.evaluation import batch_logits, evaluate, evaluate_rows, measure, predict, split_batches
 from distill.training.loop import Diverged
 from tests.tiny import SIZES, inputs, shaken, tokenizer
 
@@ -110,6 +110,10 @@ def test_scores_of_a_whole_split(
         assert isinstance(split, Split)
         chosen = [int(logits[row].argmax()) for row in seen]
         expected = score(task, chosen, split.labels[:first])
+        # Batches are of similar length, but the contributions are in the order of the split.
+        by_row = evaluate_rows(model, rows, split, task, accelerator=accelerator, pad_id=0, first=first)
+        assert by_row["accuracy"].tolist() == [a == b for a, b in zip(chosen, split.labels, strict=False)]
+        assert list(by_row) == list(task.metrics)
     elif case == "numbers":
         assert isinstance(split, Split)
         expected = score(task, [float(logits[row][0]) for row in seen], split.labels[:first])
