@@ -23,6 +23,7 @@ from transformers import (
 
 from distill.tasks.encoding import load_encoded
 from distill.tasks.metrics import standard_error
+from distill.training.evaluation import predict, split_batches
 from nas.config.load import load_config
 from nas.evaluate import Evaluator
 from nas.evaluate_one_shot import OneShotEvaluator
@@ -119,6 +120,26 @@ def test_metrics(final: Path, searched: Path, tiny_study: TinyStudy) -> None:
         lower, upper = row["latency_quartiles_ms"]
         assert 0 < lower <= row["latency_ms"] <= upper
     assert models["student"]["params"] < models["teacher"]["params"]
+    assert "difference" not in models["teacher"]["accuracy"]
+
+
+def test_the_difference_to_the_teacher_is_paired(final: Path, searched: Path, tiny_study: TinyStudy) -> None:
+    """Against counting the dev rows on which one of the two models alone is right."""
+    evaluator = Evaluator(prepare(tiny_study.config, "cpu"), "cpu")
+    batches = [batch for _, batch in split_batches(evaluator.workspace.folders.rows("dev"), 0)]
+    labels, right = torch.cat([batch["labels"] for batch in batches]), {}
+    student = NasBertForSequenceClassification.from_pretrained(final).eval()
+    for name, model in (("student", student), ("teacher", evaluator.teacher().eval())):
+        logits = predict(model, batches, accelerator=evaluator.accelerator)
+        right[name] = (logits.argmax(-1) == labels).numpy()
+    models = json.loads((final / "metrics.json").read_text())["models"]
+    found = models["student"]["accuracy"]["difference"]
+    gained, lost = (right["student"] & ~right["teacher"]).sum(), (right["teacher"] & ~right["student"]).sum()
+    assert found["to"] == "teacher" and lost > 0
+    assert found["value"] == pytest.approx((gained - lost) / len(labels))
+    variance = gained + lost - (gained - lost) ** 2 / len(labels)
+    assert found["standard_error"] == pytest.approx(variance**0.5 / len(labels))
+    assert found["share"] == pytest.approx(right["student"].mean() / right["teacher"].mean())
 
 
 def refused(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
@@ -295,6 +316,8 @@ def test_models_of_other_kinds(
         for metric in facts["metrics"]:
             figures = f"{row[metric]['value']:.4f} ± {row[metric]['standard_error']:.4f}"
             assert figures in shown
+    difference = facts["models"]["student"][facts["metrics"][0]]["difference"]
+    assert f"{difference['value']:+.4f} ± {difference['standard_error']:.4f}" in shown
     model = auto.from_pretrained(out, trust_remote_code=True).eval()
     assert facts["models"]["student"]["params"] == sum(parameter.numel() for parameter in model.parameters())
     batch = AutoTokenizer.from_pretrained(out)(SENTENCES, padding=True, return_tensors="pt")

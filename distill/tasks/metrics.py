@@ -13,6 +13,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, variance
 from typing import Any
 
 import numpy as np
@@ -103,8 +104,8 @@ def mean_paired_difference(metric: Metric, pairs: Sequence[tuple[np.ndarray, np.
     each = [paired_difference(metric, *pair) for pair in pairs]
     over_rows = mean.standard_error**2
     # A single seed has S times the interaction that the mean over S seeds has, and the same effect of the rows.
-    interaction = (np.mean([found.standard_error**2 for found in each]) - over_rows) / (len(each) - 1)
-    between_seeds = np.var([found.value for found in each], ddof=1) / len(each) - max(0.0, interaction)
+    interaction = (fmean(found.standard_error**2 for found in each) - over_rows) / (len(each) - 1)
+    between_seeds = variance(found.value for found in each) / len(each) - max(0.0, interaction)
     return Score(mean.value, math.sqrt(over_rows + max(0.0, between_seeds)))
 
 

@@ -1,15 +1,18 @@
 """Evaluates trained models: scores on the dev split, latency, parameters and MACs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.table import Table
 from transformers import PreTrainedModel
 
 from distill.tasks.encoding import collate
-from distill.training.evaluation import Load, evaluate
+from distill.tasks.metrics import Score, paired_difference
+from distill.tasks.task import Task, scores_of
+from distill.training.evaluation import Load, evaluate_rows
 from nas.evaluate import Evaluator
 from nas.latency.table import latencies
 from search_spaces import cost
@@ -38,10 +41,12 @@ def measure(
     models: Mapping[str, PreTrainedModel],
     architectures: Mapping[str, Architecture],
     loads_of: str,
+    reference: str,
 ) -> Measurements:
     """Score all models on the whole dev split, and measure their latencies in turns.
 
     Args:
+        reference: the name of the model with which the others are compared.
         architectures: the architectures of models, from which their costs follow; a teacher may have none.
         loads_of: the name of the model whose experts' loads are counted.
     """
@@ -52,12 +57,11 @@ def measure(
     sentence = collate(dev, dev.lengths.argsort()[len(dev) // 2 : len(dev) // 2 + 1], pad_id)
     batch = {key: tensor.to(accelerator.device) for key, tensor in sentence.items()}
     tokens = batch["input_ids"].shape[1]
-    results: dict[str, dict[str, Any]] = {}
-    for name, model in models.items():
-        scores = evaluate(model, dev, split, task, accelerator=accelerator, pad_id=pad_id)
-        results[name] = {
-            metric: {"value": score.value, "standard_error": score.standard_error} for metric, score in scores.items()
-        }
+    rows = {
+        name: evaluate_rows(model, dev, split, task, accelerator=accelerator, pad_id=pad_id)
+        for name, model in models.items()
+    }
+    results = compared(task, rows, reference)
     for name, latency in latencies(dict(models), batch).items():
         results[name]["latency_ms"] = 1e3 * latency.median
         results[name]["latency_quartiles_ms"] = [1e3 * latency.lower, 1e3 * latency.upper]
@@ -71,20 +75,51 @@ def measure(
     return Measurements(results, len(split), tokens, loads)
 
 
-def table(models: Mapping[str, Mapping[str, Any]], metrics: Sequence[str], slowest: str) -> Table:
-    """The measurements as a table with a row for each model; speed-ups are relative to the model named `slowest`."""
+def compared(task: Task, rows: Mapping[str, Mapping[str, np.ndarray]], reference: str) -> dict[str, dict[str, Any]]:
+    """For each model and metric the value and, unless it is the reference, its paired difference to the value of the
+    reference and its share of that value (None if that is not positive).
+
+    Args:
+        rows: the contributions of the dev rows by model and metric, of shape (N,) or (N, K).
+    """
+    scores = {name: scores_of(task, of_metrics) for name, of_metrics in rows.items()}
+    results: dict[str, dict[str, Any]] = {
+        name: {metric: asdict(score) for metric, score in found.items()} for name, found in scores.items()
+    }
+    for name in rows.keys() - {reference}:
+        for metric, score in scores[name].items():
+            difference = paired_difference(task.type.metrics[metric], rows[name][metric], rows[reference][metric])
+            whole = scores[reference][metric].value
+            share = score.value / whole if whole > 0 else None
+            results[name][metric]["difference"] = {"to": reference, **asdict(difference), "share": share}
+    return results
+
+
+def table(models: Mapping[str, Mapping[str, Any]], metrics: Sequence[str], reference: str) -> Table:
+    """The measurements as a table with a row for each model; speed-ups, and the paired differences of the first metric,
+    are relative to the model named `reference`.
+    """
     result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("model", *metrics, "parameters", "in FFNs", "MACs", "latency", "speed-up"):
+    columns = (*metrics, f"{metrics[0]} − {reference}'s", "parameters", "in FFNs", "MACs", "latency", "speed-up")
+    for column in ("model", *columns):
         result.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
-    reference = models[slowest]["latency_ms"]
+    latency_ms = models[reference]["latency_ms"]
     for name, row in models.items():
         result.add_row(
             name,
-            *(f"{row[metric]['value']:.4f} ± {row[metric]['standard_error']:.4f}" for metric in metrics),
+            *(str(Score(row[metric]["value"], row[metric]["standard_error"])) for metric in metrics),
+            _difference(row[metrics[0]].get("difference")),
             f"{row['params'] / 1e6:.2f} M",
             f"{row['ffn_params'] / 1e6:.2f} M" if "ffn_params" in row else "",
             f"{row['macs'] / 1e6:.0f} M" if "macs" in row else "",
             f"{row['latency_ms']:.1f} ms",
-            f"{reference / row['latency_ms']:.2f}×",
+            f"{latency_ms / row['latency_ms']:.2f}×",
         )
     return result
+
+
+def _difference(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    share = "" if found["share"] is None else f" ({found['share']:.1%})"
+    return f"{found['value']:+.4f} ± {found['standard_error']:.4f}{share}"

@@ -102,7 +102,7 @@ def run(final: FinalRun) -> int:
             return DONE
         progress.update("measuring", None)
         of_teacher = {TEACHER: Architecture.uniform(base, graph=graph)} if final.config.base == "teacher" else {}
-        measurements = measure(evaluator, models, of_teacher | architectures, loads_of=STUDENT)
+        measurements = measure(evaluator, models, of_teacher | architectures, loads_of=STUDENT, reference=TEACHER)
     save(final, architecture, models[STUDENT], evaluator, measurements)
     print_results(final, evaluator, measurements, console)
     return DONE
@@ -183,7 +183,7 @@ def print_results(final: FinalRun, evaluator: Evaluator, measurements: Measureme
         soft_wrap=True,
     )
     console.width = max(console.width, 200)  # otherwise a narrow terminal cuts figures off
-    console.print(table(measurements.models, task.metrics, slowest=TEACHER))
+    console.print(table(measurements.models, task.metrics, reference=TEACHER))
     loads: tuple[Load, ...] = measurements.loads
     for load in loads:
         console.print(f"experts of {load}", soft_wrap=True)
