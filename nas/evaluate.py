@@ -3,12 +3,13 @@ the search split.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import Tensor
@@ -17,7 +18,7 @@ from transformers import AutoConfig, PreTrainedModel
 from distill.tasks import metrics
 from distill.tasks.encoding import Encoded
 from distill.training.distillation import SavedOutputs, distil
-from distill.training.evaluation import Load, evaluate, expert_load, split_batches
+from distill.training.evaluation import Load, evaluate_rows, expert_load, split_batches
 from distill.training.loop import make_accelerator
 from distill.training.teacher import load_model, load_tokenizer
 from distill.training.teacher_outputs import SavedTeacher
@@ -49,12 +50,15 @@ class Score:
         standard_error: the standard error of `value`.
         parts: further scores of the candidate by name, such as that of its inherited weights.
         loads: for each router, how its experts shared the tokens of the first rows of the search split.
+        rows: the contributions of the rows of the search split to `value`, of shape (N,) or (N, K); None if it is a
+            mean over tasks.
     """
 
     value: float
     standard_error: float
     parts: dict[str, float]
     loads: tuple[Load, ...] = ()
+    rows: np.ndarray | None = field(default=None, compare=False, repr=False)
 
 
 class CandidateEvaluator(Protocol):
@@ -130,9 +134,10 @@ class Evaluator:
                 report(step, intermediate[step])
 
         self.train(model, self.training_phases, seed, report_intermediate)
-        score = self.score(model)
+        rows = self.contributions(model)
+        score = self.task.score_metric.of_contributions(rows)
         loads = self.loads(model, self.search_rows, INTERMEDIATE_ROWS) if architecture.has_experts else ()
-        return Score(score.value, score.standard_error, {"inherited": intermediate[0]}, loads)
+        return Score(score.value, score.standard_error, {"inherited": intermediate[0]}, loads, rows)
 
     @cached_property
     def calibration(self) -> Calibration | None:
@@ -235,7 +240,13 @@ class Evaluator:
 
     def score(self, model: PreTrainedModel, first: int | None = None) -> metrics.Score:
         """The task's first metric on the search split, or on its `first` rows."""
-        scores = evaluate(
+        return self.task.score_metric.of_contributions(self.contributions(model, first))
+
+    def contributions(self, model: PreTrainedModel, first: int | None = None) -> np.ndarray:
+        """The contributions, of shape (N,) or (N, K), of the rows of the search split, or of its `first` rows, to the
+        task's first metric.
+        """
+        rows = evaluate_rows(
             model,
             self.search_rows,
             self.search_split,
@@ -244,7 +255,7 @@ class Evaluator:
             pad_id=self.supernet_config.pad_token_id,
             first=first,
         )
-        return scores[self.task.metrics[0]]
+        return rows[self.task.metrics[0]]
 
     def loads(self, model: PreTrainedModel, rows: Encoded, first: int | None = None) -> tuple[Load, ...]:
         """How the model's experts share the tokens of the rows, or of the `first` rows; empty if the model is dense."""

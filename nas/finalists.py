@@ -1,30 +1,61 @@
-"""The finalists of a stage, which are confirmed with fresh seeds, and the winner among them."""
+"""The finalists of a stage, which are confirmed with fresh seeds, the winner among them, and their leads over the best
+baseline.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.trial import FrozenTrial
 
+from distill.tasks.metrics import Metric, mean_paired_difference
 from nas.study import ledger
+from nas.study.attributes import ROWS
+from nas.study.contributions import decode
 
-# The origin of the trial of the architecture that a stage refines. Stored studies have this text, by which a resumed
-# search recognises the trial.
-WINNER = "winner so far"
+# The origins of enqueued trials. Stored studies have these texts, by which a resumed search recognises the trials.
+BASE_MODEL, UNIFORM, GLOBAL, ALLOCATED = "base model", "uniform slice", "global importance", "exact allocation"
+# The architecture that a stage refines, and the same one with the base graph in every layer.
+WINNER, WINNER_WITH_BASE_GRAPHS = "winner so far", "its twin of base graphs"
+# The baselines that a winner must not be worse than: not the base model, which exceeds the budget, nor the exact
+# allocations, which are candidates of the search.
+BASELINES = frozenset({UNIFORM, GLOBAL, WINNER, WINNER_WITH_BASE_GRAPHS})
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The result of a finalist with one fresh seed.
+
+    Attributes:
+        rows: the contributions of the rows to the score, of shape (N,) or (N, K); None in studies of earlier versions.
+    """
+
+    score: float
+    rows: np.ndarray | None = None
+
+
+# The confirmations of finalists: key of the function that a finalist computes -> seed -> result.
+Confirmed = Mapping[str, Mapping[int, Confirmation]]
 
 
 def finalists(study: optuna.Study, count: int) -> list[FrozenTrial]:
     """The trials to confirm: those of the `count` best distinct functions within the budget (of the Pareto front if
-    there are two goals), and that of the architecture that the stage refines, because the winner must not be worse.
+    there are two goals), and those of the best baseline and of the architecture that the stage refines, because the
+    winner must not be worse.
     """
-    rows = ledger.ranked(study)
-    if len(study.directions) > 1:
-        rows = front(rows)
-    chosen = different(rows)[:count]
-    refined = [trial for trial in ledger.ranked(study) if trial.user_attrs[ledger.ORIGIN] == WINNER]
-    known = {trial.user_attrs[ledger.FUNCTION] for trial in chosen}
-    return chosen + [trial for trial in refined if trial.user_attrs[ledger.FUNCTION] not in known]
+    ranked = ledger.ranked(study)
+    chosen = different(front(ranked) if len(study.directions) > 1 else ranked)[:count]
+    baselines = baselines_of(ranked)
+    refined = [trial for trial in baselines if trial.user_attrs[ledger.ORIGIN] == WINNER]
+    return different([*chosen, *baselines[:1], *refined])
+
+
+def baselines_of(ranked: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The baselines among these trials, in their order."""
+    return [trial for trial in ranked if trial.user_attrs[ledger.ORIGIN] in BASELINES]
 
 
 def different(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -51,38 +82,41 @@ def front(ranked: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     ]
 
 
-def confirmed_scores(
-    study: optuna.Study, ranked: Sequence[FrozenTrial], seeds: Sequence[int]
-) -> dict[str, list[float]]:
-    """The scores of the finalists with these seeds, by the key of the function that they compute.
+def confirmations(study: optuna.Study, ranked: Sequence[FrozenTrial], seeds: Sequence[int]) -> Confirmed:
+    """The results of the finalists with these seeds.
 
     Args:
         study: the study in which all stages confirm.
         ranked: the finalists, trials of a stage.
     """
-    scores: dict[str, dict[int, float]] = {}
+    found: dict[str, dict[int, Confirmation]] = {trial.user_attrs[ledger.FUNCTION]: {} for trial in ranked}
     for trial in ledger.scored(study):
-        scores.setdefault(trial.user_attrs[ledger.FUNCTION], {})[trial.user_attrs[ledger.SEED]] = trial.values[0]
-    functions = [trial.user_attrs[ledger.FUNCTION] for trial in ranked]
-    return {
-        function: [score for seed, score in sorted(scores.get(function, {}).items()) if seed in seeds]
-        for function in functions
-    }
+        attributes = trial.user_attrs
+        if attributes[ledger.FUNCTION] in found and attributes[ledger.SEED] in seeds:
+            rows = decode(attributes[ROWS]) if ROWS in attributes else None
+            found[attributes[ledger.FUNCTION]][attributes[ledger.SEED]] = Confirmation(trial.values[0], rows)
+    return {function: dict(sorted(of_seeds.items())) for function, of_seeds in found.items()}
 
 
-def summary(ranked: list[FrozenTrial], confirmed: dict[str, list[float]], study: optuna.Study) -> dict[str, Any]:
-    """The content of `best.json`: the finalists, the winner (the finalist with the best mean over fresh seeds), and
-    with two goals the Pareto front.
+def summary(ranked: list[FrozenTrial], confirmed: Confirmed, study: optuna.Study, metric: Metric) -> dict[str, Any]:
+    """The content of `best.json`: the finalists with their leads over the best baseline, the winner (the finalist with
+    the best mean over fresh seeds), and with two goals the Pareto front.
+
+    Args:
+        metric: the metric that is the score of the confirmations.
     """
+    reference = reference_of(ranked, confirmed, study)
     rows = []
     for trial in ranked:
-        fresh = confirmed[trial.user_attrs[ledger.FUNCTION]]
+        of_seeds = confirmed[trial.user_attrs[ledger.FUNCTION]]
+        fresh = [confirmation.score for confirmation in of_seeds.values()]
         rows.append(
             row_of(trial)
             | {
                 "confirmed_scores": fresh,
                 "confirmed_mean": mean(fresh) if fresh else None,
                 "confirmed_deviation": stdev(fresh) if len(fresh) > 1 else None,
+                "lead": lead(of_seeds, reference, confirmed, metric) if reference else None,
             }
         )
     # A finalist that failed with every fresh seed can win only if all of them did.
@@ -93,6 +127,62 @@ def summary(ranked: list[FrozenTrial], confirmed: dict[str, list[float]], study:
         best = different(front(ledger.ranked(study)))
         result["front"] = [row_of(trial) for trial in sorted(best, key=lambda trial: trial.values[1])]
     return result
+
+
+def reference_of(ranked: Sequence[FrozenTrial], confirmed: Confirmed, study: optuna.Study) -> FrozenTrial | None:
+    """The baseline among the finalists with the best mean over fresh seeds; None if none of them was confirmed."""
+    functions = {trial.user_attrs[ledger.FUNCTION] for trial in ranked}
+    candidates = [
+        trial
+        for trial in different(baselines_of(ledger.ranked(study)))
+        if trial.user_attrs[ledger.FUNCTION] in functions and confirmed[trial.user_attrs[ledger.FUNCTION]]
+    ]
+
+    def confirmed_mean(trial: FrozenTrial) -> float:
+        return mean(found.score for found in confirmed[trial.user_attrs[ledger.FUNCTION]].values())
+
+    return max(candidates, key=confirmed_mean, default=None)
+
+
+def lead(
+    of_seeds: Mapping[int, Confirmation], reference: FrozenTrial, confirmed: Confirmed, metric: Metric
+) -> dict[str, Any] | None:
+    """The lead of a finalist over the reference: the mean over their common seeds of the difference on the same rows;
+    None if they have no seed in common of which the rows are known.
+
+    The standard error is that of the paired difference. With one seed it covers the choice of the rows of the search
+    split, with several also that of the seeds.
+
+    Args:
+        of_seeds: the confirmations of the finalist.
+    """
+    others = confirmed[reference.user_attrs[ledger.FUNCTION]]
+    pairs = {}
+    for seed, own in of_seeds.items():
+        other = others.get(seed)
+        if other is not None and own.rows is not None and other.rows is not None:
+            pairs[seed] = own.rows, other.rows
+    if not pairs:
+        return None
+    difference = mean_paired_difference(metric, list(pairs.values()))
+    return {
+        "over": reference.user_attrs[ledger.ORIGIN],
+        "over_trial": reference.number,
+        "value": difference.value,
+        "standard_error": difference.standard_error,
+        "seeds": list(pairs),
+    }
+
+
+def lead_line(winner: Mapping[str, Any]) -> str | None:
+    """The lead of a stage's winner in one line; None if it is not known."""
+    found = winner["lead"]
+    if found is None:
+        return None
+    if found["over_trial"] == winner["trial"]:
+        return f"winner: {found['over']}, a baseline"
+    seeds = f"{len(found['seeds'])} seed{'s' if len(found['seeds']) > 1 else ''}"
+    return f"winner: {found['value']:+.4f} ± {found['standard_error']:.4f} over {found['over']} (paired, {seeds})"
 
 
 def row_of(trial: FrozenTrial) -> dict[str, Any]:

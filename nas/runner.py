@@ -34,7 +34,8 @@ from nas.evaluate_one_shot import OneShotEvaluator
 from nas.evaluate_untrained import UntrainedEvaluator
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
-from nas.study.attributes import EXPERT_LOAD, score_attribute
+from nas.study.attributes import EXPERT_LOAD, ROWS, score_attribute
+from nas.study.contributions import encode
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 from supernet.compensation.ridge import CompensationError
@@ -112,9 +113,11 @@ def run(
         tuner.fit()
 
 
-def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
+def evaluate_trial(
+    config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...], keep_rows: bool = False
+) -> None:
     """Run one trial in a worker: report `{"step", "score"}` for every intermediate value, and at the end the final
-    score with its attributes.
+    score with its attributes, with `keep_rows` among them the contributions of the rows.
 
     If the candidate diverges or does not fit into memory, that is a finding about the candidate and reported as
     `failure`. Any other error is a bug or a lost worker and is left to Ray.
@@ -140,7 +143,14 @@ def evaluate_trial(config: dict[str, Any], workspace: Workspace, device: str, ru
             raise
         tune.report({ledger.FAILURE: f"out of memory: {error}"})
     else:
-        tune.report({"final": score.value, "attributes": attributes_of(score)})
+        tune.report({"final": score.value, "attributes": attributes_of(score, keep_rows)})
+
+
+def evaluate_keeping_rows(
+    config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]
+) -> None:
+    """As `evaluate_trial`, for trials that are compared with each other on the same rows."""
+    evaluate_trial(config, workspace, device, rungs, keep_rows=True)
 
 
 @lru_cache(maxsize=1)
@@ -156,11 +166,14 @@ def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or bool(NO_HOST_MEMORY.search(str(error)))
 
 
-def attributes_of(score: Score) -> dict[str, Any]:
-    """The attributes of a trial that describe its score: the standard error, further scores and the experts' loads."""
+def attributes_of(score: Score, keep_rows: bool = False) -> dict[str, Any]:
+    """The attributes of a trial that describe its score: the standard error, further scores, the experts' loads, and
+    with `keep_rows` the contributions of the rows.
+    """
     parts = {score_attribute(name): value for name, value in score.parts.items()}
     loads = {EXPERT_LOAD: [load.to_json() for load in score.loads]} if score.loads else {}
-    return {"standard_error": score.standard_error, **parts, **loads}
+    rows = {ROWS: encode(score.rows)} if keep_rows and score.rows is not None else {}
+    return {"standard_error": score.standard_error, **parts, **loads, **rows}
 
 
 class Proposals(Searcher):

@@ -26,13 +26,25 @@ from nas.budget import (
 )
 from nas.cluster import Cluster, ray_session
 from nas.config.schema import ConfigError, StageTable, StudyConfig
-from nas.finalists import WINNER, confirmed_scores, finalists, summary
+from nas.finalists import (
+    ALLOCATED,
+    BASE_MODEL,
+    GLOBAL,
+    UNIFORM,
+    WINNER,
+    WINNER_WITH_BASE_GRAPHS,
+    Confirmed,
+    confirmations,
+    finalists,
+    lead_line,
+    summary,
+)
 from nas.latency.table import measure_whole
 from nas.preparation.checks import check
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.untrained import prepare_untrained
 from nas.preparation.workspace import Workspace, base_of_study
-from nas.runner import run
+from nas.runner import evaluate_keeping_rows, run
 from nas.samplers import SAMPLERS, Proposer
 from nas.study import ledger
 from nas.study.description import Parameters, formula
@@ -41,11 +53,8 @@ from search_spaces.architecture import DENSE, Architecture, Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space
 
-BASE_MODEL, UNIFORM, GLOBAL, ALLOCATED = "base model", "uniform slice", "global importance", "exact allocation"
 # How many exact allocations a stage starts with.
 ALLOCATIONS = 3
-# The origin of another baseline of stage 2; as `WINNER`, it is in stored studies.
-WINNER_WITH_BASE_GRAPHS = "its twin of base graphs"
 CONFIRMATION = "confirmation"
 # Stages that refine an architecture, each with the stage whose winner it refines by default.
 BEFORE = {"2": "1", "3": "2"}
@@ -265,7 +274,9 @@ class Search:
             )
         fresh = range(self.config.seed + 1, self.config.seed + 1 + plan.table.confirm_seeds)
         confirmed = self._confirm(plan, ranked, list(fresh))
-        best = summary(ranked, confirmed, study)
+        best = summary(ranked, confirmed, study, self.workspace.folders.task.score_metric)
+        if line := lead_line(best["winner"]):
+            self.say(line)
         if any(limit.name == "latency" for limit in plan.space.limits):
             self._measure(best)
         write_text(self.folder.best(plan.stage), json.dumps(best, indent=2) + "\n")
@@ -273,9 +284,8 @@ class Search:
         winner.save(self.folder.architecture)
         return winner
 
-    def _confirm(self, plan: Plan, ranked: list[FrozenTrial], seeds: list[int]) -> dict[str, list[float]]:
-        """Train the finalists from the frozen supernet with each of the seeds; returns their scores by the key of the
-        function that they compute.
+    def _confirm(self, plan: Plan, ranked: list[FrozenTrial], seeds: list[int]) -> Confirmed:
+        """Train the finalists from the frozen supernet with each of the seeds; returns the results.
 
         All stages confirm in the same way and in one study, so their winners can be compared, and an architecture that
         an earlier stage has confirmed is not trained again.
@@ -298,9 +308,10 @@ class Search:
             self.cluster,
             trials=None,
             origin=CONFIRMATION,
+            evaluate=evaluate_keeping_rows,
             on_trial=partial(self._on_trial, total=len(ledger.waiting(study)) + len(ledger.finished(study))),
         )
-        return confirmed_scores(study, ranked, seeds)
+        return confirmations(study, ranked, seeds)
 
     def _measure(self, best: dict[str, Any]) -> None:
         """Add two latencies to every finalist: the one predicted from the table, and the one measured on the whole

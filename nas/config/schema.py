@@ -160,7 +160,8 @@ class StageTable(Table):
             supernet.
         trials: how many candidates are evaluated, baselines included.
         sampler: a key of `nas.samplers.SAMPLERS`.
-        confirm: how many of the best candidates are trained again, with fresh seeds, before the winner is chosen.
+        confirm: how many of the best candidates are trained again, with fresh seeds, before the winner is chosen; the
+            best baseline is trained again in any case.
         confirm_seeds: how many fresh seeds each of them is trained with.
         edit_rate: replaces that of the space.
         rungs: the shares of a candidate's training steps after which it may be pruned.

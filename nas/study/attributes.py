@@ -12,6 +12,8 @@ SEED, ATTEMPT = "seed", "attempt"
 DUPLICATE_OF, FAILURE, RUNG = "twin", "failure", "rung"
 # How the experts shared the tokens.
 EXPERT_LOAD = "expert_load"
+# The contributions of the rows to the score, in the study `confirmation` (`nas.study.contributions`).
+ROWS = "rows"
 # An attribute of studies: the names of the objectives.
 GOALS = "goals"
 # Optuna's system attribute for the constraints of a trial, each of which is satisfied if it is at most 0. Optuna 5 also

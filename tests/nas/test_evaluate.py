@@ -5,6 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -40,7 +41,11 @@ def test_a_score_is_decided_by_architecture_and_seed(workspace: Workspace) -> No
     torch.manual_seed(1)  # what happened before does not matter
     assert again.evaluate(architecture, 0) == first
     again.evaluate(architecture, 5)
-    assert again.evaluate(architecture, 0) == first
+    last = again.evaluate(architecture, 0)
+    assert last == first
+    assert first.rows is not None and last.rows is not None
+    assert np.array_equal(last.rows, first.rows)
+    assert (first.rows.shape, first.rows.mean()) == ((len(again.search_rows),), first.value)
     assert [step for step, _ in reports] == [0, 3]
     assert reports[0][1] == first.parts["inherited"]
     assert first.standard_error == standard_error(first.value, len(again.search_rows))

@@ -4,11 +4,26 @@ import json
 from fractions import Fraction
 from itertools import product
 
+import numpy as np
 import optuna
 import pytest
 
-from nas.finalists import WINNER, finalists, summary
+from distill.tasks.metrics import CLASS_ACCURACY
+from nas.finalists import (
+    BASE_MODEL,
+    GLOBAL,
+    UNIFORM,
+    WINNER,
+    WINNER_WITH_BASE_GRAPHS,
+    Confirmation,
+    confirmations,
+    finalists,
+    lead_line,
+    summary,
+)
 from nas.study import ledger
+from nas.study.attributes import ROWS
+from nas.study.contributions import encode
 from nas.study.description import Parameters
 from search_spaces import Architecture, Base, Genes, Space, cost
 from search_spaces.graph import GELU
@@ -55,8 +70,13 @@ def test_finalists_are_the_best_different_ones_inside_the_box() -> None:
 def confirmed(study: optuna.Study, count: int, **scores: list[float]) -> dict:
     """The summary of a study whose finalists, by their trial numbers, got these scores in the confirmation."""
     ranked = finalists(study, count)
-    fresh = {trial.user_attrs[ledger.FUNCTION]: scores.get(f"trial{trial.number}", []) for trial in ranked}
-    best = summary(ranked, fresh, study)
+    fresh = {
+        trial.user_attrs[ledger.FUNCTION]: {
+            seed: Confirmation(score) for seed, score in enumerate(scores.get(f"trial{trial.number}", []))
+        }
+        for trial in ranked
+    }
+    best = summary(ranked, fresh, study, CLASS_ACCURACY)
     assert best["winner"] in best["finalists"]
     assert json.loads(json.dumps(best)) == best
     return best
@@ -85,14 +105,117 @@ def test_a_failed_confirmation_never_wins_over_a_confirmed_one() -> None:
     assert confirmed(study_of((a, 0.9), (b, 0.8)), 3, trial1=[0.6])["winner"]["trial"] == 1
 
 
+def of_origins(*rows: tuple[Architecture, str, float]) -> optuna.Study:
+    """A study in memory with trials of these origins and scores."""
+    study = optuna.create_study(direction="maximize")
+    for architecture, origin, score in rows:
+        ledger.enqueue(study, Parameters.of(SPACE), architecture, origin)
+        ledger.complete(study, ledger.ask(study, SPACE, origin, 4)[0].number, score, {"standard_error": 0.01})
+    return study
+
+
 def test_what_a_stage_refines_is_always_a_finalist() -> None:
     a, b, c = inside(3)
-    study = study_of((a, 0.5), origin=WINNER)
-    for architecture, score in ((b, 0.8), (c, 0.9)):
-        ledger.enqueue(study, Parameters.of(SPACE), architecture, "random")
-        ledger.complete(study, ledger.ask(study, SPACE, "random", 4)[0].number, score, {"standard_error": 0.01})
+    study = of_origins((a, WINNER, 0.5), (b, "random", 0.8), (c, "random", 0.9))
     assert [trial.number for trial in finalists(study, 1)] == [2, 0]
     assert [trial.number for trial in finalists(study, 3)] == [2, 1, 0]
+
+
+def test_a_search_never_hands_on_less_than_its_best_baseline() -> None:
+    """The base model, which scores best, exceeds the budget; of the others the best baseline is confirmed."""
+    a, b, c, d = inside(4)
+    big = Architecture.uniform(BASE)
+    study = of_origins(
+        (big, BASE_MODEL, 0.9), (a, UNIFORM, 0.5), (b, GLOBAL, 0.6), (c, "random", 0.8), (d, "random", 0.7)
+    )
+    assert [trial.number for trial in finalists(study, 1)] == [3, 2]
+    assert [trial.number for trial in finalists(study, 2)] == [3, 4, 2]
+    assert [trial.number for trial in finalists(study, 9)] == [3, 4, 2, 1]
+    assert confirmed(study, 1, trial3=[0.6, 0.7], trial2=[0.7, 0.7])["winner"]["origin"] == GLOBAL
+    # The best baseline of a stage that refines an architecture may be another one.
+    refining = [(a, WINNER, 0.5), (b, WINNER_WITH_BASE_GRAPHS, 0.6), (c, "random", 0.8)]
+    assert [trial.number for trial in finalists(of_origins(*refining), 1)] == [2, 1, 0]
+    # A candidate that computes what the best baseline computes is confirmed only once.
+    same = of_origins((b, GLOBAL, 0.6), (b, "random", 0.6), (a, "random", 0.5))
+    assert [trial.number for trial in finalists(same, 1)] == [0]
+
+
+ROWS_OF_SEEDS = np.random.default_rng(0).random((3, 2, 400)) < np.array([0.8, 0.7, 0.6])[:, None, None]
+
+
+def confirmation_of(study: optuna.Study, rows: dict[int, dict[int, np.ndarray]], stored: bool = True) -> dict:
+    """The summary of a study whose trials (trial -> seed -> rows, of 0 and 1) were confirmed."""
+    confirmation = optuna.create_study(direction="maximize")
+    for number, of_seeds in rows.items():
+        for seed, correct in of_seeds.items():
+            architecture = ledger.architecture_of(study.trials[number])
+            ledger.enqueue(confirmation, Parameters.of(SPACE), architecture, f"stage-1 trial {number}", seed)
+            trial, _ = ledger.ask(confirmation, SPACE, "confirmation", 4)
+            kept = {ROWS: encode(correct)} if stored else {}
+            ledger.complete(confirmation, trial.number, correct.mean(), {"standard_error": 0.01} | kept)
+    ranked = finalists(study, 1)
+    best = summary(ranked, confirmations(confirmation, ranked, [1, 2]), study, CLASS_ACCURACY)
+    assert json.loads(json.dumps(best)) == best
+    return best
+
+
+def test_leads_over_the_best_confirmed_baseline() -> None:
+    """Of two confirmed baselines the one with the lower score has the better confirmation."""
+    a, b, c = inside(3)
+    study = of_origins((a, WINNER, 0.5), (b, WINNER_WITH_BASE_GRAPHS, 0.6), (c, "random", 0.8))
+    best, middle, worst = ROWS_OF_SEEDS
+    seeds = [{number: dict(zip((1, 2), rows, strict=True))} for number, rows in ((2, best), (0, middle), (1, worst))]
+    found = confirmation_of(study, seeds[0] | seeds[1] | seeds[2])
+    leads = {row["trial"]: row["lead"] for row in found["finalists"]}
+    assert list(leads) == [2, 1, 0]
+    assert {(lead["over"], lead["over_trial"]) for lead in leads.values()} == {(WINNER, 0)}
+    for number, rows in ((2, best), (1, worst)):
+        difference = rows.astype(float) - middle
+        assert leads[number]["value"] == pytest.approx(difference.mean())
+        # At least the error of the rows, and with what the seeds differ by no more than that of two independent seeds.
+        over_rows = difference.mean(axis=0).std() / 20
+        assert over_rows <= leads[number]["standard_error"] < 2 * over_rows
+        assert leads[number]["seeds"] == [1, 2]
+    assert (leads[0]["value"], leads[0]["standard_error"]) == (0.0, 0.0)
+    lead = leads[2]
+    assert lead_line(found["winner"]) == (
+        f"winner: {lead['value']:+.4f} ± {lead['standard_error']:.4f} over winner so far (paired, 2 seeds)"
+    )
+    assert lead_line(found["finalists"][2]) == "winner: winner so far, a baseline"
+
+
+def test_leads_are_over_common_seeds() -> None:
+    """The finalist failed with one seed, and the baseline has a seed that is not wanted."""
+    a, b = inside(2)
+    study = of_origins((a, GLOBAL, 0.5), (b, "random", 0.8))
+    (ours, _), (theirs, other), _ = ROWS_OF_SEEDS
+    found = confirmation_of(study, {1: {1: ours}, 0: {1: theirs, 2: other, 7: other}})
+    lead = found["winner"]["lead"]
+    difference = ours.astype(float) - theirs
+    assert lead == {
+        "over": GLOBAL,
+        "over_trial": 0,
+        "value": pytest.approx(difference.mean()),
+        "standard_error": pytest.approx(difference.std() / 20),
+        "seeds": [1],
+    }
+    assert lead_line(found["winner"]).endswith(" over global importance (paired, 1 seed)")  # type: ignore[union-attr]
+
+
+def test_no_lead_without_a_baseline_its_confirmation_or_its_rows() -> None:
+    a, b = inside(2)
+    (ours, _), (theirs, _), _ = ROWS_OF_SEEDS
+    baseline, none = (of_origins((a, origin, 0.5), (b, "random", 0.8)) for origin in (GLOBAL, "random"))
+    for study, rows, stored in (
+        (none, {1: {1: ours}}, True),
+        (baseline, {1: {1: ours}}, True),
+        (baseline, {1: {1: ours}, 0: {2: theirs}}, True),
+        (baseline, {1: {1: ours}, 0: {1: theirs}}, False),
+    ):
+        found = confirmation_of(study, rows, stored)
+        assert found["winner"]["trial"] == 1
+        assert found["winner"]["lead"] is None
+        assert lead_line(found["winner"]) is None
 
 
 def test_the_front_of_two_goals() -> None:

@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from optuna.trial import TrialState
 from transformers import BertConfig, DistilBertConfig
@@ -15,10 +16,12 @@ from distill.tasks.metrics import standard_error
 from nas import interrupt
 from nas.budget import budgeted_space
 from nas.config.load import load_config
+from nas.finalists import lead_line
 from nas.preparation.workspace import Workspace
 from nas.search import main
 from nas.study import ledger
-from nas.study.attributes import score_attribute
+from nas.study.attributes import ROWS, score_attribute
+from nas.study.contributions import decode
 from search_spaces import Architecture, cost
 from tests.nas.tiny_study import TinyStudy, states, trials_of
 
@@ -51,8 +54,13 @@ def test_winner(searched: Path, tiny_study: TinyStudy, workspace: Workspace) -> 
     best = json.loads((searched / "stage-1" / "best.json").read_text())
     finalists = best["finalists"]
     trials = {trial.number: trial for trial in trials_of(searched)}
-    assert len(finalists) == tiny_study.config.stage1.confirm
     assert finalists[0]["score"] == max(trial.value or 0.0 for number, trial in trials.items() if number)
+    # The best candidates, and the better one of the two baselines within the budget.
+    best_baseline = max(trials[1], trials[2], key=lambda trial: trial.value or 0.0)
+    count = tiny_study.config.stage1.confirm
+    chosen = [row["trial"] for row in finalists]
+    assert len(chosen) == count + (best_baseline.number not in chosen[:count])
+    assert best_baseline.number in chosen
     assert best["winner"] in finalists
     assert best["winner"]["confirmed_mean"] == max(row["confirmed_mean"] for row in finalists)
     winner = Architecture.load(searched / "architecture.json")
@@ -60,17 +68,41 @@ def test_winner(searched: Path, tiny_study: TinyStudy, workspace: Workspace) -> 
     space = budgeted_space(tiny_study.config, *workspace.base(), workspace.labels)
     assert space.min_params <= cost.params(winner, workspace.labels) <= space.max_params
     confirmed = trials_of(searched, "confirmation")
-    assert [trial.user_attrs[ledger.SEED] for trial in confirmed] == [1, 1, 2, 2]
+    assert [trial.user_attrs[ledger.SEED] for trial in confirmed] == [1] * len(finalists) + [2] * len(finalists)
     assert load_config(str(searched / "config.toml")) == tiny_study.config
+
+
+def test_confirmations_keep_their_rows_and_give_leads(searched: Path, workspace: Workspace) -> None:
+    best = json.loads((searched / "stage-1" / "best.json").read_text())
+    assert not any(ROWS in trial.user_attrs for trial in trials_of(searched))
+    rows: dict[Architecture, list[np.ndarray]] = {}
+    for trial in trials_of(searched, "confirmation"):
+        kept = decode(trial.user_attrs[ROWS])
+        assert (kept.shape, kept.mean()) == ((len(load_encoded(workspace.data / "search.npz")),), trial.value)
+        rows.setdefault(ledger.architecture_of(trial), []).append(kept)
+    found = {
+        row["trial"]: (row["lead"], rows[Architecture.from_json(row["architecture"])]) for row in best["finalists"]
+    }
+    (reference,) = {lead["over_trial"] for lead, _ in found.values()}
+    baselines = [row for row in best["finalists"] if row["origin"] in ("uniform slice", "global importance")]
+    assert reference == max(baselines, key=lambda row: row["confirmed_mean"])["trial"]
+    for lead, own in found.values():
+        differences = np.subtract(own, found[reference][1])
+        assert lead["value"] == pytest.approx(differences.mean())
+        assert lead["standard_error"] ** 2 >= 0.999 * differences.mean(axis=0).var() / differences.shape[1]
+        assert lead["seeds"] == [1, 2]
 
 
 def test_resuming_a_finished_study_repeats_nothing(copied: Path, tiny_study: TinyStudy) -> None:
     (copied / "architecture.json").unlink()
+    best = (copied / "stage-1" / "best.json").read_text()
     (copied / "stage-1" / "best.json").unlink()
     before = trials_of(copied), trials_of(copied, "confirmation")
     result = tiny_study.run(*tiny_study.search(copied.parent, "--study", "s", "--resume"))
     assert (result.returncode, result.stderr) == (0, "")
     assert (trials_of(copied), trials_of(copied, "confirmation")) == before
+    assert (copied / "stage-1" / "best.json").read_text() == best
+    assert f"\n{lead_line(json.loads(best)['winner'])}\n" in result.stdout
     assert (copied / "architecture.json").exists()
     assert (copied / "stage-1" / "best.json").exists()
 

@@ -13,7 +13,7 @@ from nas.preparation.workspace import Workspace
 from nas.runner import attributes_of
 from nas.samplers import SAMPLERS
 from nas.study import ledger
-from nas.study.attributes import EXPERT_LOAD, score_attribute
+from nas.study.attributes import EXPERT_LOAD, ROWS, score_attribute
 from search_spaces import Architecture, cost
 from search_spaces.spaces import Limit
 from tests.nas import rows
@@ -35,7 +35,7 @@ TAKEN = (
         "latency",
         "seconds",
     ),
-    *("standard_error", EXPERT_LOAD, "inherited", "score"),
+    *("standard_error", EXPERT_LOAD, ROWS, "inherited", "score"),
 )
 
 

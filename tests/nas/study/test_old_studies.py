@@ -6,7 +6,8 @@ from pathlib import Path
 import optuna
 import pytest
 
-from nas.finalists import finalists
+from distill.tasks.metrics import CLASS_ACCURACY
+from nas.finalists import confirmations, finalists, lead_line, summary
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.description import Parameters, choices_of
@@ -27,6 +28,19 @@ def test_finalists_are_those_of_the_old_version(stage: str, expected: list[int],
     assert [trial.number for trial in finalists(study, len(expected))][: len(expected)] == expected
     assert study.metric_names == ["score"]
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+def test_leads_of_confirmations_without_rows_are_not_known(stage: str, url: str) -> None:
+    study, confirmation = (ledger.open_study(url, name) for name in (f"stage-{stage}", "confirmation"))
+    ranked = finalists(study, 2)
+    best = summary(ranked, confirmations(confirmation, ranked, [1, 2]), study, CLASS_ACCURACY)
+    confirmed = [row for row in best["finalists"] if len(row["confirmed_scores"]) == 2]
+    assert best["winner"] in confirmed and len(confirmed) >= 2
+    assert [row["lead"] for row in best["finalists"]] == [None] * len(ranked)
+    assert lead_line(best["winner"]) is None
+    for opened in (study, confirmation):
+        opened._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "nsga2"])
