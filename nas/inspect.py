@@ -19,7 +19,7 @@ from distill.cli import Parser
 from distill.extensions import load_extensions
 from search_spaces import PUBLISHED, Architecture, Experts, UserError
 from search_spaces import cost as costs
-from search_spaces.formula import layers_latex, text
+from search_spaces.formula import layers_latex
 from search_spaces.published import load
 
 
@@ -40,7 +40,7 @@ def describe(
         "speedup": costs.speedup(architecture),
         "layers": [
             {
-                "formula": text(genes),
+                "formula": genes.formula,
                 "stack": genes.stack,
                 "expansion": str(genes.expansion if genes.stack else 0),
                 "inner": genes.inner(architecture.base),

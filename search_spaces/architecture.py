@@ -199,10 +199,9 @@ DENSE = Experts()
 class Genes:
     """The searched properties of one layer's FFN: `stack` blocks of one graph, either dense or with several experts.
 
-    The inner width of a block, or of each of its experts, is floor(expansion * inner width of the base).
-
-    With `stack` = 0 the layer has no FFN: its output is its attention's output. The other genes then mean nothing and
-    take their default values, so that all such genes are equal.
+    The inner width of a block, or of each of its experts, is floor(expansion * inner width of the base). With `stack` =
+    0 the layer has no FFN: its output is its attention's output. The other genes then mean nothing and take their
+    default values, so that all such genes are equal.
     """
 
     graph: FFNGraph = GELU
@@ -222,9 +221,12 @@ class Genes:
         if not isinstance(self.experts, Experts):
             raise ArchitectureError(f"experts: must be an Experts, not {shortened(self.experts)}")
         if not self.stack:
-            for field in fields(self):
-                if field.name != "stack":
-                    object.__setattr__(self, field.name, field.default)
+            self.__dict__.update(graph=GELU, expansion=Fraction(1), experts=DENSE)
+
+    @property
+    def formula(self) -> str:
+        """The formula of the graph, or "no FFN"."""
+        return str(self.graph) if self.stack else "no FFN"
 
     def inner(self, base: Base) -> int:
         """The inner width of this layer's blocks and of each of their experts, in channels; 0 without an FFN."""

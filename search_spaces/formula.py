@@ -6,15 +6,12 @@ Models do not need this module. Its functions import sympy lazily, which takes h
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from search_spaces.architecture import Architecture, Genes
+from search_spaces.architecture import Architecture
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import OPERATIONS, UNARY
 
 if TYPE_CHECKING:
     import sympy
-
-# The formula of a layer without an FFN.
-NO_FFN = "no FFN"
 
 
 def meaning(op: str, *arguments: "sympy.Expr") -> "sympy.Expr":
@@ -55,11 +52,6 @@ def latex(graph: FFNGraph) -> str:
     return sympy.latex(expression(graph, named=True))
 
 
-def text(genes: Genes) -> str:
-    """The formula of a layer as text: that of its graph, or `NO_FFN`."""
-    return str(genes.graph) if genes.stack else NO_FFN
-
-
 def layers_latex(architecture: Architecture) -> list[str]:
     """The formula of every layer in LaTeX, the lowest layer first."""
-    return [latex(genes.graph) if genes.stack else rf"\text{{{NO_FFN}}}" for genes in architecture.layers]
+    return [latex(genes.graph) if genes.stack else rf"\text{{{genes.formula}}}" for genes in architecture.layers]

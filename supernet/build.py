@@ -13,7 +13,6 @@ from distill.tasks.types import CLASSIFICATION, MASKED_LM, QUESTION_ANSWERING, R
 from distill.training.teacher import TeacherError
 from search_spaces.architecture import DENSE, Architecture, Base, Experts
 from search_spaces.errors import UserError
-from search_spaces.formula import text
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.operations import BINARY, UNARY
 from supernet.model.configuration_nas_bert import AUTO_MAP, NasBertConfig
@@ -75,7 +74,7 @@ def config_of(architecture: Architecture, labels: int = 2, template: PretrainedC
     for genes in architecture.layers:
         inner = genes.inner(base)
         layer = {
-            "formula": text(genes),
+            "formula": genes.formula,
             "program": [[node.op, list(node.inputs)] for node in genes.graph.nodes[1:]],
             "widths": list(genes.graph.widths(base.width, inner, base.mismatch)),
             "stack": genes.stack,

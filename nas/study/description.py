@@ -18,7 +18,7 @@ from nas.study.attributes import ARCHITECTURE, CHOICES, FUNCTION, IN_BUDGET, PRE
 from search_spaces import cost
 from search_spaces.architecture import DENSE, Architecture, Genes
 from search_spaces.equivalence import function_key
-from search_spaces.formula import layers_latex, text
+from search_spaces.formula import layers_latex
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
 from search_spaces.spaces import GRAPHS, SIZES, Space
@@ -157,7 +157,7 @@ def formula(architecture: Architecture) -> str:
     parts = []
     for genes in architecture.layers:
         if not genes.stack:
-            parts.append(text(genes))
+            parts.append(genes.formula)
             continue
         size = f"{genes.stack}×{genes.inner(architecture.base)}"
         size += f" ({genes.experts})" if genes.experts != DENSE else ""

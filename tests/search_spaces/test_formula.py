@@ -4,7 +4,7 @@ import sympy
 from hypothesis import given, settings
 
 from search_spaces import GELU, PUBLISHED, Architecture, Base, FFNGraph, Genes
-from search_spaces.formula import expression, latex, layers_latex, text
+from search_spaces.formula import expression, latex, layers_latex
 from tests.search_spaces.strategies import graphs
 
 X = sympy.Symbol("x", real=True)
@@ -43,7 +43,7 @@ def test_latex() -> None:
 def test_no_ffn_is_said() -> None:
     architecture = Architecture(Base(2, 8, 2, 8), (Genes(stack=0), Genes()))
     assert layers_latex(architecture) == [r"\text{no FFN}", latex(GELU)]
-    assert list(map(text, architecture.layers)) == ["no FFN", str(GELU)]
+    assert [genes.formula for genes in architecture.layers] == ["no FFN", str(GELU)]
 
 
 def test_latex_of_layers() -> None:
