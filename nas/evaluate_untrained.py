@@ -18,6 +18,7 @@ class UntrainedEvaluator:
 
     def __init__(self, workspace: Workspace, device: str = "auto") -> None:
         self.of_tasks = {of_task.config.task: Evaluator(of_task, device) for of_task in workspace.untrained}
+        self.rows = workspace.untrained_rows
 
     def evaluate(
         self,
@@ -26,8 +27,8 @@ class UntrainedEvaluator:
         rungs: Sequence[Fraction] = (),
         report: ReportScore = ignore_score,
     ) -> Score:
-        """Score a candidate by the mean over the tasks of each task's first metric on its search split. Seed and rungs
-        make no difference, and no intermediate scores are reported.
+        """Score a candidate by the mean over the tasks of each task's first metric on the first rows of its search
+        split. Seed and rungs make no difference, and no intermediate scores are reported.
 
         Raises:
             distill.training.loop.Diverged: a logit is not finite.
@@ -37,7 +38,7 @@ class UntrainedEvaluator:
         loads: list[Sequence[Load]] = []
         for task, evaluator in self.of_tasks.items():
             student = evaluator.student(architecture)
-            scores[task] = evaluator.score(student)
+            scores[task] = evaluator.score(student, self.rows)
             if architecture.has_experts:
                 loads.append(evaluator.loads(student, evaluator.search_rows, INTERMEDIATE_ROWS))
         return mean_score(scores, loads)

@@ -250,7 +250,9 @@ class Search:
         if plan.table.evaluation == "one_shot":
             workspace = prepare_one_shot(workspace, plan.space, self.cluster.device, self.on_progress)
         elif plan.table.evaluation == "untrained":
-            workspace = prepare_untrained(workspace, plan.stage == "3", self.cluster.device, self.on_progress)
+            workspace = prepare_untrained(
+                workspace, plan.stage == "3", plan.table.rows, self.cluster.device, self.on_progress
+            )
         sampler = sampler_of(plan, workspace)
         study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, self.config.goals)
         ledger.requeue_unfinished(study)

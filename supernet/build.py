@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from distill.objectives.outputs import INPUTS
 from distill.tasks.types import CLASSIFICATION, MASKED_LM, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
@@ -148,9 +149,13 @@ def build(
         labels, template: as for `config_of`.
         weights: a complete state dict, such as the one that `supernet.inherit.inherit` returns.
     """
-    model = HEADS[head](config_of(architecture, labels, template))
-    if weights is not None:
-        model.load_state_dict(weights, strict=True)
+    config = config_of(architecture, labels, template)
+    if weights is None:
+        return HEADS[head](config)
+    with no_init_weights():  # random weights take several times as long as the rest
+        model = HEADS[head](config)
+    model.tie_weights()
+    model.load_state_dict(weights, strict=True)
     return model
 
 

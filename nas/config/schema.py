@@ -158,6 +158,7 @@ class StageTable(Table):
         evaluation: how candidates are scored: "trained": after their training; "untrained": with their inherited
             weights, so that only the finalists are trained; "one_shot", only in stage 3: as slices of a one-shot
             supernet.
+        rows: untrained candidates are scored on so many rows of the search split; None: on all.
         trials: how many candidates are evaluated, baselines included.
         sampler: a key of `nas.samplers.SAMPLERS`.
         confirm: how many of the best candidates are trained again, with fresh seeds, before the winner is chosen; the
@@ -171,6 +172,7 @@ class StageTable(Table):
     """
 
     evaluation: Literal["trained", "untrained", "one_shot"] = "trained"
+    rows: Annotated[int, Field(ge=1)] | None = None
     trials: Annotated[int, Field(ge=1, le=1_000_000)]
     sampler: SamplerName = "lanas"
     confirm: Annotated[int, Field(ge=1)] = 3

@@ -40,6 +40,7 @@ class Workspace:
         tasks: the data and teachers of all tasks; only with a one-shot supernet.
         one_shot: the one-shot supernet of stage 3, if its candidates are slices of one.
         untrained: a workspace for each task on which candidates are scored untrained; empty if they are trained.
+        untrained_rows: the number of rows of the search split on which they are scored; None: all.
     """
 
     config: StudyConfig
@@ -52,6 +53,7 @@ class Workspace:
     tasks: tuple[TaskFolders, ...] = ()
     one_shot: Path | None = None
     untrained: "tuple[Workspace, ...]" = ()
+    untrained_rows: int | None = None
 
     def base(self) -> tuple[Base, FFNGraph]:
         """The base of all candidates, and the base graph."""

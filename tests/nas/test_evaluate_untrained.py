@@ -49,6 +49,11 @@ def test_the_score_is_that_of_the_inherited_weights(preset: Path, tiny_study: Ti
     assert (score.value, score.standard_error, score.loads) == (expected.value, expected.standard_error, ())
     assert score.parts == {"library": expected.value}
 
+    few = prepare_untrained(workspace, all_tasks=False, rows=30, device="cpu")
+    fewer = UntrainedEvaluator(few, "cpu").evaluate(architecture)
+    assert fewer.value == evaluator.score(evaluator.student(architecture), 30).value
+    assert fewer.standard_error > score.standard_error
+
     both = prepare_untrained(workspace, all_tasks=True, device="cpu")
     first, second = both.untrained
     assert first == workspace and second.config.task == "neighbours" and second.supernet != first.supernet
