@@ -20,9 +20,8 @@ from nas.study.contributions import decode
 BASE_MODEL, UNIFORM, GLOBAL, ALLOCATED = "base model", "uniform slice", "global importance", "exact allocation"
 # The architecture that a stage refines, and the same one with the base graph in every layer.
 WINNER, WINNER_WITH_BASE_GRAPHS = "winner so far", "its twin of base graphs"
-# The baselines that a winner must not be worse than: not the base model, which exceeds the budget, nor the exact
-# allocations, which are candidates of the search.
-BASELINES = frozenset({UNIFORM, GLOBAL, WINNER, WINNER_WITH_BASE_GRAPHS})
+# The baselines that a winner must not be worse than: not the base model, which exceeds the budget.
+BASELINES = frozenset({UNIFORM, GLOBAL, ALLOCATED, WINNER, WINNER_WITH_BASE_GRAPHS})
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from nas.config.recipes import EarlyStoppingTable, FinalTable, RecipeTable, SharingTable, WarmupTable
-from nas.config.values import Count, ExpertsTable, Latency, OrderName, PositiveShare, SamplerName, Share, Table, size
+from nas.config.values import Count, ExpertsTable, Latency, PositiveShare, SamplerName, Share, Table, size
 from search_spaces.architecture import DENSE, Base
 from search_spaces.errors import UserError, did_you_mean
 
@@ -146,9 +146,21 @@ class SupernetTable(Table):
         calibration_rows: the number of training rows that the weights are solved for on.
     """
 
-    order: OrderName = "importance"
+    order: str = "importance"
     inheritance: Literal["sliced", "compensated"] = "sliced"
     calibration_rows: Annotated[int, Field(ge=2, le=1_000_000)] = 512
+
+    def check(self) -> None:
+        """Check that the order exists; as `ObjectiveTable.check`, because this imports torch.
+
+        Raises:
+            ConfigError: there is no such order.
+        """
+        from supernet.order.orders import ORDERS
+
+        if self.order not in ORDERS:
+            meant = did_you_mean(self.order, ORDERS)
+            raise ConfigError(f"supernet.order: there is no {self.order!r}{meant} (orders: {', '.join(ORDERS)})")
 
 
 class StageTable(Table):

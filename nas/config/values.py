@@ -61,14 +61,6 @@ def _experts(value: Any) -> Experts:
         raise ValueError(re.sub("^experts[.:] ?", "", str(error))) from None
 
 
-def _order(value: str) -> str:
-    from supernet.order.orders import ORDERS  # imports torch, which takes seconds
-
-    if value not in ORDERS:
-        raise ValueError(f"there is no order {value!r}{did_you_mean(value, ORDERS)} (orders: {', '.join(ORDERS)})")
-    return value
-
-
 def _sampler(value: str) -> str:
     from nas.samplers import SAMPLERS  # imports scikit-learn, which takes a second
 
@@ -86,7 +78,6 @@ Steps = Annotated[int, Field(ge=0, le=10_000_000)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 SamplerName = Annotated[str, AfterValidator(_sampler)]
-OrderName = Annotated[str, AfterValidator(_order)]
 
 
 class Table(BaseModel):

@@ -20,6 +20,7 @@ def check(config: StudyConfig) -> None:
         ConfigError, distill.training.teacher.TeacherError: the configuration names what does not exist or cannot work.
     """
     config.objective.check()
+    config.supernet.check()
     data.check_tasks(config)
     teacher = load_config(config.teacher)
     base, graph = student_base(config, teacher)

@@ -131,7 +131,6 @@ def test_the_order_is_another_supernet_with_the_same_importance(tiny_study: Tiny
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"supernet.order": "importence"}, "supernet.order: there is no order 'importence'; did you mean 'importance'"),
         ({"supernet.inheritance": "solved"}, "supernet.inheritance"),
         ({"supernet.calibration_rows": 1}, "supernet.calibration_rows"),
     ],
@@ -140,6 +139,12 @@ def test_what_no_study_can_have(changes: dict[str, Any], words: str, tiny_study:
     with pytest.raises(ConfigError) as error:
         load_config(str(tiny_study.preset), changes)
     assert words in str(error.value)
+
+
+def test_an_order_that_does_not_exist(tiny_study: TinyStudy) -> None:
+    config = load_config(str(tiny_study.preset), {"supernet.order": "importence"})
+    with pytest.raises(ConfigError, match="supernet.order: there is no 'importence'; did you mean 'importance'"):
+        prepare(config, "cpu")
 
 
 def test_weights_that_cannot_be_solved_for(tiny_study: TinyStudy) -> None:
