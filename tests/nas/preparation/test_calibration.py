@@ -143,7 +143,7 @@ def test_what_no_study_can_have(changes: dict[str, Any], words: str, tiny_study:
 
 def test_an_order_that_does_not_exist(tiny_study: TinyStudy) -> None:
     config = load_config(str(tiny_study.preset), {"supernet.order": "importence"})
-    with pytest.raises(ConfigError, match="supernet.order: there is no 'importence'; did you mean 'importance'"):
+    with pytest.raises(ConfigError, match=r"supernet.order: there is no 'importence'; did you mean 'importance'"):
         prepare(config, "cpu")
 
 
