@@ -81,14 +81,13 @@ def front(ranked: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     ]
 
 
-def confirmations(study: optuna.Study, ranked: Sequence[FrozenTrial], seeds: Sequence[int]) -> Confirmed:
-    """The results of the finalists with these seeds.
+def confirmations(study: optuna.Study, functions: Sequence[str], seeds: Sequence[int]) -> Confirmed:
+    """The results with these seeds of architectures, which are given by the keys of their functions.
 
     Args:
         study: the study in which all stages confirm.
-        ranked: the finalists, trials of a stage.
     """
-    found: dict[str, dict[int, Confirmation]] = {trial.user_attrs[ledger.FUNCTION]: {} for trial in ranked}
+    found: dict[str, dict[int, Confirmation]] = {function: {} for function in functions}
     for trial in ledger.scored(study):
         attributes = trial.user_attrs
         if attributes[ledger.FUNCTION] in found and attributes[ledger.SEED] in seeds:

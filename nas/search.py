@@ -54,6 +54,12 @@ def parser() -> Parser:
     result.add_argument(
         "--max-latency", help="limit on its latency, such as 12ms, or 0.25x for a quarter of the teacher's"
     )
+    result.add_argument(
+        "--keep",
+        metavar="SHARE",
+        help="in place of a limit: find the smallest student that keeps this share of the teacher's score, such as "
+        "99%% (with --objective score,latency the fastest)",
+    )
     result.add_argument("--teacher", help="a BERT-like encoder: folder, or name on the hub")
     result.add_argument("--data", help="folder of the tasks' official files (default: downloaded from the hub)")
     result.add_argument("--tasks", help="tasks to search on, such as a,b: stages 1 and 2 use the first, stage 3 all")
@@ -141,7 +147,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
         "teacher": options.teacher,
         "data": options.data,
         "tasks": options.tasks and options.tasks.split(","),
-        "goals": options.objective,
+        "goals": options.objective if options.keep is None else None,
         "seed": options.seed,
         "space.max_latency": options.max_latency,
         "sharing.sandwich": options.sandwich or None,
@@ -152,17 +158,34 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
             result[f"space.{name}"] = value if value is None else count(value)
         except ValueError as error:
             raise ConfigError(f"--{name.replace('_', '-')}: {error}") from None
+    if options.keep is not None:
+        result |= {"keep.share": options.keep, "keep.cost": cost_to_minimise(options.objective)}
     sampler = options.sampler
-    if sampler is None and options.objective not in (None, "score"):
+    two_goals = options.keep is None and options.objective not in (None, "score")
+    if sampler is None and two_goals:
         sampler = "nsga2"
     # The configuration of a study with two goals is valid only if the samplers of all stages, even of those that do not
     # run, support two goals.
-    stages_with_sampler = stages_of(options) if options.objective in (None, "score") else ("1", "2", "3")
+    stages_with_sampler = ("1", "2", "3") if two_goals else stages_of(options)
     for stage in stages_with_sampler:
         result[f"stage{stage.replace('single', '1')}.sampler"] = sampler
     for stage in stages_of(options):
         result["single_trials" if stage == "single" else f"stage{stage}.trials"] = options.trials
     return {place: value for place, value in result.items() if value is not None}
+
+
+def cost_to_minimise(objective: str | None) -> str | None:
+    """The cost of the option --objective beside --keep: "latency" in "score,latency"; None if there is none.
+
+    Raises:
+        ConfigError: the option does not have this form.
+    """
+    if objective in (None, "score"):
+        return None
+    score, _, cost = objective.partition(",")
+    if score != "score" or cost not in ("params", "macs", "latency"):
+        raise ConfigError(f"--objective {objective!r}: with --keep it is score,params; score,macs or score,latency")
+    return cost
 
 
 def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
@@ -171,9 +194,10 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
     from transformers.utils import logging as transformers_logging
 
     from nas.cluster import Cluster, check_cluster
+    from nas.pipeline import Search
     from nas.preparation.prepare import prepare
     from nas.progress import Progress
-    from nas.stages import Search, check_stage
+    from nas.stages import check_stage
     from nas.study.description import formula
     from nas.study.folder import Folder
     from nas.study.lock import sole_driver

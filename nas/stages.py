@@ -3,28 +3,19 @@
 """
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-import optuna
-from optuna.trial import FrozenTrial
-
-from distill.files import write_text
-from distill.training.progress import ProgressCallback, ignore_progress
 from nas.allocation import PredictedLosses, allocations
 from nas.budget import (
     budgeted_space,
     check_feasible,
-    device_type,
     globally_important,
     kept_importance,
     largest_uniform,
-    latencies_of,
-    limits_of,
 )
-from nas.cluster import Cluster, ray_session
 from nas.config.schema import ConfigError, StageTable, StudyConfig
 from nas.finalists import (
     ALLOCATED,
@@ -33,21 +24,10 @@ from nas.finalists import (
     UNIFORM,
     WINNER,
     WINNER_WITH_BASE_GRAPHS,
-    Confirmed,
-    confirmations,
-    finalists,
-    lead_line,
-    summary,
 )
-from nas.latency.table import measure_whole
 from nas.preparation.checks import check
-from nas.preparation.one_shot import prepare_one_shot
-from nas.preparation.untrained import prepare_untrained
 from nas.preparation.workspace import Workspace, base_of_study
-from nas.runner import evaluate_keeping_rows, run
 from nas.samplers import SAMPLERS, Proposer
-from nas.study import ledger
-from nas.study.description import Parameters, formula
 from nas.study.folder import Folder
 from search_spaces.architecture import DENSE, Architecture, Base
 from search_spaces.graph import FFNGraph
@@ -205,135 +185,6 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
             f"the architecture to refine has experts ({'; '.join(sorted(map(str, foreign)))}) that are not in "
             "space.experts, so their latency is not measured: add them"
         )
-
-
-@dataclass
-class Search:
-    """A search: its configuration, where it is stored and run, and the callbacks that show its progress."""
-
-    config: StudyConfig
-    folder: Folder
-    workspace: Workspace
-    cluster: Cluster
-    storage: str
-    prefix: str = ""
-    say: Callable[[str], None] = print
-    on_progress: ProgressCallback = ignore_progress
-    on_trial: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
-
-    def first(self, stage: str, chosen: Architecture | None = None) -> Plan:
-        """The plan of the stage to run first, which refines `chosen` or the winner of the stage before it.
-
-        Raises:
-            ConfigError, search_spaces.spaces.SpaceError: there is nothing to refine, or no architecture keeps the
-                budget.
-        """
-        start = start_of(self.folder, stage, chosen)
-        check_start(start, self.config, self.workspace.base()[0])
-        limits = limits_of(self.config, self.workspace, self.cluster.device, self.on_progress)
-        return plan(self.config, self.workspace, stage, start, limits)
-
-    def run(self, first: Plan, rest: Sequence[str] = ()) -> Architecture:
-        """Run a stage and the stages in `rest`, each of which refines the winner before it; returns the last winner."""
-        with ray_session(self.cluster):
-            winner = self.stage(first)
-            for stage in rest:
-                self.say(f"winner of stage {BEFORE[stage]}: {formula(winner)}")
-                self.say(f"stage {stage}")
-                winner = self.stage(plan(self.config, self.workspace, stage, winner, first.space.limits))
-        return winner
-
-    def stage(self, plan: Plan) -> Architecture:
-        """Run one stage: search, confirm the finalists with fresh seeds, and write and return the winner."""
-        workspace = self.workspace
-        self.folder.begin(plan.stage, self.config, plan.start)
-        if plan.table.evaluation == "one_shot":
-            workspace = prepare_one_shot(workspace, plan.space, self.cluster.device, self.on_progress)
-        elif plan.table.evaluation == "untrained":
-            workspace = prepare_untrained(
-                workspace, plan.stage == "3", plan.table.rows, self.cluster.device, self.on_progress
-            )
-        sampler = sampler_of(plan, workspace)
-        study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, self.config.goals)
-        ledger.requeue_unfinished(study)
-        ledger.enqueue_missing(study, Parameters.of(plan.space), plan.baselines)
-        run(
-            study,
-            plan.space,
-            workspace,
-            self.cluster,
-            trials=plan.table.trials,
-            origin=plan.table.sampler,
-            stop=plan.table.stop,
-            stop_untrained=plan.table.stop_untrained,
-            rungs=plan.table.rungs,
-            on_trial=partial(self._on_trial, total=plan.table.trials),
-        )
-        ranked = finalists(study, plan.table.confirm)
-        if not ranked:
-            raise ConfigError(
-                "no candidate within the budget has a score; the attribute 'failure' of each trial says why"
-            )
-        fresh = range(self.config.seed + 1, self.config.seed + 1 + plan.table.confirm_seeds)
-        confirmed = self._confirm(plan, ranked, list(fresh))
-        best = summary(ranked, confirmed, study, self.workspace.folders.task.score_metric)
-        if line := lead_line(best["winner"]):
-            self.say(line)
-        if any(limit.name == "latency" for limit in plan.space.limits):
-            self._measure(best)
-        write_text(self.folder.best(plan.stage), json.dumps(best, indent=2) + "\n")
-        winner = Architecture.from_json(best["winner"]["architecture"])
-        winner.save(self.folder.architecture)
-        return winner
-
-    def _confirm(self, plan: Plan, ranked: list[FrozenTrial], seeds: list[int]) -> Confirmed:
-        """Train the finalists from the frozen supernet with each of the seeds; returns the results.
-
-        All stages confirm in the same way and in one study, so their winners can be compared, and an architecture that
-        an earlier stage has confirmed is not trained again.
-        """
-        study = ledger.open_study(self.storage, f"{self.prefix}{CONFIRMATION}")
-        ledger.requeue_unfinished(study)
-        wanted = [
-            (ledger.architecture_of(trial), f"{plan.study} trial {trial.number}", seed)
-            for seed in seeds
-            for trial in ranked
-        ]
-        # The finalists of different stages may differ in graphs and in sizes.
-        parameters = Parameters.of(plan.space, frozenset({GRAPHS, SIZES}))
-        if ledger.enqueue_missing(study, parameters, wanted):
-            self.say(f"confirming {len(ranked)} of {plan.study} with {len(seeds)} fresh seeds each")
-        run(
-            study,
-            plan.space,
-            self.workspace,
-            self.cluster,
-            trials=None,
-            origin=CONFIRMATION,
-            evaluate=evaluate_keeping_rows,
-            on_trial=partial(self._on_trial, total=len(ledger.waiting(study)) + len(ledger.finished(study))),
-        )
-        return confirmations(study, ranked, seeds)
-
-    def _measure(self, best: dict[str, Any]) -> None:
-        """Add two latencies to every finalist: the one predicted from the table, and the one measured on the whole
-        model.
-        """
-        table = latencies_of(self.config, self.workspace, self.cluster.device, self.on_progress)
-        architectures = {
-            f"{number}": Architecture.from_json(row["architecture"]) for number, row in enumerate(best["finalists"])
-        }
-        for number, measured in measure_whole(architectures, table, device_type(self.cluster.device)).items():
-            row = best["finalists"][int(number)]
-            whole = round(1e6 * measured.whole.median)
-            row |= {"latency_us": measured.predicted, "latency_measured_us": whole}
-            self.say(
-                f"latency of trial {row['trial']}: {measured.predicted / 1e3:.2f} ms in the table, "
-                f"{whole / 1e3:.2f} ms measured whole"
-            )
-
-    def _on_trial(self, study: optuna.Study, number: int, total: int) -> None:
-        self.on_trial(study, number, total)
 
 
 def sampler_of(plan: Plan, workspace: Workspace) -> Proposer:

@@ -6,7 +6,7 @@ import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from nas.config.recipes import EarlyStoppingTable, FinalTable, RecipeTable, SharingTable, WarmupTable
-from nas.config.values import Count, ExpertsTable, Latency, PositiveShare, SamplerName, Share, Table, size
+from nas.config.values import Count, ExpertsTable, Latency, PositiveShare, SamplerName, Share, Table, kept_share, size
 from search_spaces.architecture import DENSE, Base
 from search_spaces.errors import UserError, did_you_mean
 
@@ -88,6 +88,18 @@ class SpaceTable(Table):
         if self.min_params is not None and self.max_params is not None and self.min_params > self.max_params:
             raise ValueError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
         return self
+
+
+class KeepTable(Table):
+    """A goal in place of a budget: the smallest student that keeps a share of the teacher's score.
+
+    Attributes:
+        share: of the teacher's score on the search split, such as "99%".
+        cost: what is minimised.
+    """
+
+    share: Annotated[float, BeforeValidator(kept_share)]
+    cost: Literal["params", "macs", "latency"] = "params"
 
 
 class ObjectiveTable(BaseModel):
@@ -217,6 +229,7 @@ class StudyConfig(Table):
     Attributes:
         teacher: name on the hub or folder of a checkpoint.
         base: what students start from: "teacher", another checkpoint, or a table of dimensions (with random weights).
+        keep: a share of the teacher's score to keep; the budget is then found instead of given.
         tasks: names that `distill.tasks.readers.load_task` knows, or keys of `rows`.
         data: the folder of the tasks' official files; None: they are downloaded from the hub.
         corpus: text without labels, see `distill.tasks.readers.texts.read_text`; None: that of this installation.
@@ -244,6 +257,7 @@ class StudyConfig(Table):
     dropout: Share = 0.1
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     space: SpaceTable
+    keep: KeepTable | None = None
     objective: ObjectiveTable = ObjectiveTable()
     text_teacher: Literal["task", "raw"] = "task"
     teacher_cache: Annotated[int, BeforeValidator(size)] = 20 * 10**9
@@ -278,6 +292,20 @@ class StudyConfig(Table):
                 if len(self.goals) == 1:
                     wanted = f"{sampler} is for two goals"
                 raise ValueError(f"{name}.sampler is {sampler} and goals are {','.join(self.goals)}: {wanted}")
+        return self
+
+    @model_validator(mode="after")
+    def _keep_finds_its_budget(self) -> "StudyConfig":
+        if self.keep is None:
+            return self
+        if getattr(self.space, f"max_{self.keep.cost}") is not None:
+            raise ValueError(
+                f"keep finds space.max_{self.keep.cost}, the smallest that is enough: leave one of them out"
+            )
+        if len(self.goals) > 1:
+            raise ValueError("keep is for the goal score; the cost to minimise is keep.cost")
+        if self.stage1.confirm_seeds == 0:
+            raise ValueError("keep needs trained students: set stage1.confirm_seeds to at least 1")
         return self
 
     @model_validator(mode="after")

@@ -26,6 +26,18 @@ def _share(value: Any) -> Fraction:
     return share
 
 
+def kept_share(value: Any) -> float:
+    """Parse a share above 0 and at most 1, which may be written as "99%" or "0.99"."""
+    text = str(value).strip()
+    try:
+        share = fraction(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = Fraction(0)
+    if not 0 < share <= 1:
+        raise ValueError(f"must be a share such as 99% or 0.99, not {shortened(value)}")
+    return float(share)
+
+
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 

@@ -33,6 +33,11 @@ class Folder:
         """The winner of the latest stage."""
         return self.path / "architecture.json"
 
+    @property
+    def budget(self) -> Path:
+        """The budget that `keep` has found."""
+        return self.path / "budget.json"
+
     def stage(self, stage: str) -> Path:
         """The folder of a stage, which exists once the stage has begun."""
         return self.path / f"stage-{stage}"

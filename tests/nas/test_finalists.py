@@ -154,7 +154,12 @@ def confirmation_of(study: optuna.Study, rows: dict[int, dict[int, np.ndarray]],
             kept = {ROWS: encode(correct)} if stored else {}
             ledger.complete(confirmation, trial.number, correct.mean(), {"standard_error": 0.01} | kept)
     ranked = finalists(study, 1)
-    best = summary(ranked, confirmations(confirmation, ranked, [1, 2]), study, CLASS_ACCURACY)
+    best = summary(
+        ranked,
+        confirmations(confirmation, [trial.user_attrs[ledger.FUNCTION] for trial in ranked], [1, 2]),
+        study,
+        CLASS_ACCURACY,
+    )
     assert json.loads(json.dumps(best)) == best
     return best
 

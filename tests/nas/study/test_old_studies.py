@@ -34,7 +34,12 @@ def test_finalists_are_those_of_the_old_version(stage: str, expected: list[int],
 def test_leads_of_confirmations_without_rows_are_not_known(stage: str, url: str) -> None:
     study, confirmation = (ledger.open_study(url, name) for name in (f"stage-{stage}", "confirmation"))
     ranked = finalists(study, 2)
-    best = summary(ranked, confirmations(confirmation, ranked, [1, 2]), study, CLASS_ACCURACY)
+    best = summary(
+        ranked,
+        confirmations(confirmation, [trial.user_attrs[ledger.FUNCTION] for trial in ranked], [1, 2]),
+        study,
+        CLASS_ACCURACY,
+    )
     confirmed = [row for row in best["finalists"] if len(row["confirmed_scores"]) == 2]
     assert best["winner"] in confirmed and len(confirmed) >= 2
     assert [row["lead"] for row in best["finalists"]] == [None] * len(ranked)

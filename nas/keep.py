@@ -1,0 +1,105 @@
+"""A goal in the user's terms: the smallest budget within which a student keeps a share of the teacher's score."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from distill.tasks.metrics import Metric, mean_paired_difference
+from nas.config.schema import StudyConfig
+from nas.finalists import Confirmation
+from search_spaces import cost
+from search_spaces.architecture import Architecture, Base
+from search_spaces.graph import FFNGraph
+
+# Every budget on the ladder leaves this share of the one above it to the FFNs.
+RATIO = 0.5**0.5
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How much of the teacher's score students keep, on the rows of the search split.
+
+    Attributes:
+        share: the score of the students, the mean over their training seeds, divided by the teacher's.
+        standard_error: that of the share, from the paired difference to the teacher on the same rows.
+        confidence: that the share is at least the one asked for, by the normal distribution.
+    """
+
+    share: float
+    standard_error: float
+    confidence: float
+
+    def __str__(self) -> str:
+        return f"{self.share:.1%} ± {self.standard_error:.1%}"
+
+    def to_json(self) -> dict[str, float]:
+        """Values that `json.dumps` accepts."""
+        return asdict(self)
+
+
+def kept(metric: Metric, teacher: np.ndarray, students: Sequence[np.ndarray], wanted: float) -> Kept:
+    """What students of one architecture keep of the teacher's score, of which at least the share `wanted` is asked for.
+
+    Args:
+        teacher, students: the contributions of the rows to the metric, those of the students for each training seed.
+
+    Raises:
+        ValueError: the teacher's score is not positive, so no share of it means anything.
+    """
+    whole = metric.of_contributions(teacher).value
+    if whole <= 0:
+        raise ValueError(f"the teacher's score is {whole:.4f}, of which no share can be kept")
+    difference = mean_paired_difference(metric, [(rows, teacher) for rows in students])
+    share, error = 1 + difference.value / whole, difference.standard_error / whole
+    confidence = norm.cdf((share - wanted) / error) if error > 0 else float(share >= wanted)
+    return Kept(share, error, float(confidence))
+
+
+def of_confirmations(
+    metric: Metric, teacher: np.ndarray, of_seeds: Mapping[int, Confirmation], wanted: float
+) -> Kept | None:
+    """The same for a confirmed architecture; None if no seed has a result."""
+    students = [found.rows for found in of_seeds.values() if found.rows is not None]
+    return kept(metric, teacher, students, wanted) if students else None
+
+
+def ladder(fixed: int, whole: int, smallest: int) -> list[int]:
+    """Budgets from the whole base model down to the smallest architecture: `fixed` is what no FFN costs, and each
+    budget gives the FFNs `RATIO` of what the one before gives them.
+    """
+    budgets = []
+    ffn = float(whole - fixed)
+    while fixed + ffn >= smallest and ffn >= 1:
+        budgets.append(fixed + int(ffn))
+        ffn *= RATIO
+    return budgets
+
+
+def last_passing(count: int, passes: Callable[[int], bool]) -> int | None:
+    """The largest of `count` numbers from 0 on that passes, by bisection, if those below it pass, too; None if not even
+    0 passes.
+    """
+    low, high = -1, count - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if passes(middle) else (low, middle - 1)
+    return low if low >= 0 else None
+
+
+def within(
+    config: StudyConfig, base: Base, graph: FFNGraph, labels: int, head: str, maximum: int | None
+) -> StudyConfig:
+    """The configuration with this upper bound on the cost that `keep` minimises; None: with none but the base model.
+
+    A latency is in microseconds.
+    """
+    assert config.keep is not None
+    whole = cost.params(Architecture.uniform(base, graph), labels, head)
+    changes: dict[str, Any] = {"uniform": None, "max_params": config.space.max_params or whole}
+    if maximum is not None:
+        limit = f"{maximum / 1000}ms" if config.keep.cost == "latency" else maximum
+        changes[f"max_{config.keep.cost}"] = limit
+    return config.model_copy(update={"space": config.space.model_copy(update=changes)})

@@ -1,0 +1,254 @@
+"""Runs the stages of a search one after the other: each searches, confirms its finalists, and passes on its winner."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import optuna
+
+from distill.files import write_text
+from distill.training.progress import ProgressCallback, ignore_progress
+from nas import keep
+from nas.budget import NO_LIMIT, device_type, latencies_of, limits_of
+from nas.cluster import Cluster, ray_session
+from nas.config.schema import ConfigError, StudyConfig
+from nas.evaluate import Evaluator
+from nas.finalists import Confirmed, confirmations, finalists, lead_line, summary
+from nas.latency.table import measure_whole
+from nas.preparation.one_shot import prepare_one_shot
+from nas.preparation.untrained import prepare_untrained
+from nas.preparation.workspace import Workspace
+from nas.runner import evaluate_keeping_rows, run
+from nas.stages import ALLOCATED, BEFORE, CONFIRMATION, GLOBAL, Plan, check_start, plan, sampler_of, start_of
+from nas.study import ledger
+from nas.study.description import Parameters, formula
+from nas.study.folder import Folder
+from search_spaces.architecture import Architecture
+from search_spaces.cost import ffn_params, fixed_params
+from search_spaces.equivalence import function_key
+from search_spaces.spaces import GRAPHS, SIZES, Limit, Space
+
+
+@dataclass
+class Search:
+    """A search: its configuration, where it is stored and run, and the callbacks that show its progress.
+
+    Attributes:
+        given: the configuration as it was given; with `keep` its budget is found by the search.
+    """
+
+    given: StudyConfig
+    folder: Folder
+    workspace: Workspace
+    cluster: Cluster
+    storage: str
+    prefix: str = ""
+    say: Callable[[str], None] = print
+    on_progress: ProgressCallback = ignore_progress
+    on_trial: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
+
+    @property
+    def config(self) -> StudyConfig:
+        """The configuration with its budget: with `keep`, the one that was found, or none until it is found."""
+        if self.given.keep is None:
+            return self.given
+        file = self.folder.budget
+        maximum = json.loads(file.read_text(encoding="utf-8"))["maximum"] if file.exists() else None
+        return self.within(maximum)
+
+    def within(self, maximum: int | None) -> StudyConfig:
+        """The configuration with this bound on the cost that `keep` minimises; None: with none but the base model."""
+        base, graph = self.workspace.base()
+        head = self.workspace.folders.task.type.head
+        return keep.within(self.given, base, graph, self.workspace.labels, head, maximum)
+
+    def first(self, stage: str, chosen: Architecture | None = None) -> Plan:
+        """The plan of the stage to run first, which refines `chosen` or the winner of the stage before it.
+
+        Raises:
+            ConfigError, search_spaces.spaces.SpaceError: there is nothing to refine, or no architecture keeps the
+                budget.
+        """
+        start = start_of(self.folder, stage, chosen)
+        check_start(start, self.config, self.workspace.base()[0])
+        limits = limits_of(self.config, self.workspace, self.cluster.device, self.on_progress)
+        return plan(self.config, self.workspace, stage, start, limits)
+
+    def run(self, first: Plan, rest: Sequence[str] = ()) -> Architecture:
+        """Run a stage and the stages in `rest`, each of which refines the winner before it; returns the last winner."""
+        with ray_session(self.cluster):
+            if self.given.keep is not None and not self.folder.budget.exists():
+                self.find_budget(first)
+                first = self.first(first.stage, first.start)
+            winner = self.stage(first)
+            for stage in rest:
+                self.say(f"winner of stage {BEFORE[stage]}: {formula(winner)}")
+                self.say(f"stage {stage}")
+                winner = self.stage(plan(self.config, self.workspace, stage, winner, first.space.limits))
+        return winner
+
+    def stage(self, plan: Plan) -> Architecture:
+        """Run one stage: search, confirm the finalists with fresh seeds, and write and return the winner."""
+        workspace = self.workspace
+        self.folder.begin(plan.stage, self.given, plan.start)
+        if plan.table.evaluation == "one_shot":
+            workspace = prepare_one_shot(workspace, plan.space, self.cluster.device, self.on_progress)
+        elif plan.table.evaluation == "untrained":
+            workspace = prepare_untrained(
+                workspace, plan.stage == "3", plan.table.rows, self.cluster.device, self.on_progress
+            )
+        sampler = sampler_of(plan, workspace)
+        study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, self.config.goals)
+        ledger.requeue_unfinished(study)
+        ledger.enqueue_missing(study, Parameters.of(plan.space), plan.baselines)
+        run(
+            study,
+            plan.space,
+            workspace,
+            self.cluster,
+            trials=plan.table.trials,
+            origin=plan.table.sampler,
+            stop=plan.table.stop,
+            stop_untrained=plan.table.stop_untrained,
+            rungs=plan.table.rungs,
+            on_trial=partial(self._on_trial, total=plan.table.trials),
+        )
+        ranked = finalists(study, plan.table.confirm)
+        if not ranked:
+            raise ConfigError(
+                "no candidate within the budget has a score; the attribute 'failure' of each trial says why"
+            )
+        fresh = range(self.config.seed + 1, self.config.seed + 1 + plan.table.confirm_seeds)
+        wanted = [(ledger.architecture_of(trial), f"{plan.study} trial {trial.number}") for trial in ranked]
+        confirmed = self.confirm(plan.space, wanted, list(fresh))
+        best = summary(ranked, confirmed, study, self.workspace.folders.task.score_metric)
+        if self.given.keep is not None:
+            self._add_kept(best, confirmed, self.given.keep.share)
+        if line := lead_line(best["winner"]):
+            self.say(line)
+        if any(limit.name == "latency" for limit in plan.space.limits):
+            self._measure(best)
+        write_text(self.folder.best(plan.stage), json.dumps(best, indent=2) + "\n")
+        winner = Architecture.from_json(best["winner"]["architecture"])
+        winner.save(self.folder.architecture)
+        return winner
+
+    def confirm(self, space: Space, wanted: Sequence[tuple[Architecture, str]], seeds: Sequence[int]) -> Confirmed:
+        """Train architectures from the frozen supernet with each of the seeds; returns the results.
+
+        All stages confirm in the same way and in one study, so their winners can be compared, and an architecture that
+        an earlier stage has confirmed is not trained again.
+
+        Args:
+            wanted: pairs of an architecture and its origin.
+        """
+        study = ledger.open_study(self.storage, f"{self.prefix}{CONFIRMATION}")
+        ledger.requeue_unfinished(study)
+        enqueued = [(architecture, origin, seed) for seed in seeds for architecture, origin in wanted]
+        # What is confirmed may differ in graphs and in sizes.
+        parameters = Parameters.of(space, frozenset({GRAPHS, SIZES}))
+        if ledger.enqueue_missing(study, parameters, enqueued):
+            self.say(f"training {len(wanted)} with {len(seeds)} fresh seeds each")
+        run(
+            study,
+            space,
+            self.workspace,
+            self.cluster,
+            trials=None,
+            origin=CONFIRMATION,
+            evaluate=evaluate_keeping_rows,
+            on_trial=partial(self._on_trial, total=len(ledger.waiting(study)) + len(ledger.finished(study))),
+        )
+        return confirmations(study, [function_key(architecture) for architecture, _ in wanted], seeds)
+
+    def find_budget(self, widest: Plan) -> None:
+        """Find the smallest budget within which the best baseline keeps the share of the teacher's score, by bisection
+        over a ladder of budgets, and write it to the study's folder.
+
+        Args:
+            widest: a plan whose only bound is the base model.
+
+        Raises:
+            ConfigError: not even the base model keeps the share.
+        """
+        goal = self.given.keep
+        assert goal is not None
+        budgets = self._ladder(widest, goal.cost)
+        seeds = range(self.given.seed + 1, self.given.seed + 1 + self.given.stage1.confirm_seeds)
+        tried: list[dict[str, Any]] = []
+
+        def passes(step: int) -> bool:
+            config = self.within(budgets[step])
+            limits = limits_of(config, self.workspace, self.cluster.device, self.on_progress)
+            baselines = plan(config, self.workspace, "1", None, limits).baselines
+            best = {origin: architecture for architecture, origin, _ in reversed(baselines)}
+            architecture = best.get(ALLOCATED, best[GLOBAL])
+            described = f"{goal.cost} {budgets[step]:,}"
+            (confirmed,) = self.confirm(widest.space, [(architecture, described)], seeds).values()
+            found = keep.of_confirmations(
+                self.workspace.folders.task.score_metric, self._teacher_rows, confirmed, goal.share
+            )
+            self.say(f"{described}: keeps {found or 'nothing, as no training succeeded'}")
+            tried.append({"maximum": budgets[step]} | (found.to_json() if found else {}))
+            return found is not None and found.share >= goal.share
+
+        last = keep.last_passing(len(budgets), passes)
+        if last is None:
+            raise ConfigError(
+                f"keep: not even the largest student keeps {goal.share:.1%} of the teacher's score: ask for less"
+            )
+        found = {"cost": goal.cost, "maximum": budgets[last], "tried": tried}
+        write_text(self.folder.budget, json.dumps(found, indent=2) + "\n")
+        self.say(f"budget: {goal.cost} {budgets[last]:,}")
+
+    def _ladder(self, widest: Plan, name: str) -> list[int]:
+        """The budgets that `keep` tries, the largest first."""
+        space = widest.space
+        limit = Limit("params", fixed_params(space.base, space.labels, space.head), ffn_params, NO_LIMIT)
+        if name != "params":
+            bounded = limits_of(self.within(NO_LIMIT), self.workspace, self.cluster.device, self.on_progress)
+            limit = next(found for found in bounded if found.name == name)
+        cheapest = min(limit.of(space.base, genes) for genes in space.options(0, space.graph))
+        whole = limit.total(Architecture.uniform(space.base, space.graph))
+        return keep.ladder(limit.fixed, whole, limit.fixed + space.base.depth * cheapest)
+
+    @cached_property
+    def _teacher_rows(self) -> np.ndarray:
+        """The contributions of the rows of the search split to the teacher's score."""
+        evaluator = Evaluator(self.workspace, self.cluster.device)
+        return evaluator.contributions(evaluator.teacher())
+
+    def _add_kept(self, best: dict[str, Any], confirmed: Confirmed, share: float) -> None:
+        """Add to every finalist what it keeps of the teacher's score, and say it of the winner."""
+        metric = self.workspace.folders.task.score_metric
+        for row in best["finalists"]:
+            of_seeds = confirmed[function_key(Architecture.from_json(row["architecture"]))]
+            found = keep.of_confirmations(metric, self._teacher_rows, of_seeds, share)
+            row["kept"] = found and found.to_json()
+            if found and row["trial"] == best["winner"]["trial"]:
+                best["winner"]["kept"] = row["kept"]
+                sure = f"at least {share:.1%} with confidence {found.confidence:.0%}"
+                self.say(f"winner: keeps {found} of the teacher's score, {sure}")
+
+    def _measure(self, best: dict[str, Any]) -> None:
+        """Add two latencies to every finalist: the one predicted from the table, and the one measured on the whole
+        model.
+        """
+        table = latencies_of(self.config, self.workspace, self.cluster.device, self.on_progress)
+        architectures = {
+            f"{number}": Architecture.from_json(row["architecture"]) for number, row in enumerate(best["finalists"])
+        }
+        for number, measured in measure_whole(architectures, table, device_type(self.cluster.device)).items():
+            row = best["finalists"][int(number)]
+            whole = round(1e6 * measured.whole.median)
+            row |= {"latency_us": measured.predicted, "latency_measured_us": whole}
+            self.say(
+                f"latency of trial {row['trial']}: {measured.predicted / 1e3:.2f} ms in the table, "
+                f"{whole / 1e3:.2f} ms measured whole"
+            )
+
+    def _on_trial(self, study: optuna.Study, number: int, total: int) -> None:
+        self.on_trial(study, number, total)

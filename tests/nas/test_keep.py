@@ -1,0 +1,151 @@
+"""The goal to keep a share of the teacher's score: what is kept, the search for a budget, and the command."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distill.cli import USER_ERROR
+from distill.tasks.metrics import CLASS_ACCURACY, CLASS_F1
+from nas.config.load import load_config
+from nas.config.schema import ConfigError
+from nas.finalists import Confirmation
+from nas.keep import kept, ladder, last_passing, of_confirmations
+from nas.search import main
+from nas.study import ledger
+from search_spaces import Architecture, cost
+from tests.nas.tiny_study import TinyStudy, trials_of
+
+TEACHER = np.array([1, 1, 1, 1, 0] * 40, float)
+
+
+def test_the_share_of_identical_rows_is_one() -> None:
+    found = kept(CLASS_ACCURACY, TEACHER, [TEACHER], 0.99)
+    assert (found.share, found.standard_error, found.confidence) == (1, 0, 1)
+    assert kept(CLASS_ACCURACY, TEACHER, [TEACHER], 1.0).confidence == 1
+    assert str(found) == "100.0% ± 0.0%"
+
+
+def test_the_confidence_is_that_of_the_paired_difference() -> None:
+    """Eight rows are lost and two won: the share is (160 - 6) / 160, and the test is McNemar's."""
+    student = TEACHER.copy()
+    student[np.flatnonzero(TEACHER)[:8]] = 0
+    student[np.flatnonzero(TEACHER == 0)[:2]] = 1
+    found = kept(CLASS_ACCURACY, TEACHER, [student], 0.97)
+    assert found.share == pytest.approx(154 / 160)
+    assert found.standard_error == pytest.approx(np.sqrt(10 - 6**2 / 200) / 160, rel=1e-6)
+    assert 0.3 < found.confidence < 0.5  # the share is below 0.97
+    assert kept(CLASS_ACCURACY, TEACHER, [student], found.share).confidence == pytest.approx(0.5)
+    two = kept(CLASS_ACCURACY, TEACHER, [student, TEACHER], 0.97)
+    assert two.share == pytest.approx(157 / 160) and two.confidence > found.confidence
+
+
+def test_a_score_that_has_no_share() -> None:
+    rows = np.zeros((5, 3))
+    with pytest.raises(ValueError, match=r"the teacher's score is 0\.0000, of which no share can be kept"):
+        kept(CLASS_F1, rows, [rows], 0.9)
+
+
+def test_confirmations_without_results_keep_nothing() -> None:
+    assert of_confirmations(CLASS_ACCURACY, TEACHER, {}, 0.9) is None
+    assert of_confirmations(CLASS_ACCURACY, TEACHER, {1: Confirmation(0.7)}, 0.9) is None
+    found = of_confirmations(CLASS_ACCURACY, TEACHER, {1: Confirmation(0.8, TEACHER)}, 0.9)
+    assert found is not None and found.share == 1
+
+
+def test_the_ladder_goes_from_the_base_model_to_the_smallest() -> None:
+    budgets = ladder(100, 1100, 150)
+    assert budgets[0] == 1100 and budgets[2] == 600 and budgets[-1] >= 150
+    shares = [(later - 100) / (earlier - 100) for earlier, later in pairwise(budgets)]
+    assert shares == pytest.approx([0.5**0.5] * len(shares), rel=0.05)
+    assert ladder(100, 1100, 1100) == [1100]
+    assert ladder(100, 1100, 100)[-1] == 101  # where nothing is left for FFNs, it ends
+
+
+@pytest.mark.parametrize("last", [None, 0, 3, 9])
+def test_bisection_finds_the_last_that_passes(last: int | None) -> None:
+    asked = []
+
+    def passes(number: int) -> bool:
+        asked.append(number)
+        return last is not None and number <= last
+
+    assert last_passing(10, passes) == last
+    assert len(asked) == len(set(asked)) <= 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"keep.share": "101%"}, "keep.share: must be a share such as 99% or 0.99, not '101%'"),
+        ({"keep.share": 0}, "keep.share: must be a share such as 99% or 0.99, not 0"),
+        ({"keep.share": "most"}, "must be a share such as 99% or 0.99, not 'most'"),
+        ({"keep.share": 0.9, "keep.cost": "energy"}, "keep.cost: must be 'params', 'macs' or 'latency'"),
+        ({"keep.share": 0.9, "space.max_params": "1M"}, "keep finds space.max_params, the smallest that is enough"),
+        ({"keep.share": 0.9, "stage1.confirm_seeds": 0}, "set stage1.confirm_seeds to at least 1"),
+    ],
+)
+def test_goals_that_no_search_can_have(changes: dict[str, Any], words: str, tiny_study: TinyStudy) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(str(tiny_study.preset), changes)
+    assert words in str(error.value)
+
+
+def test_options_that_make_no_goal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command = ["--stage", "1", "--out", str(tmp_path)]
+    assert main([*command, "--keep", "much"]) == USER_ERROR
+    assert "keep.share: must be a share such as 99% or 0.99, not 'much'" in capsys.readouterr().err
+    assert main([*command, "--keep", "99%", "--objective", "score,beauty"]) == USER_ERROR
+    assert "with --keep it is score,params; score,macs or score,latency" in capsys.readouterr().err
+    assert main([*command, "--keep", "99%", "--max-params", "12M"]) == USER_ERROR
+    assert "keep finds space.max_params" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def kept_study(shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a search that keeps nine tenths of the score."""
+    out = tmp_path_factory.mktemp("kept")
+    result = shared_study.run(*shared_study.search(out, "--study", "s", "--keep", "90%", "--workers", "1"))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "budget: params " in result.stdout and "at least 90.0% with confidence" in result.stdout
+    return out / "s"
+
+
+def test_a_search_finds_the_budget(kept_study: Path) -> None:
+    found = json.loads((kept_study / "budget.json").read_text())
+    assert found["cost"] == "params"
+    enough = [step["maximum"] for step in found["tried"] if step.get("share", 0) >= 0.9]
+    too_few = [step["maximum"] for step in found["tried"] if step.get("share", 0) < 0.9]
+    assert found["maximum"] == min(enough) and all(maximum < found["maximum"] for maximum in too_few)
+    best = json.loads((kept_study / "stage-1" / "best.json").read_text())
+    winner = Architecture.from_json(best["winner"]["architecture"])
+    assert cost.params(winner, 2) <= found["maximum"]
+    assert best["winner"]["kept"]["share"] >= min(
+        step["share"] for step in found["tried"] if step.get("share", 0) >= 0.9
+    )
+    for trial in trials_of(kept_study)[1:]:
+        assert trial.user_attrs[ledger.IN_BUDGET] == (trial.user_attrs["params"] <= found["maximum"])
+
+
+def test_later_stages_keep_the_budget(kept_study: Path, shared_study: TinyStudy) -> None:
+    before = (kept_study / "budget.json").read_text()
+    command = ("-m", "nas.search", "--study", "s", "--out", kept_study.parent, "--workers", "1", "--stage", "2")
+    result = shared_study.run(*command)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert (kept_study / "budget.json").read_text() == before
+    maximum = json.loads(before)["maximum"]
+    for trial in trials_of(kept_study, "stage-2"):
+        assert trial.user_attrs["params"] <= maximum
+
+
+def test_more_than_the_largest_student_keeps(shared_study: TinyStudy, tmp_path: Path) -> None:
+    """Two steps at a learning rate that destroys the student."""
+    recipe = "[candidate]\nsteps = {}\nbatch_size = 8\nlearning_rate = {}"
+    destroying = shared_study.variant(tmp_path / "destroying.toml", (recipe.format(6, "1e-3"), recipe.format(2, "3.0")))
+    search = shared_study.search(tmp_path / "out", "--keep", "100%", "--workers", "1", preset=destroying)
+    result = shared_study.run(*search)
+    assert result.returncode == USER_ERROR
+    assert "not even the largest student keeps 100.0% of the teacher's score: ask for less" in result.stderr
