@@ -90,15 +90,18 @@ def last_passing(count: int, passes: Callable[[int], bool]) -> int | None:
 
 
 def within(
-    config: StudyConfig, base: Base, graph: FFNGraph, labels: int, head: str, maximum: int | None
+    config: StudyConfig, base: Base, graph: FFNGraph, labels: int, head: str, maximum: int | None, slack: float
 ) -> StudyConfig:
-    """The configuration with this upper bound on the cost that `keep` minimises; None: with none but the base model.
+    """The configuration with a budget in place of `keep`.
 
-    A latency is in microseconds.
+    Args:
+        labels, head: of the students, see `search_spaces.cost.params`.
+        maximum: of the cost that `keep` minimises (latencies in microseconds); None: only that of the base model.
+        slack: see `nas.config.schema.SpaceTable`.
     """
     assert config.keep is not None
     whole = cost.params(Architecture.uniform(base, graph), labels, head)
-    changes: dict[str, Any] = {"uniform": None, "max_params": config.space.max_params or whole}
+    changes: dict[str, Any] = {"uniform": None, "max_params": config.space.max_params or whole, "slack": slack}
     if maximum is not None:
         limit = f"{maximum / 1000}ms" if config.keep.cost == "latency" else maximum
         changes[f"max_{config.keep.cost}"] = limit

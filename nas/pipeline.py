@@ -29,7 +29,7 @@ from nas.study.folder import Folder
 from search_spaces.architecture import Architecture
 from search_spaces.cost import ffn_params, fixed_params
 from search_spaces.equivalence import function_key
-from search_spaces.spaces import GRAPHS, SIZES, Limit, Space
+from search_spaces.spaces import GRAPHS, SIZES, Limit, Space, SpaceError
 
 
 @dataclass
@@ -56,14 +56,16 @@ class Search:
         if self.given.keep is None:
             return self.given
         file = self.folder.budget
-        maximum = json.loads(file.read_text(encoding="utf-8"))["maximum"] if file.exists() else None
-        return self.within(maximum)
+        if not file.exists():
+            return self.within(None, 1.0)
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return self.within(found["maximum"], found["slack"])
 
-    def within(self, maximum: int | None) -> StudyConfig:
-        """The configuration with this bound on the cost that `keep` minimises; None: with none but the base model."""
+    def within(self, maximum: int | None, slack: float) -> StudyConfig:
+        """The configuration with a budget in place of `keep`, see `nas.keep.within`."""
         base, graph = self.workspace.base()
         head = self.workspace.folders.task.type.head
-        return keep.within(self.given, base, graph, self.workspace.labels, head, maximum)
+        return keep.within(self.given, base, graph, self.workspace.labels, head, maximum, slack)
 
     def first(self, stage: str, chosen: Architecture | None = None) -> Plan:
         """The plan of the stage to run first, which refines `chosen` or the winner of the stage before it.
@@ -181,10 +183,10 @@ class Search:
         tried: list[dict[str, Any]] = []
 
         def passes(step: int) -> bool:
-            config = self.within(budgets[step])
-            limits = limits_of(config, self.workspace, self.cluster.device, self.on_progress)
-            baselines = plan(config, self.workspace, "1", None, limits).baselines
-            best = {origin: architecture for architecture, origin, _ in reversed(baselines)}
+            best = {
+                origin: architecture
+                for architecture, origin, _ in reversed(self._first_stage(budgets[step], 1.0).baselines)
+            }
             architecture = best.get(ALLOCATED, best[GLOBAL])
             described = f"{goal.cost} {budgets[step]:,}"
             (confirmed,) = self.confirm(widest.space, [(architecture, described)], seeds).values()
@@ -200,16 +202,35 @@ class Search:
             raise ConfigError(
                 f"keep: not even the largest student keeps {goal.share:.1%} of the teacher's score: ask for less"
             )
-        found = {"cost": goal.cost, "maximum": budgets[last], "tried": tried}
+        found = {"cost": goal.cost, "maximum": budgets[last], "slack": self._slack(budgets[last]), "tried": tried}
         write_text(self.folder.budget, json.dumps(found, indent=2) + "\n")
         self.say(f"budget: {goal.cost} {budgets[last]:,}")
+
+    def _first_stage(self, maximum: int, slack: float) -> Plan:
+        """The plan of stage 1 within a budget in place of `keep`."""
+        config = self.within(maximum, slack)
+        limits = limits_of(config, self.workspace, self.cluster.device, self.on_progress)
+        return plan(config, self.workspace, "1", None, limits)
+
+    def _slack(self, maximum: int) -> float:
+        """The study's slack or, if nothing fits between its bounds, the first of its doubles with which something does:
+        a budget that was not chosen by hand may lie between the sizes of a coarse space.
+        """
+        slack = self.given.space.slack
+        while slack < 1:
+            try:
+                self._first_stage(maximum, slack)
+                return slack
+            except SpaceError:
+                slack = min(1.0, 2 * slack or 0.05)
+        return 1.0
 
     def _ladder(self, widest: Plan, name: str) -> list[int]:
         """The budgets that `keep` tries, the largest first."""
         space = widest.space
         limit = Limit("params", fixed_params(space.base, space.labels, space.head), ffn_params, NO_LIMIT)
         if name != "params":
-            bounded = limits_of(self.within(NO_LIMIT), self.workspace, self.cluster.device, self.on_progress)
+            bounded = limits_of(self.within(NO_LIMIT, 1.0), self.workspace, self.cluster.device, self.on_progress)
             limit = next(found for found in bounded if found.name == name)
         cheapest = min(limit.of(space.base, genes) for genes in space.options(0, space.graph))
         whole = limit.total(Architecture.uniform(space.base, space.graph))

@@ -83,7 +83,7 @@ def test_bisection_finds_the_last_that_passes(last: int | None) -> None:
         ({"keep.share": "101%"}, "keep.share: must be a share such as 99% or 0.99, not '101%'"),
         ({"keep.share": 0}, "keep.share: must be a share such as 99% or 0.99, not 0"),
         ({"keep.share": "most"}, "must be a share such as 99% or 0.99, not 'most'"),
-        ({"keep.share": 0.9, "keep.cost": "energy"}, "keep.cost: must be 'params', 'macs' or 'latency'"),
+        ({"keep.share": 0.9, "keep.cost": "energy"}, "keep.cost: Input should be 'params', 'macs' or 'latency'"),
         ({"keep.share": 0.9, "space.max_params": "1M"}, "keep finds space.max_params, the smallest that is enough"),
         ({"keep.share": 0.9, "stage1.confirm_seeds": 0}, "set stage1.confirm_seeds to at least 1"),
     ],
