@@ -32,6 +32,7 @@ CATALOGUE = {
     "tabulate": Benchmark("search.tabulate", "makes the tabulated space", "1 hour"),
     "coarse_to_fine": Benchmark("search.coarse_to_fine", "three stages against a single one", "1 hour"),
     "winner": Benchmark("search.winner", "winners of a search against baselines of their size", "15 minutes"),
+    "leads": Benchmark("search.leads", "winners of searches against baselines, over seeds and budgets", "4 hours"),
     "orchestration": Benchmark("search.orchestration", "the cost of a trial beside its training", "3 minutes"),
     "duplicates": Benchmark("search.duplicates", "mistakes of the fingerprints of functions", "5 minutes"),
     "evidence": Benchmark("signals.evidence", "signals that predict the score after full training", "3 hours"),
