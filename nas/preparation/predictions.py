@@ -26,7 +26,7 @@ def prepare_predictions(context: PreparationContext, folders: TaskFolders, super
     base, graph = student_base(config, AutoConfig.from_pretrained(folders.teacher))
     limit = int(max(config.space.expansions) * base.inner)
     operations = sorted(UNARY)
-    key = fingerprint(FORMAT, supernet.name, context.teacher_key, limit, operations, config.seed)
+    key = fingerprint(FORMAT, "affine without FFN", supernet.name, context.teacher_key, limit, operations, config.seed)
 
     def make(path: Path) -> None:
         context.on_progress("supernet: predicted losses", None)

@@ -2,7 +2,8 @@
 
 A layer computes y = W h + b from the channels h = op(expand(x)). With its first k channels, or with another activation,
 and with W and b solved for again, it computes the linear regression of y on these channels. The error of the regression
-in the metric of the Fisher information of y is half the rise in loss, to second order (`supernet.order.moments`).
+in the metric of the Fisher information of y is twice the rise in loss, to second order (`supernet.order.moments`).
+Without any FFN, the LayerNorm before it can still replace y by an affine function of every channel of x on its own.
 
 Dimensions are those of `supernet.order.moments`: N tokens without padding, E channels, D channels of the output.
 """
@@ -40,7 +41,7 @@ def predicted_losses(
         limit: the largest number of channels, L.
 
     Returns:
-        operation -> `[layer]` -> (L + 1,), nats per token; entry k is for k channels, and entry 0 for a constant.
+        operation -> `[layer]` -> (L + 1,), nats per token; entry k is for k channels, and entry 0 for no FFN.
 
     Raises:
         MomentsError: an activation or a gradient is not finite, or there are no batches.
@@ -53,11 +54,21 @@ def predicted_losses(
         values_D, vectors_DD = torch.linalg.eigh(of_layer[0].metric_DD)
         root_DD = vectors_DD * values_D.clamp(min=0).sqrt()
         with torch.no_grad():
-            output_ND = _centred(block.f(x_ND)).double().cpu() @ root_DD
+            output_ND = _centred(block.f(x_ND)).double().cpu()
+            without = (affine_residuals(x_ND.cpu(), output_ND) @ root_DD).square().sum() / len(x_ND)
             expanded_NE = block.expand(x_ND)[:, :limit]
             for op in operations:
-                losses[op].append(regression_errors(block.apply_op(op, [expanded_NE]).cpu(), output_ND) / 2)
+                errors = regression_errors(block.apply_op(op, [expanded_NE]).cpu(), output_ND @ root_DD)
+                losses[op].append(torch.cat((without[None], errors[1:])) / 2)
     return losses
+
+
+def affine_residuals(input_ND: Tensor, target_ND: Tensor) -> Tensor:
+    """The residuals (N, D) of the regressions of every centred target on the same channel of the input alone."""
+    centred_ND = _centred(input_ND.double())
+    variance_D = centred_ND.square().mean(dim=0)
+    slope_D = torch.where(variance_D > 0, (centred_ND * target_ND).mean(dim=0) / variance_D.clamp(min=1e-300), 0)
+    return target_ND - slope_D * centred_ND
 
 
 def regression_errors(channels_NE: Tensor, target_ND: Tensor) -> Tensor:
