@@ -4,6 +4,7 @@ import random
 import time
 from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from statistics import mean
 
@@ -11,17 +12,18 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.measuring import timed
-from benchmarks.signals.zero_cost import block_errors, losses, observe
+from benchmarks.signals.zero_cost import block_errors, losses, observe, principal_components
 from distill.tasks.encoding import training_batches
 from distill.training.distillation import SavedOutputs
 from distill.training.evaluation import batch_logits, evaluate, split_batches
 from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
+from nas.allocation import PredictedLosses
 from nas.budget import kept_importance
 from nas.evaluate import Evaluator
 from nas.preparation.phases import TrainingPhase
 from nas.preparation.workspace import Workspace, objectives, projections
 from search_spaces import cost
-from search_spaces.architecture import Architecture
+from search_spaces.architecture import Architecture, Genes
 from search_spaces.equivalence import function_key
 from search_spaces.spaces import Space
 from supernet.build import full_architecture
@@ -78,11 +80,29 @@ class Measure:
         supernet = evaluator.student(full_architecture(base, graph, max(workspace.config.space.stacks)))
         self.activations = observe(supernet, self.probed, evaluator.accelerator)
         self.kept = kept_importance(workspace.importance())
+        self.predicted = None
+        if workspace.predictions is not None:
+            self.predicted = PredictedLosses.load(workspace.predictions, base, graph)
+        self.full_loss = self.loss_with_teacher(supernet)
+        self.single = lru_cache(None)(self.loss_of_single_layer)
         self.dev = workspace.folders.rows("dev"), workspace.folders.split("dev")
 
     def search_batches(self, first: int) -> list[dict[str, torch.Tensor]]:
         rows, pad_id = self.evaluator.search_rows, self.evaluator.supernet_config.pad_token_id
         return [batch for _, batch in split_batches(rows, pad_id, first)]
+
+    def loss_with_teacher(self, model: PreTrainedModel) -> float:
+        """The loss with the teacher's predictions on the first rows of the search split."""
+        evaluator = self.evaluator
+        return losses(model, self.batches, self.predictions, evaluator.task.kind, evaluator.accelerator)[1]
+
+    def loss_of_single_layer(self, layer: int, genes: Genes) -> float:
+        """By how much that loss rises if only this layer of the full model is replaced (Puzzle, section 3.1)."""
+        base, graph = self.evaluator.workspace.base()
+        layers = list(full_architecture(base, graph, max(self.evaluator.config.space.stacks)).layers)
+        layers[layer] = genes
+        student = self.evaluator.student(Architecture(base, tuple(layers)))
+        return self.loss_with_teacher(student) - self.full_loss
 
     def intermediate_values(self, model: PreTrainedModel, when: str, before: float) -> Signals:
         """Score and losses on the search split of a model that took `before` seconds."""
@@ -103,11 +123,18 @@ class Measure:
         labels, head = evaluator.workspace.labels, evaluator.task.type.head
         model, built = timed(lambda: evaluator.student(architecture))
         errors, seconds = timed(lambda: block_errors(model, self.probed, self.activations, evaluator.accelerator))
+        components, counted = timed(lambda: principal_components(model, self.probed, evaluator.accelerator))
+        replaced, replacing = timed(lambda: sum(self.single(*layer) for layer in enumerate(architecture.layers)))
+        params = cost.params(architecture, labels, head)
+        predicted = {} if self.predicted is None else {"predicted loss": (self.predicted.of(architecture), 0.0)}
         names = ("errors of blocks", "errors of blocks, weighted", "errors of blocks, weighted and joined")
         return {
-            "parameters": (cost.params(architecture, labels, head), 0.0),
+            "parameters": (params, 0.0),
             "MACs": (cost.macs(architecture, labels=labels, head=head), 0.0),
             KEPT: (self.kept(architecture), 0.0),
+            **predicted,
+            "loss with single layers replaced, sum": (replaced, replacing),
+            "W-PCA": (params * components, built + counted),
             **{name: (error, built + seconds) for name, error in zip(names, errors, strict=True)},
             **self.intermediate_values(model, "untrained", built),
         }

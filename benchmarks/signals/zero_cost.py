@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from distill.objectives import terms
 from distill.objectives.losses import soft_cross_entropy
-from distill.objectives.outputs import Batch, Outputs
+from distill.objectives.outputs import INPUTS, Batch, Outputs
 from distill.training.evaluation import batch_logits
 from supernet.model.dispatch import Tokens
 from supernet.order.importance import summed_loss
@@ -37,6 +37,43 @@ def losses(
         hard += share * float(HARD(Outputs(own_logits, kind), None, batch))
         soft += share * float(SOFT(Outputs(own_logits, kind), Outputs(target, kind), batch))
     return hard, soft
+
+
+def principal_components(
+    model: PreTrainedModel, batches: Sequence[Batch], accelerator: Accelerator, share: float = 0.99
+) -> int:
+    """How many principal components explain this share of the variance of the outputs of `expand`, summed over blocks;
+    times the parameters this is the proxy W-PCA (Wang et al., ICLR 2025), there with random weights.
+    """
+    outputs: dict[int, list[Tensor]] = {}
+    mask_BT = torch.empty(0)
+
+    def keep(number: int) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            if output.dim() == 3:
+                output = output[mask_BT]
+            outputs.setdefault(number, []).append(output.detach().float().cpu())
+
+        return hook
+
+    encoder: Any = model.to(accelerator.device).eval().base_model
+    blocks = [block for layer in encoder.encoder.layer for block in layer.ffn]
+    hooks = [block.expand.register_forward_hook(keep(number)) for number, block in enumerate(blocks)]
+    try:
+        with torch.no_grad(), accelerator.autocast():
+            for batch in batches:
+                inputs = {name: batch[name].to(accelerator.device) for name in INPUTS if name in batch}
+                mask_BT = inputs["attention_mask"].bool()
+                encoder(**inputs)
+    finally:
+        for handle in hooks:
+            handle.remove()
+    total = 0
+    for parts in outputs.values():
+        variances_E = torch.linalg.eigvalsh(torch.cat(parts).double().t().cov()).flip(0).clamp(min=0)
+        explained_E = variances_E.cumsum(0) / variances_E.sum()
+        total += int((explained_E < share).sum()) + 1
+    return total
 
 
 @dataclass(frozen=True)

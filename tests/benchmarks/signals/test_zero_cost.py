@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from sklearn.decomposition import PCA
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from benchmarks.signals.zero_cost import block_errors, losses, observe
+from benchmarks.signals.zero_cost import block_errors, losses, observe, principal_components
 from distill.tasks.types import CLASSIFICATION
 from distill.training.evaluation import batch_logits
 from search_spaces import GELU, Architecture, Experts
@@ -131,3 +132,22 @@ def test_losses_are_means_over_rows(supernet: PreTrainedModel, accelerator: Acce
 
 def mean_of(values: Sequence[Tensor]) -> float:
     return float(torch.stack(list(values)).mean())
+
+
+def test_principal_components_are_those_of_scikit_learn(supernet: PreTrainedModel, accelerator: Accelerator) -> None:
+    architecture = Architecture.uniform(BASE, expansion=Fraction(1, 4), stack=2)
+    model = candidate(supernet, architecture).eval()
+    outputs: dict[Any, list[Tensor]] = {}
+    for layer in model.bert.encoder.layer:
+        for block in layer.ffn:
+            block.expand.register_forward_hook(lambda module, _, output: outputs.setdefault(module, []).append(output))
+    with torch.no_grad():
+        for given in BATCHES:
+            model(**inputs(given))
+    expected = 0
+    for parts in outputs.values():
+        valid = [part[given["attention_mask"].bool()] for part, given in zip(parts, BATCHES, strict=True)]
+        explained = PCA().fit(torch.cat(valid).numpy()).explained_variance_ratio_.cumsum()
+        expected += int((explained < 0.99).sum()) + 1
+    assert principal_components(model, BATCHES, accelerator) == expected
+    assert len(outputs) == 2 * BASE.depth

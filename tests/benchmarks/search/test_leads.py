@@ -1,0 +1,40 @@
+"""Searches and baselines within one budget, trained alike."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from nas.finalists import ALLOCATED, GLOBAL, UNIFORM
+from search_spaces import Architecture, cost
+from tests.nas.test_evaluate_untrained import UNTRAINED
+from tests.nas.tiny_study import TinyStudy
+
+
+def test_winners_and_baselines_share_a_budget(
+    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preset = tiny_study.variant(tmp_path / "untrained.toml", *UNTRAINED)
+    file = tmp_path / "leads.json"
+    command = ["leads", "--preset", str(preset), "--kinds", "params", "--budgets", "2", "--searches", "2"]
+    command += ["--steps", "2", "--seeds", "2", "--json", str(file)]
+    assert main(command) == 0
+    first = capsys.readouterr().out
+    (found,) = [of_budget for name, of_budget in json.loads(file.read_text())["results"].items() if name != "settings"]
+    assert "lead of the winners over" in first
+    for name in (UNIFORM, GLOBAL, ALLOCATED, "winner 0", "winner 1"):
+        assert f"| {name} " in first
+        assert found["costs"][name]["params"] <= found["costs"][UNIFORM]["params"]
+    for search in range(2):
+        winner = Architecture.from_json(found[f"search {search}"]["winner"])
+        assert cost.params(winner, 3) == found["costs"][f"winner {search}"]["params"]
+
+    # Nothing is measured again.
+    written = file.read_text()
+    assert main(command) == 0
+    assert (
+        capsys.readouterr().out == first and json.loads(file.read_text())["results"] == json.loads(written)["results"]
+    )
+    assert main([*command, "--steps", "3"]) == 2
+    assert "is of another run: give another --json" in capsys.readouterr().err
