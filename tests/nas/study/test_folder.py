@@ -42,7 +42,7 @@ def test_what_a_stage_spends_is_free_until_it_begins(tmp_path: Path) -> None:
     folder.begin("2", later, PUBLISHED["base"])
     assert load_config(str(folder.config)) == later
     assert Architecture.load(folder.start("2")) == PUBLISHED["base"]
-    with pytest.raises(ConfigError, match=r"configuration \(stage2.trials is 7 there and 40 here\)"):
+    with pytest.raises(ConfigError, match=r"configuration \(stage2.trials is 7 there and 30 here\)"):
         folder.check(DEMO, ["3"], resume=False)
     for changes in ({"stage1.trials": 7}, {"space.stacks": [1, 2, 3]}, {"seed": 4}):
         with pytest.raises(ConfigError, match=f"configuration .{next(iter(changes))} is "):
@@ -57,7 +57,7 @@ def test_what_a_single_stage_spends_is_that_of_others(tmp_path: Path, own: int |
     folder.begin("single", config, None)
     for changes in ({"stage1.sampler": "random"}, {"stage1.trials": 7}):
         with pytest.raises(ConfigError, match=f"configuration .{next(iter(changes))} is "):
-            folder.check(load_config("demo", {"single_trials": own or 160} | changes), ["single"], resume=True)
+            folder.check(load_config("demo", {"single_trials": own or 130} | changes), ["single"], resume=True)
     later = load_config("demo", {"stage2.trials": 7} | ({"single_trials": own} if own else {}))
     if own:
         folder.check(later, ["single"], resume=True)
