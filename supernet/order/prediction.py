@@ -49,7 +49,9 @@ def predicted_losses(
     batches = list(batches)
     moments = block_moments(model, batches, loss)
     losses: dict[str, list[Tensor]] = {op: [] for op in operations}
-    for layer, of_layer, x_ND in zip(model.base_model.encoder.layer, moments, _inputs(model, batches), strict=True):
+    for layer, of_layer, x_ND in zip(
+        model.base_model.encoder.layer, moments, block_inputs(model, batches), strict=True
+    ):
         block: Any = layer.ffn[0]
         values_D, vectors_DD = torch.linalg.eigh(of_layer[0].metric_DD)
         root_DD = vectors_DD * values_D.clamp(min=0).sqrt()
@@ -95,7 +97,7 @@ def _centred(values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _inputs(model: PreTrainedModel, batches: Iterable[Batch]) -> list[Tensor]:
+def block_inputs(model: PreTrainedModel, batches: Iterable[Batch]) -> list[Tensor]:
     """The inputs (N, D) of every layer's lowest block."""
     layers = model.base_model.encoder.layer
     found: list[list[Tensor]] = [[] for _ in layers]
