@@ -1,5 +1,5 @@
-"""The exact allocation: widths and activations of all layers that minimise the sum of their predicted losses within the
-budget, by integer programming.
+"""The MILP allocation: widths and activations of all layers that minimise the sum of their predicted losses within the
+budget, by mixed-integer linear programming, as Puzzle (Bercovich et al., 2024) chooses blocks by their scores.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +16,9 @@ from search_spaces.graph import FFNGraph
 from search_spaces.operations import UNARY
 from search_spaces.spaces import Space
 
-# The solver stops after this many seconds with the best allocation that it has found.
-SECONDS = 20.0
+# The solver stops after so many nodes with the best allocation that it has found (a limit on time would give another
+# result on a busy machine).
+NODES = 20_000
 # Several allocations differ in at least this many layers.
 DISTANCE = 2
 
@@ -46,9 +47,9 @@ class PredictedLosses:
         return cls(base, graph.nodes[-2].op, losses)
 
     def of_layer(self, layer: int, genes: Genes) -> float:
-        """The predicted loss of a layer with these genes. It knows the width, and the activation if that is what
-        `project` reads; otherwise it counts as the base graph's. Further blocks, and experts beyond one, count as
-        nothing.
+        """The predicted loss of a layer with these genes. It depends on the width and on the operation whose output
+        `project` reads; if that is no activation, on the base graph's. Nothing else of the graph counts, nor do further
+        blocks and experts, and widths beyond those of the table count as its widest.
         """
         if genes.stack == 0:
             return float(self.losses[self.activation][layer][0])
@@ -71,7 +72,8 @@ def allocate(
     distance: int = 1,
 ) -> Architecture | None:
     """The member of the space whose predicted loss is least, among those whose graphs are activations between the
-    linear maps (or, if graphs do not vary, the start's).
+    linear maps (or, if graphs do not vary, the start's). Of sizes with equal predicted losses, such as one block and
+    two, only the one with the fewest parameters is considered.
 
     Args:
         weights: a factor for the losses of each layer.
@@ -104,7 +106,7 @@ def allocate(
         integrality=np.ones(len(flat)),
         bounds=Bounds(0, 1),
         constraints=constraints,
-        options={"time_limit": SECONDS, "mip_rel_gap": 0.0},
+        options={"node_limit": NODES, "mip_rel_gap": 0.0},
     )
     if solution.x is None:
         return None

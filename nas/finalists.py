@@ -17,11 +17,13 @@ from nas.study.attributes import ROWS
 from nas.study.contributions import decode
 
 # The origins of enqueued trials. Stored studies have these texts, by which a resumed search recognises the trials.
-BASE_MODEL, UNIFORM, GLOBAL, ALLOCATED = "base model", "uniform slice", "global importance", "exact allocation"
+BASE_MODEL, UNIFORM, GLOBAL = "base model", "uniform slice", "global importance"
+# The allocations by integer programming that every stage starts with, the best first.
+ALLOCATED = ("MILP allocation", "MILP allocation 2", "MILP allocation 3")
 # The architecture that a stage refines, and the same one with the base graph in every layer.
 WINNER, WINNER_WITH_BASE_GRAPHS = "winner so far", "its twin of base graphs"
 # The baselines that a winner must not be worse than: not the base model, which exceeds the budget.
-BASELINES = frozenset({UNIFORM, GLOBAL, ALLOCATED, WINNER, WINNER_WITH_BASE_GRAPHS})
+BASELINES = frozenset({UNIFORM, GLOBAL, *ALLOCATED, WINNER, WINNER_WITH_BASE_GRAPHS})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.stats import norm
 
 from distill.tasks.metrics import Metric, mean_paired_difference
-from nas.config.schema import StudyConfig
+from nas.config.schema import ConfigError, StudyConfig
 from nas.finalists import Confirmation
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base
@@ -47,15 +47,24 @@ def kept(metric: Metric, teacher: np.ndarray, students: Sequence[np.ndarray], wa
         teacher, students: the contributions of the rows to the metric, those of the students for each training seed.
 
     Raises:
-        ValueError: the teacher's score is not positive, so no share of it means anything.
+        ConfigError: the teacher's score is not positive, so no share of it means anything.
     """
     whole = metric.of_contributions(teacher).value
     if whole <= 0:
-        raise ValueError(f"the teacher's score is {whole:.4f}, of which no share can be kept")
-    difference = mean_paired_difference(metric, [(rows, teacher) for rows in students])
-    share, error = 1 + difference.value / whole, difference.standard_error / whole
-    confidence = norm.cdf((share - wanted) / error) if error > 0 else float(share >= wanted)
-    return Kept(share, error, float(confidence))
+        raise ConfigError(
+            f"keep: the teacher's score is {whole:.4f}, of which no share can be kept; train it longer (finetune), or "
+            "choose another task"
+        )
+    pairs = [(rows, teacher) for rows in students]
+    share = 1 + mean_paired_difference(metric, pairs).value / whole
+    # By the delta method, the error of s / t is that of (s - share * t) / t.
+    error = mean_paired_difference(metric, pairs, share).standard_error / whole
+    margin = mean_paired_difference(metric, pairs, wanted)
+    if margin.standard_error > 0:
+        confidence = float(norm.cdf(margin.value / margin.standard_error))
+    else:
+        confidence = float(margin.value >= 0)
+    return Kept(share, error, confidence)
 
 
 def of_confirmations(

@@ -153,7 +153,7 @@ class Search:
         # What is confirmed may differ in graphs and in sizes.
         parameters = Parameters.of(space, frozenset({GRAPHS, SIZES}))
         if ledger.enqueue_missing(study, parameters, enqueued):
-            self.say(f"training {len(wanted)} with {len(seeds)} fresh seeds each")
+            self.say(f"training {len(wanted)} architectures with {len(seeds)} fresh seeds each")
         run(
             study,
             space,
@@ -178,6 +178,8 @@ class Search:
         """
         goal = self.given.keep
         assert goal is not None
+        metric = self.workspace.folders.task.score_metric
+        keep.kept(metric, self._teacher_rows, [self._teacher_rows], goal.share)  # refuses a teacher without a score
         budgets = self._ladder(widest, goal.cost)
         seeds = range(self.given.seed + 1, self.given.seed + 1 + self.given.stage1.confirm_seeds)
         tried: list[dict[str, Any]] = []
@@ -187,12 +189,10 @@ class Search:
                 origin: architecture
                 for architecture, origin, _ in reversed(self._first_stage(budgets[step], 1.0).baselines)
             }
-            architecture = best.get(ALLOCATED, best[GLOBAL])
+            architecture = best.get(ALLOCATED[0], best[GLOBAL])
             described = f"{goal.cost} {budgets[step]:,}"
             (confirmed,) = self.confirm(widest.space, [(architecture, described)], seeds).values()
-            found = keep.of_confirmations(
-                self.workspace.folders.task.score_metric, self._teacher_rows, confirmed, goal.share
-            )
+            found = keep.of_confirmations(metric, self._teacher_rows, confirmed, goal.share)
             self.say(f"{described}: keeps {found or 'nothing, as no training succeeded'}")
             tried.append({"maximum": budgets[step]} | (found.to_json() if found else {}))
             return found is not None and found.share >= goal.share
@@ -200,7 +200,7 @@ class Search:
         last = keep.last_passing(len(budgets), passes)
         if last is None:
             raise ConfigError(
-                f"keep: not even the largest student keeps {goal.share:.1%} of the teacher's score: ask for less"
+                f"keep: not even the largest student keeps {goal.share:.1%} of the teacher's score; ask for less"
             )
         found = {"cost": goal.cost, "maximum": budgets[last], "slack": self._slack(budgets[last]), "tried": tried}
         write_text(self.folder.budget, json.dumps(found, indent=2) + "\n")
@@ -222,7 +222,7 @@ class Search:
                 self._first_stage(maximum, slack)
                 return slack
             except SpaceError:
-                slack = min(1.0, 2 * slack or 0.05)
+                slack = min(1.0, 2 * slack if slack else 0.05)
         return 1.0
 
     def _ladder(self, widest: Plan, name: str) -> list[int]:

@@ -33,8 +33,6 @@ from search_spaces.architecture import DENSE, Architecture, Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space
 
-# How many exact allocations a stage starts with.
-ALLOCATIONS = 3
 CONFIRMATION = "confirmation"
 # Stages that refine an architecture, each with the stage whose winner it refines by default.
 BEFORE = {"2": "1", "3": "2"}
@@ -103,7 +101,8 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architect
             baselines.append((all_base_graphs(start, graph), WINNER_WITH_BASE_GRAPHS, None))
     if workspace.predictions is not None:
         losses = PredictedLosses.load(workspace.predictions, base, graph)
-        baselines += [(architecture, ALLOCATED, None) for architecture in allocations(space, losses, ALLOCATIONS)]
+        found = allocations(space, losses, len(ALLOCATED))
+        baselines += [(architecture, origin, None) for architecture, origin in zip(found, ALLOCATED, strict=False)]
     return Plan(stage, table, space, baselines, start)
 
 
@@ -157,6 +156,8 @@ def check_stage(config: StudyConfig, folder: Folder, stage: str, chosen: Archite
         search_spaces.spaces.SpaceError: no architecture keeps the budget of parameters and MACs.
     """
     start = start_of(folder, stage, chosen)
+    if config.keep is not None and start is not None and not folder.budget.exists():
+        raise ConfigError(f"keep: stage 1 finds the budget, which {folder.path} does not have: run --stage 1 first")
     check(config)
     base, graph = base_of_study(config)
     check_start(start, config, base)

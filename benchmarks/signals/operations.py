@@ -13,18 +13,15 @@ from statistics import median
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoConfig
 
 from benchmarks.report import Report
 from nas.config.load import load_config
 from nas.preparation.context import preparation_context
 from nas.preparation.phases import training_phase
 from nas.preparation.prepare import prepare
-from nas.preparation.supernet import order_inputs
+from nas.preparation.supernet import load_supernet, order_inputs
 from nas.preparation.workspace import projections
-from supernet.build import build, full_architecture
 from supernet.model.ffn import BINARY, UNARY
 from supernet.order.moments import block_moments
 from supernet.order.prediction import block_inputs, regression_errors
@@ -64,13 +61,8 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace, report: Report) -> None:
     config = load_config(options.preset)
     workspace = prepare(config, "cpu", outputs=False)
-    base, graph = workspace.base()
-    model = build(
-        full_architecture(base, graph, max(config.space.stacks)),
-        workspace.folders.task.type.head,
-        template=AutoConfig.from_pretrained(workspace.supernet),
-        weights=load_file(workspace.supernet / "model.safetensors"),
-    ).eval()
+    _, graph = workspace.base()
+    model = load_supernet(config, workspace.folders, workspace.supernet).eval()
     phase = training_phase(config, "warmup", workspace.folders)
     context = preparation_context(config, "cpu")
     inputs = order_inputs(context, workspace.folders, model, phase, projections(workspace.supernet))

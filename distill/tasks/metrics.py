@@ -85,7 +85,9 @@ def paired_difference(metric: Metric, rows: np.ndarray, others: np.ndarray) -> S
     return _mean_of_differences(metric, [(rows, others)])
 
 
-def mean_paired_difference(metric: Metric, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Score:
+def mean_paired_difference(
+    metric: Metric, pairs: Sequence[tuple[np.ndarray, np.ndarray]], factor: float = 1.0
+) -> Score:
     """The mean of the paired differences of several pairs of models on the same rows, one pair for each training seed.
 
     With one pair the standard error covers the choice of the rows alone. With several it also covers the choice of the
@@ -94,14 +96,15 @@ def mean_paired_difference(metric: Metric, pairs: Sequence[tuple[np.ndarray, np.
 
     Args:
         pairs: for every seed the contributions of the rows, in the same order, for the two models.
+        factor: of the second models' metrics, before they are subtracted.
 
     Raises:
         ValueError: the numbers of rows differ.
     """
-    mean = _mean_of_differences(metric, pairs)
+    mean = _mean_of_differences(metric, pairs, factor)
     if len(pairs) == 1:
         return mean
-    each = [paired_difference(metric, *pair) for pair in pairs]
+    each = [_mean_of_differences(metric, [pair], factor) for pair in pairs]
     over_rows = mean.standard_error**2
     # A single seed has S times the interaction that the mean over S seeds has, and the same effect of the rows.
     interaction = (fmean(found.standard_error**2 for found in each) - over_rows) / (len(each) - 1)
@@ -109,18 +112,18 @@ def mean_paired_difference(metric: Metric, pairs: Sequence[tuple[np.ndarray, np.
     return Score(mean.value, math.sqrt(over_rows + max(0.0, between_seeds)))
 
 
-def _mean_of_differences(metric: Metric, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Score:
+def _mean_of_differences(metric: Metric, pairs: Sequence[tuple[np.ndarray, np.ndarray]], factor: float = 1.0) -> Score:
     """The mean of the differences, with its standard error over the rows."""
     counts = sorted({len(rows) for pair in pairs for rows in pair})
     if len(counts) != 1:
         raise ValueError(f"paired difference: the models have {' and '.join(map(str, counts))} rows, not the same ones")
     of_sums = metric.of_sums
     if of_sums is None:
-        return _mean(np.mean([rows_N - others_N for rows_N, others_N in pairs], axis=0))
+        return _mean(np.mean([rows_N - factor * others_N for rows_N, others_N in pairs], axis=0))
 
     def difference(sums: np.ndarray) -> np.ndarray:
         values = of_sums(sums.reshape(*sums.shape[:-1], len(pairs), 2, -1))
-        return (values[..., 0] - values[..., 1]).mean(axis=-1)
+        return (values[..., 0] - factor * values[..., 1]).mean(axis=-1)
 
     return _bootstrapped(np.concatenate([rows_NK for pair in pairs for rows_NK in pair], axis=1), difference)
 

@@ -160,7 +160,7 @@ class SupernetTable(Table):
 
     order: str = "importance"
     inheritance: Literal["sliced", "compensated"] = "sliced"
-    calibration_rows: Annotated[int, Field(ge=2, le=1_000_000)] = 512
+    calibration_rows: Annotated[int, Field(ge=10, le=1_000_000)] = 512
 
     def check(self) -> None:
         """Check that the order exists; as `ObjectiveTable.check`, because this imports torch.
@@ -302,6 +302,8 @@ class StudyConfig(Table):
             raise ValueError(
                 f"keep finds space.max_{self.keep.cost}, the smallest that is enough: leave one of them out"
             )
+        if self.space.min_params is not None:
+            raise ValueError("keep finds the budget: leave out space.min_params")
         if len(self.goals) > 1:
             raise ValueError("keep is for the goal score; the cost to minimise is keep.cost")
         if self.stage1.confirm_seeds == 0:
@@ -313,6 +315,18 @@ class StudyConfig(Table):
         for name in ("stage1", "stage2"):
             if getattr(self, name).evaluation == "one_shot":
                 raise ValueError(f"{name}.evaluation: only stage 3 has a one-shot supernet; use trained or untrained")
+        if self.stage3.evaluation == "trained" and len(self.tasks) > 1:
+            raise ValueError("stage3.evaluation: candidates are trained on one task only; use untrained or one_shot")
+        return self
+
+    @model_validator(mode="after")
+    def _untrained_are_not_pruned(self) -> "StudyConfig":
+        for name in ("stage1", "stage2", "stage3"):
+            stage = getattr(self, name)
+            if stage.evaluation == "untrained" and max(stage.stop, stage.stop_untrained) > 0:
+                raise ValueError(f"{name}: untrained candidates cannot be pruned; leave out stop and stop_untrained")
+        if self.sharing.sandwich and self.stage3.evaluation != "one_shot":
+            raise ValueError('sharing.sandwich is for a one-shot supernet: set stage3.evaluation = "one_shot"')
         return self
 
     @field_validator("tasks")

@@ -3,15 +3,12 @@
 from pathlib import Path
 
 import numpy as np
-from safetensors.torch import load_file
-from transformers import AutoConfig
 
 from distill.files import fingerprint
 from distill.tasks.encoding import collate, eval_batches, take
 from nas.preparation.context import FORMAT, PreparationContext
 from nas.preparation.data import TaskFolders
-from nas.preparation.workspace import student_base
-from supernet.build import build, full_architecture
+from nas.preparation.supernet import load_supernet
 from supernet.compensation.calibration import calibrate
 
 # Sentences of similar length share a batch of this size.
@@ -29,13 +26,7 @@ def prepare_calibration(context: PreparationContext, folders: TaskFolders, super
 
     def make(path: Path) -> None:
         context.on_progress("supernet: calibration", None)
-        base, graph = student_base(context.config, AutoConfig.from_pretrained(folders.teacher))
-        model = build(
-            full_architecture(base, graph, max(context.config.space.stacks)),
-            folders.task.type.head,
-            template=AutoConfig.from_pretrained(supernet),
-            weights=load_file(supernet / "model.safetensors"),
-        )
+        model = load_supernet(context.config, folders, supernet)
         rows = folders.rows("train")
         drawn = np.random.default_rng([context.config.seed, 3]).permutation(len(rows))[: table.calibration_rows]
         chosen = take(rows, np.sort(drawn))

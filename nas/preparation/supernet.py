@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
@@ -28,7 +28,15 @@ from search_spaces import cost
 from search_spaces.architecture import Architecture, Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
-from supernet.build import added_operations, from_scratch, from_teacher, layer_output_statistics, load_weights
+from supernet.build import (
+    added_operations,
+    build,
+    from_scratch,
+    from_teacher,
+    full_architecture,
+    layer_output_statistics,
+    load_weights,
+)
 from supernet.order.importance import sort_channels, summed_loss
 from supernet.order.moments import sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs, by_importance
@@ -88,6 +96,17 @@ def _make_supernet(context: PreparationContext, folders: TaskFolders, folder: Pa
         f"{layer}": block_scores[0].sort(descending=True).values for layer, block_scores in enumerate(importance)
     }
     save_file(of_lowest_blocks, folder / IMPORTANCE)
+
+
+def load_supernet(config: StudyConfig, folders: TaskFolders, supernet: Path) -> PreTrainedModel:
+    """The warmed-up supernet in this folder."""
+    base, graph = student_base(config, AutoConfig.from_pretrained(folders.teacher))
+    return build(
+        full_architecture(base, graph, max(config.space.stacks)),
+        folders.task.type.head,
+        template=AutoConfig.from_pretrained(supernet),
+        weights=load_file(supernet / "model.safetensors"),
+    )
 
 
 def new_supernet(context: PreparationContext, folders: TaskFolders, base: Base) -> PreTrainedModel:

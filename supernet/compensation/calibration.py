@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.objectives.outputs import INPUTS, Batch
+from supernet.compensation.ridge import CompensationError
 
 # One of this many sentences is held out, to choose the strength of the ridge on.
 HELD_OUT = 5
@@ -79,7 +80,11 @@ class Calibration:
 
 
 def calibrate(supernet: PreTrainedModel, batches: Sequence[Batch], accelerator: Accelerator) -> Calibration:
-    """Run a dense supernet on batches of training rows, in eval mode, and keep what its layers compute."""
+    """Run a dense supernet on batches of training rows, in eval mode, and keep what its layers compute.
+
+    Raises:
+        CompensationError: a sum is not finite.
+    """
     layers = [list(layer.ffn) for layer in supernet.base_model.encoder.layer]
     found: list[list[list[Tensor]]] = [[[] for _ in blocks] for blocks in layers]
     valid_BT = torch.empty(0)
@@ -108,10 +113,14 @@ def calibrate(supernet: PreTrainedModel, batches: Sequence[Batch], accelerator: 
         for hook in hooks:
             hook.remove()
         supernet.train(was_training)
+    sums = tuple(tuple(torch.cat(parts) for parts in layer) for layer in found)
+    for i, layer in enumerate(sums):
+        if not all(bool(torch.isfinite(sum_ND).all()) for sum_ND in layer):
+            raise CompensationError(f"layers[{i}] of the supernet is not finite: lower warmup.learning_rate")
     kept = tuple({name: batch[name].cpu() for name in INPUTS if name in batch} for batch in batches)
     norms = (blocks[-1].LayerNorm for blocks in layers)
     return Calibration(
         kept,
-        tuple(tuple(torch.cat(sums) for sums in layer) for layer in found),
+        sums,
         tuple(torch.stack((norm.weight, norm.bias)).detach().float().cpu() for norm in norms),
     )

@@ -92,11 +92,16 @@ class _Sums:
 
     def __init__(self, inner: int, width: int) -> None:
         self.tokens = 0
+        # Subtracted before products are summed, as float32 loses the variance of channels far from 0.
+        self.shift_E: Tensor | None = None
         self.sum_E = torch.zeros(inner, dtype=torch.float64)
         self.products_EE = torch.zeros(inner, inner, dtype=torch.float64)
         self.metric_DD = torch.zeros(width, width, dtype=torch.float64)
 
     def add(self, input_NE: Tensor, gradient_ND: Tensor | None) -> None:
+        if self.shift_E is None and len(input_NE):
+            self.shift_E = input_NE.mean(dim=0)
+        input_NE = input_NE if self.shift_E is None else input_NE - self.shift_E
         self.tokens += len(input_NE)
         self.sum_E += input_NE.double().sum(dim=0).cpu()
         self.products_EE += (input_NE.t() @ input_NE).double().cpu()
@@ -106,8 +111,10 @@ class _Sums:
     def moments(self, place: str) -> BlockMoments:
         if not self.tokens:
             raise MomentsError("no tokens to measure the channels on")
-        mean_E = self.sum_E / self.tokens
-        covariance_EE = self.products_EE / self.tokens - torch.outer(mean_E, mean_E)
+        assert self.shift_E is not None
+        offset_E = self.sum_E / self.tokens
+        mean_E = offset_E + self.shift_E.double().cpu()
+        covariance_EE = self.products_EE / self.tokens - torch.outer(offset_E, offset_E)
         metric_DD = self.metric_DD / self.tokens
         if not (torch.isfinite(covariance_EE).all() and torch.isfinite(metric_DD).all()):
             raise MomentsError(f"{place}: activations or gradients are not finite")

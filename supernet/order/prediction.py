@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.objectives.outputs import INPUTS, Batch
-from supernet.order.moments import block_moments
+from supernet.order.moments import MomentsError, block_moments
 
-# The ridge, relative to the variance of the channels, without which the regression on dependent channels is undefined.
+# The ridge, relative to the variance of the channels, without which the regression on dependent channels is undefined;
+# where it is not enough, it is raised tenfold.
 RIDGE = 1e-6
 
 
@@ -60,7 +61,10 @@ def predicted_losses(
             without = (affine_residuals(x_ND.cpu(), output_ND) @ root_DD).square().sum() / len(x_ND)
             expanded_NE = block.expand(x_ND)[:, :limit]
             for op in operations:
-                errors = regression_errors(block.apply_op(op, [expanded_NE]).cpu(), output_ND @ root_DD)
+                channels_NE = block.apply_op(op, [expanded_NE]).cpu()
+                if not bool(torch.isfinite(channels_NE).all()):
+                    raise MomentsError(f"layer {len(losses[op])}: the outputs of {op} are not finite")
+                errors = regression_errors(channels_NE, output_ND @ root_DD)
                 losses[op].append(torch.cat((without[None], errors[1:])) / 2)
     return losses
 
@@ -78,13 +82,19 @@ def regression_errors(channels_NE: Tensor, target_ND: Tensor) -> Tensor:
     constant, for k = 0 ... E: (E + 1,).
     """
     tokens = len(channels_NE)
-    centred_NE = _centred(channels_NE)
-    deviation_E = centred_NE.double().square().mean(dim=0).sqrt()
-    scaled_NE = centred_NE * torch.where(deviation_E > 0, 1 / deviation_E, 0).to(centred_NE)
-    covariance_EE = (scaled_NE.t() @ scaled_NE).double() / tokens
-    covariance_EE.diagonal().add_(RIDGE)
-    across_ED = scaled_NE.double().t() @ target_ND / tokens
-    factor_EE = torch.linalg.cholesky(covariance_EE)
+    centred_NE = _centred(channels_NE.double())
+    deviation_E = centred_NE.square().mean(dim=0).sqrt()
+    # Constant channels deviate by rounding errors only.
+    constant_E = deviation_E <= 1e-7 * channels_NE.double().abs().amax(dim=0)
+    scaled_NE = centred_NE * torch.where(constant_E, 0, 1 / deviation_E)
+    covariance_EE = scaled_NE.t() @ scaled_NE / tokens
+    across_ED = scaled_NE.t() @ target_ND / tokens
+    ridge = RIDGE
+    while True:
+        factor_EE, failed = torch.linalg.cholesky_ex(covariance_EE + ridge * torch.eye(len(covariance_EE)).double())
+        if not int(failed):
+            break
+        ridge *= 10
     # Row k is what the k-th channel explains beyond the channels before it.
     explained_ED = torch.linalg.solve_triangular(factor_EE, across_ED, upper=False)
     total = target_ND.square().sum() / tokens

@@ -64,18 +64,19 @@ def test_the_score_is_that_of_the_inherited_weights(preset: Path, tiny_study: Ti
     assert mean.value == pytest.approx(sum(parts.values()) / 2)
 
 
-def test_plans_start_with_exact_allocations(preset: Path, tiny_study: TinyStudy) -> None:
+def test_plans_start_with_milp_allocations(preset: Path, tiny_study: TinyStudy) -> None:
     config = load_config(str(preset))
     workspace = prepare(config, "cpu")
     first = plan(config, workspace, "1", None, ())
     origins = [origin for _, origin, _ in first.baselines]
-    assert origins[:3] == ["base model", UNIFORM, GLOBAL] and set(origins[3:]) == {ALLOCATED}
-    assert all(architecture in first.space for architecture, origin, _ in first.baselines if origin == ALLOCATED)
+    assert origins[:3] == ["base model", UNIFORM, GLOBAL] and tuple(origins[3:]) == ALLOCATED
+    assert all(architecture in first.space for architecture, origin, _ in first.baselines if origin in ALLOCATED)
+    assert len({row[1:] for row in first.baselines}) == len(first.baselines), "a resumed search tells them apart"
     start = first.baselines[3][0]
     for stage in ("2", "3"):
         refining = plan(config, workspace, stage, start, ())
         assert refining.baselines[0] == (start, WINNER, None)
-        assert ALLOCATED in [origin for _, origin, _ in refining.baselines]
+        assert ALLOCATED[0] in [origin for _, origin, _ in refining.baselines]
 
 
 @pytest.mark.slow
@@ -95,6 +96,18 @@ def test_a_whole_search_trains_only_finalists(preset: Path, tiny_study: TinyStud
         assert score_attribute("inherited") in trial.user_attrs, "finalists are trained"
     best = json.loads((folder / "stage-3" / "best.json").read_text())
     assert Architecture.load(folder / "architecture.json").to_json() == best["winner"]["architecture"]
+
+
+def test_settings_that_untrained_candidates_cannot_have(preset: Path) -> None:
+    for changes, words in (
+        ({"stage1.stop": 0.3}, "stage1: untrained candidates cannot be pruned; leave out stop and stop_untrained"),
+        ({"stage3.stop_untrained": 0.3}, "stage3: untrained candidates cannot be pruned"),
+        ({"sharing.sandwich": True}, 'sharing.sandwich is for a one-shot supernet: set stage3.evaluation = "one_shot"'),
+        ({"stage3.evaluation": "trained"}, "stage3.evaluation: candidates are trained on one task only"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            load_config(str(preset), changes)
+        assert words in str(error.value)
 
 
 def test_only_stage_3_has_a_one_shot_supernet(tiny_study: TinyStudy) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from distill.cli import USER_ERROR
 from distill.tasks.metrics import CLASS_ACCURACY, CLASS_F1
@@ -30,13 +31,16 @@ def test_the_share_of_identical_rows_is_one() -> None:
 
 
 def test_the_confidence_is_that_of_the_paired_difference() -> None:
-    """Eight rows are lost and two won: the share is (160 - 6) / 160, and the test is McNemar's."""
+    """Eight rows are lost and two won: the share is (160 - 6) / 160."""
     student = TEACHER.copy()
     student[np.flatnonzero(TEACHER)[:8]] = 0
     student[np.flatnonzero(TEACHER == 0)[:2]] = 1
     found = kept(CLASS_ACCURACY, TEACHER, [student], 0.97)
     assert found.share == pytest.approx(154 / 160)
-    assert found.standard_error == pytest.approx(np.sqrt(10 - 6**2 / 200) / 160, rel=1e-6)
+    ratio = student - 154 / 160 * TEACHER
+    assert found.standard_error == pytest.approx(ratio.std() / np.sqrt(200) / 0.8, rel=1e-6)
+    margin = student - 0.97 * TEACHER
+    assert found.confidence == pytest.approx(norm.cdf(margin.mean() / (margin.std() / np.sqrt(200))))
     assert 0.3 < found.confidence < 0.5  # the share is below 0.97
     assert kept(CLASS_ACCURACY, TEACHER, [student], found.share).confidence == pytest.approx(0.5)
     two = kept(CLASS_ACCURACY, TEACHER, [student, TEACHER], 0.97)
@@ -45,7 +49,7 @@ def test_the_confidence_is_that_of_the_paired_difference() -> None:
 
 def test_a_score_that_has_no_share() -> None:
     rows = np.zeros((5, 3))
-    with pytest.raises(ValueError, match=r"the teacher's score is 0\.0000, of which no share can be kept"):
+    with pytest.raises(ConfigError, match=r"the teacher's score is 0\.0000, of which no share can be kept; train it"):
         kept(CLASS_F1, rows, [rows], 0.9)
 
 
@@ -85,6 +89,7 @@ def test_bisection_finds_the_last_that_passes(last: int | None) -> None:
         ({"keep.share": "most"}, "must be a share such as 99% or 0.99, not 'most'"),
         ({"keep.share": 0.9, "keep.cost": "energy"}, "keep.cost: Input should be 'params', 'macs' or 'latency'"),
         ({"keep.share": 0.9, "space.max_params": "1M"}, "keep finds space.max_params, the smallest that is enough"),
+        ({"keep.share": 0.9, "space.min_params": 1000}, "keep finds the budget: leave out space.min_params"),
         ({"keep.share": 0.9, "stage1.confirm_seeds": 0}, "set stage1.confirm_seeds to at least 1"),
     ],
 )
@@ -148,4 +153,4 @@ def test_more_than_the_largest_student_keeps(shared_study: TinyStudy, tmp_path: 
     search = shared_study.search(tmp_path / "out", "--keep", "100%", "--workers", "1", preset=destroying)
     result = shared_study.run(*search)
     assert result.returncode == USER_ERROR
-    assert "not even the largest student keeps 100.0% of the teacher's score: ask for less" in result.stderr
+    assert "not even the largest student keeps 100.0% of the teacher's score; ask for less" in result.stderr

@@ -23,7 +23,7 @@ def test_winners_and_baselines_share_a_budget(
     first = capsys.readouterr().out
     (found,) = [of_budget for name, of_budget in json.loads(file.read_text())["results"].items() if name != "settings"]
     assert "lead of the winners over" in first
-    for name in (UNIFORM, GLOBAL, ALLOCATED, "winner 0", "winner 1"):
+    for name in (UNIFORM, GLOBAL, ALLOCATED[0], "winner 0", "winner 1"):
         assert f"| {name} " in first
         assert found["costs"][name]["params"] <= found["costs"][UNIFORM]["params"]
     for search in range(2):

@@ -25,9 +25,17 @@ def test_every_setting_is_measured(tiny_study: TinyStudy, tmp_path: Path, capsys
     out = capsys.readouterr().out
     assert out.count("compensated |") == 4 and "seconds of inheriting" in out
 
+    # Nothing is measured again, and another supernet is added.
+    command = ["inheritance", "--preset", str(tiny_study.preset), *options, "--json", str(raw)]
+    assert main(command) == 0 and json.loads(raw.read_text())["results"] == rows
+    assert main([*command, "--supernets", "0", "1", "--orders", "importance", "--task", "library"]) == 0
+    more = json.loads(raw.read_text())["results"]
+    assert more[: len(rows)] == rows and len(more) == len(rows) + 4 * 3
+    assert {row["supernet"] for row in more[len(rows) :]} == {1}
+
 
 def test_differences_are_paired() -> None:
-    common = {"budget": 8, "allocation": "uniform", "steps": 60}
+    common = {"supernet": 0, "budget": 8, "allocation": "uniform", "steps": 60}
     rows = [
         {**common, "order": order, "inheritance": inheritance, "seed": seed, "score": score}
         for (order, inheritance), scores in {

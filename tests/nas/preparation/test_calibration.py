@@ -132,7 +132,7 @@ def test_the_order_is_another_supernet_with_the_same_importance(tiny_study: Tiny
     ("changes", "words"),
     [
         ({"supernet.inheritance": "solved"}, "supernet.inheritance"),
-        ({"supernet.calibration_rows": 1}, "supernet.calibration_rows"),
+        ({"supernet.calibration_rows": 9}, "supernet.calibration_rows"),
     ],
 )
 def test_what_no_study_can_have(changes: dict[str, Any], words: str, tiny_study: TinyStudy) -> None:

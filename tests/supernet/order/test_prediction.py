@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from search_spaces import GELU
 from supernet.build import build, full_architecture
+from supernet.model import ffn
 from supernet.order.importance import sort_channels, summed_loss
 from supernet.order.moments import MomentsError, block_moments, sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs
@@ -43,6 +44,22 @@ def test_errors_are_those_of_regressions() -> None:
     # Least squares without a ridge also fits the rounding errors of the channel without news.
     assert errors.tolist() == pytest.approx(expected, rel=5e-3)
     assert errors[4] == pytest.approx(float(errors[5]), rel=1e-3) == pytest.approx(float(errors[6]), rel=1e-3)
+
+
+@pytest.mark.parametrize(("rows", "rank"), [(50, 64), (2000, 5)])
+def test_regressions_without_a_single_solution(rows: int, rank: int) -> None:
+    """Fewer rows than channels, or channels that depend on each other."""
+    generator = torch.Generator().manual_seed(0)
+    channels = torch.relu(
+        torch.randn(rows, rank, generator=generator) @ torch.randn(rank, 64, generator=generator) + 40
+    )
+    target = torch.randn(rows, 2, generator=generator).double()
+    target -= target.mean(dim=0)
+    errors = regression_errors(channels, target)
+    assert bool(torch.isfinite(errors).all()) and bool((errors.diff() <= 1e-9).all())
+    assert float(errors[0]) == pytest.approx(float(target.square().sum()) / rows)
+    expected = least_squares(channels, target)
+    assert float(errors[-1]) == pytest.approx(expected, rel=2e-2, abs=0.05 * float(errors[0]))
 
 
 def test_losses_are_errors_in_the_fisher_metric(model: nn.Module) -> None:
@@ -93,3 +110,9 @@ def test_what_has_no_prediction(model: nn.Module) -> None:
         model.bert.encoder.layer[2].ffn[0].expand.bias[0] = torch.nan
     with pytest.raises(MomentsError):
         predicted_losses(model, BATCHES, summed_loss, ["gelu"], 4)
+
+
+def test_an_operation_that_overflows(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ffn.UNARY, "overflow", lambda x: torch.exp(1e3 + x.abs()))
+    with pytest.raises(MomentsError, match="layer 0: the outputs of overflow are not finite"):
+        predicted_losses(model, BATCHES, sampled_loss(0), ["gelu", "overflow"], 4)

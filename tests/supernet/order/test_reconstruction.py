@@ -116,3 +116,24 @@ def test_what_has_no_moments_is_refused() -> None:
         model.bert.encoder.layer[1].ffn[0].expand.weight[0, 0] = torch.nan
     with pytest.raises(MomentsError, match="logits are not finite"):
         block_moments(model, [batch()], sampled_loss(0))
+
+
+def test_moments_of_channels_far_from_zero() -> None:
+    """A constant channel has no variance, and one whose mean is ten thousand times its deviation keeps its own."""
+    torch.manual_seed(0)
+    model = shaken(build(full_architecture(BASE, GELU, 1), labels=3)).eval()
+    block = model.bert.encoder.layer[0].ffn[0]
+    with torch.no_grad():
+        block.expand.weight[0] = 0
+        block.expand.bias[0] = 0.37
+        block.expand.weight[1] *= 0.01 / block.expand.weight[1].norm()
+        block.expand.bias[1] = 100
+    batches = [batch(6, 9, seed=seed) for seed in range(3)]
+    kept: list[Tensor] = []
+    block.project.register_forward_hook(lambda _, arguments, output: kept.append(arguments[0]))
+    moments = block_moments(model, batches, sampled_loss(0))[0][0]
+    valid = [part[given["attention_mask"].bool()] for part, given in zip(kept, batches, strict=True)]
+    values = torch.cat(valid).detach().double()
+    assert float(moments.covariance_EE[0, 0]) == pytest.approx(0, abs=1e-12)
+    assert float(moments.covariance_EE[1, 1]) == pytest.approx(float(values[:, 1].var(unbiased=False)), rel=1e-2)
+    torch.testing.assert_close(moments.mean_E, values.mean(dim=0), rtol=1e-5, atol=1e-6)
