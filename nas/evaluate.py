@@ -1,5 +1,5 @@
-"""The evaluation of a candidate in stages 1 and 2: it inherits weights, is trained for a few steps, and is scored on
-the search split.
+"""The evaluation of a candidate on the study's first task: it inherits weights, is trained for a few steps, and is
+scored on the search split.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +84,7 @@ class CandidateEvaluator(Protocol):
 
 
 class Evaluator:
-    """Trains and scores the candidates of stages 1 and 2; whatever they have in common is loaded once."""
+    """Trains and scores candidates on the study's first task; whatever they have in common is loaded once."""
 
     def __init__(self, workspace: Workspace, device: str = "auto", accelerator: Accelerator | None = None) -> None:
         self.workspace = workspace

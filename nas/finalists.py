@@ -22,6 +22,8 @@ BASE_MODEL, UNIFORM, GLOBAL = "base model", "uniform slice", "global importance"
 ALLOCATED = ("MILP allocation", "MILP allocation 2", "MILP allocation 3")
 # The architecture that a stage refines, and the same one with the base graph in every layer.
 WINNER, WINNER_WITH_BASE_GRAPHS = "winner so far", "its twin of base graphs"
+# How other texts name them.
+SHOWN = {WINNER: "the refined architecture", WINNER_WITH_BASE_GRAPHS: "the refined architecture with base graphs"}
 # The baselines that a winner must not be worse than: not the base model, which exceeds the budget.
 BASELINES = frozenset({UNIFORM, GLOBAL, *ALLOCATED, WINNER, WINNER_WITH_BASE_GRAPHS})
 
@@ -179,10 +181,11 @@ def lead_line(winner: Mapping[str, Any]) -> str | None:
     found = winner["lead"]
     if found is None:
         return None
+    over = SHOWN.get(found["over"], found["over"])
     if found["over_trial"] == winner["trial"]:
-        return f"winner: {found['over']}, a baseline"
+        return f"winner: the baseline {over.removeprefix('the ')}"
     seeds = f"{len(found['seeds'])} seed{'s' if len(found['seeds']) > 1 else ''}"
-    return f"winner: {found['value']:+.4f} ± {found['standard_error']:.4f} over {found['over']} (paired, {seeds})"
+    return f"winner: {found['value']:+.4f} ± {found['standard_error']:.4f} over {over} (paired, {seeds})"
 
 
 def row_of(trial: FrozenTrial) -> dict[str, Any]:

@@ -19,7 +19,7 @@ RATIO = 0.5**0.5
 
 
 @dataclass(frozen=True)
-class Kept:
+class ShareKept:
     """How much of the teacher's score students keep, on the rows of the search split.
 
     Attributes:
@@ -40,7 +40,7 @@ class Kept:
         return asdict(self)
 
 
-def kept(metric: Metric, teacher: np.ndarray, students: Sequence[np.ndarray], wanted: float) -> Kept:
+def share_kept(metric: Metric, teacher: np.ndarray, students: Sequence[np.ndarray], wanted: float) -> ShareKept:
     """What students of one architecture keep of the teacher's score, of which at least the share `wanted` is asked for.
 
     Args:
@@ -64,15 +64,15 @@ def kept(metric: Metric, teacher: np.ndarray, students: Sequence[np.ndarray], wa
         confidence = float(norm.cdf(margin.value / margin.standard_error))
     else:
         confidence = float(margin.value >= 0)
-    return Kept(share, error, confidence)
+    return ShareKept(share, error, confidence)
 
 
-def of_confirmations(
+def share_kept_by(
     metric: Metric, teacher: np.ndarray, of_seeds: Mapping[int, Confirmation], wanted: float
-) -> Kept | None:
-    """The same for a confirmed architecture; None if no seed has a result."""
+) -> ShareKept | None:
+    """What a confirmed architecture keeps of the teacher's score; None if no seed has a result."""
     students = [found.rows for found in of_seeds.values() if found.rows is not None]
-    return kept(metric, teacher, students, wanted) if students else None
+    return share_kept(metric, teacher, students, wanted) if students else None
 
 
 def ladder(fixed: int, whole: int, smallest: int) -> list[int]:
@@ -98,7 +98,7 @@ def last_passing(count: int, passes: Callable[[int], bool]) -> int | None:
     return low if low >= 0 else None
 
 
-def within(
+def with_budget(
     config: StudyConfig, base: Base, graph: FFNGraph, labels: int, head: str, maximum: int | None, slack: float
 ) -> StudyConfig:
     """The configuration with a budget in place of `keep`.

@@ -57,15 +57,15 @@ class Search:
             return self.given
         file = self.folder.budget
         if not file.exists():
-            return self.within(None, 1.0)
+            return self.with_budget(None, 1.0)
         found = json.loads(file.read_text(encoding="utf-8"))
-        return self.within(found["maximum"], found["slack"])
+        return self.with_budget(found["maximum"], found["slack"])
 
-    def within(self, maximum: int | None, slack: float) -> StudyConfig:
-        """The configuration with a budget in place of `keep`, see `nas.keep.within`."""
+    def with_budget(self, maximum: int | None, slack: float) -> StudyConfig:
+        """The configuration with a budget in place of `keep`, see `nas.keep.with_budget`."""
         base, graph = self.workspace.base()
         head = self.workspace.folders.task.type.head
-        return keep.within(self.given, base, graph, self.workspace.labels, head, maximum, slack)
+        return keep.with_budget(self.given, base, graph, self.workspace.labels, head, maximum, slack)
 
     def first(self, stage: str, chosen: Architecture | None = None) -> Plan:
         """The plan of the stage to run first, which refines `chosen` or the winner of the stage before it.
@@ -179,7 +179,9 @@ class Search:
         goal = self.given.keep
         assert goal is not None
         metric = self.workspace.folders.task.score_metric
-        keep.kept(metric, self._teacher_rows, [self._teacher_rows], goal.share)  # refuses a teacher without a score
+        keep.share_kept(
+            metric, self._teacher_rows, [self._teacher_rows], goal.share
+        )  # refuses a teacher without a score
         budgets = self._ladder(widest, goal.cost)
         seeds = range(self.given.seed + 1, self.given.seed + 1 + self.given.stage1.confirm_seeds)
         tried: list[dict[str, Any]] = []
@@ -192,7 +194,7 @@ class Search:
             architecture = best.get(ALLOCATED[0], best[GLOBAL])
             described = f"{goal.cost} {budgets[step]:,}"
             (confirmed,) = self.confirm(widest.space, [(architecture, described)], seeds).values()
-            found = keep.of_confirmations(metric, self._teacher_rows, confirmed, goal.share)
+            found = keep.share_kept_by(metric, self._teacher_rows, confirmed, goal.share)
             self.say(f"{described}: keeps {found or 'nothing, as no training succeeded'}")
             tried.append({"maximum": budgets[step]} | (found.to_json() if found else {}))
             return found is not None and found.share >= goal.share
@@ -208,7 +210,7 @@ class Search:
 
     def _first_stage(self, maximum: int, slack: float) -> Plan:
         """The plan of stage 1 within a budget in place of `keep`."""
-        config = self.within(maximum, slack)
+        config = self.with_budget(maximum, slack)
         limits = limits_of(config, self.workspace, self.cluster.device, self.on_progress)
         return plan(config, self.workspace, "1", None, limits)
 
@@ -230,7 +232,7 @@ class Search:
         space = widest.space
         limit = Limit("params", fixed_params(space.base, space.labels, space.head), ffn_params, NO_LIMIT)
         if name != "params":
-            bounded = limits_of(self.within(NO_LIMIT, 1.0), self.workspace, self.cluster.device, self.on_progress)
+            bounded = limits_of(self.with_budget(NO_LIMIT, 1.0), self.workspace, self.cluster.device, self.on_progress)
             limit = next(found for found in bounded if found.name == name)
         cheapest = min(limit.of(space.base, genes) for genes in space.options(0, space.graph))
         whole = limit.total(Architecture.uniform(space.base, space.graph))
@@ -247,7 +249,7 @@ class Search:
         metric = self.workspace.folders.task.score_metric
         for row in best["finalists"]:
             of_seeds = confirmed[function_key(Architecture.from_json(row["architecture"]))]
-            found = keep.of_confirmations(metric, self._teacher_rows, of_seeds, share)
+            found = keep.share_kept_by(metric, self._teacher_rows, of_seeds, share)
             row["kept"] = found and found.to_json()
             if found and row["trial"] == best["winner"]["trial"]:
                 best["winner"]["kept"] = row["kept"]

@@ -25,8 +25,8 @@ def parser() -> Parser:
     mode.add_argument(
         "--stage",
         choices=STAGES,
-        help="1: operations, stacks and expansions together; 2: operations; 3: stacks and expansions on a "
-        "one-shot supernet; all: one after the other",
+        help="1: operations, stacks and expansions together; 2: operations; 3: stacks and expansions, on all tasks; "
+        "all: one after the other",
     )
     mode.add_argument(
         "--single-stage", action="store_true", help="search everything at once, with as many trials as stages 1 and 2"

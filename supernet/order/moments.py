@@ -1,4 +1,4 @@
-"""Second moments of the blocks of a model on sample text, from which channels are ordered and weights are solved for.
+"""Second moments of a model's blocks on training rows, by which channels are ordered and losses are predicted.
 
 Dimensions: N tokens without padding; E channels of the input of `project`; D channels of its output.
 """
@@ -26,7 +26,8 @@ class BlockMoments:
         covariance_EE: the covariance of the inputs of `project`.
         metric_DD: the mean of g g' over the tokens, where g is the gradient of the loss with respect to the output of
             `project`. With `sampled_loss` this is the Fisher information of that output, and (v' metric v) / 2 is the
-            loss, in nats per token, that a small change v of the output causes.
+            loss, in nats of a sentence's prediction per token, that a small change v of the output causes, if changes
+            are independent of gradients, and tokens of each other (as in K-FAC, Martens and Grosse, 2015).
     """
 
     tokens: int
@@ -117,13 +118,14 @@ class _Sums:
         covariance_EE = self.products_EE / self.tokens - torch.outer(offset_E, offset_E)
         metric_DD = self.metric_DD / self.tokens
         if not (torch.isfinite(covariance_EE).all() and torch.isfinite(metric_DD).all()):
-            raise MomentsError(f"{place}: activations or gradients are not finite")
+            raise MomentsError(f"{place}: activations or gradients are not finite; lower warmup.learning_rate")
         return BlockMoments(self.tokens, mean_E, covariance_EE, metric_DD)
 
 
 def sampled_loss(seed: int) -> Callable[[nn.Module, Batch], Tensor]:
-    """The negative log-likelihood, summed over a batch, of predictions that are sampled from the model itself: labels
-    from its distributions, or numbers from normal distributions with standard deviation 1 around its own.
+    """A loss whose gradients are those, up to their sign, of the negative log-likelihood, summed over a batch, of
+    predictions that are sampled from the model itself: labels from its distributions, or numbers from normal
+    distributions with standard deviation 1 around its own.
 
     The loss raises MomentsError if logits are not finite.
     """

@@ -1,8 +1,8 @@
 """The order of channels by what reconstructs a block's output: forward selection on second moments.
 
 A block computes y = W h + b from the channels h (E,) of the input of `project`. If only the channels S are kept and W
-and b are solved for again, the remaining error of y is W_R (h_R - E[h_R | h_S]), where R are the other channels and
-E[. | .] is the linear regression. Its size in the metric F of the output is tr(G C_S), with G = W' F W and C_S the
+and b are solved for again, the remaining error of y is W_R (h_R - L[h_R | h_S]), where R are the other channels and
+L[. | .] is the best linear predictor. Its size in the metric F of the output is tr(G C_S), with G = W' F W and C_S the
 covariance of h after regression on h_S. Every step of the selection keeps the channel that reduces it most, so any
 leading slice of the order is a selection itself.
 """

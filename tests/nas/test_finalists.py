@@ -184,9 +184,9 @@ def test_leads_over_the_best_confirmed_baseline() -> None:
     assert (leads[0]["value"], leads[0]["standard_error"]) == (0.0, 0.0)
     lead = leads[2]
     assert lead_line(found["winner"]) == (
-        f"winner: {lead['value']:+.4f} ± {lead['standard_error']:.4f} over winner so far (paired, 2 seeds)"
+        f"winner: {lead['value']:+.4f} ± {lead['standard_error']:.4f} over the refined architecture (paired, 2 seeds)"
     )
-    assert lead_line(found["finalists"][2]) == "winner: winner so far, a baseline"
+    assert lead_line(found["finalists"][2]) == "winner: the baseline refined architecture"
 
 
 def test_leads_are_over_common_seeds() -> None:

@@ -14,7 +14,7 @@ from distill.tasks.metrics import CLASS_ACCURACY, CLASS_F1
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.finalists import Confirmation
-from nas.keep import kept, ladder, last_passing, of_confirmations
+from nas.keep import ladder, last_passing, share_kept, share_kept_by
 from nas.search import main
 from nas.study import ledger
 from search_spaces import Architecture, cost
@@ -24,9 +24,9 @@ TEACHER = np.array([1, 1, 1, 1, 0] * 40, float)
 
 
 def test_the_share_of_identical_rows_is_one() -> None:
-    found = kept(CLASS_ACCURACY, TEACHER, [TEACHER], 0.99)
+    found = share_kept(CLASS_ACCURACY, TEACHER, [TEACHER], 0.99)
     assert (found.share, found.standard_error, found.confidence) == (1, 0, 1)
-    assert kept(CLASS_ACCURACY, TEACHER, [TEACHER], 1.0).confidence == 1
+    assert share_kept(CLASS_ACCURACY, TEACHER, [TEACHER], 1.0).confidence == 1
     assert str(found) == "100.0% ± 0.0%"
 
 
@@ -35,28 +35,28 @@ def test_the_confidence_is_that_of_the_paired_difference() -> None:
     student = TEACHER.copy()
     student[np.flatnonzero(TEACHER)[:8]] = 0
     student[np.flatnonzero(TEACHER == 0)[:2]] = 1
-    found = kept(CLASS_ACCURACY, TEACHER, [student], 0.97)
+    found = share_kept(CLASS_ACCURACY, TEACHER, [student], 0.97)
     assert found.share == pytest.approx(154 / 160)
     ratio = student - 154 / 160 * TEACHER
     assert found.standard_error == pytest.approx(ratio.std() / np.sqrt(200) / 0.8, rel=1e-6)
     margin = student - 0.97 * TEACHER
     assert found.confidence == pytest.approx(norm.cdf(margin.mean() / (margin.std() / np.sqrt(200))))
     assert 0.3 < found.confidence < 0.5  # the share is below 0.97
-    assert kept(CLASS_ACCURACY, TEACHER, [student], found.share).confidence == pytest.approx(0.5)
-    two = kept(CLASS_ACCURACY, TEACHER, [student, TEACHER], 0.97)
+    assert share_kept(CLASS_ACCURACY, TEACHER, [student], found.share).confidence == pytest.approx(0.5)
+    two = share_kept(CLASS_ACCURACY, TEACHER, [student, TEACHER], 0.97)
     assert two.share == pytest.approx(157 / 160) and two.confidence > found.confidence
 
 
 def test_a_score_that_has_no_share() -> None:
     rows = np.zeros((5, 3))
     with pytest.raises(ConfigError, match=r"the teacher's score is 0\.0000, of which no share can be kept; train it"):
-        kept(CLASS_F1, rows, [rows], 0.9)
+        share_kept(CLASS_F1, rows, [rows], 0.9)
 
 
 def test_confirmations_without_results_keep_nothing() -> None:
-    assert of_confirmations(CLASS_ACCURACY, TEACHER, {}, 0.9) is None
-    assert of_confirmations(CLASS_ACCURACY, TEACHER, {1: Confirmation(0.7)}, 0.9) is None
-    found = of_confirmations(CLASS_ACCURACY, TEACHER, {1: Confirmation(0.8, TEACHER)}, 0.9)
+    assert share_kept_by(CLASS_ACCURACY, TEACHER, {}, 0.9) is None
+    assert share_kept_by(CLASS_ACCURACY, TEACHER, {1: Confirmation(0.7)}, 0.9) is None
+    found = share_kept_by(CLASS_ACCURACY, TEACHER, {1: Confirmation(0.8, TEACHER)}, 0.9)
     assert found is not None and found.share == 1
 
 
