@@ -188,12 +188,16 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
         )
 
 
-def sampler_of(plan: Plan, workspace: Workspace) -> Proposer:
+def sampler_of(plan: Plan, workspace: Workspace, seed: int | None = None) -> Proposer:
     """The sampler of a stage. Its zero-cost proxy is the predicted loss or, where candidates are sliced, the share of
     the supernet's importance that a candidate keeps.
+
+    Args:
+        seed: by default the study's.
     """
-    proxy = kept_importance(workspace.importance())
-    if workspace.predictions is not None:
+    if workspace.predictions is None:
+        proxy = kept_importance(workspace.importance())
+    else:
         losses = PredictedLosses.load(workspace.predictions, *workspace.base())
         proxy = lru_cache(65_536)(lambda architecture: -losses.of(architecture))
-    return SAMPLERS[plan.table.sampler](plan.space, workspace.config.seed, proxy)
+    return SAMPLERS[plan.table.sampler](plan.space, workspace.config.seed if seed is None else seed, proxy)

@@ -4,7 +4,8 @@ For each budget the search is repeated with other seeds of the sampler on the sa
 the preset says, untrained, and its finalists are confirmed with the seeds that a search uses. Winners and baselines
 (uniform slice, global importance, MILP allocation) are then trained alike, for --steps steps with seeds that no search
 used, and scored on the whole dev split. A lead is a winner's mean over the training seeds less that of the baseline
-whose mean is highest, so the baseline has the advantage of being chosen afterwards. A budget 1/n has at most the
+whose mean is highest, so the baseline has the advantage of being chosen afterwards; its standard error is over the
+seeds of the sampler alone. A budget 1/n has at most the
 parameters of the uniform slice with an n-th of the inner neurons or, at equal latency, at most its latency by the
 table; the whole models are measured, too.
 
@@ -15,7 +16,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache
 from statistics import mean
 from typing import Any
 
@@ -25,7 +25,6 @@ from benchmarks.measuring import difference, error_of_mean, timed
 from benchmarks.report import BenchmarkError, Report, read_results
 from benchmarks.search.winner import FIRST_SEED
 from distill.training.evaluation import evaluate
-from nas.allocation import PredictedLosses
 from nas.budget import latencies_of, limits_of
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
@@ -36,8 +35,7 @@ from nas.latency.table import measure_whole
 from nas.preparation.prepare import prepare
 from nas.preparation.untrained import prepare_untrained
 from nas.preparation.workspace import Workspace
-from nas.samplers import SAMPLERS
-from nas.stages import Plan, plan
+from nas.stages import Plan, plan, sampler_of
 from nas.study import ledger
 from nas.study.description import Parameters
 from search_spaces import cost
@@ -66,6 +64,8 @@ class Measurement:
 
     def __init__(self, preset: str, kind: str, budget: int, steps: int, results: Results, save: Callable[[], None]):
         self.config = bounded(preset, kind, budget)
+        if self.config.stage1.evaluation != "untrained":
+            raise BenchmarkError(f"{preset}: its stage 1 trains its candidates; this benchmark scores them untrained")
         self.workspace: Workspace = prepare(self.config)
         self.evaluator = Evaluator(self.workspace)
         untrained = prepare_untrained(self.workspace, all_tasks=False, rows=self.config.stage1.rows)
@@ -87,9 +87,7 @@ class Measurement:
 
     def _search(self, seed: int) -> Results:
         space, table = self.plan.space, self.plan.table
-        losses = PredictedLosses.load(self.workspace.predictions, *self.workspace.base())  # type: ignore[arg-type]
-        proxy = lru_cache(65_536)(lambda architecture: -losses.of(architecture))
-        study = optuna.create_study(direction="maximize", sampler=SAMPLERS[table.sampler](space, seed, proxy))
+        study = optuna.create_study(direction="maximize", sampler=sampler_of(self.plan, self.workspace, seed))
         ledger.enqueue_missing(study, Parameters.of(space), self.plan.baselines)
         seconds = 0.0
         while len(ledger.finished(study)) < table.trials:
@@ -165,7 +163,8 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, report: Report) -> None:
     results: Results = {}
-    wanted = {"preset": options.preset, "steps": options.steps}
+    config = load_config(options.preset).model_dump(mode="json")
+    wanted = {"preset": options.preset, "config": config, "steps": options.steps}
     if report.path.exists():
         results = read_results(report.path, "leads")["results"]
         if results["settings"] != wanted:

@@ -5,9 +5,9 @@ trained by the candidates' recipe with --full-steps steps, on the batches of the
 split; during training there are intermediate values, on the first rows of the search split. A signal of one seed is
 compared with the mean score over the *other* seeds, so that no training is compared with its own final score. "score
 after full training" says how well the scores of one seed predict those of others; only a signal with less noise than
-such a score can be better. "score of the search" is the search's own evaluation: its number of steps, in which the
-learning rate falls to 0, and its whole search split. "score at the rung" is the intermediate value of that evaluation
-by which candidates are pruned. Other intermediate values are those of the full training, with its learning rates.
+such a score can be better. "score of the search" is that of a candidate after its training: the preset's number of
+steps, in which the learning rate falls to 0, and its whole search split. "score at the rung" is the intermediate value
+by which candidates would be pruned. Other intermediate values are those of the full training, with its learning rates.
 Predictors learn from scores of the search, as the sampler does.
 
 Kendall's tau-b is the mean over seeds (for predictors also over random choices of the known architectures); intervals
@@ -169,7 +169,8 @@ def show(report: Report, results: Results, seeds: Sequence[int]) -> None:
         f"score {targets_SN.mean():.4f}; deviation of the architectures' means {between:.4f}, of one of their scores "
         f"from seed to seed {within:.4f} (without the effect of the seed on all of them)"
     )
-    report.note(f"among the lowest {stop:.0%} at the rung are {lost:.0%} of the best quarter\n")
+    if stop:
+        report.note(f"among the lowest {stop:.0%} at the rung are {lost:.0%} of the best quarter\n")
     report.table(COLUMNS, rows_of(signals))
 
 

@@ -47,6 +47,14 @@ def compensate(model: PreTrainedModel, calibration: Calibration, accelerator: Ac
     """
     was_training = model.training
     model.eval().to(accelerator.device)
+    try:
+        _layer_after_layer(model, calibration, accelerator)
+    finally:
+        model.train(was_training)
+
+
+def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, accelerator: Accelerator) -> None:
+    """`compensate` for a model in eval mode on its device."""
     held_N = calibration.held_N
     batches = [_on_device(batch, accelerator) for batch in calibration.batches]
     encoder = model.base_model
@@ -84,7 +92,6 @@ def compensate(model: PreTrainedModel, calibration: Calibration, accelerator: Ac
                 raise CompensationError(f"layers[{i}], block {j}: {error}") from None
             for states, chosen, part in zip(hidden, valid, block.LayerNorm(sum_ND).split(sizes), strict=True):
                 states[chosen] = part.to(states.dtype)
-    model.train(was_training)
 
 
 def _solve_norm(
