@@ -135,6 +135,7 @@ def test_a_search_finds_the_budget(kept_study: Path) -> None:
         assert trial.user_attrs[ledger.IN_BUDGET] == (trial.user_attrs["params"] <= found["maximum"])
 
 
+@pytest.mark.slow
 def test_later_stages_keep_the_budget(kept_study: Path, shared_study: TinyStudy) -> None:
     before = (kept_study / "budget.json").read_text()
     command = ("-m", "nas.search", "--study", "s", "--out", kept_study.parent, "--workers", "1", "--stage", "2")
@@ -146,6 +147,7 @@ def test_later_stages_keep_the_budget(kept_study: Path, shared_study: TinyStudy)
         assert trial.user_attrs["params"] <= maximum
 
 
+@pytest.mark.slow
 def test_more_than_the_largest_student_keeps(shared_study: TinyStudy, tmp_path: Path) -> None:
     """Two steps at a learning rate that destroys the student."""
     recipe = "[candidate]\nsteps = {}\nbatch_size = 8\nlearning_rate = {}"
