@@ -23,8 +23,9 @@ from nas.preparation.prepare import prepare
 from nas.preparation.supernet import load_supernet, order_inputs
 from nas.preparation.workspace import projections
 from supernet.model.ffn import BINARY, UNARY
+from supernet.module_inputs import module_inputs
 from supernet.order.moments import block_moments
-from supernet.order.prediction import block_inputs, regression_errors
+from supernet.order.prediction import regression_errors
 
 SHOWN = 12
 
@@ -67,15 +68,15 @@ def run(options: Namespace, report: Report) -> None:
     context = preparation_context(config, "cpu")
     inputs = order_inputs(context, workspace.folders, model, phase, projections(workspace.supernet))
     batches = list(inputs.batches)
-    moments, states = block_moments(model, batches, inputs.sampled_loss), block_inputs(model, batches)
+    blocks = [layer.ffn[0] for layer in model.base_model.encoder.layer]
+    moments, states = block_moments(model, batches, inputs.sampled_loss), module_inputs(model, blocks, batches)
     base_name = f"{graph.nodes[-2].op}(expand(x))"
     results: dict[str, dict[str, float]] = {}
     for layer, (of_layer, x_ND) in enumerate(zip(moments, states, strict=True)):
         values_D, vectors_DD = torch.linalg.eigh(of_layer[0].metric_DD)
         root_DD = vectors_DD * values_D.clamp(min=0).sqrt()
-        block = model.base_model.encoder.layer[layer].ffn[0]
         for width in options.widths:
-            found = ratios(block, x_ND, root_DD, width, base_name)
+            found = ratios(blocks[layer], x_ND, root_DD, width, base_name)
             results[f"layer {layer + 1}, {width} channels"] = found
             best = min(found, key=lambda name: found[name])
             report.progress(f"layer {layer + 1}, {width} channels: {best} {found[best]:.3f}")

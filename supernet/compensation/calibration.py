@@ -1,17 +1,18 @@
 """Calibration text, and what the supernet computes on it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.objectives.outputs import INPUTS, Batch
 from supernet.compensation.ridge import CompensationError
+from supernet.module_inputs import module_inputs
 
 # One of this many sentences is held out, to choose the strength of the ridge on.
 HELD_OUT = 5
@@ -86,41 +87,17 @@ def calibrate(supernet: PreTrainedModel, batches: Sequence[Batch], accelerator: 
         CompensationError: a sum is not finite.
     """
     layers = [list(layer.ffn) for layer in supernet.base_model.encoder.layer]
-    found: list[list[list[Tensor]]] = [[[] for _ in blocks] for blocks in layers]
-    valid_BT = torch.empty(0)
-
-    def keep(sums: list[Tensor]) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            sums.append(inputs[0][valid_BT].float().cpu())
-
-        return hook
-
-    hooks = [
-        block.LayerNorm.register_forward_pre_hook(keep(found[i][j]))
-        for i, blocks in enumerate(layers)
-        for j, block in enumerate(blocks)
-    ]
     supernet.to(accelerator.device)
-    was_training = supernet.training
-    supernet.eval()
-    try:
-        with torch.no_grad(), accelerator.autocast():
-            for batch in batches:
-                inputs = {name: batch[name].to(accelerator.device) for name in INPUTS if name in batch}
-                valid_BT = inputs["attention_mask"].bool()
-                supernet.base_model(**inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        supernet.train(was_training)
-    sums = tuple(tuple(torch.cat(parts) for parts in layer) for layer in found)
+    norms = [block.LayerNorm for blocks in layers for block in blocks]
+    found = iter(module_inputs(supernet, norms, batches, accelerator.autocast))
+    sums = tuple(tuple(next(found) for _ in blocks) for blocks in layers)
     for i, layer in enumerate(sums):
         if not all(bool(torch.isfinite(sum_ND).all()) for sum_ND in layer):
             raise CompensationError(f"layers[{i}] of the supernet is not finite: lower warmup.learning_rate")
     kept = tuple({name: batch[name].cpu() for name in INPUTS if name in batch} for batch in batches)
-    norms = (blocks[-1].LayerNorm for blocks in layers)
+    top_norms = (blocks[-1].LayerNorm for blocks in layers)
     return Calibration(
         kept,
         sums,
-        tuple(torch.stack((norm.weight, norm.bias)).detach().float().cpu() for norm in norms),
+        tuple(torch.stack((norm.weight, norm.bias)).detach().float().cpu() for norm in top_norms),
     )

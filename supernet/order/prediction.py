@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.objectives.outputs import INPUTS, Batch
+from distill.objectives.outputs import Batch
+from supernet.module_inputs import module_inputs
 from supernet.order.moments import MomentsError, block_moments
 
 # The ridge, relative to the variance of the channels, without which the regression on dependent channels is undefined;
@@ -50,10 +51,9 @@ def predicted_losses(
     batches = list(batches)
     moments = block_moments(model, batches, loss)
     losses: dict[str, list[Tensor]] = {op: [] for op in operations}
-    for layer, of_layer, x_ND in zip(
-        model.base_model.encoder.layer, moments, block_inputs(model, batches), strict=True
-    ):
-        block: Any = layer.ffn[0]
+    blocks: list[Any] = [layer.ffn[0] for layer in model.base_model.encoder.layer]
+    for block, of_layer, inputs_ND in zip(blocks, moments, module_inputs(model, blocks, batches), strict=True):
+        x_ND = inputs_ND.to(model.device)
         values_D, vectors_DD = torch.linalg.eigh(of_layer[0].metric_DD)
         root_DD = vectors_DD * values_D.clamp(min=0).sqrt()
         with torch.no_grad():
@@ -104,33 +104,3 @@ def regression_errors(channels_NE: Tensor, target_ND: Tensor) -> Tensor:
 
 def _centred(values: Tensor) -> Tensor:
     return values - values.mean(dim=0)
-
-
-@torch.no_grad()
-def block_inputs(model: PreTrainedModel, batches: Iterable[Batch]) -> list[Tensor]:
-    """The inputs (N, D) of every layer's lowest block."""
-    layers = model.base_model.encoder.layer
-    found: list[list[Tensor]] = [[] for _ in layers]
-    valid_BT = torch.empty(0)
-
-    def keep(inputs: list[Tensor]) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            inputs.append(arguments[0][valid_BT].float())
-
-        return hook
-
-    hooks = [
-        layer.ffn[0].register_forward_pre_hook(keep(of_layer)) for layer, of_layer in zip(layers, found, strict=True)
-    ]
-    was_training = model.training
-    model.eval()
-    try:
-        for batch in batches:
-            inputs = {name: batch[name].to(model.device) for name in INPUTS if name in batch}
-            valid_BT = inputs["attention_mask"].bool()
-            model.base_model(**inputs)
-    finally:
-        for handle in hooks:
-            handle.remove()
-        model.train(was_training)
-    return [torch.cat(inputs) for inputs in found]
