@@ -14,6 +14,8 @@ from search_spaces import cost
 from search_spaces.architecture import Architecture, Base
 from search_spaces.graph import FFNGraph
 
+# Stands for no bound on MACs or on the microseconds of a latency, within the digits that a configuration may have.
+UNBOUNDED = 10**12
 # Every budget on the ladder leaves this share of the one above it to the FFNs.
 RATIO = 0.5**0.5
 

@@ -12,7 +12,7 @@ import optuna
 from distill.files import write_text
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas import keep
-from nas.budget import NO_LIMIT, device_type, latencies_of, limits_of
+from nas.budget import device_type, latencies_of, limits_of
 from nas.cluster import Cluster, ray_session
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluate import Evaluator
@@ -230,9 +230,11 @@ class Search:
     def _ladder(self, widest: Plan, name: str) -> list[int]:
         """The budgets that `keep` tries, the largest first."""
         space = widest.space
-        limit = Limit("params", fixed_params(space.base, space.labels, space.head), ffn_params, NO_LIMIT)
+        limit = Limit("params", fixed_params(space.base, space.labels, space.head), ffn_params, keep.UNBOUNDED)
         if name != "params":
-            bounded = limits_of(self.with_budget(NO_LIMIT, 1.0), self.workspace, self.cluster.device, self.on_progress)
+            bounded = limits_of(
+                self.with_budget(keep.UNBOUNDED, 1.0), self.workspace, self.cluster.device, self.on_progress
+            )
             limit = next(found for found in bounded if found.name == name)
         cheapest = min(limit.of(space.base, genes) for genes in space.options(0, space.graph))
         whole = limit.total(Architecture.uniform(space.base, space.graph))

@@ -14,11 +14,13 @@ from distill.tasks.metrics import CLASS_ACCURACY, CLASS_F1
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.finalists import Confirmation
-from nas.keep import ladder, last_passing, share_kept, share_kept_by
+from nas.keep import UNBOUNDED, ladder, last_passing, share_kept, share_kept_by, with_budget
+from nas.latency.table import parse_latency
 from nas.search import main
 from nas.study import ledger
-from search_spaces import Architecture, cost
+from search_spaces import GELU, Architecture, cost
 from tests.nas.tiny_study import TinyStudy, trials_of
+from tests.tiny import BASE
 
 TEACHER = np.array([1, 1, 1, 1, 0] * 40, float)
 
@@ -97,6 +99,16 @@ def test_goals_that_no_search_can_have(changes: dict[str, Any], words: str, tiny
     with pytest.raises(ConfigError) as error:
         load_config(str(tiny_study.preset), changes)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("maximum", [1, 8604, 12_345_678, UNBOUNDED])
+def test_budgets_are_limits_that_a_configuration_can_have(maximum: int, tiny_study: TinyStudy) -> None:
+    for name in ("params", "macs", "latency"):
+        config = load_config(str(tiny_study.preset), {"keep.share": 0.9, "keep.cost": name})
+        space = with_budget(config, BASE, GELU, 3, "classification", maximum, 0.5).space
+        limit = getattr(space, f"max_{name}")
+        assert (parse_latency(limit).value if name == "latency" else limit) == maximum
+        assert space.uniform is None and space.slack == 0.5 and space.max_params is not None
 
 
 def test_options_that_make_no_goal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
