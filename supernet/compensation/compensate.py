@@ -26,8 +26,10 @@ from supernet.model.dispatch import Dispatch, Tokens, take
 from supernet.model.ffn import FFNBlock
 from supernet.model.modeling_nas_bert import ExpertAttention
 
-# Gauss-Newton steps for a graph that does something after `project`.
+# At most so many Gauss-Newton steps for a graph that does something after `project`, and no further one after a step
+# that reduced the squared error by less than this share.
 STEPS = 8
+CONVERGED = 0.01
 # Passes over the experts of a block in which several experts process a token, as the target of each depends on the
 # others.
 PASSES = 2
@@ -279,10 +281,13 @@ class _Projection:
             projected_SD = linear(self.features_SE)
             output_SD = self._output(projected_SD)
             reduced = float(((wanted_SD - output_SD) ** 2).sum())
-            if reduced < error:
-                self.linear, self.projected_SD, self.output_SD, error = linear, projected_SD, output_SD, reduced
-            else:
+            if reduced >= error:
                 scale /= 2
+                continue
+            self.linear, self.projected_SD, self.output_SD = linear, projected_SD, output_SD
+            converged, error = reduced > (1 - CONVERGED) * error, reduced
+            if converged:
+                break
 
     def _slope(self) -> Tensor:
         """The derivative of every output with respect to the same channel of `project`'s output."""

@@ -50,33 +50,38 @@ class Ridge:
     def __init__(self, input_NE: Tensor, held_N: Tensor, weight_N: Tensor | None = None) -> None:
         if not bool(torch.isfinite(input_NE).all()):
             raise CompensationError("the activations are not finite")
+        self.weight_N = input_NE.new_ones(len(input_NE)) if weight_N is None else weight_N
         self.root_N1 = None if weight_N is None else weight_N.sqrt()[:, None]
-        self.input_NE, self.held_N = input_NE, held_N
-        fit_N = ~held_N
-        self.share_N = input_NE.new_ones(len(input_NE)) if weight_N is None else weight_N
-        self.mean_E = self._mean(input_NE, fit_N)
-        centred_NE = self._rooted(input_NE - self.mean_E)
-        total = float(self.share_N.sum())
-        fit_EE = (centred_NE[fit_N].t() @ centred_NE[fit_N]).double()
-        held_EE = (centred_NE[held_N].t() @ centred_NE[held_N]).double()
-        variance_E = (fit_EE + held_EE).diagonal() / total
+        self.held_M = torch.nonzero(held_N)[:, 0]
+        self.total, self.held_total = float(self.weight_N.sum()), float(self.weight_N[self.held_M].sum())
+        self.mean_E = self._fit_mean(input_NE)
+        self.centred_NE = self._rooted(input_NE - self.mean_E)
+        self.held_ME = self.centred_NE[self.held_M]
+        all_EE = (self.centred_NE.t() @ self.centred_NE).double()
+        variance_E = all_EE.diagonal() / self.total
         # Constant inputs keep the start's weights.
         self.scale_E = variance_E.sqrt()
         self.scale_E[variance_E <= variance_E.max() * 1e-12] = 0
-        inverse_E = torch.where(self.scale_E > 0, 1 / self.scale_E, 0)
-        self.inverse_E = inverse_E
-        outer_EE = inverse_E[:, None] * inverse_E[None, :]
-        self.centred_NE = centred_NE
-        self.fit_EE = fit_EE * outer_EE / float(self.share_N[fit_N].sum())
-        self.held_EE = held_EE * outer_EE / max(1e-12, float(self.share_N[held_N].sum()))
-        self.fit_values_E, self.fit_vectors_EE = torch.linalg.eigh(self.fit_EE)
+        self.inverse_E = torch.where(self.scale_E > 0, 1 / self.scale_E, 0)
+        outer_EE = self.inverse_E[:, None] * self.inverse_E
+        self.fit_EE, self.held_EE = self._means(all_EE * outer_EE, (self.held_ME.t() @ self.held_ME) * outer_EE)
+        self.values_E, self.vectors_EE = torch.linalg.eigh(self.fit_EE)
+        self.rotated_held_EE = self.vectors_EE.t() @ self.held_EE @ self.vectors_EE
 
     def _rooted(self, rows: Tensor) -> Tensor:
         return rows if self.root_N1 is None else rows * self.root_N1
 
-    def _mean(self, rows: Tensor, chosen_N: Tensor) -> Tensor:
-        share_N1 = self.share_N[chosen_N, None]
-        return (rows[chosen_N] * share_N1).sum(dim=0) / share_N1.sum()
+    def _fit_mean(self, rows: Tensor) -> Tensor:
+        """The weighted mean of the rows that are fitted. Held-out rows are subtracted rather than the others copied,
+        since they are few.
+        """
+        all_sum, held_sum = self.weight_N @ rows, self.weight_N[self.held_M] @ rows[self.held_M]
+        return (all_sum - held_sum) / (self.total - self.held_total)
+
+    def _means(self, of_all: Tensor, of_held: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted means over the fitted and over the held-out rows of what was summed over all and over these."""
+        of_held = of_held.double()
+        return (of_all - of_held) / (self.total - self.held_total), of_held / max(1e-12, self.held_total)
 
     def solve(self, target_ND: Tensor, start: Linear) -> Linear:
         """The solution for a target (N, D), with the strength that has the least error on the held-out rows.
@@ -84,26 +89,25 @@ class Ridge:
         Raises:
             CompensationError: a target is not finite.
         """
-        if not bool(torch.isfinite(target_ND).all()):
+        mean_D = self._fit_mean(target_ND)
+        if not bool(torch.isfinite(mean_D).all()):
             raise CompensationError("the targets are not finite")
-        fit_N, held_N = ~self.held_N, self.held_N
-        mean_D = self._mean(target_ND, fit_N)
         centred_ND = self._rooted(target_ND - mean_D)
-        fit_ED = (self.centred_NE[fit_N].t() @ centred_ND[fit_N]).double() * self.inverse_E[:, None]
-        held_ED = (self.centred_NE[held_N].t() @ centred_ND[held_N]).double() * self.inverse_E[:, None]
-        fit_ED /= float(self.share_N[fit_N].sum())
-        held_ED /= max(1e-12, float(self.share_N[held_N].sum()))
+        all_ED = (self.centred_NE.t() @ centred_ND).double()
+        held_ED = self.held_ME.t() @ centred_ND[self.held_M]
+        fit_ED, held_ED = (
+            self.inverse_E[:, None] * moments_ED for moments_ED in self._means(all_ED, held_ED)
+        )
         start_ED = start.weight_DE.double().t() * self.scale_E[:, None]
-        rotated_ED = self.fit_vectors_EE.t() @ (fit_ED - self.fit_EE @ start_ED)
-        best: tuple[float, Tensor] | None = None
-        for strength in STRENGTHS if bool(held_N.any()) else (CAUTIOUS,):
-            change_ED = self.fit_vectors_EE @ (rotated_ED / (self.fit_values_E.clamp(min=0) + strength)[:, None])
-            solution_ED = start_ED + change_ED
-            error = float((solution_ED * (self.held_EE @ solution_ED - 2 * held_ED)).sum())
-            if best is None or error < best[0]:
-                best = error, solution_ED
-        assert best is not None
-        _, solution_ED = best
+        # In the eigenvectors' basis the change of the weights is factor_E(strength) * rotated_ED, so the error on the
+        # held-out rows is a quadratic form in factor_E.
+        rotated_ED = self.vectors_EE.t() @ (fit_ED - self.fit_EE @ start_ED)
+        slope_E = (rotated_ED * (self.vectors_EE.t() @ (self.held_EE @ start_ED - held_ED))).sum(dim=1)
+        curvature_EE = self.rotated_held_EE * (rotated_ED @ rotated_ED.t())
+        strengths = STRENGTHS if len(self.held_M) else (CAUTIOUS,)
+        factors = [1 / (self.values_E.clamp(min=0) + strength) for strength in strengths]
+        factor_E = min(factors, key=lambda factor_E: float(factor_E @ (curvature_EE @ factor_E + 2 * slope_E)))
+        solution_ED = start_ED + self.vectors_EE @ (factor_E[:, None] * rotated_ED)
         weight_DE = (solution_ED * self.inverse_E[:, None]).t().float()
         constant_E = self.scale_E == 0
         weight_DE[:, constant_E] = start.weight_DE[:, constant_E]
