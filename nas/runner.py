@@ -155,10 +155,19 @@ def evaluate_keeping_rows(
 
 @lru_cache(maxsize=1)
 def evaluator_of(workspace: Workspace, device: str) -> CandidateEvaluator:
-    """The evaluator of candidates in this process; a worker reuses it from one trial to the next."""
+    """The evaluator of candidates in this process; a worker reuses it from one trial to the next.
+
+    What exists after it was created stays, so later garbage collections do not look at it. That would take as long as a
+    quarter of an untrained evaluation.
+    """
+    evaluator: CandidateEvaluator
     if workspace.one_shot:
-        return OneShotEvaluator(workspace, device)
-    return UntrainedEvaluator(workspace, device) if workspace.untrained else Evaluator(workspace, device)
+        evaluator = OneShotEvaluator(workspace, device)
+    else:
+        evaluator = UntrainedEvaluator(workspace, device) if workspace.untrained else Evaluator(workspace, device)
+    gc.collect()
+    gc.freeze()
+    return evaluator
 
 
 def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
