@@ -1,14 +1,28 @@
 """The evaluation of a candidate without training: its inherited weights are scored on one or several tasks."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from statistics import fmean
 
+from transformers import PreTrainedModel
+
 from distill.tasks import metrics
-from distill.training.evaluation import Load, mean_loads
+from distill.tasks.task import scores_of
+from distill.training.evaluation import (
+    Load,
+    batch_logits,
+    comparable_outputs,
+    evaluate_logits,
+    mean_loads,
+    split_batches,
+)
 from nas.evaluate import INTERMEDIATE_ROWS, Evaluator, ReportScore, Score, ignore_score
 from nas.preparation.workspace import Workspace
 from search_spaces.architecture import Architecture
+
+# What the name of a task is followed by in the name of its fidelity.
+FIDELITY = "fidelity"
 
 
 class UntrainedEvaluator:
@@ -17,8 +31,12 @@ class UntrainedEvaluator:
     """
 
     def __init__(self, workspace: Workspace, device: str = "auto") -> None:
-        self.of_tasks = {of_task.config.task: Evaluator(of_task, device) for of_task in workspace.untrained}
-        self.rows = workspace.untrained_rows
+        self.of_tasks = {
+            of_task.config.task: _TaskScores(
+                Evaluator(of_task, device), workspace.untrained_rows, workspace.by_fidelity
+            )
+            for of_task in workspace.untrained
+        }
 
     def evaluate(
         self,
@@ -27,21 +45,29 @@ class UntrainedEvaluator:
         rungs: Sequence[Fraction] = (),
         report: ReportScore = ignore_score,
     ) -> Score:
-        """Score a candidate by the mean over the tasks of each task's first metric on the first rows of its search
-        split. Seed and rungs make no difference, and no intermediate scores are reported.
+        """Score a candidate by the mean over the tasks of each task's first metric, or of its fidelity to the task's
+        teacher, on the first rows of the search split. Seed and rungs make no difference, and no intermediate scores
+        are reported.
 
         Raises:
             distill.training.loop.Diverged: a logit is not finite.
             supernet.compensation.ridge.CompensationError: the candidate's activations are not finite.
         """
         scores: dict[str, metrics.Score] = {}
+        further: dict[str, float] = {}
         loads: list[Sequence[Load]] = []
-        for task, evaluator in self.of_tasks.items():
-            student = evaluator.student(architecture)
-            scores[task] = evaluator.score(student, self.rows)
+        for task, of_task in self.of_tasks.items():
+            student = of_task.evaluator.student(architecture)
+            metric, fidelity = of_task.scores(student)
+            if fidelity is None:
+                scores[task] = metric
+            else:
+                scores[f"{task} {FIDELITY}"] = fidelity
+                further[task] = metric.value
             if architecture.has_experts:
-                loads.append(evaluator.loads(student, evaluator.search_rows, INTERMEDIATE_ROWS))
-        return mean_score(scores, loads)
+                loads.append(of_task.evaluator.loads(student, of_task.evaluator.search_rows, INTERMEDIATE_ROWS))
+        score = mean_score(scores, loads)
+        return replace(score, parts=score.parts | further)
 
 
 def mean_score(scores: Mapping[str, metrics.Score], loads: Sequence[Sequence[Load]]) -> Score:
@@ -49,3 +75,26 @@ def mean_score(scores: Mapping[str, metrics.Score], loads: Sequence[Sequence[Loa
     value = fmean(score.value for score in scores.values())
     error = sum(score.standard_error**2 for score in scores.values()) ** 0.5 / len(scores)
     return Score(value, error, {name: score.value for name, score in scores.items()}, mean_loads(loads))
+
+
+class _TaskScores:
+    """Scores models on the first `rows` rows of the search split of one task."""
+
+    def __init__(self, evaluator: Evaluator, rows: int | None, by_fidelity: bool) -> None:
+        self.evaluator, self.task = evaluator, evaluator.task
+        pairs = split_batches(evaluator.search_rows, evaluator.supernet_config.pad_token_id, rows)
+        self.indices, self.batches = [indices for indices, _ in pairs], [batch for _, batch in pairs]
+        self.teacher_NC = None
+        if by_fidelity:
+            logits = batch_logits(evaluator.teacher(), self.batches, accelerator=evaluator.accelerator)
+            self.teacher_NC = comparable_outputs(logits, self.batches, self.task.type)
+
+    def scores(self, model: PreTrainedModel) -> tuple[metrics.Score, metrics.Score | None]:
+        """The task's first metric, and the fidelity to the teacher if candidates are scored by that."""
+        evaluator, task = self.evaluator, self.task
+        logits = batch_logits(model, self.batches, accelerator=evaluator.accelerator)
+        rows = evaluate_logits(logits, self.indices, evaluator.search_rows, evaluator.search_split, task)
+        metric = scores_of(task, rows)[task.metrics[0]]
+        if self.teacher_NC is None:
+            return metric, None
+        return metric, metrics.fidelity(comparable_outputs(logits, self.batches, task.type), self.teacher_NC)

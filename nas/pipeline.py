@@ -100,10 +100,10 @@ class Search:
             workspace = prepare_one_shot(workspace, plan.space, self.cluster.device, self.on_progress)
         elif plan.table.evaluation == "untrained":
             workspace = prepare_untrained(
-                workspace, plan.stage == "3", plan.table.rows, self.cluster.device, self.on_progress
+                workspace, plan.table, plan.stage == "3", self.cluster.device, self.on_progress
             )
         sampler = sampler_of(plan, workspace)
-        study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, self.config.goals)
+        study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, plan.goals)
         ledger.requeue_unfinished(study)
         ledger.enqueue_missing(study, Parameters.of(plan.space), plan.baselines)
         run(

@@ -31,10 +31,11 @@ class Progress(progress.Progress):
         trials = study.get_trials(deepcopy=False)
         trial = trials[number]
         best = next(iter(ledger.ranked(study)), None)
+        compared_by = study.user_attrs.get(ledger.GOALS, ["score"])[0]
         attributes = trial.user_attrs
         if trial.state == TrialState.COMPLETE:
             result = (
-                f"score {trial.values[0]:.4f} ± {attributes['standard_error']:.4f}  "
+                f"{compared_by} {trial.values[0]:.4f} ± {attributes['standard_error']:.4f}  "
                 f"{attributes['params'] / 1e6:.2f} M parameters  {attributes['seconds']:.0f} s"
             )
         elif trial.state == TrialState.PRUNED:

@@ -49,6 +49,7 @@ class Plan:
         table: the stage's table in the configuration.
         baselines: the trials that are enqueued before all others.
         start: the architecture that the stage refines; None for stages that refine nothing.
+        costs: what is minimised besides, see `nas.config.schema.StudyConfig.goals`.
     """
 
     stage: str
@@ -56,6 +57,12 @@ class Plan:
     space: Space
     baselines: Sequence[Enqueued]
     start: Architecture | None = None
+    costs: Sequence[str] = ()
+
+    @property
+    def goals(self) -> tuple[str, ...]:
+        """The names of the study's goals: what candidates are compared by, and costs."""
+        return (self.table.score if self.table.score == "fidelity" else "score", *self.costs)
 
     @property
     def study(self) -> str:
@@ -103,7 +110,7 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architect
         losses = PredictedLosses.load(workspace.predictions, base, graph)
         found = allocations(space, losses, len(ALLOCATED))
         baselines += [(architecture, origin, None) for architecture, origin in zip(found, ALLOCATED, strict=False)]
-    return Plan(stage, table, space, baselines, start)
+    return Plan(stage, table, space, baselines, start, config.goals[1:])
 
 
 def varied(stage: str) -> frozenset[str]:

@@ -68,7 +68,7 @@ class Measurement:
             raise BenchmarkError(f"{preset}: its stage 1 trains its candidates; this benchmark scores them untrained")
         self.workspace: Workspace = prepare(self.config)
         self.evaluator = Evaluator(self.workspace)
-        untrained = prepare_untrained(self.workspace, all_tasks=False, rows=self.config.stage1.rows)
+        untrained = prepare_untrained(self.workspace, self.config.stage1)
         self.untrained = UntrainedEvaluator(untrained)
         self.plan: Plan = plan(self.config, self.workspace, "1", None, limits_of(self.config, self.workspace))
         self.steps, self.results, self.save = steps, results, save

@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 
 from benchmarks.measuring import timed
 from benchmarks.signals.zero_cost import block_errors, losses, observe, principal_components
+from distill.tasks import metrics
 from distill.tasks.encoding import training_batches
 from distill.training.distillation import SavedOutputs
-from distill.training.evaluation import batch_logits, evaluate, split_batches
+from distill.training.evaluation import batch_logits, comparable_outputs, evaluate, split_batches
 from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from nas.allocation import PredictedLosses
 from nas.budget import kept_importance
@@ -96,6 +97,13 @@ class Measure:
         evaluator = self.evaluator
         return losses(model, self.batches, self.predictions, evaluator.task.kind, evaluator.accelerator)[1]
 
+    def fidelity(self, model: PreTrainedModel) -> float:
+        """The correlation with the teacher's outputs on the first rows of the search split."""
+        logits = batch_logits(model, self.batches, accelerator=self.evaluator.accelerator)
+        kind = self.evaluator.task.type
+        teacher_NC = comparable_outputs(self.predictions, self.batches, kind)
+        return metrics.fidelity(comparable_outputs(logits, self.batches, kind), teacher_NC).value
+
     def loss_of_single_layer(self, layer: int, genes: Genes) -> float:
         """By how much that loss rises if only this layer of the full model is replaced (Puzzle, section 3.1)."""
         base, graph = self.evaluator.workspace.base()
@@ -105,14 +113,16 @@ class Measure:
         return self.loss_with_teacher(student) - self.full_loss
 
     def intermediate_values(self, model: PreTrainedModel, when: str, before: float) -> Signals:
-        """Score and losses on the search split of a model that took `before` seconds."""
+        """Score, fidelity and losses on the search split of a model that took `before` seconds."""
         evaluator = self.evaluator
         score, score_seconds = timed(lambda: evaluator.score(model, ROWS).value)
         (hard, soft), seconds = timed(
             lambda: losses(model, self.batches, self.predictions, evaluator.task.kind, evaluator.accelerator)
         )
+        fidelity, fidelity_seconds = timed(lambda: self.fidelity(model))
         return {
             f"score {when}": (score, before + score_seconds),
+            f"fidelity {when}": (fidelity, before + fidelity_seconds),
             f"loss {when}": (hard, before + seconds),
             f"loss with the teacher's predictions {when}": (soft, before + seconds),
         }

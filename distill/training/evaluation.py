@@ -16,6 +16,7 @@ from distill.tasks.encoding import Encoded, collate, eval_batches
 from distill.tasks.metrics import Score, accuracy
 from distill.tasks.splits import AnySplit
 from distill.tasks.task import Task, contributions, scores_of
+from distill.tasks.types import TaskType
 from distill.training.loop import Diverged
 
 EVALUATION_BATCH = 100
@@ -111,15 +112,45 @@ def evaluate_rows(
     sources = len(rows) if rows.sources is None else int(rows.sources[-1]) + 1
     if rows.kind != task.kind or sources != len(split):
         raise ValueError(f"{sources} encoded rows ({rows.kind}) are not the {len(split)} of a split ({task.kind})")
-    task_type = task.type
-    assert task_type.predict is not None and task_type.references is not None
     batches = split_batches(rows, pad_id, first)
     logits_of_batches = batch_logits(model, (batch for _, batch in batches), accelerator=accelerator)
-    numbers = [int(number) for chosen, _ in batches for number in chosen]
+    return evaluate_logits(logits_of_batches, [chosen for chosen, _ in batches], rows, split, task)
+
+
+def evaluate_logits(
+    logits_of_batches: Sequence[Tensor], indices: Sequence[Tensor], rows: Encoded, split: AnySplit, task: Task
+) -> dict[str, np.ndarray]:
+    """As `evaluate_rows`, given the logits of the batches of `split_batches` and the indices of their rows."""
+    task_type = task.type
+    assert task_type.predict is not None and task_type.references is not None
+    numbers = [int(number) for chosen in indices for number in chosen]
     unordered = dict(zip(numbers, (logits.numpy() for part in logits_of_batches for logits in part), strict=True))
     logits = [unordered[number] for number in range(len(unordered))]
     predictions = task_type.predict(rows, logits, split, task.labels)
     return contributions(task, predictions, task_type.references(split)[: len(predictions)])
+
+
+def comparable_outputs(
+    logits_of_batches: Sequence[Tensor], batches: Sequence[Batch], task_type: TaskType
+) -> np.ndarray:
+    """What `distill.tasks.metrics.fidelity` compares: the predicted numbers (N, 1); or the logits (N, choices) of all
+    distributions, less their mean over the choices, which makes no difference to a distribution, and if the choices are
+    classes also less the mean of each class, since its bias is easily learned. 0 for padding.
+    """
+    parts = []
+    for logits, batch in zip(logits_of_batches, batches, strict=True):
+        if task_type.distributions is None:
+            parts.append(logits.float())
+            continue
+        logits_NC = task_type.distributions(logits, batch)
+        real_NC = logits_NC > torch.finfo(logits_NC.dtype).min
+        mean_N1 = torch.where(real_NC, logits_NC, 0).sum(dim=1, keepdim=True) / real_NC.sum(dim=1, keepdim=True)
+        parts.append(torch.where(real_NC, logits_NC - mean_N1, 0))
+    widest = max(part.shape[1] for part in parts)
+    outputs_NC = torch.cat([nn.functional.pad(part, (0, widest - part.shape[1])) for part in parts]).double()
+    if task_type.classes:
+        outputs_NC -= outputs_NC.mean(dim=0)
+    return outputs_NC.numpy()
 
 
 @dataclass(frozen=True)

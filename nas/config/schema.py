@@ -182,6 +182,8 @@ class StageTable(Table):
         evaluation: how candidates are scored: "trained": after their training; "untrained": with their inherited
             weights, so that only the finalists are trained; "one_shot", only in stage 3: as slices of a one-shot
             supernet.
+        score: what untrained candidates are compared by: "metric": the task's; "fidelity": how well their outputs
+            correlate with the teacher's, which has less noise. Trained ones are compared by the task's metric.
         rows: untrained candidates are scored on so many rows of the search split; None: on all.
         trials: how many candidates are evaluated, baselines included.
         sampler: a key of `nas.samplers.SAMPLERS`.
@@ -196,6 +198,7 @@ class StageTable(Table):
     """
 
     evaluation: Literal["trained", "untrained", "one_shot"] = "trained"
+    score: Literal["metric", "fidelity"] = "metric"
     rows: Annotated[int, Field(ge=1)] | None = None
     trials: Annotated[int, Field(ge=1, le=1_000_000)]
     sampler: SamplerName = "lanas"
@@ -325,6 +328,11 @@ class StudyConfig(Table):
             stage = getattr(self, name)
             if stage.evaluation == "untrained" and max(stage.stop, stage.stop_untrained) > 0:
                 raise ValueError(f"{name}: untrained candidates cannot be pruned; leave out stop and stop_untrained")
+            if stage.evaluation != "untrained" and stage.score == "fidelity":
+                raise ValueError(
+                    f'{name}.score: fidelity is for untrained candidates; use "metric", '
+                    f'or {name}.evaluation = "untrained"'
+                )
         if self.sharing.sandwich and self.stage3.evaluation != "one_shot":
             raise ValueError('sharing.sandwich is for a one-shot supernet: set stage3.evaluation = "one_shot"')
         return self

@@ -5,21 +5,22 @@ from.
 from dataclasses import replace
 
 from distill.training.progress import ProgressCallback, ignore_progress
+from nas.config.schema import StageTable
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 
 
 def prepare_untrained(
     workspace: Workspace,
-    all_tasks: bool,
-    rows: int | None = None,
+    table: StageTable,
+    all_tasks: bool = False,
     device: str = "auto",
     on_progress: ProgressCallback = ignore_progress,
 ) -> Workspace:
     """Add the workspaces of the tasks, the study's own first, or only this one.
 
     Args:
-        rows: candidates are scored on so many rows of each search split; None: on all.
+        table: of the stage; it says on what rows candidates are scored, and by what.
 
     Raises:
         ConfigError, distill.training.teacher.TeacherError: see `nas.preparation.prepare.prepare`.
@@ -29,4 +30,9 @@ def prepare_untrained(
         prepare(config.model_copy(update={"tasks": (task,)}), device, on_progress, outputs=False)
         for task in (config.tasks[1:] if all_tasks else ())
     )
-    return replace(workspace, untrained=(workspace, *others), untrained_rows=rows)
+    return replace(
+        workspace,
+        untrained=(workspace, *others),
+        untrained_rows=table.rows,
+        by_fidelity=table.score == "fidelity",
+    )

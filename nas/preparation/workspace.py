@@ -41,6 +41,7 @@ class Workspace:
         one_shot: the one-shot supernet of stage 3, if its candidates are slices of one.
         untrained: a workspace for each task on which candidates are scored untrained; empty if they are trained.
         untrained_rows: the number of rows of the search split on which they are scored; None: all.
+        by_fidelity: whether they are scored by their fidelity to the teacher instead of the task's metric.
     """
 
     config: StudyConfig
@@ -54,6 +55,7 @@ class Workspace:
     one_shot: Path | None = None
     untrained: "tuple[Workspace, ...]" = ()
     untrained_rows: int | None = None
+    by_fidelity: bool = False
 
     def base(self) -> tuple[Base, FFNGraph]:
         """The base of all candidates, and the base graph."""

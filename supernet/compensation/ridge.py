@@ -95,9 +95,7 @@ class Ridge:
         centred_ND = self._rooted(target_ND - mean_D)
         all_ED = (self.centred_NE.t() @ centred_ND).double()
         held_ED = self.held_ME.t() @ centred_ND[self.held_M]
-        fit_ED, held_ED = (
-            self.inverse_E[:, None] * moments_ED for moments_ED in self._means(all_ED, held_ED)
-        )
+        fit_ED, held_ED = (self.inverse_E[:, None] * moments_ED for moments_ED in self._means(all_ED, held_ED))
         start_ED = start.weight_DE.double().t() * self.scale_E[:, None]
         # In the eigenvectors' basis the change of the weights is factor_E(strength) * rotated_ED, so the error on the
         # held-out rows is a quadratic form in factor_E.

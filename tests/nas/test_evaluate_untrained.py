@@ -4,8 +4,12 @@ import json
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from distill.objectives.outputs import INPUTS
+from distill.tasks.encoding import collate
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.evaluate import Evaluator
@@ -44,17 +48,17 @@ def test_the_score_is_that_of_the_inherited_weights(preset: Path, tiny_study: Ti
     evaluator = Evaluator(workspace, "cpu")
     expected = evaluator.score(evaluator.student(architecture))
 
-    alone = prepare_untrained(workspace, all_tasks=False, device="cpu")
+    alone = prepare_untrained(workspace, workspace.config.stage1, device="cpu")
     score = UntrainedEvaluator(alone, "cpu").evaluate(architecture)
     assert (score.value, score.standard_error, score.loads) == (expected.value, expected.standard_error, ())
     assert score.parts == {"library": expected.value}
 
-    few = prepare_untrained(workspace, all_tasks=False, rows=30, device="cpu")
+    few = prepare_untrained(workspace, workspace.config.stage1.model_copy(update={"rows": 30}), device="cpu")
     fewer = UntrainedEvaluator(few, "cpu").evaluate(architecture)
     assert fewer.value == evaluator.score(evaluator.student(architecture), 30).value
     assert fewer.standard_error > score.standard_error
 
-    both = prepare_untrained(workspace, all_tasks=True, device="cpu")
+    both = prepare_untrained(workspace, workspace.config.stage1, all_tasks=True, device="cpu")
     first, second = both.untrained
     assert first == workspace and second.config.task == "neighbours" and second.supernet != first.supernet
     mean = UntrainedEvaluator(both, "cpu").evaluate(architecture)
@@ -62,6 +66,26 @@ def test_the_score_is_that_of_the_inherited_weights(preset: Path, tiny_study: Ti
     parts = {"library": expected.value, "neighbours": other.score(other.student(architecture)).value}
     assert mean.parts == parts
     assert mean.value == pytest.approx(sum(parts.values()) / 2)
+
+
+def test_candidates_are_compared_by_their_fidelity(preset: Path) -> None:
+    config = load_config(str(preset), {"stage1.score": "fidelity", "stage1.rows": 40})
+    workspace = prepare(config, "cpu")
+    base, graph = workspace.base()
+    architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 4))
+    score = UntrainedEvaluator(prepare_untrained(workspace, config.stage1, device="cpu"), "cpu").evaluate(architecture)
+
+    evaluator = Evaluator(workspace, "cpu")
+    student = evaluator.student(architecture)
+    differences = []
+    for model in (student, evaluator.teacher()):
+        batch = collate(evaluator.search_rows, np.arange(40), pad_id=0)
+        with torch.no_grad(), evaluator.accelerator.autocast():
+            logits_NC = model.eval()(**{name: batch[name] for name in INPUTS if name in batch}).logits.float().numpy()
+        differences.append(logits_NC[:, 1] - logits_NC[:, 0])
+    assert score.value == pytest.approx(np.corrcoef(*differences)[0, 1], abs=1e-3)
+    assert score.parts == {"library fidelity": score.value, "library": evaluator.score(student, 40).value}
+    assert plan(config, workspace, "1", None, ()).goals == ("fidelity",)
 
 
 def test_plans_start_with_milp_allocations(preset: Path, tiny_study: TinyStudy) -> None:
@@ -103,6 +127,7 @@ def test_settings_that_untrained_candidates_cannot_have(preset: Path) -> None:
         ({"stage1.stop": 0.3}, "stage1: untrained candidates cannot be pruned; leave out stop and stop_untrained"),
         ({"stage3.stop_untrained": 0.3}, "stage3: untrained candidates cannot be pruned"),
         ({"sharing.sandwich": True}, 'sharing.sandwich is for a one-shot supernet: set stage3.evaluation = "one_shot"'),
+        ({"stage2.score": "fidelity", "stage2.evaluation": "trained"}, "stage2.score: fidelity is for untrained"),
         ({"stage3.evaluation": "trained"}, "stage3.evaluation: candidates are trained on one task only"),
     ):
         with pytest.raises(ConfigError) as error:

@@ -14,6 +14,7 @@ from sklearn import metrics as sk
 from distill.tasks.metrics import (
     Score,
     accuracy,
+    fidelity,
     mean_paired_difference,
     normalised,
     paired_difference,
@@ -312,3 +313,24 @@ def test_one_seed_is_a_paired_difference_and_equal_seeds_add_nothing() -> None:
         assert mean_paired_difference(task.score_metric, [pair]) == alone  # type: ignore[list-item]
         twice = mean_paired_difference(task.score_metric, [pair, pair])  # type: ignore[list-item]
         assert (twice.value, twice.standard_error) == pytest.approx((alone.value, alone.standard_error))
+
+
+@given(st.integers(2, 60), st.integers(1, 4), st.integers(0, 10**6))
+def test_fidelity_is_the_correlation_of_all_outputs(rows: int, choices: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    teacher, student = rng.normal(size=(2, rows, choices))
+    student += teacher
+    expected = stats.pearsonr(student.ravel(), teacher.ravel()).statistic
+    assert fidelity(student, teacher).value == pytest.approx(expected, abs=1e-9)
+    assert fidelity(3 * student + 7, teacher).value == pytest.approx(expected, abs=1e-9)
+    assert fidelity(student, np.full_like(teacher, 0.1)) == Score(0.0, 0.0)
+
+
+def test_the_standard_error_of_fidelity_is_what_samples_vary() -> None:
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(400):
+        teacher = rng.normal(size=(500, 2))
+        found.append(fidelity(teacher + rng.normal(size=(500, 2)), teacher))
+    spread = np.std([score.value for score in found])
+    assert np.mean([score.standard_error for score in found]) == pytest.approx(spread, rel=0.1)

@@ -24,7 +24,15 @@ from distill.tasks.types import (
     question_answering,
     token_classification,
 )
-from distill.training.evaluation import batch_logits, evaluate, evaluate_rows, measure, predict, split_batches
+from distill.training.evaluation import (
+    batch_logits,
+    comparable_outputs,
+    evaluate,
+    evaluate_rows,
+    measure,
+    predict,
+    split_batches,
+)
 from distill.training.loop import Diverged
 from tests.tiny import SIZES, inputs, shaken, tokenizer
 
@@ -169,3 +177,36 @@ def test_logits_of_batches(case: str, pieces: BertTokenizerFast, accelerator: Ac
         next(model.parameters()).fill_(torch.nan)
     with pytest.raises(Diverged):
         evaluate(model, rows, split, task, accelerator=accelerator, pad_id=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_that_are_compared_are_those_of_single_rows(
+    case: str, pieces: BertTokenizerFast, accelerator: Accelerator
+) -> None:
+    task, split = CASES[case]
+    rows = encode(pieces, split, LENGTH, kind=task.kind)
+    model = model_of(case)
+    pairs = split_batches(rows, 0, 60)
+    batches = [batch for _, batch in pairs]
+    logits = batch_logits(model, batches, accelerator=accelerator)
+    found_NC = comparable_outputs(logits, batches, task.type)
+    expected: list[np.ndarray] = []
+    for row in (int(index) for indices, _ in pairs for index in indices):
+        batch = collate(rows, np.array([row]), 0)
+        with torch.no_grad():
+            out = model(**inputs(batch))
+        if case == "tags":
+            expected += list(out.logits[0][batch["labels"][0] >= 0].numpy())
+        elif case == "questions":
+            expected += [out.start_logits[0].numpy(), out.end_logits[0].numpy()]
+        else:
+            expected.append(out.logits[0].numpy())
+    if case != "numbers":
+        expected = [choices - choices.mean() for choices in expected]
+    if case in ("classes", "tags"):
+        expected = list(np.array(expected) - np.mean(expected, axis=0))
+    padded = [np.pad(choices, (0, found_NC.shape[1] - len(choices))) for choices in expected]
+    np.testing.assert_allclose(found_NC, padded, atol=1e-5)
+    if case != "numbers":
+        shifted = [part + 3.0 for part in logits]
+        np.testing.assert_allclose(comparable_outputs(shifted, batches, task.type), found_NC, atol=1e-5)
