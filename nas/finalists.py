@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial
 
 from distill.tasks.metrics import Metric, mean_paired_difference
 from nas.study import ledger
-from nas.study.attributes import ROWS
+from nas.study.attributes import GOALS, ROWS
 from nas.study.contributions import decode
 
 # The origins of enqueued trials. Stored studies have these texts, by which a resumed search recognises the trials.
@@ -101,8 +101,9 @@ def confirmations(study: optuna.Study, functions: Sequence[str], seeds: Sequence
 
 
 def summary(ranked: list[FrozenTrial], confirmed: Confirmed, study: optuna.Study, metric: Metric) -> dict[str, Any]:
-    """The content of `best.json`: the finalists with their leads over the best baseline, the winner (the finalist with
-    the best mean over fresh seeds), and with two goals the Pareto front.
+    """The content of `best.json`: what the stage's scores are ("score" or "fidelity"), the finalists with their leads
+    over the best baseline, the winner (the finalist with the best mean over fresh seeds), and with two goals the Pareto
+    front.
 
     Args:
         metric: the metric that is the score of the confirmations.
@@ -124,7 +125,8 @@ def summary(ranked: list[FrozenTrial], confirmed: Confirmed, study: optuna.Study
     # A finalist that failed with every fresh seed can win only if all of them did.
     with_scores = [row for row in rows if row["confirmed_mean"] is not None]
     winner = max(with_scores or rows, key=lambda row: row["confirmed_mean"] if with_scores else row["score"])
-    result: dict[str, Any] = {"winner": winner, "finalists": rows}
+    compared_by = study.user_attrs.get(GOALS, ["score"])[0]
+    result: dict[str, Any] = {"compared_by": compared_by, "winner": winner, "finalists": rows}
     if len(study.directions) > 1:
         best = different(front(ledger.ranked(study)))
         result["front"] = [row_of(trial) for trial in sorted(best, key=lambda trial: trial.values[1])]

@@ -31,7 +31,17 @@ import torch
 
 from benchmarks.measuring import timed
 from benchmarks.report import BenchmarkError, Report, read_results
-from benchmarks.signals.measurements import INTERMEDIATE, KEPT, RUNG, SEARCH, TARGET, Measure, Signals, draw
+from benchmarks.signals.measurements import (
+    INTERMEDIATE,
+    KEPT,
+    RUNG,
+    SEARCH,
+    TARGET,
+    Measure,
+    Signals,
+    draw,
+    draw_allocations,
+)
 from benchmarks.signals.ranking import COLUMNS, Signal, against_other_seeds, others, predicted, rows_of
 from distill.training.loop import Diverged
 from nas.budget import limits_of
@@ -209,6 +219,11 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
     parser.add_argument("--uniform", metavar="SHARE", help="space.uniform, such as 1/32; default: the preset's")
     parser.add_argument("--edit-rate", type=float, help="space.edit_rate; default: the preset's")
+    parser.add_argument(
+        "--allocations",
+        action="store_true",
+        help="MILP allocations of equal size instead of random members of the space",
+    )
     parser.add_argument("--architectures", type=int, default=32, help="default: %(default)s")
     parser.add_argument("--full-steps", type=int, default=400, help="default: %(default)s")
     parser.add_argument(
@@ -237,6 +252,14 @@ def run(options: Namespace, report: Report) -> None:
             f"--full-steps: must be above {least}, the steps of the search and of the last intermediate value, "
             f"not {options.full_steps}"
         )
+    if not options.allocations:
+        architectures = draw(space, options.architectures)
+    elif measure.predicted is None:
+        raise BenchmarkError(
+            f'--allocations: {options.preset} has no predicted losses; set supernet.inheritance = "compensated"'
+        )
+    else:
+        architectures = draw_allocations(space, measure.predicted, options.architectures)
     settings = {
         "name": options.preset,
         "config": config.model_dump(mode="json"),
@@ -244,7 +267,7 @@ def run(options: Namespace, report: Report) -> None:
         "search_steps": search_steps,
         "threads": torch.get_num_threads(),
         "widths": widths(space),
-        "architectures": [architecture.to_json() for architecture in draw(space, options.architectures)],
+        "architectures": [architecture.to_json() for architecture in architectures],
     }
     settings = json.loads(json.dumps(settings))  # as it is read again
     results: Results = {"settings": settings, "measured": {}, "failed": {}}

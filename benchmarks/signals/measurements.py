@@ -12,13 +12,14 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.measuring import timed
+from benchmarks.report import BenchmarkError
 from benchmarks.signals.zero_cost import block_errors, losses, observe, principal_components
 from distill.tasks import metrics
 from distill.tasks.encoding import training_batches
 from distill.training.distillation import SavedOutputs
 from distill.training.evaluation import batch_logits, comparable_outputs, evaluate, split_batches
 from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
-from nas.allocation import PredictedLosses
+from nas.allocation import PredictedLosses, allocate
 from nas.budget import kept_importance
 from nas.evaluate import Evaluator
 from nas.preparation.phases import TrainingPhase
@@ -205,3 +206,21 @@ def draw(space: Space, number: int) -> list[Architecture]:
         member = space.sample(rng)
         members.setdefault(function_key(member), member)
     return list(members.values())
+
+
+def draw_allocations(space: Space, losses: PredictedLosses, number: int) -> list[Architecture]:
+    """MILP allocations of equal size, each with other random weights of the layers' predicted losses; they are about as
+    good as the unweighted one, so that only a signal with little noise tells them apart.
+
+    Raises:
+        BenchmarkError: there are fewer.
+    """
+    rng = random.Random(DRAWING_SEED)
+    found: dict[str, Architecture] = {}
+    for _ in range(100 * number):
+        weights = [2 ** rng.gauss(0, 1) for _ in range(space.base.depth)]
+        if architecture := allocate(space, losses, weights=weights):
+            found.setdefault(function_key(architecture), architecture)
+        if len(found) == number:
+            return list(found.values())
+    raise BenchmarkError(f"--architectures: found {len(found)} different allocations, not {number}")

@@ -30,7 +30,8 @@ inheritance = "compensated"
 calibration_rows = 40
 """
 UNTRAINED = (
-    *((f"[stage{stage}]\n", f'[stage{stage}]\nevaluation = "untrained"\n') for stage in "123"),
+    *((f"[stage{stage}]\n", f'[stage{stage}]\nevaluation = "untrained"\n') for stage in "12"),
+    ("[stage3]\n", '[stage3]\nevaluation = "untrained"\nscore = "fidelity"\n'),
     ("[finetune]\n", f"{SUPERNET}[finetune]\n"),
     ('rungs = ["1/2"]\n', ""),
 )
@@ -111,14 +112,16 @@ def test_a_whole_search_trains_only_finalists(preset: Path, tiny_study: TinyStud
     folder = tmp_path / "s"
     for stage in ("stage-1", "stage-2", "stage-3"):
         trials = [trial for trial in trials_of(folder, stage) if ledger.DUPLICATE_OF not in trial.user_attrs]
-        tasks = ("library", "neighbours") if stage == "stage-3" else ("library",)
+        compared = ("library fidelity", "neighbours fidelity") if stage == "stage-3" else ("library",)
         for trial in trials:
             assert not trial.intermediate_values
-            parts = [trial.user_attrs[score_attribute(task)] for task in tasks]
+            parts = [trial.user_attrs[score_attribute(name)] for name in compared]
             assert trial.value == pytest.approx(sum(parts) / len(parts))
+            assert 0 <= trial.user_attrs[score_attribute("library")] <= 1, "the task's metric is recorded, too"
     for trial in trials_of(folder, "confirmation"):
         assert score_attribute("inherited") in trial.user_attrs, "finalists are trained"
     best = json.loads((folder / "stage-3" / "best.json").read_text())
+    assert best["compared_by"] == "fidelity" and " fidelity 0." in result.stdout
     assert Architecture.load(folder / "architecture.json").to_json() == best["winner"]["architecture"]
 
 

@@ -15,10 +15,12 @@ from benchmarks.__main__ import main
 from benchmarks.report import BenchmarkError, Report
 from benchmarks.signals import evidence, measurements, ranking
 from benchmarks.signals.evidence import read, show
-from benchmarks.signals.measurements import KEPT, RUNG, SEARCH, TARGET, draw
+from benchmarks.signals.measurements import KEPT, RUNG, SEARCH, TARGET, draw, draw_allocations
+from nas.allocation import PredictedLosses
 from nas.samplers.encoding import widths
-from search_spaces import Space
+from search_spaces import Architecture, Space, cost
 from search_spaces.equivalence import function_key
+from search_spaces.operations import UNARY
 from tests.nas.tiny_study import TinyStudy
 from tests.tiny import BASE
 
@@ -42,6 +44,20 @@ def test_architectures_are_different_functions_and_the_same_ones_again() -> None
     architectures = draw(SPACE, 12)
     assert len({function_key(architecture) for architecture in architectures}) == 12
     assert draw(SPACE, 5) == architectures[:5]
+
+
+def test_allocations_are_different_functions_of_about_equal_size() -> None:
+    rng = np.random.default_rng(0)
+    falling = [np.append(np.sort(rng.random(BASE.inner))[::-1], 0) for _ in range(BASE.depth)]
+    losses = PredictedLosses(BASE, "gelu", dict.fromkeys(UNARY, falling))
+    most = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)))
+    within = Space(BASE, (1,), tuple(Fraction(n, 16) for n in range(1, 17)), most - 200, most)
+    found = draw_allocations(within, losses, 6)
+    assert len({function_key(architecture) for architecture in found}) == 6
+    assert all(architecture in within for architecture in found)
+    assert draw_allocations(within, losses, 3) == found[:3]
+    with pytest.raises(BenchmarkError, match="different allocations, not 50"):
+        draw_allocations(Space(BASE, (1,), (Fraction(1),), 1, 10**9), losses, 50)
 
 
 def test_it_goes_on_where_it_was_cut_short(
