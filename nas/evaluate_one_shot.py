@@ -1,6 +1,6 @@
 """The evaluation of a candidate in stage 3: a slice of the trained one-shot supernet is scored on all tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import torch
@@ -16,7 +16,9 @@ from nas.preparation.one_shot import problem_types, weights_file
 from nas.preparation.workspace import Workspace
 from search_spaces.architecture import Architecture
 from supernet.build import build, load_weights
-from supernet.one_shot import OneShotSupernet
+from supernet.compensation.calibration import Calibration
+from supernet.compensation.compensate import compensate
+from supernet.one_shot import OneShotSupernet, head_name
 
 
 class OneShotEvaluator:
@@ -49,6 +51,9 @@ class OneShotEvaluator:
         self.pad_id = self.supernet_config.pad_token_id
         self.first_task = config.task
         self.rows_per_task = config.sharing.rows
+        self.calibration = (
+            None if workspace.one_shot_calibration is None else Calibration.load(workspace.one_shot_calibration)
+        )
 
     def evaluate(
         self,
@@ -62,13 +67,14 @@ class OneShotEvaluator:
 
         Raises:
             distill.training.loop.Diverged: a logit is not finite.
+            supernet.compensation.ridge.CompensationError: the candidate's activations are not finite.
         """
         scores = {}
         loads = []
-        for name, (task, rows, split) in self.tasks.items():
-            self.supernet.activate(architecture, name)
+        for name, model in self._models(architecture):
+            task, rows, split = self.tasks[name]
             metrics = evaluate(
-                self.supernet,
+                model,
                 rows,
                 split,
                 task,
@@ -78,14 +84,31 @@ class OneShotEvaluator:
             )
             scores[name] = metrics[task.metrics[0]]
             batches = (batch for _, batch in split_batches(rows, self.pad_id, INTERMEDIATE_ROWS))
-            loads.append(expert_load(self.supernet, batches, accelerator=self.accelerator))
+            loads.append(expert_load(model, batches, accelerator=self.accelerator))
         return mean_score(scores, loads)
 
+    def _models(self, architecture: Architecture) -> Iterator[tuple[str, nn.Module]]:
+        """Each task with the candidate's model for it."""
+        if self.calibration is None:
+            for name in self.tasks:
+                self.supernet.activate(architecture, name)
+                yield name, self.supernet
+            return
+        student = self.student(architecture)
+        for name in self.tasks:
+            setattr(student, head_name(student), self.supernet.heads[name])
+            student.config.problem_type = self.supernet.problem_types[name]
+            yield name, student
+
     def student(self, architecture: Architecture) -> PreTrainedModel:
-        """A model of this architecture for the first task, with a copy of its slice of the supernet's weights."""
+        """A model of this architecture for the first task, with a copy of its slice of the supernet's weights, which is
+        compensated if the study says so.
+        """
         self.supernet.activate(architecture, self.first_task)
         model = build(architecture, self.head, template=self.supernet_config)
         with torch.no_grad():
             state = self.supernet.state()
             load_weights(model, {name: state[name].clone() for name in model.state_dict()})
+        if self.calibration is not None:
+            compensate(model, self.calibration, self.accelerator)
         return model

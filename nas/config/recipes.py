@@ -109,10 +109,12 @@ class SharingTable(RecipeTable):
 
     Attributes:
         sandwich: train the largest, the smallest and two random architectures in every step instead of one random one.
+        inheritance: whether candidates are plain slices of the trained one-shot supernet, or compensated.
         rows: the number of rows of each task's search split on which candidates are scored. None: all of them.
     """
 
     sandwich: bool = False
+    inheritance: Literal["sliced", "compensated"] = "sliced"
     rows: Annotated[int, Field(ge=1)] | None = None
 
 

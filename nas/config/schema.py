@@ -335,6 +335,8 @@ class StudyConfig(Table):
                 )
         if self.sharing.sandwich and self.stage3.evaluation != "one_shot":
             raise ValueError('sharing.sandwich is for a one-shot supernet: set stage3.evaluation = "one_shot"')
+        if self.sharing.inheritance == "compensated" and self.stage3.evaluation != "one_shot":
+            raise ValueError('sharing.inheritance is for a one-shot supernet: set stage3.evaluation = "one_shot"')
         return self
 
     @field_validator("tasks")

@@ -1,8 +1,10 @@
 """Prepares the calibration of compensated inheritance: what the supernet computes on training rows."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from distill.files import fingerprint
 from distill.tasks.encoding import collate, eval_batches, take
@@ -24,12 +26,31 @@ def prepare_calibration(context: PreparationContext, folders: TaskFolders, super
         return None
     key = fingerprint(FORMAT, CONTENTS, supernet.name, context.teacher_key, table.calibration_rows, context.config.seed)
 
+    return _calibrated_once(context, folders, key, lambda: load_supernet(context.config, folders, supernet))
+
+
+def prepare_one_shot_calibration(
+    context: PreparationContext, folders: TaskFolders, one_shot: Path, model: Callable[[], PreTrainedModel]
+) -> Path:
+    """The file with the calibration of the one-shot supernet in this folder.
+
+    Args:
+        model: returns its largest model.
+    """
+    rows = context.config.supernet.calibration_rows
+    key = fingerprint(FORMAT, CONTENTS, "one-shot", one_shot.name, context.teacher_key, rows, context.config.seed)
+    return _calibrated_once(context, folders, key, model)
+
+
+def _calibrated_once(
+    context: PreparationContext, folders: TaskFolders, key: str, supernet: Callable[[], PreTrainedModel]
+) -> Path:
     def make(path: Path) -> None:
         context.on_progress("supernet: calibration", None)
-        model = load_supernet(context.config, folders, supernet)
+        model = supernet()
         rows = folders.rows("train")
-        drawn = np.random.default_rng([context.config.seed, 3]).permutation(len(rows))[: table.calibration_rows]
-        chosen = take(rows, np.sort(drawn))
+        drawn = np.random.default_rng([context.config.seed, 3]).permutation(len(rows))
+        chosen = take(rows, np.sort(drawn[: context.config.supernet.calibration_rows]))
         batches = [collate(chosen, batch, model.config.pad_token_id) for batch in eval_batches(chosen, BATCH_SIZE)]
         calibrate(model, batches, context.accelerator).save(path)
 

@@ -16,6 +16,7 @@ from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.teacher import load_model
 from distill.training.teacher_outputs import LiveTeacher
 from nas.config.schema import StudyConfig
+from nas.preparation.calibration import prepare_one_shot_calibration
 from nas.preparation.context import FORMAT, PreparationContext, preparation_context
 from nas.preparation.phases import TrainingPhase, has_raw_teacher, refusing_divergence, table_of, training_phase
 from nas.preparation.supernet import set_dropout
@@ -55,7 +56,11 @@ def prepare_one_shot(
         [space.min_params, space.max_params, *((limit.name, limit.maximum, limit.fixed) for limit in space.limits)],
         [[stack, str(expansion), str(experts)] for stack, expansion, experts in space.sizes],
         [[limit.total(smallest), limit.total(largest)] for limit in space.limits],
-        config.model_dump(mode="json", include={"objective", "dropout", "sharing_pretrain", "sharing", "seed"}),
+        config.model_dump(
+            mode="json",
+            include={"objective", "dropout", "sharing_pretrain", "sharing", "seed"},
+            exclude={"sharing": {"inheritance"}},
+        ),
         has_raw_teacher(config, "sharing_pretrain"),
         [folders.data.name for folders in tasks] if table_of(config, "sharing_pretrain") else None,
         # Routing tables and gates are drawn from the seed. The entry is omitted where that makes no difference, so that
@@ -66,7 +71,25 @@ def prepare_one_shot(
     folder = contexts[0].create_once(
         contexts[0].cache / "shared" / key, lambda path: _make_one_shot(contexts[0], all_tasks, space, path)
     )
-    return replace(all_tasks, one_shot=folder)
+    calibration = None
+    if config.sharing.inheritance == "compensated":
+        calibration = prepare_one_shot_calibration(
+            contexts[0], tasks[0], folder, lambda: largest_model(all_tasks, folder)
+        )
+    return replace(all_tasks, one_shot=folder, one_shot_calibration=calibration)
+
+
+def largest_model(workspace: Workspace, folder: Path) -> PreTrainedModel:
+    """The largest model of the one-shot supernet in this folder, with the head that it started with."""
+    stored = Architecture.load(folder / "architecture.json")
+    head = workspace.tasks[0].task.type.head
+    model = build(stored, head, template=AutoConfig.from_pretrained(workspace.supernet))
+    prefix = "model."
+    weights = load_file(weights_file(folder))
+    load_weights(
+        model, {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    )
+    return model
 
 
 def extremes(space: Space) -> tuple[Architecture, Architecture]:

@@ -39,6 +39,7 @@ class Workspace:
         predictions: the predicted losses of narrower layers and of other activations; likewise.
         tasks: the data and teachers of all tasks; only with a one-shot supernet.
         one_shot: the one-shot supernet of stage 3, if its candidates are slices of one.
+        one_shot_calibration: the sums of the one-shot supernet on calibration text; only if its slices are compensated.
         untrained: a workspace for each task on which candidates are scored untrained; empty if they are trained.
         untrained_rows: the number of rows of the search split on which they are scored; None: all.
         by_fidelity: whether they are scored by their fidelity to the teacher instead of the task's metric.
@@ -53,6 +54,7 @@ class Workspace:
     predictions: Path | None = None
     tasks: tuple[TaskFolders, ...] = ()
     one_shot: Path | None = None
+    one_shot_calibration: Path | None = None
     untrained: "tuple[Workspace, ...]" = ()
     untrained_rows: int | None = None
     by_fidelity: bool = False

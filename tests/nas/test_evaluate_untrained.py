@@ -131,6 +131,7 @@ def test_settings_that_untrained_candidates_cannot_have(preset: Path) -> None:
         ({"stage3.stop_untrained": 0.3}, "stage3: untrained candidates cannot be pruned"),
         ({"sharing.sandwich": True}, 'sharing.sandwich is for a one-shot supernet: set stage3.evaluation = "one_shot"'),
         ({"stage2.score": "fidelity", "stage2.evaluation": "trained"}, "stage2.score: fidelity is for untrained"),
+        ({"sharing.inheritance": "compensated"}, "sharing.inheritance is for a one-shot supernet"),
         ({"stage3.evaluation": "trained"}, "stage3.evaluation: candidates are trained on one task only"),
     ):
         with pytest.raises(ConfigError) as error:

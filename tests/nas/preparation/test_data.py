@@ -34,8 +34,10 @@ from nas.study.attributes import score_attribute
 from search_spaces import Architecture, Experts
 from search_spaces.spaces import SIZES
 from supernet.build import build, load_weights
+from supernet.compensation.calibration import Calibration
 from supernet.experts.routers import routing_table
 from supernet.inherit import inherit
+from supernet.module_inputs import module_inputs
 from supernet.one_shot import head_name
 from tests.nas import rows
 from tests.nas.rows import study
@@ -100,6 +102,40 @@ def test_stage_3_scores_what_the_slice_computes_alone(tiny_study: TinyStudy, tmp
         assert score.parts[name] == pytest.approx(found[folders.task.metrics[0]].value)
     assert score.value == pytest.approx(sum(score.parts.values()) / len(score.parts))
     assert set(score.parts) == set(workspace.config.tasks)
+
+
+def test_slices_of_the_one_shot_supernet_are_compensated(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    """Their layers come closer to those of the whole supernet, and each task has its own head."""
+    path = str(study(tiny_study, tmp_path, "both"))
+    sliced, compensated = (
+        sharing(load_config(path, {"sharing.inheritance": inheritance, "supernet.calibration_rows": 60}))
+        for inheritance in ("sliced", "compensated")
+    )
+    assert compensated.one_shot == sliced.one_shot and sliced.one_shot_calibration is None
+    assert compensated.one_shot is not None and compensated.one_shot_calibration is not None
+    calibration = Calibration.load(compensated.one_shot_calibration)
+    base, graph = compensated.base()
+    architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 8))
+    errors = []
+    for workspace in (sliced, compensated):
+        student = OneShotEvaluator(workspace, "cpu").student(architecture)
+        norm = student.base_model.encoder.layer[-1].ffn[-1].LayerNorm
+        (sum_ND,) = module_inputs(student, [norm], calibration.batches)
+        errors.append(float(((sum_ND - calibration.sums[-1][-1]) ** 2).mean()))
+    assert errors[1] < errors[0]
+
+    score = OneShotEvaluator(compensated, "cpu").evaluate(architecture)
+    evaluator = OneShotEvaluator(compensated, "cpu")
+    stored = load_file(weights_file(compensated.one_shot))
+    student = evaluator.student(architecture)
+    for name, folders in zip(compensated.config.tasks, compensated.tasks, strict=True):
+        head = torch.nn.Linear(*reversed(stored[f"heads.{name}.weight"].shape))
+        head.load_state_dict({part: stored[f"heads.{name}.{part}"] for part in ("weight", "bias")})
+        setattr(student, head_name(student), head)
+        student.config.problem_type = folders.task.type.problem_type
+        given = (folders.rows("search"), folders.split("search"), folders.task)
+        found = evaluate(student, *given, accelerator=make_accelerator("cpu"), pad_id=0)
+        assert score.parts[name] == pytest.approx(found[folders.task.metrics[0]].value)
 
 
 def test_expert_loads_of_stage_3_are_of_all_tasks(tiny_study: TinyStudy, tmp_path: Path) -> None:
