@@ -23,6 +23,7 @@ import json
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,14 @@ from benchmarks.signals.ranking import COLUMNS, Signal, against_other_seeds, oth
 from distill.training.loop import Diverged
 from nas.budget import limits_of
 from nas.config.load import load_config
+from nas.evaluate_one_shot import OneShotEvaluator
+from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.prepare import prepare
+from nas.preparation.workspace import Workspace
 from nas.samplers.encoding import encode, widths
 from nas.stages import plan
 from search_spaces.architecture import Architecture
+from search_spaces.spaces import Space
 
 # A signal with one of these words in its name is better when it is lower.
 LOWER = ("loss", "errors")
@@ -215,6 +220,18 @@ def of_predictors(
         yield from predicted(genes_NF, scores_SN, targets_SN, f", values after {step} steps", early_SNE, seconds)
 
 
+def one_shot(workspace: Workspace, space: Space, report: Report) -> dict[str, OneShotEvaluator]:
+    """The evaluators of plain and of compensated slices of a one-shot supernet, by the names of their scores."""
+    found = {}
+    for inheritance in ("sliced", "compensated"):
+        sharing = workspace.config.sharing.model_copy(update={"inheritance": inheritance})
+        changed = workspace.config.model_copy(update={"sharing": sharing})
+        prepared, seconds = timed(lambda: prepare_one_shot(replace(workspace, config=changed), space))  # noqa: B023
+        report.progress(f"one-shot supernet, {inheritance}: {seconds:.0f} s")
+        found[f"score of the one-shot supernet, {inheritance}"] = OneShotEvaluator(prepared)
+    return found
+
+
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
     parser.add_argument("--uniform", metavar="SHARE", help="space.uniform, such as 1/32; default: the preset's")
@@ -222,7 +239,10 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--allocations",
         action="store_true",
-        help="MILP allocations of equal size instead of random members of the space",
+        help="widths alone, by MILP allocations, instead of random members",
+    )
+    parser.add_argument(
+        "--one-shot", action="store_true", help="also slices of a one-shot supernet, sliced and compensated"
     )
     parser.add_argument("--architectures", type=int, default=32, help="default: %(default)s")
     parser.add_argument("--full-steps", type=int, default=400, help="default: %(default)s")
@@ -243,8 +263,16 @@ def run(options: Namespace, report: Report) -> None:
     changes = {"space.uniform": options.uniform, "space.edit_rate": options.edit_rate}
     config = load_config(options.preset, {place: value for place, value in changes.items() if value is not None})
     workspace = prepare(config)
-    space = plan(config, workspace, "1", None, limits_of(config, workspace)).space
-    measure = Measure(workspace, options.full_steps)
+    limits = limits_of(config, workspace)
+    space = plan(config, workspace, "1", None, limits).space
+    if options.allocations:
+        base, graph = workspace.base()
+        space = plan(config, workspace, "3", Architecture.uniform(base, graph), limits).space
+    elif options.one_shot:
+        raise BenchmarkError(
+            "--one-shot: a one-shot supernet has the base graph in all layers: give --allocations, too"
+        )
+    measure = Measure(workspace, options.full_steps, one_shot(workspace, space, report) if options.one_shot else None)
     search_steps = measure.evaluator.training_phases[-1].recipe.steps
     least = max(search_steps, *INTERMEDIATE)
     if options.full_steps <= least:
@@ -269,6 +297,8 @@ def run(options: Namespace, report: Report) -> None:
         "widths": widths(space),
         "architectures": [architecture.to_json() for architecture in architectures],
     }
+    if options.one_shot:
+        settings["one_shot"] = True
     settings = json.loads(json.dumps(settings))  # as it is read again
     results: Results = {"settings": settings, "measured": {}, "failed": {}}
     if report.path.exists():

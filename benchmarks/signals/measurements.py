@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -21,7 +22,7 @@ from distill.training.evaluation import batch_logits, comparable_outputs, evalua
 from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from nas.allocation import PredictedLosses, allocate
 from nas.budget import kept_importance
-from nas.evaluate import Evaluator
+from nas.evaluate import CandidateEvaluator, Evaluator
 from nas.preparation.phases import TrainingPhase
 from nas.preparation.workspace import Workspace, objectives, projections
 from search_spaces import cost
@@ -69,9 +70,15 @@ class SavedOutputsEvaluator(Evaluator):
 class Measure:
     """Measures candidates on rows of the search split, on which it has the teacher's predictions and the full model's
     activations.
+
+    Args:
+        one_shot: names of further signals with what evaluates candidates for them.
     """
 
-    def __init__(self, workspace: Workspace, full_steps: int) -> None:
+    def __init__(
+        self, workspace: Workspace, full_steps: int, one_shot: Mapping[str, CandidateEvaluator] | None = None
+    ) -> None:
+        self.one_shot = dict(one_shot or {})
         self.evaluator = evaluator = SavedOutputsEvaluator(workspace)
         *_, last = evaluator.training_phases
         self.full = replace(last, recipe=replace(last.recipe, steps=full_steps))
@@ -138,12 +145,17 @@ class Measure:
         replaced, replacing = timed(lambda: sum(self.single(*layer) for layer in enumerate(architecture.layers)))
         params = cost.params(architecture, labels, head)
         predicted = {} if self.predicted is None else {"predicted loss": (self.predicted.of(architecture), 0.0)}
+        slices = {
+            name: timed(lambda: of_slices.evaluate(architecture, 0).value)  # noqa: B023
+            for name, of_slices in self.one_shot.items()
+        }
         names = ("errors of blocks", "errors of blocks, weighted", "errors of blocks, weighted and joined")
         return {
             "parameters": (params, 0.0),
             "MACs": (cost.macs(architecture, labels=labels, head=head), 0.0),
             KEPT: (self.kept(architecture), 0.0),
             **predicted,
+            **slices,
             "loss with single layers replaced, sum": (replaced, replacing),
             "W-PCA": (params * components, built + counted),
             **{name: (error, built + seconds) for name, error in zip(names, errors, strict=True)},

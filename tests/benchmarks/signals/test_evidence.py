@@ -56,8 +56,30 @@ def test_allocations_are_different_functions_of_about_equal_size() -> None:
     assert len({function_key(architecture) for architecture in found}) == 6
     assert all(architecture in within for architecture in found)
     assert draw_allocations(within, losses, 3) == found[:3]
-    with pytest.raises(BenchmarkError, match="different allocations, not 50"):
-        draw_allocations(Space(BASE, (1,), (Fraction(1),), 1, 10**9), losses, 50)
+    with pytest.raises(BenchmarkError, match="different allocations, not 2"):
+        draw_allocations(Space(BASE, (1,), (Fraction(1),), 1, 10**9), losses, 2)
+
+
+def test_slices_of_a_one_shot_supernet_are_signals(
+    tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measurements, "INTERMEDIATE", (1, 2))
+    monkeypatch.setattr(evidence, "INTERMEDIATE", (1, 2))
+    compensated = '[supernet]\norder = "reconstruction"\ninheritance = "compensated"\ncalibration_rows = 40\n'
+    preset = tiny_study.variant(
+        tmp_path / "compensated.toml",
+        ("[finetune]\n", f"{compensated}[finetune]\n"),
+        ('"1/8", "1/4", "3/8", "1/2", "1"', ", ".join(f'"{width}/32"' for width in range(1, 33))),
+    )
+    command = ["--architectures", "4", "--full-steps", "7", "--seeds", "1", "2", "--json", str(tmp_path / "a.json")]
+    assert main(["evidence", "--preset", str(preset), "--allocations", "--one-shot", *command]) == 0
+    out = capsys.readouterr().out
+    for signal in ("supernet, sliced |", "supernet, compensated |", "predicted loss |", "fidelity untrained |"):
+        assert signal in " ".join(out.split()), out
+    assert main(["evidence", "--preset", str(preset), "--one-shot", *command]) == 2
+    assert "give --allocations, too" in capsys.readouterr().err
+    assert main(["evidence", "--preset", str(tiny_study.preset), "--allocations", *command]) == 2
+    assert "has no predicted losses" in capsys.readouterr().err
 
 
 def test_it_goes_on_where_it_was_cut_short(
