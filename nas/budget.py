@@ -19,7 +19,7 @@ from search_spaces import cost
 from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Limit, Space, SpaceError
-from supernet.order.importance import allocate
+from supernet.order.importance import allocate_by_importance
 
 # The global importance allocation leaves every layer at least this many inner neurons.
 MIN_INNER = 4
@@ -251,5 +251,5 @@ def globally_important(space: Space, graph: FFNGraph, workspace: Workspace) -> A
     least = min(1, *space.stacks)
     uniform = largest_uniform(base, graph, space.labels, space.max_params, space.limits, space.head, least)
     total = base.depth * uniform.layers[0].inner(base)
-    widths = allocate(workspace.importance(), total, min(MIN_INNER, total // base.depth))
+    widths = allocate_by_importance(workspace.importance(), total, min(MIN_INNER, total // base.depth))
     return Architecture(base, tuple(layer_of_width(base, graph, inner) for inner in widths))

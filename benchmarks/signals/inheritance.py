@@ -22,7 +22,7 @@ from nas.evaluate import Evaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from search_spaces.architecture import Architecture
-from supernet.order.importance import allocate
+from supernet.order.importance import allocate_by_importance
 from supernet.order.orders import ORDERS
 
 INHERITANCES = ("sliced", "compensated")
@@ -40,7 +40,7 @@ def architectures(workspace: Workspace, budgets: list[int]) -> dict[tuple[int, s
     for budget in budgets:
         widths = {
             ALLOCATIONS[0]: [base.inner // budget] * base.depth,
-            ALLOCATIONS[1]: allocate(workspace.importance(), base.depth * base.inner // budget),
+            ALLOCATIONS[1]: allocate_by_importance(workspace.importance(), base.depth * base.inner // budget),
         }
         for name, chosen in widths.items():
             layers = Architecture.uniform(base, graph=graph).layers

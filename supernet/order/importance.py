@@ -109,7 +109,7 @@ def sort_channels(
     return result
 
 
-def allocate(importance: list[Tensor], total: int, least: int = 1) -> list[int]:
+def allocate_by_importance(importance: list[Tensor], total: int, least: int = 1) -> list[int]:
     """Global importance allocation: the number of inner neurons that each layer keeps if the highest-scoring neurons of
     the whole network are kept.
 

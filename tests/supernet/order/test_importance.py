@@ -11,7 +11,7 @@ from distill.tasks.types import CLASSIFICATION, IGNORED, QUESTION_ANSWERING, REG
 from distill.training.teacher import set_head
 from search_spaces import FFNGraph
 from supernet.build import build, config_of, full_architecture
-from supernet.order.importance import allocate, neuron_importance, sort_channels, summed_loss
+from supernet.order.importance import allocate_by_importance, neuron_importance, sort_channels, summed_loss
 from tests.tiny import BASE, batch, inputs, shaken
 
 
@@ -132,7 +132,7 @@ LAYERS = st.integers(1, 8).flatmap(
 def test_allocation(values: list[list[float]], data: st.DataObject) -> None:
     least = data.draw(st.integers(0, len(values[0])))
     total = data.draw(st.integers(least * len(values), sum(map(len, values))))
-    kept = allocate([torch.tensor(layer) for layer in values], total, least)
+    kept = allocate_by_importance([torch.tensor(layer) for layer in values], total, least)
     assert sum(kept) == total
     ordered = [sorted(layer, reverse=True) for layer in values]
     assert all(least <= count <= len(layer) for count, layer in zip(kept, ordered, strict=True))
@@ -146,9 +146,9 @@ def test_impossible_allocations() -> None:
     scores = [torch.rand(4), torch.rand(4)]
     for total, least in ((1, 1), (9, 1), (5, 3)):
         with pytest.raises(ValueError, match=f"cannot give {total} neurons to 2 layers: between {2 * least} and 8"):
-            allocate(scores, total, least)
+            allocate_by_importance(scores, total, least)
     with pytest.raises(ValueError, match="at least 3 neurons: one has 2"):
-        allocate([torch.rand(2), torch.rand(8)], 7, 3)
+        allocate_by_importance([torch.rand(2), torch.rand(8)], 7, 3)
 
 
 def one_by_one(model: nn.Module, given: dict[str, Tensor], kind: str) -> Tensor:
