@@ -62,7 +62,7 @@ class Plan:
     @property
     def goals(self) -> tuple[str, ...]:
         """The names of the study's goals: what candidates are compared by, and costs."""
-        return (self.table.score if self.table.score == "fidelity" else "score", *self.costs)
+        return ("fidelity" if self.table.score == "fidelity" else "score", *self.costs)
 
     @property
     def study(self) -> str:
