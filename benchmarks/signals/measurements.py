@@ -8,6 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -18,7 +19,7 @@ from benchmarks.signals.zero_cost import block_errors, losses, observe, principa
 from distill.tasks import metrics
 from distill.tasks.encoding import training_batches
 from distill.training.distillation import SavedOutputs
-from distill.training.evaluation import batch_logits, comparable_outputs, evaluate, split_batches
+from distill.training.evaluation import batch_logits, comparable_outputs, evaluate, evaluate_logits, split_batches
 from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from nas.allocation import PredictedLosses, allocate
 from nas.budget import kept_importance
@@ -82,58 +83,63 @@ class Measure:
         self.evaluator = evaluator = SavedOutputsEvaluator(workspace)
         *_, last = evaluator.training_phases
         self.full = replace(last, recipe=replace(last.recipe, steps=full_steps))
-        self.batches = self.search_batches(ROWS)
-        self.probed = self.search_batches(PROBED)
+        self.indices, self.batches = self.search_batches(ROWS)
+        _, self.probed = self.search_batches(PROBED)
         self.predictions = batch_logits(evaluator.teacher(), self.batches, accelerator=evaluator.accelerator)
         base, graph = workspace.base()
-        supernet = evaluator.student(full_architecture(base, graph, max(workspace.config.space.stacks)))
-        self.activations = observe(supernet, self.probed, evaluator.accelerator)
+        self.largest = full_architecture(base, graph, max(workspace.config.space.stacks))
+        self.supernet = evaluator.student(self.largest)
+        self.activations = observe(self.supernet, self.probed, evaluator.accelerator)
         self.kept = kept_importance(workspace.importance())
         self.predicted = None
         if workspace.predictions is not None:
             self.predicted = PredictedLosses.load(workspace.predictions, base, graph)
-        self.full_loss = self.loss_with_teacher(supernet)
+        self.full_loss = self.loss_with_teacher(self.supernet)
         self.single = lru_cache(None)(self.loss_of_single_layer)
         self.dev = workspace.folders.rows("dev"), workspace.folders.split("dev")
 
-    def search_batches(self, first: int) -> list[dict[str, torch.Tensor]]:
+    def search_batches(self, first: int) -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:
+        """Batches of the first rows of the search split, and the indices of their rows."""
         rows, pad_id = self.evaluator.search_rows, self.evaluator.supernet_config.pad_token_id
-        return [batch for _, batch in split_batches(rows, pad_id, first)]
+        indices, batches = zip(*split_batches(rows, pad_id, first), strict=True)
+        return list(indices), list(batches)
+
+    def logits(self, model: PreTrainedModel) -> list[torch.Tensor]:
+        """On the first rows of the search split, batch by batch."""
+        return batch_logits(model, self.batches, accelerator=self.evaluator.accelerator)
 
     def loss_with_teacher(self, model: PreTrainedModel) -> float:
         """The loss with the teacher's predictions on the first rows of the search split."""
-        evaluator = self.evaluator
-        return losses(model, self.batches, self.predictions, evaluator.task.kind, evaluator.accelerator)[1]
-
-    def fidelity(self, model: PreTrainedModel) -> float:
-        """The correlation with the teacher's outputs on the first rows of the search split."""
-        logits = batch_logits(model, self.batches, accelerator=self.evaluator.accelerator)
-        kind = self.evaluator.task.type
-        teacher_NC = comparable_outputs(self.predictions, self.batches, kind)
-        return metrics.fidelity(comparable_outputs(logits, self.batches, kind), teacher_NC).value
+        return losses(self.logits(model), self.predictions, self.batches, self.evaluator.task.kind)[1]
 
     def loss_of_single_layer(self, layer: int, genes: Genes) -> float:
         """By how much that loss rises if only this layer of the full model is replaced (Puzzle, section 3.1)."""
-        base, graph = self.evaluator.workspace.base()
-        layers = list(full_architecture(base, graph, max(self.evaluator.config.space.stacks)).layers)
-        layers[layer] = genes
-        student = self.evaluator.student(Architecture(base, tuple(layers)))
-        return self.loss_with_teacher(student) - self.full_loss
+        base, _ = self.evaluator.workspace.base()
+        # The layers above are not used, and without FFNs they are inherited fastest.
+        own = [*self.largest.layers[:layer], genes, *[Genes(stack=0)] * (base.depth - layer - 1)]
+        student: Any = self.evaluator.student(Architecture(base, tuple(own)))
+        layers: Any = self.supernet.base_model.encoder.layer
+        full, layers[layer] = layers[layer], student.base_model.encoder.layer[layer]
+        try:
+            return self.loss_with_teacher(self.supernet) - self.full_loss
+        finally:
+            layers[layer] = full
 
     def intermediate_values(self, model: PreTrainedModel, when: str, before: float) -> Signals:
         """Score, fidelity and losses on the search split of a model that took `before` seconds."""
-        evaluator = self.evaluator
-        score, score_seconds = timed(lambda: evaluator.score(model, ROWS).value)
-        (hard, soft), seconds = timed(
-            lambda: losses(model, self.batches, self.predictions, evaluator.task.kind, evaluator.accelerator)
-        )
-        fidelity, fidelity_seconds = timed(lambda: self.fidelity(model))
-        return {
-            f"score {when}": (score, before + score_seconds),
-            f"fidelity {when}": (fidelity, before + fidelity_seconds),
-            f"loss {when}": (hard, before + seconds),
-            f"loss with the teacher's predictions {when}": (soft, before + seconds),
+        evaluator, task = self.evaluator, self.evaluator.task
+        logits, seconds = timed(lambda: self.logits(model))
+        split = evaluator.search_split
+        contributions = evaluate_logits(logits, self.indices, evaluator.search_rows, split, task)[task.metrics[0]]
+        teacher_NC = comparable_outputs(self.predictions, self.batches, task.type)
+        hard, soft = losses(logits, self.predictions, self.batches, task.kind)
+        values = {
+            "score": task.score_metric.of_contributions(contributions).value,
+            "fidelity": metrics.fidelity(comparable_outputs(logits, self.batches, task.type), teacher_NC).value,
+            "loss": hard,
+            "loss with the teacher's predictions": soft,
         }
+        return {f"{name} {when}": (value, before + seconds) for name, value in values.items()}
 
     def untrained(self, architecture: Architecture) -> Signals:
         """The signals that need no training."""

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from distill.objectives import terms
 from distill.objectives.losses import soft_cross_entropy
 from distill.objectives.outputs import INPUTS, Batch, Outputs
-from distill.training.evaluation import batch_logits
 from supernet.model.dispatch import Tokens
 from supernet.order.importance import summed_loss
 
@@ -21,16 +20,16 @@ SOFT = terms.soft_labels("soft labels", 1.0, soft_cross_entropy).loss
 
 
 def losses(
-    model: nn.Module, batches: Sequence[Batch], teacher: Sequence[Tensor], kind: str, accelerator: Accelerator
+    logits: Sequence[Tensor], teacher: Sequence[Tensor], batches: Sequence[Batch], kind: str
 ) -> tuple[float, float]:
     """The loss with the labels and the loss with the teacher's predictions, means over rows.
 
     Args:
-        teacher: the teacher's logits of each batch, as `batch_logits` returns them.
+        logits: of each batch, as `distill.training.evaluation.batch_logits` returns them.
+        teacher: the teacher's.
         kind: the type of the task.
     """
     rows = sum(len(batch["input_ids"]) for batch in batches)
-    logits = batch_logits(model, batches, accelerator=accelerator)
     hard = soft = 0.0
     for own_logits, target, batch in zip(logits, teacher, batches, strict=True):
         share = len(own_logits) / rows

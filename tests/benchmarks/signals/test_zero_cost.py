@@ -121,7 +121,8 @@ def test_observing_leaves_no_hooks_and_no_gradients(supernet: PreTrainedModel, a
 def test_losses_are_means_over_rows(supernet: PreTrainedModel, accelerator: Accelerator) -> None:
     teacher = bert()
     predictions = batch_logits(teacher, BATCHES, accelerator=accelerator)
-    found = losses(supernet, BATCHES, predictions, CLASSIFICATION, accelerator)
+    logits = batch_logits(supernet, BATCHES, accelerator=accelerator)
+    found = losses(logits, predictions, BATCHES, CLASSIFICATION)
     with torch.no_grad():
         both = [(supernet(**inputs(one)).logits[0], teacher(**inputs(one)).logits[0]) for one in sentences()]
     labels = [int(one["labels"]) for one in sentences()]
