@@ -31,8 +31,8 @@ from supernet.model.modeling_nas_bert import ExpertAttention
 STEPS = 8
 CONVERGED = 0.01
 # A block keeps its inherited weights if its mean squared error is at most this share of the mean square of its target,
-# which is the rounding error of float32.
-EXACT = 1e-10
+# about what a few layers in bfloat16 lose by rounding.
+EXACT = 1e-4
 # Passes over the experts of a block in which several experts process a token, as the target of each depends on the
 # others.
 PASSES = 2
