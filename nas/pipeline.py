@@ -192,7 +192,7 @@ class Search:
                 for architecture, origin, _ in reversed(self._first_stage(budgets[step], 1.0).baselines)
             }
             architecture = best.get(ALLOCATED[0], best[GLOBAL])
-            described = f"{goal.cost} {budgets[step]:,}"
+            described = keep.described(goal.cost, budgets[step])
             (confirmed,) = self.confirm(widest.space, [(architecture, described)], seeds).values()
             found = keep.share_kept_by(metric, self._teacher_rows, confirmed, goal.share)
             self.say(f"{described}: keeps {found or 'nothing, as no training succeeded'}")
@@ -206,7 +206,7 @@ class Search:
             )
         found = {"cost": goal.cost, "maximum": budgets[last], "slack": self._slack(budgets[last]), "tried": tried}
         write_text(self.folder.budget, json.dumps(found, indent=2) + "\n")
-        self.say(f"budget: {goal.cost} {budgets[last]:,}")
+        self.say(f"budget: {keep.described(goal.cost, budgets[last])}")
 
     def _first_stage(self, maximum: int, slack: float) -> Plan:
         """The plan of stage 1 within a budget in place of `keep`."""

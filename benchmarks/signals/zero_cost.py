@@ -132,7 +132,8 @@ def block_errors(
 
     The first order of the rise in loss, E_s[sum e . g], vanishes at a trained model. The second order is 1/2 e H e. For
     a loss that is a log-likelihood the Hessian H is about E[g g'], the Fisher matrix, which gives the squares above;
-    `weighted` leaves out the products of errors of two layers.
+    `weighted` leaves out the products of errors of two layers. A layer without an FFN counts as the identity, even if
+    its LayerNorm was solved for.
     """
     encoder: Any = model.to(accelerator.device).eval().base_model
     squares, count = 0.0, 0

@@ -37,7 +37,7 @@ class BlockMoments:
 
 
 class MomentsError(UserError, ValueError):
-    """The activations of a model have no finite moments."""
+    """The activations of a model have no finite moments, or its predictions do not depend on them."""
 
 
 def block_moments(
@@ -54,7 +54,8 @@ def block_moments(
         `[layer][block]` -> moments.
 
     Raises:
-        MomentsError: an activation or a gradient is not finite, or there are no batches.
+        MomentsError: an activation or a gradient is not finite, all gradients of a block are 0, or there are no
+            batches.
     """
     blocks = [
         (i, j, block) for i, layer in enumerate(model.base_model.encoder.layer) for j, block in enumerate(layer.ffn)
@@ -119,6 +120,11 @@ class _Sums:
         metric_DD = self.metric_DD / self.tokens
         if not (torch.isfinite(covariance_EE).all() and torch.isfinite(metric_DD).all()):
             raise MomentsError(f"{place}: activations or gradients are not finite; lower warmup.learning_rate")
+        if not bool(metric_DD.any()):
+            raise MomentsError(
+                f"{place}: the predictions do not depend on its output, so nothing says which channels matter; train "
+                'the supernet longer (warmup.steps), or set supernet.order = "magnitude"'
+            )
         return BlockMoments(self.tokens, mean_E, covariance_EE, metric_DD)
 
 

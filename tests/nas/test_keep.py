@@ -160,6 +160,22 @@ def test_later_stages_keep_the_budget(kept_study: Path, shared_study: TinyStudy)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["macs", "latency"])
+def test_the_budget_of_other_costs(name: str, shared_study: TinyStudy, tmp_path: Path) -> None:
+    goals = ("--objective", f"score,{name}", "--keep", "50%", "--workers", "1", "--study", "s")
+    result = shared_study.run(*shared_study.search(tmp_path, *goals))
+    assert (result.returncode, result.stderr) == (0, "")
+    found = json.loads((tmp_path / "s" / "budget.json").read_text())
+    assert found["cost"] == name
+    assert f"budget: {name} " in result.stdout
+    best = json.loads((tmp_path / "s" / "stage-1" / "best.json").read_text())
+    winner = Architecture.from_json(best["winner"]["architecture"])
+    if name == "macs":
+        assert cost.macs(winner, labels=2) <= found["maximum"]
+    assert best["winner"]["kept"]["share"] >= 0.5
+
+
+@pytest.mark.slow
 def test_more_than_the_largest_student_keeps(shared_study: TinyStudy, tmp_path: Path) -> None:
     """Two steps at a learning rate that destroys the student."""
     recipe = "[candidate]\nsteps = {}\nbatch_size = 8\nlearning_rate = {}"

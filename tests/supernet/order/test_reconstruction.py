@@ -118,6 +118,15 @@ def test_what_has_no_moments_is_refused() -> None:
         block_moments(model, [batch()], sampled_loss(0))
 
 
+def test_predictions_that_depend_on_nothing_are_refused() -> None:
+    """As of a head that starts at zero and was not trained."""
+    model = shaken(build(full_architecture(BASE, GELU, 1)))
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+    with pytest.raises(MomentsError, match=r"layer 0, block 0: the predictions do not depend .*warmup.steps"):
+        block_moments(model, [batch()], sampled_loss(0))
+
+
 def test_moments_of_channels_far_from_zero() -> None:
     """A constant channel has no variance, and one whose mean is ten thousand times its deviation keeps its own."""
     torch.manual_seed(0)
