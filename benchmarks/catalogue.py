@@ -40,6 +40,9 @@ CATALOGUE = {
         "signals.inheritance", "orders of channels, and slices against compensation", "20 minutes"
     ),
     "pruning": Benchmark("signals.pruning", "compensated inheritance against Kwon et al. and K-prune", "1 hour"),
+    "selection": Benchmark(
+        "signals.selection", "forward selection against backward elimination and swaps", "5 minutes"
+    ),
     "operations": Benchmark("signals.operations", "graphs that reconstruct the supernet's FFNs", "5 minutes"),
     "agreement": Benchmark("signals.agreement", "whether saved outputs and bfloat16 change scores", "30 minutes"),
     "recipes": Benchmark("training.recipes", "every distillation objective on the same student", "2 hours"),

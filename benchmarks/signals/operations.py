@@ -16,12 +16,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import Report
+from benchmarks.signals.prepared import prepared_inputs
 from nas.config.load import load_config
-from nas.preparation.context import preparation_context
-from nas.preparation.phases import training_phase
-from nas.preparation.prepare import prepare
-from nas.preparation.supernet import load_supernet, order_inputs
-from nas.preparation.workspace import projections
 from supernet.model.ffn import BINARY, UNARY
 from supernet.module_inputs import module_inputs
 from supernet.order.moments import block_moments
@@ -61,15 +57,10 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, report: Report) -> None:
     config = load_config(options.preset)
-    workspace = prepare(config, "cpu", outputs=False)
-    _, graph = workspace.base()
-    model = load_supernet(config, workspace.folders, workspace.supernet).eval()
-    phase = training_phase(config, "warmup", workspace.folders)
-    context = preparation_context(config, "cpu")
-    inputs = order_inputs(context, workspace.folders, model, phase, projections(workspace.supernet))
-    batches = list(inputs.batches)
-    blocks = [layer.ffn[0] for layer in model.base_model.encoder.layer]
-    moments, states = block_moments(model, batches, inputs.sampled_loss), module_inputs(model, blocks, batches)
+    graph, inputs = prepared_inputs(config)
+    blocks = [blocks_of_layer[0] for blocks_of_layer in inputs.blocks]
+    moments = block_moments(inputs.model, inputs.batches, inputs.sampled_loss)
+    states = module_inputs(inputs.model, blocks, inputs.batches)
     base_name = f"{graph.nodes[-2].op}(expand(x))"
     results: dict[str, dict[str, float]] = {}
     for layer, (of_layer, x_ND) in enumerate(zip(moments, states, strict=True)):
