@@ -24,6 +24,7 @@ from nas.preparation.workspace import Workspace
 from nas.runner import evaluate_keeping_rows, run
 from nas.stages import ALLOCATED, BEFORE, CONFIRMATION, GLOBAL, Plan, check_start, plan, sampler_of, start_of
 from nas.study import ledger
+from nas.study.attributes import TEACHER
 from nas.study.description import Parameters, formula
 from nas.study.folder import Folder
 from search_spaces.architecture import Architecture
@@ -104,6 +105,7 @@ class Search:
             )
         sampler = sampler_of(plan, workspace)
         study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, plan.goals)
+        self._record_teacher(study, plan)
         ledger.requeue_unfinished(study)
         ledger.enqueue_missing(study, Parameters.of(plan.space), plan.baselines)
         run(
@@ -239,6 +241,18 @@ class Search:
         cheapest = min(limit.of(space.base, genes) for genes in space.options(0, space.graph))
         whole = limit.total(Architecture.uniform(space.base, space.graph))
         return keep.ladder(limit.fixed, whole, limit.fixed + space.base.depth * cheapest)
+
+    def _record_teacher(self, study: optuna.Study, plan: Plan) -> None:
+        """Record the teacher's score on the rows on which this stage scores its candidates, unless it scores several
+        tasks.
+        """
+        one_task = plan.stage != "3" or plan.table.evaluation == "trained" or len(self.given.tasks) == 1
+        if not one_task or TEACHER in study.user_attrs:
+            return
+        rows = self._teacher_rows[: plan.table.rows if plan.table.evaluation == "untrained" else None]
+        task = self.workspace.folders.task
+        score = task.score_metric.of_contributions(rows).value
+        study.set_user_attr(TEACHER, {"task": self.workspace.config.task, "score": score})
 
     @cached_property
     def _teacher_rows(self) -> np.ndarray:

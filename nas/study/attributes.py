@@ -14,8 +14,9 @@ DUPLICATE_OF, FAILURE, RUNG = "twin", "failure", "rung"
 EXPERT_LOAD = "expert_load"
 # The contributions of the rows to the score, in the study `confirmation` (`nas.study.contributions`).
 ROWS = "rows"
-# An attribute of studies: the names of the objectives.
-GOALS = "goals"
+# Attributes of studies: the names of the objectives; and, if candidates are scored on a single task, its name and the
+# teacher's score on the same rows, `{"task", "score"}`.
+GOALS, TEACHER = "goals", "teacher"
 # Optuna's system attribute for the constraints of a trial, each of which is satisfied if it is at most 0. Optuna 5 also
 # has named constraints (`Trial.set_constraint`), but its dashboard does not show them.
 CONSTRAINTS = "constraints"

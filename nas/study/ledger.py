@@ -77,6 +77,18 @@ def open_study(
     return study
 
 
+def existing_studies(url: str) -> dict[str, optuna.Study]:
+    """The studies in the storage `url` by their names.
+
+    Raises:
+        StorageError: the storage cannot be opened.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = open_storage(url)
+    names = optuna.get_all_study_names(storage)
+    return {name: optuna.load_study(study_name=name, storage=storage) for name in names}
+
+
 def enqueue(
     study: optuna.Study, parameters: Parameters, architecture: Architecture, origin: str, seed: int | None = None
 ) -> None:

@@ -1,0 +1,286 @@
+"""Write the architecture of one trial of a study to a file.
+
+    python -m nas.pick results/demo                       (the knee of the front, or with one goal the winner)
+    python -m nas.pick results/demo --max-params 8M
+    python -m nas.pick results/demo --keep 99%
+    python -m nas.pick results/demo --trial 17
+
+The study may be finished, interrupted or still running.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from distill.cli import Parser, guard
+from nas.config.load import load_config
+from nas.config.schema import ConfigError
+from nas.config.values import count, kept_share
+from nas.finalists import different, front
+from nas.study import ledger
+from nas.study.attributes import FAILURE, FUNCTION, GOALS, IN_BUDGET, ORIGIN, RUNG, TEACHER, score_attribute
+from nas.study.folder import STAGES, Folder
+
+# The costs that may be limited, by their attributes.
+COSTS = {"params": "parameters", "macs": "MACs", "latency": "µs"}
+
+
+def knee(trials: Sequence[FrozenTrial]) -> FrozenTrial:
+    """The trial of a Pareto front that is farthest above the line between the front's ends, scores and costs both
+    scaled to a range of 1: beyond it, further cost brings less score. The best score, if none is above the line.
+
+    Args:
+        trials: of a front, with a score and a cost each; not empty.
+    """
+    by_cost = sorted(trials, key=lambda trial: trial.values[1])
+    cheapest, dearest = by_cost[0], by_cost[-1]
+    scores = dearest.values[0] - cheapest.values[0]
+    costs = dearest.values[1] - cheapest.values[1]
+    if not scores or not costs:
+        return max(trials, key=lambda trial: trial.values[0])
+
+    def above(trial: FrozenTrial) -> tuple[float, float]:
+        score, cost = trial.values
+        return (score - cheapest.values[0]) / scores - (cost - cheapest.values[1]) / costs, score
+
+    return max(trials, key=above)
+
+
+def within(trials: Sequence[FrozenTrial], limits: Mapping[str, float]) -> list[FrozenTrial]:
+    """The trials whose costs are within the limits.
+
+    Args:
+        limits: attribute of a cost -> its maximum.
+
+    Raises:
+        ConfigError: there is none, or the trials do not have one of the costs.
+    """
+    left = list(trials)
+    for name, maximum in limits.items():
+        with_cost = [trial for trial in left if name in trial.user_attrs]
+        if left and not with_cost:
+            raise ConfigError(
+                f"--max-{name}: the trials of this study have no {name}; search with --max-{name}, or with "
+                f"--objective score,{name}"
+            )
+        left = [trial for trial in with_cost if trial.user_attrs[name] <= maximum]
+        if with_cost and not left:
+            least = min(trial.user_attrs[name] for trial in with_cost)
+            raise ConfigError(f"--max-{name}: no trial has at most {maximum:,}; the least is {least:,} {COSTS[name]}")
+    return left
+
+
+def cheapest_keeping(trials: Sequence[FrozenTrial], study: optuna.Study, share: float) -> FrozenTrial:
+    """The trial with the lowest cost (the study's second goal, else the parameters) that keeps this share of the
+    teacher's score on the rows on which the trials were scored.
+
+    Raises:
+        ConfigError: none does, or the study does not have the teacher's score.
+    """
+    teacher = study.user_attrs.get(TEACHER)
+    if teacher is None:
+        raise ConfigError(
+            "--keep: this study does not have the teacher's score: it was made by an earlier version, or scores "
+            "several tasks; choose by --max-params or --trial"
+        )
+    wanted = share * teacher["score"]
+    enough = [trial for trial in trials if metric_of(trial, study) >= wanted]
+    if not enough:
+        best = max(metric_of(trial, study) for trial in trials)
+        raise ConfigError(
+            f"--keep: no trial keeps {share:.1%} of the teacher's score {teacher['score']:.4f}; the best keeps "
+            f"{best / teacher['score']:.1%}"
+        )
+    cost = [*study.user_attrs[GOALS], "params"][1]
+    return min(enough, key=lambda trial: (trial.user_attrs[cost], -metric_of(trial, study)))
+
+
+def metric_of(trial: FrozenTrial, study: optuna.Study) -> float:
+    """The task's metric of a trial, which may have been compared by its fidelity."""
+    metric: float = trial.user_attrs.get(score_attribute(study.user_attrs[TEACHER]["task"]), trial.values[0])
+    return metric
+
+
+def of_number(study: optuna.Study, number: int) -> FrozenTrial:
+    """The trial of this number.
+
+    Raises:
+        ConfigError: there is none, or it has no score.
+    """
+    trials = study.get_trials(deepcopy=False)
+    if not 0 <= number < len(trials):
+        raise ConfigError(f"--trial: {study.study_name} has trials 0 to {len(trials) - 1}, not {number}")
+    trial = trials[number]
+    if trial.state != TrialState.COMPLETE:
+        reason = trial.state.name.lower()
+        if trial.state == TrialState.FAIL:
+            reason = f"it failed ({trial.user_attrs.get(FAILURE, 'no reason given')})"
+        elif trial.state == TrialState.PRUNED:
+            reason = f"it was pruned after {trial.user_attrs[RUNG]} steps"
+        raise ConfigError(f"--trial: trial {number} has no score: {reason}")
+    return trial
+
+
+def choose(study: optuna.Study, best: Mapping[str, Any] | None, options: argparse.Namespace) -> tuple[FrozenTrial, str]:
+    """The trial that the options ask for, and why it was chosen.
+
+    Args:
+        best: the content of `best.json`; None before the end of the stage.
+
+    Raises:
+        ConfigError: no trial is what the options ask for.
+    """
+    if options.trial is not None:
+        return of_number(study, options.trial), "chosen by its number"
+    limits = limits_of(options)
+    trials = [trial for trial in different(ledger.scored(study)) if limits or trial.user_attrs[IN_BUDGET]]
+    if not trials:
+        raise ConfigError(f"{study.study_name} has no trial with a score{'' if limits else ' within its budget'} yet")
+    trials = within(trials, limits)
+    if options.keep is not None:
+        try:
+            share = kept_share(options.keep)
+        except ValueError as error:
+            raise ConfigError(f"--keep: {error}") from None
+        return cheapest_keeping(trials, study, share), f"the cheapest that keeps {share:.1%} of the teacher's score"
+    if limits:
+        return max(trials, key=lambda trial: trial.values[0]), f"the best of {len(trials)} within the limits"
+    if len(study.directions) > 1:
+        on_front = front(trials)
+        return knee(on_front), f"the knee of a front of {len(on_front)} trials"
+    if best is not None:
+        return study.get_trials(deepcopy=False)[best["winner"]["trial"]], "the winner"
+    return max(trials, key=lambda trial: trial.values[0]), f"the best of {len(trials)} so far"
+
+
+def limits_of(options: argparse.Namespace) -> dict[str, float]:
+    """The limits that the options set, by attribute.
+
+    Raises:
+        ConfigError: a limit cannot be read.
+    """
+    limits: dict[str, float] = {}
+    name = "params"
+    try:
+        for name in ("params", "macs"):
+            if (text := getattr(options, f"max_{name}")) is not None:
+                limits[name] = count(text)
+        if options.max_latency is not None:
+            name = "latency"
+            from nas.latency.table import parse_latency  # imports torch, which takes seconds
+
+            found = parse_latency(options.max_latency)
+            if found.relative:
+                raise ValueError("give a time such as '12ms'; a part of the teacher's latency is for searches")
+            limits[name] = float(found.value)
+    except ValueError as error:
+        raise ConfigError(f"--max-{name}: {error}") from None
+    return limits
+
+
+def describe(study: optuna.Study, trial: FrozenTrial, confirmation: optuna.Study | None) -> list[str]:
+    """Lines about a trial: its scores and costs, and its layers."""
+    attributes = trial.user_attrs
+    goal = study.user_attrs.get(GOALS, ["score"])[0]
+    scores = [f"{goal} {trial.values[0]:.4f} ± {attributes['standard_error']:.4f}"]
+    if teacher := study.user_attrs.get(TEACHER):
+        metric = metric_of(trial, study)
+        if goal != "score":
+            scores.append(f"score {metric:.4f}")
+        scores.append(f"{metric / teacher['score']:.1%} of the teacher's {teacher['score']:.4f}")
+    fresh = (
+        []
+        if confirmation is None
+        else [
+            other.values[0]
+            for other in ledger.scored(confirmation)
+            if other.user_attrs[FUNCTION] == attributes[FUNCTION]
+        ]
+    )
+    if fresh:
+        scores.append(f"confirmed {mean(fresh):.4f} ({len(fresh)} fresh seed{'s' if len(fresh) > 1 else ''})")
+    costs = [f"{attributes[name]:,} {unit}" for name, unit in COSTS.items() if name in attributes]
+    layers = [f"  layer {number}: {layer}" for number, layer in enumerate(attributes["formula"].split("; "), start=1)]
+    return ["; ".join(scores), "; ".join(costs), *layers]
+
+
+def opened(folder: Folder, storage: str | None, stage: str | None) -> tuple[str, optuna.Study, optuna.Study | None]:
+    """The stage, its study (by default that of the latest stage with a score), and the study of confirmations.
+
+    Raises:
+        ConfigError: the folder is not one of a study, or the stage has not begun.
+        StorageError: the storage cannot be opened.
+    """
+    if not folder.config.exists():
+        raise ConfigError(f"{folder.path} is not a study's folder: it has no config.toml")
+    load_config(str(folder.config))
+    if storage is None and not (folder.path / "study.db").exists():
+        raise ConfigError(f"{folder.path} has no study.db: if the study was searched with --storage, give that URL")
+    prefix = f"{folder.path.resolve().name}/" if storage else ""
+    studies = ledger.existing_studies(storage or folder.storage)
+    begun = [name for name in STAGES if f"{prefix}stage-{name}" in studies]
+    if stage is not None and stage not in begun:
+        raise ConfigError(f"--stage: {folder.path} has {', '.join(begun) or 'no stages'}, not {stage}")
+    with_scores = [name for name in begun if ledger.scored(studies[f"{prefix}stage-{name}"])]
+    chosen = stage or next(reversed(with_scores), None)
+    if chosen is None:
+        raise ConfigError(f"{folder.path} has no trial with a score yet")
+    return chosen, studies[f"{prefix}stage-{chosen}"], studies.get(f"{prefix}confirmation")
+
+
+def parser() -> Parser:
+    """The command line's options."""
+    result = Parser(
+        prog="nas.pick",
+        description="Write the architecture of one trial of a study to a file. Without further options it is the knee "
+        "of the Pareto front or, in a study with one goal, the winner (before the stage has ended, the best so far).",
+    )
+    result.add_argument("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
+    result.add_argument("--stage", choices=STAGES, help="(default: the latest one)")
+    result.add_argument("--trial", type=int, metavar="N", help="the trial of this number")
+    result.add_argument("--max-params", metavar="8M", help="the best trial with at most so many parameters")
+    result.add_argument("--max-macs", metavar="1G", help="the best trial with at most so many MACs")
+    result.add_argument("--max-latency", metavar="12ms", help="the best trial with at most this latency")
+    result.add_argument("--keep", metavar="99%", help="the cheapest trial that keeps this share of the teacher's score")
+    result.add_argument("--storage", help="Optuna storage URL (default: study.db in the study's folder)")
+    result.add_argument("--out", type=Path, metavar="FILE", help="(default: picked.json in the study's folder)")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    options = parser().parse_args(argv)
+    return guard("nas.pick", lambda: command(options))
+
+
+def command(options: argparse.Namespace) -> int:
+    """Choose the trial, print what it is, and write its architecture.
+
+    Raises:
+        UserError: a mistake in the options or the study.
+    """
+    others = [name for name in ("max_params", "max_macs", "max_latency", "keep") if getattr(options, name) is not None]
+    if options.trial is not None and others:
+        raise ConfigError(f"--trial names the trial: leave out --{others[0].replace('_', '-')}")
+    folder = Folder(options.study)
+    stage, study, confirmation = opened(folder, options.storage, options.stage)
+    file = folder.best(stage)
+    best = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    trial, why = choose(study, best, options)
+    print(f"stage {stage}, trial {trial.number} ({trial.user_attrs[ORIGIN]}): {why}")
+    print("\n".join(describe(study, trial, confirmation)))
+    out = options.out or folder.path / "picked.json"
+    ledger.architecture_of(trial).save(out)
+    print(f"wrote {out}; next: ffn-train-final {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""`python -m nas.pick`: which trial is chosen, and the file of its architecture."""
+
+import json
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+
+import optuna
+import pytest
+
+from distill.cli import USER_ERROR
+from nas.config.load import load_config
+from nas.evaluate import Evaluator
+from nas.pick import main
+from nas.preparation.workspace import Workspace
+from nas.study import ledger
+from nas.study.attributes import TEACHER, score_attribute
+from nas.study.description import Parameters
+from nas.study.folder import Folder
+from search_spaces import Architecture, Base, Genes, Space, cost
+from search_spaces.graph import GELU
+from tests.nas.tiny_study import TinyStudy, trials_of
+
+BASE = Base(depth=2, width=24, heads=4, inner=48, vocabulary=50, positions=20)
+ARCHITECTURES = [
+    Architecture(BASE, tuple(Genes(GELU, 1, Fraction(width, 48)) for width in widths))
+    for widths in product((6, 12, 24, 48), repeat=2)
+]
+PARAMS = [cost.params(architecture, 2) for architecture in ARCHITECTURES]
+SPACE = Space(
+    BASE, (1,), tuple(Fraction(width, 48) for width in (6, 12, 24, 48)), min(PARAMS), max(PARAMS), 0.1, labels=2
+)
+
+
+def folder_of(path: Path, scores: dict[int, float], goals: tuple[str, ...], **attributes: object) -> Path:
+    """A study's folder whose stage 1 has trials of these architectures, by their numbers, with these scores."""
+    folder = Folder(path / "s")
+    folder.create(load_config("demo"))
+    study = ledger.open_study(folder.storage, "stage-1", goals=goals)
+    for key, value in attributes.items():
+        study.set_user_attr(key, value)
+    for number, score in scores.items():
+        ledger.enqueue(study, Parameters.of(SPACE), ARCHITECTURES[number], "random")
+        trial, _ = ledger.ask(study, SPACE, "random", labels=2)
+        further = {"standard_error": 0.01, score_attribute("word_order"): score - 0.1}
+        ledger.complete(study, trial.number, score, further)
+    return folder.path
+
+
+def picked(folder: Path, *options: str) -> Architecture:
+    """The architecture that the command writes."""
+    out = folder.parent / "out.json"
+    assert main([str(folder), "--out", str(out), *options]) == 0
+    return Architecture.load(out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> str:
+    """The message with which the command refuses the options."""
+    assert main([str(folder), *options]) == USER_ERROR
+    assert not (folder / "picked.json").exists()
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    return message
+
+
+def test_the_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Architectures 0, 5, 10 and 15 are ever larger; a small step up from 0 to 5 brings most of the score."""
+    folder = folder_of(tmp_path, {0: 0.5, 5: 0.78, 10: 0.8, 15: 0.81, 14: 0.6}, ("score", "params"))
+    assert picked(folder) == ARCHITECTURES[5]
+    printed = capsys.readouterr().out
+    assert "stage 1, trial 1 (random): the knee of a front of 4 trials" in printed
+    assert "score 0.7800 ± 0.0100" in printed and f"{PARAMS[5]:,} parameters" in printed
+    assert "layer 2: 1×12 project(gelu(expand(x)))" in printed
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [({5: 0.7}, 5), ({0: 0.6, 5: 0.7}, 5), ({0: 0.7, 5: 0.7}, 0), ({0: 0.6, 5: 0.7, 15: 0.8}, 5)],
+)
+def test_knees_of_short_fronts(scores: dict[int, float], expected: int, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, scores, ("score", "params"))
+    assert picked(folder) == ARCHITECTURES[expected]
+
+
+def test_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path, {0: 0.5, 1: 0.6, 5: 0.55, 10: 0.8}, ("score",))
+    assert picked(folder) == ARCHITECTURES[10]
+    assert "the best of 4 so far" in capsys.readouterr().out
+    assert picked(folder, "--max-params", str(PARAMS[5])) == ARCHITECTURES[1]
+    assert "the best of 3 within the limits" in capsys.readouterr().out
+    assert picked(folder, "--max-macs", str(cost.macs(ARCHITECTURES[0], labels=2))) == ARCHITECTURES[0]
+    assert picked(folder, "--trial", "2") == ARCHITECTURES[5]
+    message = refused(capsys, folder, "--max-params", "1K")
+    assert f"--max-params: no trial has at most 1,000; the least is {PARAMS[0]:,} parameters" in message
+    assert "--max-latency: the trials of this study have no latency" in refused(capsys, folder, "--max-latency", "3ms")
+    assert "give a time such as '12ms'" in refused(capsys, folder, "--max-latency", "0.5x")
+    assert "--max-latency: a latency is" in refused(capsys, folder, "--max-latency", "soon")
+    assert "--max-params: 'few' is not a number" in refused(capsys, folder, "--max-params", "few")
+    assert "has trials 0 to 3, not 4" in refused(capsys, folder, "--trial", "4")
+    assert "--trial names the trial: leave out --max-macs" in refused(
+        capsys, folder, "--trial", "1", "--max-macs", "1G"
+    )
+
+
+def test_keeping_a_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fidelities are not scores: the share is of the task's metric, which here is lower by 0.1."""
+    teacher = {"task": "word_order", "score": 0.8}
+    folder = folder_of(tmp_path, {0: 0.7, 1: 0.86, 5: 0.85, 10: 0.9}, ("fidelity",), **{TEACHER: teacher})
+    assert picked(folder, "--keep", "95%") == ARCHITECTURES[1]
+    printed = capsys.readouterr().out
+    assert "the cheapest that keeps 95.0% of the teacher's score" in printed
+    assert "fidelity 0.8600 ± 0.0100; score 0.7600; 95.0% of the teacher's 0.8000" in printed
+    assert picked(folder, "--keep", "0.99") == ARCHITECTURES[10]
+    message = refused(capsys, folder, "--keep", "100%", "--max-params", str(PARAMS[5]))
+    assert "no trial keeps 100.0% of the teacher's score 0.8000; the best keeps 95.0%" in message
+    assert "--keep: must be a share such as 99%" in refused(capsys, folder, "--keep", "most")
+
+
+def test_what_cannot_be_picked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not a study's folder" in refused(capsys, tmp_path)
+    folder = folder_of(tmp_path, {}, ("score",))
+    assert "has no trial with a score yet" in refused(capsys, folder)
+    assert "--stage: " in (message := refused(capsys, folder, "--stage", "2")) and "has 1, not 2" in message
+    study = ledger.open_study(Folder(folder).storage, "stage-1")
+    for number in (0, 5):
+        ledger.enqueue(study, Parameters.of(SPACE), ARCHITECTURES[number], "random")
+        ledger.ask(study, SPACE, "random", labels=2)
+    ledger.fail(study, 0, "diverged: the loss is not finite")
+    ledger.report(study, 1, 3, 0.4)
+    ledger.prune(study, 1, 3, {})
+    assert "trial 0 has no score: it failed (diverged: the" in refused(capsys, folder, "--stage", "1", "--trial", "0")
+    assert "trial 1 has no score: it was pruned after 3" in refused(capsys, folder, "--stage", "1", "--trial", "1")
+    assert "stage-1 has no trial with a score within its budget yet" in refused(capsys, folder, "--stage", "1")
+    (folder / "study.db").unlink()
+    assert "has no study.db: if the study was searched with --storage" in refused(capsys, folder)
+
+
+def test_a_finished_search(
+    copied: Path, tiny_study: TinyStudy, workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(copied)]) == 0
+    printed = capsys.readouterr().out
+    best = json.loads((copied / "stage-1" / "best.json").read_text())
+    assert f"trial {best['winner']['trial']} (" in printed and ": the winner\n" in printed
+    assert f"confirmed {best['winner']['confirmed_mean']:.4f} (2 fresh seeds)" in printed
+    assert Architecture.load(copied / "picked.json") == Architecture.load(copied / "architecture.json")
+    # The teacher's score is that of the teacher on the search split.
+    study = optuna.load_study(study_name="stage-1", storage=Folder(copied).storage)
+    evaluator = Evaluator(workspace, "cpu")
+    assert study.user_attrs[TEACHER] == {"task": "library", "score": evaluator.score(evaluator.teacher()).value}
+    # Without best.json, as after an interruption.
+    (copied / "stage-1" / "best.json").unlink()
+    scored = [trial for trial in trials_of(copied) if trial.user_attrs[ledger.IN_BUDGET]]
+    assert picked(copied) == ledger.architecture_of(max(scored, key=lambda trial: trial.values[0]))
