@@ -1,0 +1,115 @@
+"""The note of a trial, which the Optuna dashboard shows on the trial's page: what the architecture is, what it costs,
+how good it is beside the study's baselines and, if there is no score, why.
+"""
+
+from collections.abc import Sequence
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from nas.study.attributes import (
+    CHOICES,
+    DUPLICATE_OF,
+    FAILURE,
+    GOALS,
+    ORIGIN,
+    RUNG,
+    SEED,
+    TEACHER,
+    score_attribute,
+)
+from search_spaces.architecture import DENSE, Architecture
+from search_spaces.formula import layers_latex
+
+# The dashboard keeps the notes of a study's trials among the study's system attributes, in parts of at most so many
+# characters, because the columns of some databases are not longer.
+VERSION, PART, LONGEST = "dashboard:{}:note_ver", "dashboard:{}:note_str:{}", 2045
+
+
+def note(trial: FrozenTrial, architecture: Architecture, baselines: Sequence[FrozenTrial], study: optuna.Study) -> str:
+    """The note of a trial that has ended, in Markdown.
+
+    Args:
+        baselines: the trials to compare it with.
+    """
+    attributes, goals = trial.user_attrs, study.user_attrs.get(GOALS, ["score"])
+    origin = attributes.get(ORIGIN, "")
+    seed = f", seed {attributes[SEED]}" if SEED in attributes else ""
+    lines = [f"### Trial {trial.number}: {origin}{seed}", "", _result(trial, goals, study.user_attrs.get(TEACHER)), ""]
+    if DUPLICATE_OF in attributes:
+        lines += [f"It computes the same function as trial {attributes[DUPLICATE_OF]} and was not evaluated again.", ""]
+    lines += [_costs(trial), "", *_layers(architecture)]
+    others = [baseline for baseline in baselines if baseline.number != trial.number]
+    if others:
+        rows = (f"| baseline | {goals[0]} | parameters |", "|---|--:|--:|")
+        lines += ["", *rows, *(_baseline(baseline) for baseline in others)]
+    # The dashboard does not render formulas, so they come last, as text.
+    lines += ["", "```latex", *layers_latex(architecture), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _result(trial: FrozenTrial, goals: Sequence[str], teacher: dict[str, float] | None) -> str:
+    """The score of a trial, or why it has none."""
+    attributes = trial.user_attrs
+    if trial.state == TrialState.FAIL:
+        return f"**Failed:** {attributes.get(FAILURE, 'no reason given')}"
+    if trial.state == TrialState.PRUNED:
+        step = attributes[RUNG]
+        value = trial.intermediate_values.get(step)
+        reached = "" if value is None else f" with score {value:.4f}"
+        return f"**Stopped** after {step} steps{reached}, because most others had more there."
+    result = f"**{goals[0]} {trial.values[0]:.4f}**"
+    if "standard_error" in attributes:
+        result += f" ± {attributes['standard_error']:.4f}"
+    if teacher is None:
+        return result
+    metric = attributes.get(score_attribute(str(teacher["task"])), trial.values[0])
+    shown = f"; score {metric:.4f}" if goals[0] != "score" else ""
+    return f"{result}{shown}; the teacher's score is {teacher['score']:.4f}"
+
+
+def _costs(trial: FrozenTrial) -> str:
+    attributes = trial.user_attrs
+    parts = [f"{attributes['params']:,} parameters", f"{attributes['macs']:,} MACs"]
+    active = attributes.get("params_active", attributes["params"])
+    if active != attributes["params"]:
+        parts.insert(1, f"{active:,} active for a token")
+    if "latency" in attributes:
+        parts.append(f"{attributes['latency'] / 1000:.2f} ms")
+    if "seconds" in attributes:
+        parts.append(f"evaluated in {attributes['seconds']:.1f} s")
+    return ", ".join(parts)
+
+
+def _layers(architecture: Architecture) -> list[str]:
+    """A table of the layers, the lowest first, with a column for experts if there are any."""
+    experts = architecture.has_experts
+    head = ["layer", "blocks", "inner width", *(["experts"] if experts else []), "FFN"]
+    rows = ["| " + " | ".join(head) + " |", "|" + "--:|" * 3 + "---|" * (len(head) - 3)]
+    for number, genes in enumerate(architecture.layers, start=1):
+        cells = [str(number), str(genes.stack), str(genes.inner(architecture.base))]
+        if experts:
+            cells.append(str(genes.experts) if genes.experts != DENSE else "")
+        cells.append(f"`{genes.graph}`" if genes.stack else genes.formula)
+        rows.append("| " + " | ".join(cells) + " |")
+    return rows
+
+
+def _baseline(trial: FrozenTrial) -> str:
+    found = f"{trial.values[0]:.4f}" if trial.state == TrialState.COMPLETE else trial.state.name.lower()
+    return f"| {trial.user_attrs[ORIGIN]} | {found} | {trial.user_attrs['params']:,} |"
+
+
+def is_baseline(trial: FrozenTrial) -> bool:
+    """Whether a trial has ended whose architecture was enqueued, not proposed by a sampler."""
+    return trial.state.is_finished() and ORIGIN in trial.user_attrs and CHOICES not in trial.user_attrs
+
+
+def save_note(study: optuna.Study, trial: FrozenTrial, text: str) -> None:
+    """Store the note of a trial where the dashboard looks for it. `optuna_dashboard.save_note` does the same, but reads
+    all notes of the study, and does not take trials that have ended.
+    """
+    parts = [text[first : first + LONGEST] for first in range(0, len(text), LONGEST)]
+    for place, part in enumerate(parts):
+        study._storage.set_study_system_attr(study._study_id, PART.format(trial._trial_id, place), part)
+    study._storage.set_study_system_attr(study._study_id, VERSION.format(trial._trial_id), 1)
