@@ -84,7 +84,7 @@ def test_notes_are_shown(tmp_path: Path) -> None:
     with dashboard(url) as address:
         page = rendered(browser, f"{address}/dashboard/studies/1/trials?numbers=0", tmp_path / "profile")
     assert "Trial 0: base model</h3>" in page
-    assert "<code>project(gelu(expand(x)))</code>" in page
+    assert page.count(">project(gelu(expand(x)))</code>") == BASE.depth
 
 
 @pytest.mark.slow
