@@ -11,7 +11,7 @@ The study may be finished, interrupted or still running.
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -25,11 +25,15 @@ from nas.config.schema import ConfigError
 from nas.config.values import count, kept_share
 from nas.finalists import different, front
 from nas.study import ledger
-from nas.study.attributes import FAILURE, FUNCTION, GOALS, IN_BUDGET, ORIGIN, RUNG, TEACHER, score_attribute
+from nas.study.attributes import FAILURE, FUNCTION, GOALS, IN_BUDGET, ORIGIN, RUNG, TEACHER, metric_of
 from nas.study.folder import STAGES, Folder
 
-# The costs that may be limited, by their attributes.
-COSTS = {"params": "parameters", "macs": "MACs", "latency": "µs"}
+# Attribute of a cost -> how to write it; latencies are in microseconds.
+COSTS: dict[str, Callable[[float], str]] = {
+    "params": lambda value: f"{value:,.0f} parameters",
+    "macs": lambda value: f"{value:,.0f} MACs",
+    "latency": lambda value: f"{value / 1000:.2f} ms",
+}
 
 
 def knee(trials: Sequence[FrozenTrial]) -> FrozenTrial:
@@ -65,24 +69,29 @@ def within(trials: Sequence[FrozenTrial], limits: Mapping[str, float]) -> list[F
     left = list(trials)
     for name, maximum in limits.items():
         with_cost = [trial for trial in left if name in trial.user_attrs]
-        if left and not with_cost:
+        if not with_cost:
             raise ConfigError(
                 f"--max-{name}: the trials of this study have no {name}; search with --max-{name}, or with "
                 f"--objective score,{name}"
             )
         left = [trial for trial in with_cost if trial.user_attrs[name] <= maximum]
-        if with_cost and not left:
-            least = min(trial.user_attrs[name] for trial in with_cost)
-            raise ConfigError(f"--max-{name}: no trial has at most {maximum:,}; the least is {least:,} {COSTS[name]}")
+        if not left:
+            others = " within the other limits" if len(limits) > 1 else ""
+            least = COSTS[name](min(trial.user_attrs[name] for trial in with_cost))
+            limit = COSTS[name](maximum)
+            raise ConfigError(f"--max-{name}: no trial{others} has at most {limit}; the least is {least}")
     return left
 
 
-def cheapest_keeping(trials: Sequence[FrozenTrial], study: optuna.Study, share: float) -> FrozenTrial:
-    """The trial with the lowest cost (the study's second goal, else the parameters) that keeps this share of the
-    teacher's score on the rows on which the trials were scored.
+def cheapest_keeping(trials: Sequence[FrozenTrial], study: optuna.Study, share: float, cost: str) -> FrozenTrial:
+    """The trial with the lowest cost that keeps this share of the teacher's score on the rows on which the trials were
+    scored, without an allowance for noise.
+
+    Args:
+        cost: the attribute of the cost.
 
     Raises:
-        ConfigError: none does, or the study does not have the teacher's score.
+        ConfigError: none does, or the study does not have the teacher's score, or that is not positive.
     """
     teacher = study.user_attrs.get(TEACHER)
     if teacher is None:
@@ -90,22 +99,17 @@ def cheapest_keeping(trials: Sequence[FrozenTrial], study: optuna.Study, share: 
             "--keep: this study does not have the teacher's score: it was made by an earlier version, or scores "
             "several tasks; choose by --max-params or --trial"
         )
-    wanted = share * teacher["score"]
-    enough = [trial for trial in trials if metric_of(trial, study) >= wanted]
+    if teacher["score"] <= 0:
+        raise ConfigError(f"--keep: the teacher's score is {teacher['score']:.4f}, of which no share can be kept")
+    metrics = {trial.number: metric_of(trial, teacher["task"]) for trial in trials}
+    enough = [trial for trial in trials if metrics[trial.number] >= share * teacher["score"]]
     if not enough:
-        best = max(metric_of(trial, study) for trial in trials)
+        best = max(metrics.values())
         raise ConfigError(
             f"--keep: no trial keeps {share:.1%} of the teacher's score {teacher['score']:.4f}; the best keeps "
             f"{best / teacher['score']:.1%}"
         )
-    cost = [*study.user_attrs[GOALS], "params"][1]
-    return min(enough, key=lambda trial: (trial.user_attrs[cost], -metric_of(trial, study)))
-
-
-def metric_of(trial: FrozenTrial, study: optuna.Study) -> float:
-    """The task's metric of a trial, which may have been compared by its fidelity."""
-    metric: float = trial.user_attrs.get(score_attribute(study.user_attrs[TEACHER]["task"]), trial.values[0])
-    return metric
+    return min(enough, key=lambda trial: (trial.user_attrs[cost], -metrics[trial.number]))
 
 
 def of_number(study: optuna.Study, number: int) -> FrozenTrial:
@@ -115,6 +119,8 @@ def of_number(study: optuna.Study, number: int) -> FrozenTrial:
         ConfigError: there is none, or it has no score.
     """
     trials = study.get_trials(deepcopy=False)
+    if not trials:
+        raise ConfigError(f"--trial: {study.study_name} has no trials yet")
     if not 0 <= number < len(trials):
         raise ConfigError(f"--trial: {study.study_name} has trials 0 to {len(trials) - 1}, not {number}")
     trial = trials[number]
@@ -128,11 +134,14 @@ def of_number(study: optuna.Study, number: int) -> FrozenTrial:
     return trial
 
 
-def choose(study: optuna.Study, best: Mapping[str, Any] | None, options: argparse.Namespace) -> tuple[FrozenTrial, str]:
+def choose(
+    study: optuna.Study, best: Mapping[str, Any] | None, options: argparse.Namespace, cost: str
+) -> tuple[FrozenTrial, str]:
     """The trial that the options ask for, and why it was chosen.
 
     Args:
         best: the content of `best.json`; None before the end of the stage.
+        cost: the attribute of the cost that `--keep` minimises.
 
     Raises:
         ConfigError: no trial is what the options ask for.
@@ -149,7 +158,8 @@ def choose(study: optuna.Study, best: Mapping[str, Any] | None, options: argpars
             share = kept_share(options.keep)
         except ValueError as error:
             raise ConfigError(f"--keep: {error}") from None
-        return cheapest_keeping(trials, study, share), f"the cheapest that keeps {share:.1%} of the teacher's score"
+        trial = cheapest_keeping(trials, study, share, cost)
+        return trial, f"of those that keep {share:.1%} of the teacher's score the one with the lowest {cost}"
     if limits:
         return max(trials, key=lambda trial: trial.values[0]), f"the best of {len(trials)} within the limits"
     if len(study.directions) > 1:
@@ -191,28 +201,24 @@ def describe(study: optuna.Study, trial: FrozenTrial, confirmation: optuna.Study
     goal = study.user_attrs.get(GOALS, ["score"])[0]
     scores = [f"{goal} {trial.values[0]:.4f} ± {attributes['standard_error']:.4f}"]
     if teacher := study.user_attrs.get(TEACHER):
-        metric = metric_of(trial, study)
         if goal != "score":
-            scores.append(f"score {metric:.4f}")
-        scores.append(f"{metric / teacher['score']:.1%} of the teacher's {teacher['score']:.4f}")
-    fresh = (
-        []
-        if confirmation is None
-        else [
-            other.values[0]
-            for other in ledger.scored(confirmation)
-            if other.user_attrs[FUNCTION] == attributes[FUNCTION]
-        ]
-    )
+            scores.append(f"score {metric_of(trial, teacher['task']):.4f}")
+        scores.append(f"teacher {teacher['score']:.4f}")
+    fresh = [
+        other.values[0]
+        for other in (ledger.scored(confirmation) if confirmation else ())
+        if other.user_attrs[FUNCTION] == attributes[FUNCTION]
+    ]
     if fresh:
-        scores.append(f"confirmed {mean(fresh):.4f} ({len(fresh)} fresh seed{'s' if len(fresh) > 1 else ''})")
-    costs = [f"{attributes[name]:,} {unit}" for name, unit in COSTS.items() if name in attributes]
+        seeds = f"{len(fresh)} fresh seed{'s' if len(fresh) > 1 else ''}"
+        scores.append(f"score after training with {seeds} {mean(fresh):.4f}")
+    costs = [written(attributes[name]) for name, written in COSTS.items() if name in attributes]
     layers = [f"  layer {number}: {layer}" for number, layer in enumerate(attributes["formula"].split("; "), start=1)]
     return ["; ".join(scores), "; ".join(costs), *layers]
 
 
 def opened(folder: Folder, storage: str | None, stage: str | None) -> tuple[str, optuna.Study, optuna.Study | None]:
-    """The stage, its study (by default that of the latest stage with a score), and the study of confirmations.
+    """The stage (by default the last one with a score), its study, and the study of confirmations.
 
     Raises:
         ConfigError: the folder is not one of a study, or the stage has not begun.
@@ -220,14 +226,16 @@ def opened(folder: Folder, storage: str | None, stage: str | None) -> tuple[str,
     """
     if not folder.config.exists():
         raise ConfigError(f"{folder.path} is not a study's folder: it has no config.toml")
-    load_config(str(folder.config))
     if storage is None and not (folder.path / "study.db").exists():
         raise ConfigError(f"{folder.path} has no study.db: if the study was searched with --storage, give that URL")
     prefix = f"{folder.path.resolve().name}/" if storage else ""
     studies = ledger.existing_studies(storage or folder.storage)
     begun = [name for name in STAGES if f"{prefix}stage-{name}" in studies]
+    if not begun:
+        place = "--storage" if storage else folder.path / "study.db"
+        raise ConfigError(f"{place}: there is no study {prefix}stage-1, nor of another stage")
     if stage is not None and stage not in begun:
-        raise ConfigError(f"--stage: {folder.path} has {', '.join(begun) or 'no stages'}, not {stage}")
+        raise ConfigError(f"--stage: {folder.path} has the stages {', '.join(begun)}, not {stage}")
     with_scores = [name for name in begun if ledger.scored(studies[f"{prefix}stage-{name}"])]
     chosen = stage or next(reversed(with_scores), None)
     if chosen is None:
@@ -243,14 +251,21 @@ def parser() -> Parser:
         "of the Pareto front or, in a study with one goal, the winner (before the stage has ended, the best so far).",
     )
     result.add_argument("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
-    result.add_argument("--stage", choices=STAGES, help="(default: the latest one)")
+    result.add_argument("--stage", choices=STAGES, help="stage to choose from (default: the last one with a score)")
     result.add_argument("--trial", type=int, metavar="N", help="the trial of this number")
-    result.add_argument("--max-params", metavar="8M", help="the best trial with at most so many parameters")
-    result.add_argument("--max-macs", metavar="1G", help="the best trial with at most so many MACs")
-    result.add_argument("--max-latency", metavar="12ms", help="the best trial with at most this latency")
-    result.add_argument("--keep", metavar="99%", help="the cheapest trial that keeps this share of the teacher's score")
+    replaces = "(in place of the search's budget)"
+    result.add_argument(
+        "--max-params", metavar="8M", help=f"the trial with the best score within so many parameters {replaces}"
+    )
+    result.add_argument("--max-macs", metavar="1G", help="the same for MACs")
+    result.add_argument("--max-latency", metavar="12ms", help="the same for the latency")
+    result.add_argument(
+        "--keep",
+        metavar="99%",
+        help="of the trials that keep this share of the teacher's score the one with the lowest cost",
+    )
     result.add_argument("--storage", help="Optuna storage URL (default: study.db in the study's folder)")
-    result.add_argument("--out", type=Path, metavar="FILE", help="(default: picked.json in the study's folder)")
+    result.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: picked.json in STUDY)")
     return result
 
 
@@ -273,12 +288,20 @@ def command(options: argparse.Namespace) -> int:
     stage, study, confirmation = opened(folder, options.storage, options.stage)
     file = folder.best(stage)
     best = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-    trial, why = choose(study, best, options)
+    config = load_config(str(folder.config))
+    goals = study.user_attrs.get(GOALS, ["score"])
+    cost = goals[1] if len(goals) > 1 else config.keep.cost if config.keep else "params"
+    trial, why = choose(study, best, options, cost)
     print(f"stage {stage}, trial {trial.number} ({trial.user_attrs[ORIGIN]}): {why}")
     print("\n".join(describe(study, trial, confirmation)))
     out = options.out or folder.path / "picked.json"
-    ledger.architecture_of(trial).save(out)
-    print(f"wrote {out}; next: ffn-train-final {out}")
+    try:
+        ledger.architecture_of(trial).save(out)
+    except OSError as error:
+        raise ConfigError(f"--out: {out}: {error.strerror}") from None
+    # The final training looks for the configuration beside the architecture.
+    preset = "" if out.resolve().parent == folder.path.resolve() else f" --preset {folder.config}"
+    print(f"wrote {out}; next: ffn-train-final {out}{preset}")
     return 0
 
 

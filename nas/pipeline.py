@@ -243,13 +243,13 @@ class Search:
         return keep.ladder(limit.fixed, whole, limit.fixed + space.base.depth * cheapest)
 
     def _record_teacher(self, study: optuna.Study, plan: Plan) -> None:
-        """Record the teacher's score on the rows on which this stage scores its candidates, unless it scores several
-        tasks.
+        """Record the teacher's score on the rows on which this stage scores its candidates, unless they are scored on
+        several tasks.
         """
-        one_task = plan.stage != "3" or plan.table.evaluation == "trained" or len(self.given.tasks) == 1
-        if not one_task or TEACHER in study.user_attrs:
+        if (plan.stage == "3" and len(self.given.tasks) > 1) or TEACHER in study.user_attrs:
             return
-        rows = self._teacher_rows[: plan.table.rows if plan.table.evaluation == "untrained" else None]
+        number = {"untrained": plan.table.rows, "one_shot": self.given.sharing.rows}.get(plan.table.evaluation)
+        rows = self._teacher_rows[:number]
         task = self.workspace.folders.task
         score = task.score_metric.of_contributions(rows).value
         study.set_user_attr(TEACHER, {"task": self.workspace.config.task, "score": score})

@@ -1,4 +1,4 @@
-"""The supernet of a preset with what its channels are ordered by, for benchmarks that look at it layer by layer."""
+"""The supernet of a preset and the data that orders its channels, for benchmarks that look at it layer by layer."""
 
 from nas.config.schema import StudyConfig
 from nas.preparation.context import preparation_context
@@ -11,7 +11,7 @@ from supernet.order.orders import OrderInputs
 
 
 def prepared_inputs(config: StudyConfig) -> tuple[FFNGraph, OrderInputs]:
-    """The base graph, and the supernet in eval mode with the rows and losses of its order; on the CPU."""
+    """The base graph, and the supernet in eval mode, on the CPU, with the batches and losses that order its channels."""
     workspace = prepare(config, "cpu", outputs=False)
     _, graph = workspace.base()
     model = load_supernet(config, workspace.folders, workspace.supernet).eval()

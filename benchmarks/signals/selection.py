@@ -25,7 +25,7 @@ from nas.config.load import load_config
 from supernet.order.moments import BlockMoments, block_moments
 from supernet.order.reconstruction import forward_selection
 
-# A swap drops one of so many channels that are missed least, and there are at most so many swaps.
+# Each swap drops one of the DROPPED channels that are missed least; there are at most SWAPS swaps.
 DROPPED, SWAPS = 6, 60
 # The ridge, relative to the mean variance of the channels, without which the regression on all channels is undefined.
 RIDGE = 1e-9
@@ -38,7 +38,7 @@ class Regression:
     Attributes:
         covariance_EE: of the channels.
         product_ED: the covariance of the channels with the output, in the metric of the loss.
-        total: the error without any channel.
+        total: twice the error without any channel.
     """
 
     covariance_EE: Tensor
@@ -62,7 +62,7 @@ class Regression:
         explained_KD = torch.linalg.solve_triangular(factor_KK, self.product_ED[chosen], upper=False)
         return (self.total - float(explained_KD.square().sum())) / 2
 
-    def losses(self, kept: Sequence[int]) -> Tensor:
+    def increases(self, kept: Sequence[int]) -> Tensor:
         """(K,), by how much the error rises if each of these channels is dropped."""
         chosen = list(kept)
         inverse_KK = torch.linalg.inv(self.covariance_EE[chosen][:, chosen])
@@ -70,7 +70,9 @@ class Regression:
         return solution_KD.square().sum(dim=1) / inverse_KK.diagonal() / 2
 
     def gains(self, kept: Sequence[int]) -> Tensor:
-        """(E,), by how much the error falls if each channel is added to these; below 0 for these themselves."""
+        """(E,), by how much the error falls if each channel is added to these; -1 for these and for channels
+        that are linear in them.
+        """
         chosen = list(kept)
         factor_KK = torch.linalg.cholesky(self.covariance_EE[chosen][:, chosen])
         across_KE = torch.linalg.solve_triangular(factor_KK, self.covariance_EE[chosen], upper=False)
@@ -105,7 +107,7 @@ def swapped(regression: Regression, kept: Sequence[int]) -> tuple[list[int], int
     """The channels after swaps, and the number of swaps."""
     chosen, error = list(kept), regression.error(kept)
     for swaps in range(SWAPS):
-        for place in regression.losses(chosen).argsort()[:DROPPED].tolist():
+        for place in regression.increases(chosen).argsort()[:DROPPED].tolist():
             without = chosen[:place] + chosen[place + 1 :]
             candidate = [*without, int(regression.gains(without).argmax())]
             if (smaller := regression.error(candidate)) < error * (1 - 1e-6):
@@ -152,5 +154,8 @@ def run(options: Namespace, report: Report) -> None:
             cells.append(f"{mean(changes):+.1f} % ({min(changes):+.1f} % to {max(changes):+.1f} %)")
         rows.append((width, *cells, f"{mean(row['swaps'] for row in of_width):.0f}"))
     report.table(("channels", "backward elimination", "forward selection and swaps", "swaps"), rows)
-    for name in ("forward", "backward", "swapped"):
-        report.note(f"seconds of {name}: {mean(row['seconds'][name] for row in results):.1f} per layer and width")
+    seconds = {name: mean(row["seconds"][name] for row in results) for name in results[0]["seconds"]}
+    report.note(
+        f"seconds for a layer: forward selection {seconds['forward']:.1f}, "
+        f"backward elimination {seconds['backward']:.1f}; swaps after forward selection {seconds['swapped']:.1f} for each width"
+    )

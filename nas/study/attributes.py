@@ -1,5 +1,7 @@
 """The names of the attributes of studies and trials."""
 
+from optuna.trial import FrozenTrial
+
 # The architecture as JSON; the fingerprint of the function that it computes; whether it is within the budget.
 ARCHITECTURE, FUNCTION, IN_BUDGET = "architecture", "function", "in_box"
 # The sampler or baseline that the architecture is from, and if a sampler proposed it, the choices of the space that
@@ -22,6 +24,12 @@ GOALS, TEACHER = "goals", "teacher"
 CONSTRAINTS = "constraints"
 # The prefix of all names of parameters; the names of a space's choices begin with "layer1/" and so on.
 PREFIX = "layer "
+
+
+def metric_of(trial: FrozenTrial, task: str) -> float:
+    """The metric of a task of a trial with a score, which may have been compared by its fidelity."""
+    metric: float = trial.user_attrs.get(score_attribute(task), trial.values[0])
+    return metric
 
 
 def score_attribute(name: str) -> str:

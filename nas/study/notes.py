@@ -2,7 +2,8 @@
 how good it is beside the study's baselines and, if there is no score, why.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -16,14 +17,16 @@ from nas.study.attributes import (
     RUNG,
     SEED,
     TEACHER,
-    score_attribute,
+    metric_of,
 )
 from search_spaces.architecture import DENSE, Architecture
 from search_spaces.formula import layers_latex
 
-# The dashboard keeps the notes of a study's trials among the study's system attributes, in parts of at most so many
-# characters, because the columns of some databases are not longer.
-VERSION, PART, LONGEST = "dashboard:{}:note_ver", "dashboard:{}:note_str:{}", 2045
+# Where the dashboard keeps the notes of trials: among the system attributes of their study, by the trial's id, in parts
+# of limited length, since some databases limit the length of a value.
+VERSION = "dashboard:{}:note_ver"
+PART = "dashboard:{}:note_str:{}"
+PART_LENGTH = 2045
 
 
 def note(trial: FrozenTrial, architecture: Architecture, baselines: Sequence[FrozenTrial], study: optuna.Study) -> str:
@@ -40,7 +43,7 @@ def note(trial: FrozenTrial, architecture: Architecture, baselines: Sequence[Fro
         lines += [f"It computes the same function as trial {attributes[DUPLICATE_OF]} and was not evaluated again.", ""]
     lines += [_costs(trial), "", *_layers(architecture)]
     others = [baseline for baseline in baselines if baseline.number != trial.number]
-    if others:
+    if others and SEED not in attributes:  # in a study of confirmations all trials were enqueued
         rows = (f"| baseline | {goals[0]} | parameters |", "|---|--:|--:|")
         lines += ["", *rows, *(_baseline(baseline) for baseline in others)]
     # The dashboard does not render formulas, so they come last, as text.
@@ -48,7 +51,7 @@ def note(trial: FrozenTrial, architecture: Architecture, baselines: Sequence[Fro
     return "\n".join(lines) + "\n"
 
 
-def _result(trial: FrozenTrial, goals: Sequence[str], teacher: dict[str, float] | None) -> str:
+def _result(trial: FrozenTrial, goals: Sequence[str], teacher: Mapping[str, Any] | None) -> str:
     """The score of a trial, or why it has none."""
     attributes = trial.user_attrs
     if trial.state == TrialState.FAIL:
@@ -57,14 +60,13 @@ def _result(trial: FrozenTrial, goals: Sequence[str], teacher: dict[str, float] 
         step = attributes[RUNG]
         value = trial.intermediate_values.get(step)
         reached = "" if value is None else f" with score {value:.4f}"
-        return f"**Stopped** after {step} steps{reached}, because most others had more there."
+        return f"**Pruned** after {step} steps{reached}: its score was among the lowest there."
     result = f"**{goals[0]} {trial.values[0]:.4f}**"
     if "standard_error" in attributes:
         result += f" ± {attributes['standard_error']:.4f}"
     if teacher is None:
         return result
-    metric = attributes.get(score_attribute(str(teacher["task"])), trial.values[0])
-    shown = f"; score {metric:.4f}" if goals[0] != "score" else ""
+    shown = f"; score {metric_of(trial, teacher['task']):.4f}" if goals[0] != "score" else ""
     return f"{result}{shown}; the teacher's score is {teacher['score']:.4f}"
 
 
@@ -76,7 +78,7 @@ def _costs(trial: FrozenTrial) -> str:
         parts.insert(1, f"{active:,} active for a token")
     if "latency" in attributes:
         parts.append(f"{attributes['latency'] / 1000:.2f} ms")
-    if "seconds" in attributes:
+    if "seconds" in attributes and DUPLICATE_OF not in attributes:
         parts.append(f"evaluated in {attributes['seconds']:.1f} s")
     return ", ".join(parts)
 
@@ -101,15 +103,17 @@ def _baseline(trial: FrozenTrial) -> str:
 
 
 def is_baseline(trial: FrozenTrial) -> bool:
-    """Whether a trial has ended whose architecture was enqueued, not proposed by a sampler."""
+    """Whether this is a trial that has ended, and whose architecture was enqueued, not proposed by a sampler."""
     return trial.state.is_finished() and ORIGIN in trial.user_attrs and CHOICES not in trial.user_attrs
 
 
 def save_note(study: optuna.Study, trial: FrozenTrial, text: str) -> None:
-    """Store the note of a trial where the dashboard looks for it. `optuna_dashboard.save_note` does the same, but reads
-    all notes of the study, and does not take trials that have ended.
+    """Store the note of a trial that has just ended where the dashboard looks for it. `optuna_dashboard.save_note` does
+    not take trials that have ended, and reads all notes of the study.
+
+    A note that somebody wrote while the trial was running is overwritten.
     """
-    parts = [text[first : first + LONGEST] for first in range(0, len(text), LONGEST)]
+    parts = [text[first : first + PART_LENGTH] for first in range(0, len(text), PART_LENGTH)]
     for place, part in enumerate(parts):
         study._storage.set_study_system_attr(study._study_id, PART.format(trial._trial_id, place), part)
     study._storage.set_study_system_attr(study._study_id, VERSION.format(trial._trial_id), 1)

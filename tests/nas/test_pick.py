@@ -32,17 +32,22 @@ SPACE = Space(
 )
 
 
-def folder_of(path: Path, scores: dict[int, float], goals: tuple[str, ...], **attributes: object) -> Path:
-    """A study's folder whose stage 1 has trials of these architectures, by their numbers, with these scores."""
+def folder_of(
+    path: Path, scores: dict[int, float], goals: tuple[str, ...], cost: str = "params", **attributes: object
+) -> Path:
+    """A study's folder whose stage 1 has trials of these architectures, by their numbers, with these scores, and with
+    as many MACs as their numbers are below 100. The search kept a share at the lowest `cost`.
+    """
+    path.mkdir(exist_ok=True)
     folder = Folder(path / "s")
-    folder.create(load_config("demo"))
+    folder.create(load_config("demo", {"keep.share": 0.9, "keep.cost": cost}))
     study = ledger.open_study(folder.storage, "stage-1", goals=goals)
     for key, value in attributes.items():
         study.set_user_attr(key, value)
     for number, score in scores.items():
         ledger.enqueue(study, Parameters.of(SPACE), ARCHITECTURES[number], "random")
         trial, _ = ledger.ask(study, SPACE, "random", labels=2)
-        further = {"standard_error": 0.01, score_attribute("word_order"): score - 0.1}
+        further = {"standard_error": 0.01, score_attribute("word_order"): score - 0.1, "macs": 100 - number}
         ledger.complete(study, trial.number, score, further)
     return folder.path
 
@@ -88,10 +93,14 @@ def test_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the best of 4 so far" in capsys.readouterr().out
     assert picked(folder, "--max-params", str(PARAMS[5])) == ARCHITECTURES[1]
     assert "the best of 3 within the limits" in capsys.readouterr().out
-    assert picked(folder, "--max-macs", str(cost.macs(ARCHITECTURES[0], labels=2))) == ARCHITECTURES[0]
+    assert picked(folder, "--max-macs", "99") == ARCHITECTURES[10]
+    assert picked(folder, "--max-macs", "99", "--max-params", str(PARAMS[5])) == ARCHITECTURES[1]
     assert picked(folder, "--trial", "2") == ARCHITECTURES[5]
+    assert f"--preset {folder / 'config.toml'}\n" in capsys.readouterr().out
     message = refused(capsys, folder, "--max-params", "1K")
-    assert f"--max-params: no trial has at most 1,000; the least is {PARAMS[0]:,} parameters" in message
+    assert f"--max-params: no trial has at most 1,000 parameters; the least is {PARAMS[0]:,} parameters" in message
+    message = refused(capsys, folder, "--max-params", str(PARAMS[0]), "--max-macs", "10")
+    assert "--max-macs: no trial within the other limits has at most 10 MACs" in message
     assert "--max-latency: the trials of this study have no latency" in refused(capsys, folder, "--max-latency", "3ms")
     assert "give a time such as '12ms'" in refused(capsys, folder, "--max-latency", "0.5x")
     assert "--max-latency: a latency is" in refused(capsys, folder, "--max-latency", "soon")
@@ -108,19 +117,35 @@ def test_keeping_a_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     folder = folder_of(tmp_path, {0: 0.7, 1: 0.86, 5: 0.85, 10: 0.9}, ("fidelity",), **{TEACHER: teacher})
     assert picked(folder, "--keep", "95%") == ARCHITECTURES[1]
     printed = capsys.readouterr().out
-    assert "the cheapest that keeps 95.0% of the teacher's score" in printed
-    assert "fidelity 0.8600 ± 0.0100; score 0.7600; 95.0% of the teacher's 0.8000" in printed
+    assert "of those that keep 95.0% of the teacher's score the one with the lowest params" in printed
+    assert "fidelity 0.8600 ± 0.0100; score 0.7600; teacher 0.8000" in printed
     assert picked(folder, "--keep", "0.99") == ARCHITECTURES[10]
     message = refused(capsys, folder, "--keep", "100%", "--max-params", str(PARAMS[5]))
     assert "no trial keeps 100.0% of the teacher's score 0.8000; the best keeps 95.0%" in message
     assert "--keep: must be a share such as 99%" in refused(capsys, folder, "--keep", "most")
 
 
+@pytest.mark.parametrize(("name", "expected"), [("params", 1), ("macs", 10)])
+def test_the_cost_that_the_search_minimised(name: str, expected: int, tmp_path: Path) -> None:
+    """Of a search with --keep, which has one goal."""
+    teacher = {"task": "t", "score": 0.8}
+    folder = folder_of(tmp_path, {0: 0.5, 1: 0.8, 10: 0.8}, ("score",), name, **{TEACHER: teacher})
+    assert picked(folder, "--keep", "99%") == ARCHITECTURES[expected]
+
+
+def test_teachers_without_a_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as Matthews's correlation of a teacher that learned nothing."""
+    folder = folder_of(tmp_path, {0: 0.5}, ("score",), **{TEACHER: {"task": "t", "score": 0.0}})
+    assert picked(folder) == ARCHITECTURES[0]
+    assert "the teacher's score is 0.0000, of which no share can be kept" in refused(capsys, folder, "--keep", "90%")
+
+
 def test_what_cannot_be_picked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is not a study's folder" in refused(capsys, tmp_path)
     folder = folder_of(tmp_path, {}, ("score",))
     assert "has no trial with a score yet" in refused(capsys, folder)
-    assert "--stage: " in (message := refused(capsys, folder, "--stage", "2")) and "has 1, not 2" in message
+    assert "--stage: " in (message := refused(capsys, folder, "--stage", "2")) and "has the stages 1, not 2" in message
+    assert "stage-1 has no trials yet" in refused(capsys, folder, "--stage", "1", "--trial", "0")
     study = ledger.open_study(Folder(folder).storage, "stage-1")
     for number in (0, 5):
         ledger.enqueue(study, Parameters.of(SPACE), ARCHITECTURES[number], "random")
@@ -131,6 +156,10 @@ def test_what_cannot_be_picked(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "trial 0 has no score: it failed (diverged: the" in refused(capsys, folder, "--stage", "1", "--trial", "0")
     assert "trial 1 has no score: it was pruned after 3" in refused(capsys, folder, "--stage", "1", "--trial", "1")
     assert "stage-1 has no trial with a score within its budget yet" in refused(capsys, folder, "--stage", "1")
+    assert "--out: " in refused(capsys, folder_of(tmp_path / "other", {0: 0.5}, ("score",)), "--out", "/no/where.json")
+    (folder / "study.db").rename(folder / "renamed.db")
+    ledger.open_study(Folder(folder).storage, "mine")
+    assert "study.db: there is no study stage-1, nor of another stage" in refused(capsys, folder)
     (folder / "study.db").unlink()
     assert "has no study.db: if the study was searched with --storage" in refused(capsys, folder)
 
@@ -142,7 +171,8 @@ def test_a_finished_search(
     printed = capsys.readouterr().out
     best = json.loads((copied / "stage-1" / "best.json").read_text())
     assert f"trial {best['winner']['trial']} (" in printed and ": the winner\n" in printed
-    assert f"confirmed {best['winner']['confirmed_mean']:.4f} (2 fresh seeds)" in printed
+    assert f"score after training with 2 fresh seeds {best['winner']['confirmed_mean']:.4f}" in printed
+    assert printed.endswith(f"next: ffn-train-final {copied / 'picked.json'}\n")
     assert Architecture.load(copied / "picked.json") == Architecture.load(copied / "architecture.json")
     # The teacher's score is that of the teacher on the search split.
     study = optuna.load_study(study_name="stage-1", storage=Folder(copied).storage)

@@ -38,7 +38,7 @@ def test_losses_and_gains_are_differences_of_errors() -> None:
     regression = Regression.of(*moments_of(1))
     kept = [0, 3, 4, 7]
     error = regression.error(kept)
-    for place, loss in enumerate(regression.losses(kept).tolist()):
+    for place, loss in enumerate(regression.increases(kept).tolist()):
         assert regression.error(kept[:place] + kept[place + 1 :]) - error == pytest.approx(loss)
     for channel, gain in enumerate(regression.gains(kept).tolist()):
         if channel in kept:

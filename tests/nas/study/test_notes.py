@@ -108,9 +108,26 @@ def test_pruned_trials_and_duplicates(study: optuna.Study) -> None:
     assert ledger.resolve_duplicate(study, twin)
     ledger.report(study, first, 30, 0.4)
     ledger.prune(study, first, 30, {})
-    assert "**Stopped** after 30 steps with score 0.4000" in note_of(study, first)
+    assert "**Pruned** after 30 steps with score 0.4000: its score was among the lowest there" in note_of(study, first)
     note = note_of(study, twin)
     assert "### Trial 1: uniform slice" in note and "It computes the same function as trial 0" in note
+
+
+def test_duplicates_took_no_time(study: optuna.Study) -> None:
+    first = ask(study, Architecture.uniform(BASE))
+    ledger.complete(study, first, 0.5, SCORED)
+    twin = ask(study, Architecture.uniform(BASE), "uniform slice")
+    assert ledger.resolve_duplicate(study, twin)
+    assert "**score 0.5000**" in note_of(study, twin)
+    assert "evaluated in" in note_of(study, first) and "evaluated in" not in note_of(study, twin)
+
+
+def test_confirmations_have_no_baselines(study: optuna.Study) -> None:
+    for seed in (1, 2):
+        ledger.enqueue(study, Parameters.of(SPACE), Architecture.uniform(BASE), "stage-1 trial 3", seed)
+        ledger.complete(study, ask(study), 0.5, SCORED)
+    assert "### Trial 1: stage-1 trial 3, seed 2" in note_of(study, 1)
+    assert "baseline" not in note_of(study, 1)
 
 
 def test_long_notes_are_stored_in_parts(study: optuna.Study) -> None:
