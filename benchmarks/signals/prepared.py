@@ -11,7 +11,7 @@ from supernet.order.orders import OrderInputs
 
 
 def prepared_inputs(config: StudyConfig) -> tuple[FFNGraph, OrderInputs]:
-    """The base graph, and the supernet in eval mode, on the CPU, with the batches and losses that order its channels."""
+    """The base graph, and the supernet in eval mode on the CPU, with the batches and losses that order its channels."""
     workspace = prepare(config, "cpu", outputs=False)
     _, graph = workspace.base()
     model = load_supernet(config, workspace.folders, workspace.supernet).eval()

@@ -157,5 +157,6 @@ def run(options: Namespace, report: Report) -> None:
     seconds = {name: mean(row["seconds"][name] for row in results) for name in results[0]["seconds"]}
     report.note(
         f"seconds for a layer: forward selection {seconds['forward']:.1f}, "
-        f"backward elimination {seconds['backward']:.1f}; swaps after forward selection {seconds['swapped']:.1f} for each width"
+        f"backward elimination {seconds['backward']:.1f}; "
+        f"swaps after forward selection {seconds['swapped']:.1f} for each width"
     )
