@@ -37,7 +37,6 @@ from nas.study.attributes import (
     SEED,
 )
 from nas.study.description import Parameters, architecture_attributes, choices_of, constraints
-from nas.study.notes import is_baseline, note, save_note
 from nas.study.storage import open_storage
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
@@ -225,8 +224,6 @@ def _end(study: optuna.Study, number: int, state: TrialState, values: Sequence[f
     # `Study.tell` is not used because it reads the trial twice more.
     study._storage.set_trial_state_values(_trial_id(study, number), state, values)
     trials = study.get_trials(deepcopy=False)
-    baselines = [trial for trial in trials if is_baseline(trial)]
-    save_note(study, trials[number], note(trials[number], architecture_of(trials[number]), baselines, study))
     for trial in trials:
         if trial.state == TrialState.RUNNING and trial.user_attrs.get(DUPLICATE_OF) == number:
             _copy_result(study, trials[number], trial.number)

@@ -78,16 +78,6 @@ def rendered(browser: str, page: str, profile: Path) -> str:
 
 
 @pytest.mark.slow
-def test_notes_are_shown(tmp_path: Path) -> None:
-    browser, url = requirements.program("chromium"), sqlite_url(tmp_path / "study.db")
-    fill(url, "experts")
-    with dashboard(url) as address:
-        page = rendered(browser, f"{address}/dashboard/studies/1/trials?numbers=0", tmp_path / "profile")
-    assert "Trial 0: base model</h3>" in page
-    assert page.count(">project(gelu(expand(x)))</code>") == BASE.depth
-
-
-@pytest.mark.slow
 def test_plots_are_drawn(tmp_path: Path) -> None:
     browser, profile = requirements.program("chromium"), tmp_path / "profile"
     url = sqlite_url(tmp_path / "study.db")
