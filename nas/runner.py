@@ -72,7 +72,7 @@ def run(
     """Run trials until `trials` of the study have ended, including those of earlier runs. Duplicates cost nothing and
     are not counted. If `trials` is None, run only the trials that are waiting.
 
-    A KeyboardInterrupt leaves the running trials RUNNING in the study; `ledger.requeue_unfinished` re-queues them.
+    A KeyboardInterrupt re-queues the trials that are running.
 
     Args:
         origin: the attribute `origin` of trials that the study's sampler proposes.
@@ -110,7 +110,11 @@ def run(
                 name="trials", storage_path=scratch, verbose=0, callbacks=[Recorder(study, on_trial)]
             ),
         )
-        tuner.fit()
+        try:
+            tuner.fit()
+        except KeyboardInterrupt:
+            ledger.requeue_unfinished(study)
+            raise
 
 
 def evaluate_trial(

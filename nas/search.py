@@ -221,7 +221,6 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
             prepare(config, options.device, progress.update),
             cluster,
             storage=storage,
-            prefix=f"{path.name}/" if options.storage else "",
             say=progress.say,
             on_progress=progress.update,
             on_trial=progress.trial,

@@ -12,7 +12,7 @@ from nas.budget import budgeted_space
 from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
-from nas.study.attributes import score_attribute
+from nas.study.attributes import attribute, score_attribute
 from search_spaces import Architecture, cost
 from tests.nas.tiny_study import TinyStudy, trials_of
 
@@ -89,7 +89,7 @@ def test_no_winner_was_confirmed_to_be_worse_than_the_one_before(refined: Path) 
     # All stages share the study of confirmations. An architecture is confirmed once, and later gets the same scores.
     trials = trials_of(refined, "confirmation")
     trained = [
-        (trial.user_attrs[ledger.FUNCTION], trial.user_attrs[ledger.SEED]) for trial in without_duplicates(trials)
+        (attribute(trial, ledger.FUNCTION), trial.user_attrs[ledger.SEED]) for trial in without_duplicates(trials)
     ]
     assert len(set(trained)) == len(trained)
     assert len(without_duplicates(trials)) < len(trials)

@@ -136,7 +136,6 @@ def test_values_without_an_ffn() -> None:
             assert parameters.distributions[name]._contains(parameters.distributions[name].to_internal_repr(value))
     attributes = architecture_attributes(architecture, replace(SPACE, stacks=(0, 1)), 3)
     assert attributes["formula"].split("; ")[1] == "no FFN"
-    assert attributes["latex"][1] == r"\text{no FFN}"
     # The distributions of studies without such layers stay as they are stored.
     assert Parameters.of(SPACE).distributions["layer 1/inner width"] == IntDistribution(1, 48)
 
