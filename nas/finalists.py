@@ -15,6 +15,7 @@ from distill.tasks.metrics import Metric, mean_paired_difference
 from nas.study import ledger
 from nas.study.attributes import GOALS, ROWS, attribute
 from nas.study.contributions import decode
+from nas.study.description import formula
 
 # The origins of enqueued trials. Stored studies have these texts, by which a resumed search recognises the trials.
 BASE_MODEL, UNIFORM, GLOBAL = "base model", "uniform slice", "global importance"
@@ -191,7 +192,7 @@ def lead_line(winner: Mapping[str, Any]) -> str | None:
 
 def row_of(trial: FrozenTrial) -> dict[str, Any]:
     """The entry of a trial in `best.json`."""
-    attributes = trial.user_attrs
+    attributes, architecture = trial.user_attrs, ledger.architecture_of(trial)
     return {
         "trial": trial.number,
         "origin": attributes[ledger.ORIGIN],
@@ -199,6 +200,6 @@ def row_of(trial: FrozenTrial) -> dict[str, Any]:
         "standard_error": attributes["standard_error"],
         "params": attributes["params"],
         "macs": attributes["macs"],
-        "formula": attributes["formula"],
-        "architecture": ledger.architecture_of(trial).to_json(),
+        "formula": formula(architecture),
+        "architecture": architecture.to_json(),
     }

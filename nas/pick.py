@@ -37,6 +37,7 @@ from nas.study.attributes import (
     attribute,
     metric_of,
 )
+from nas.study.description import formula
 from nas.study.folder import STAGES, Folder
 from nas.study.names import CONFIRMATION, existing_studies
 
@@ -218,7 +219,8 @@ def describe(study: optuna.Study, trial: FrozenTrial, confirmation: optuna.Study
         seeds = f"{len(fresh)} fresh seed{'s' if len(fresh) > 1 else ''}"
         scores.append(f"score after training with {seeds} {mean(fresh):.4f}")
     costs = [written(attributes[name]) for name, written in COSTS.items() if name in attributes]
-    layers = [f"  layer {number}: {layer}" for number, layer in enumerate(attributes["formula"].split("; "), start=1)]
+    formulas = formula(ledger.architecture_of(trial)).split("; ")
+    layers = [f"  layer {number}: {layer}" for number, layer in enumerate(formulas, start=1)]
     return ["; ".join(scores), "; ".join(costs), *layers]
 
 

@@ -24,7 +24,7 @@ ROWS = "rows"
 GOALS, TEACHER = "goals", "teacher"
 # What only programs read is kept among Optuna's system attributes, because the dashboard lists all user attributes of a
 # trial, and long ones make its page several screens wide.
-FOR_PROGRAMS = frozenset({ARCHITECTURE, FUNCTION, CHOICES, ROWS})
+FOR_PROGRAMS = frozenset({ARCHITECTURE, FUNCTION, CHOICES, ROWS, EXPERT_LOAD})
 # Optuna's system attribute for the constraints of a trial, each of which is satisfied if it is at most 0. Optuna 5 also
 # has named constraints (`Trial.set_constraint`), but its dashboard does not show them.
 CONSTRAINTS = "constraints"

@@ -134,7 +134,6 @@ def architecture_attributes(architecture: Architecture, space: Space, labels: in
     """The attributes of a trial that describe its architecture to people."""
     return {
         IN_BUDGET: space.keeps_budget(architecture),
-        "formula": formula(architecture),
         "params": cost.params(architecture, labels, space.head),
         "params_active": cost.params_active(architecture, labels, space.head),
         "macs": cost.macs(architecture, labels=labels, head=space.head),

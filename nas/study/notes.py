@@ -9,11 +9,13 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from distill.training.evaluation import Load
 from nas.study import ledger
 from nas.study.attributes import (
     CHOICES,
     COSTS,
     DUPLICATE_OF,
+    EXPERT_LOAD,
     FAILURE,
     GOALS,
     ORIGIN,
@@ -46,6 +48,9 @@ def note(trial: FrozenTrial, architecture: Architecture, baselines: Sequence[Fro
     if DUPLICATE_OF in attributes:
         lines += [f"It computes the same function as trial {attributes[DUPLICATE_OF]} and was not evaluated again.", ""]
     lines += [_costs(trial), "", *_layers(architecture)]
+    if loads := attribute(trial, EXPERT_LOAD):
+        shares = (str(Load(load["layer"], load["part"], tuple(load["shares"]))) for load in loads)
+        lines += ["", "Shares of the tokens that each expert processes:", "", *(f"- {line}" for line in shares)]
     others = [baseline for baseline in baselines if baseline.number != trial.number]
     if others and SEED not in attributes:  # in a study of confirmations all trials were enqueued
         rows = (f"| baseline | {goals[0]} | parameters |", "|---|--:|--:|")
@@ -60,8 +65,8 @@ def _file(architecture: Architecture) -> str:
     """The architecture's JSON with a line for each layer."""
     parts = architecture.to_json()
     layers = ",\n    ".join(json.dumps(layer) for layer in parts.pop("layers"))
-    head = ",\n  ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in parts.items())
-    return f'{{\n  {head},\n  "layers": [\n    {layers}\n  ]\n}}'
+    others = json.dumps(parts, indent=2).removesuffix("\n}")
+    return f'{others},\n  "layers": [\n    {layers}\n  ]\n}}'
 
 
 def _result(trial: FrozenTrial, goals: Sequence[str], teacher: Mapping[str, Any] | None) -> str:

@@ -13,6 +13,7 @@ from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
 from nas.study.attributes import attribute, score_attribute
+from nas.study.description import formula
 from search_spaces import Architecture, cost
 from tests.nas.tiny_study import TinyStudy, trials_of
 
@@ -153,7 +154,7 @@ def test_layers_without_ffns_from_the_search_to_the_checkpoint(tiny_study: TinyS
         trials = trials_of(tmp_path / "tiny", f"stage-{stage}")
         assert not [trial for trial in trials if trial.state == TrialState.FAIL]
         if stage != "2":
-            without = [trial for trial in trials if "no FFN" in trial.user_attrs["formula"]]
+            without = [trial for trial in trials if "no FFN" in formula(ledger.architecture_of(trial))]
             assert without and all(trial.values for trial in without if ledger.DUPLICATE_OF not in trial.user_attrs)
     start = Architecture.load(tmp_path / "tiny" / "architecture.json")
     empty = tmp_path / "empty.json"

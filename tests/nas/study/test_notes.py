@@ -12,7 +12,7 @@ from optuna_dashboard._note import get_note_from_system_attrs
 
 from nas.samplers import SAMPLERS
 from nas.study import ledger
-from nas.study.attributes import TEACHER, score_attribute
+from nas.study.attributes import EXPERT_LOAD, TEACHER, score_attribute
 from nas.study.description import Parameters
 from nas.study.notes import add_missing_notes, add_note
 from nas.study.storage import sqlite_url
@@ -62,7 +62,8 @@ def test_a_trial_with_a_score(study: optuna.Study) -> None:
     )
     architecture = Architecture(BASE, layers)
     number = ask(study, architecture, "uniform slice")
-    ledger.complete(study, number, 0.51234, SCORED)
+    loads = [{"layer": 1, "part": "ffn", "shares": [0.26, 0.74]}]
+    ledger.complete(study, number, 0.51234, SCORED | {EXPERT_LOAD: loads})
     assert stored(study, number) == ""
     lines = note_of(study, number).splitlines()
     facts = study.get_trials()[number].user_attrs
@@ -77,6 +78,7 @@ def test_a_trial_with_a_score(study: optuna.Study) -> None:
         "| 3 | 0 | 0 |  | no FFN |",
     ]
     assert all(line.count("|") == 6 for line in table)
+    assert "- layer 2 ffn: 26% 74%" in lines
     start = lines.index("```latex")
     assert lines[start : start + 5] == ["```latex", *layers_latex(architecture), "```"]
     file = "\n".join(lines[lines.index("```json") + 1 : -1])
