@@ -20,7 +20,7 @@ COMMANDS = {
     "nas.inspect": "python -m nas.inspect",
     "nas.pick": "python -m nas.pick",
     "nas.final.command": "python train_final.py",
-    "distill.command.options": "python -m distill",
+    "distill.__main__": "python -m distill",
     "supernet.student": "python -m supernet.student",
     "supernet.experts.command": "python -m supernet.experts",
 }
