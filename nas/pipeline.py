@@ -26,6 +26,7 @@ from nas.stages import ALLOCATED, BEFORE, GLOBAL, Plan, check_start, plan, sampl
 from nas.study import ledger
 from nas.study.attributes import COSTS, TEACHER
 from nas.study.description import Parameters, formula
+from nas.study.drawing import add_drawing
 from nas.study.folder import Folder
 from nas.study.names import CONFIRMATION, prefix_of
 from nas.study.notes import add_missing_notes, add_note
@@ -124,6 +125,7 @@ class Search:
             stop=plan.table.stop,
             stop_untrained=plan.table.stop_untrained,
             rungs=plan.table.rungs,
+            on_start=self._on_start,
             on_trial=partial(self._on_trial, total=plan.table.trials),
         )
         add_missing_notes(study)  # of duplicates
@@ -171,6 +173,7 @@ class Search:
             trials=None,
             origin=CONFIRMATION,
             evaluate=evaluate_keeping_rows,
+            on_start=self._on_start,
             on_trial=partial(self._on_trial, total=len(ledger.waiting(study)) + len(ledger.finished(study))),
         )
         add_missing_notes(study)
@@ -296,6 +299,9 @@ class Search:
                 f"latency of trial {row['trial']}: {measured.predicted / 1e3:.2f} ms in the table, "
                 f"{whole / 1e3:.2f} ms measured whole"
             )
+
+    def _on_start(self, study: optuna.Study, number: int) -> None:
+        add_drawing(study, number, self.folder.artifacts)
 
     def _on_trial(self, study: optuna.Study, number: int, total: int) -> None:
         if study.get_trials(deepcopy=False)[number].state.is_finished():  # otherwise it lost its worker

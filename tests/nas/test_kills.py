@@ -30,8 +30,9 @@ from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of
 def facts(trial: FrozenTrial) -> tuple[Any, ...]:
     """Everything that is recorded of a trial, except for its times and how often its worker was killed."""
     attributes = {key: value for key, value in trial.user_attrs.items() if key not in ("seconds", ledger.ATTEMPT)}
+    hidden = {key: value for key, value in trial.system_attrs.items() if not key.startswith("artifacts:")}
     values, parts = trial.values, trial.intermediate_values
-    return trial.number, trial.state, values, trial.params, attributes, trial.system_attrs, parts
+    return trial.number, trial.state, values, trial.params, attributes, hidden, parts
 
 
 class Killed(BaseException):
