@@ -162,7 +162,7 @@ class Card:
             return ""
         lines = [
             "## ONNX\n\nInputs `input_ids`, `attention_mask` and `token_type_ids` of any number of sentences and any "
-            "length; outputs as of the PyTorch model."
+            "length; the outputs are those of the PyTorch model."
         ]
         for file, scores in self.forms.items():
             said = []

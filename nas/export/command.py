@@ -76,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = options.checkpoint.resolve()
         out = options.out or folder.with_name(f"{folder.name}-export")
         make_folder(out, resume=False)
+        # The model card shows the command without the folders of this machine.
+        names = {str(path): path.resolve().name for path in (options.checkpoint, out)}
 
         from nas.export.run import Export, run  # imports torch, which takes seconds
 
@@ -91,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 threads=options.threads,
                 latency=not options.skip_latency,
                 scores=not options.skip_scores,
-                command=("ffn-export", *words),
+                command=("ffn-export", *(names.get(str(Path(word)), word) for word in words)),
             )
         )
 
