@@ -22,8 +22,8 @@ PIPELINES = {
     QUESTION_ANSWERING: "question-answering",
     MASKED_LM: "fill-mask",
 }
-# The versions of transformers with which exported students load.
-TRANSFORMERS = ">=5.23,<6"
+# The versions of transformers with which exported students load; tested are 5.1.0, 5.2.0, 5.10.4 and 5.23.0.
+TRANSFORMERS = ">=5.1,<6"
 STUDENT, TEACHER = "student", "teacher"
 
 
@@ -131,7 +131,9 @@ class Card:
         classes = f" Its outputs are {outputs}." if len(labels) <= 50 else ""
         fence = "```"
         return (
-            f"## Use\n\n{fence}python\n" + "\n".join(code) + f"\n{fence}\n\n{why}{classes} transformers {TRANSFORMERS}."
+            f"## Use\n\n{fence}python\n"
+            + "\n".join(code)
+            + f"\n{fence}\n\n{why}{classes} It loads with transformers {TRANSFORMERS}."
         )
 
     def _results(self) -> str:

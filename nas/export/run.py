@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,9 @@ def scores(
         progress.say(f"no scores: {export.checkpoint} has no {CONFIG}, which says where the rows are")
         return {}
     rows = DevRows.prepare(checkpoint.config, progress.update)
+    trained_with = (checkpoint.metrics or {}).get("dev_rows", len(rows.split))
+    if trained_with != len(rows.split):
+        progress.say(f"the dev split has {len(rows.split)} rows here; after the training it had {trained_with}")
     progress.update("scores", None)
     found = rows.scores(models, ONNX_FILE)
     progress.finish()
@@ -231,9 +235,7 @@ def widened(architecture: Architecture, config: Any) -> Architecture:
     if config.model_type != "bert":
         return architecture
     base: Base = replace(architecture.base, inner=config.intermediate_size)
-    return Architecture(
-        base, tuple(replace(genes, expansion=type(genes.expansion)(1)) for genes in architecture.layers)
-    )
+    return Architecture(base, tuple(replace(genes, expansion=Fraction(1)) for genes in architecture.layers))
 
 
 def machine(onnx: bool) -> dict[str, Any]:

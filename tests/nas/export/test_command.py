@@ -170,7 +170,7 @@ def test_a_pipeline_elsewhere(checkpoint: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_onnx_int8_and_latency(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], shared_study: TinyStudy
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_study: TinyStudy
 ) -> None:
     requirements.module("onnxruntime", "onnx")
     out = tmp_path / "my-student"
@@ -206,8 +206,8 @@ def test_onnx_int8_and_latency(
     assert "## Latency" in (out / "README.md").read_text()
 
 
-def test_as_bert(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A uniform student is one; the winner of the tiny study may not be, and then a line says why."""
+def test_as_bert(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_study: TinyStudy) -> None:
+    """A uniform student of a study can be one."""
     config = load_config(str(checkpoint / "config.toml"))
     uniform = tmp_path / "uniform.json"
     base, graph = prepare(config, "cpu").base()
