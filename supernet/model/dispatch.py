@@ -69,11 +69,6 @@ class Dispatch:
     real_S: Tensor | None
     dense: bool = False
 
-    @property
-    def batched(self) -> bool:
-        """Whether all experts have equal numbers of slots, so that their linear maps are one batched product."""
-        return self.dense or self.real_S is not None
-
     @cached_property
     def token_S(self) -> Tensor:
         """The token in each slot."""
