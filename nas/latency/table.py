@@ -272,7 +272,7 @@ def latency_table(
     widths = sorted(set(inner_widths))
     # The teacher's latency does not depend on the folder that it was loaded from.
     teacher_settings = {name: value for name, value in teacher.to_dict().items() if name != "_name_or_path"}
-    device_and_versions = (_device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
+    device_and_versions = (device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
     # The latency of experts does not depend on which channels they share.
     kinds = {experts_name(layer_experts): layer_experts for layer_experts in experts if layer_experts != DENSE}
     # Operations are part of the key only if they were added, so that tables of this package's operations keep theirs.
@@ -388,7 +388,7 @@ def example(vocabulary: int, batch: int, tokens: int, device: str) -> Batch:
     }
 
 
-def _device_name(device: str) -> str:
+def device_name(device: str) -> str:
     """The name of the GPU or CPU."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)

@@ -5,6 +5,11 @@ This file ships inside every exported checkpoint, so it imports torch and nothin
 Tokens are sorted by expert once; every linear map then processes one contiguous run of rows per expert. Dimensions: N
 tokens in B sentences of length T; E experts, of which K process each token; S slots, the rows that the experts compute,
 ordered by expert; P = N * K pairs of a token and one of its experts; D channels.
+
+How many tokens an expert gets depends on the data, and so do the shapes of all that follows. Compilers and exporters
+(`torch.compile`, `torch.export`, ONNX, tracing) need shapes that follow from those of the inputs. For them the dispatch
+is dense: every expert has a slot for every token (S = E * N), computes all of them, and what was not routed to it is
+left out of the sum. The results are the same; the experts' work is E / K times as much.
 """
 
 from dataclasses import dataclass
@@ -19,18 +24,29 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 
+def needs_static_shapes() -> bool:
+    """Whether a compiler, exporter or tracer runs the model, so that no shape may depend on the data."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
 class Tokens:
     """The tokens of a batch, created once per forward pass and used by all layers.
 
     Args:
         input_ids_BT: None if the model was given embeddings.
         mask: (B, T), 1 for tokens and 0 for padding. Without it, or if it has another shape, nothing counts as padding.
+
+    Attributes:
+        valid_BT: False for padding; None if there is none.
+        dense: whether tokens are dispatched densely, so that all shapes follow from those of the inputs.
     """
 
     def __init__(self, input_ids_BT: Tensor | None, mask: Tensor | None) -> None:
         self.input_ids_BT = input_ids_BT
-        valid_BT = mask.bool() if mask is not None and mask.dim() == 2 else None
-        self.valid_BT = None if valid_BT is None or bool(valid_BT.all()) else valid_BT
+        self.dense = needs_static_shapes()
+        self.valid_BT = mask.bool() if mask is not None and mask.dim() == 2 else None
+        if self.valid_BT is not None and not self.dense and bool(self.valid_BT.all()):
+            self.valid_BT = None
 
 
 @dataclass(frozen=True)
@@ -40,26 +56,40 @@ class Dispatch:
     Attributes:
         slot_NK: the slot of each token for each of its experts; -1 for padding and for tokens beyond the capacity.
         pair_S: the pair (token * K + k) in each slot.
-        counts: the number of tokens of each expert.
+        counts: the number of tokens of each expert; empty if `dense`, where it is not known.
         real_S: if all experts have equal numbers of slots, True for the slots that hold a token; the results of the
-            others are discarded. None if there are no empty slots.
+            others are discarded. None if there are no empty slots, and if `dense`.
+        dense: whether every expert has a slot for every token. Slots of tokens that were not routed to it have an
+            arbitrary pair of the token; their results are discarded.
     """
 
     slot_NK: Tensor
     pair_S: Tensor
     counts: tuple[int, ...]
     real_S: Tensor | None
+    dense: bool = False
 
     @cached_property
     def token_S(self) -> Tensor:
         """The token in each slot."""
-        choices = self.slot_NK.shape[1]
-        return self.pair_S if choices == 1 else self.pair_S // choices
+        return self.tokens_of_slots()
 
     @cached_property
     def missing_NK(self) -> Tensor | None:
         """True for the pairs without a slot; None if all have one."""
-        return None if sum(self.counts) == self.slot_NK.numel() else self.slot_NK < 0
+        return self.pairs_without_slot()
+
+    # Compilers cannot read a `cached_property`, so a dense dispatch calls these two.
+    def tokens_of_slots(self) -> Tensor:
+        """The same as `token_S`."""
+        choices = self.slot_NK.shape[1]
+        return self.pair_S if choices == 1 else self.pair_S // choices
+
+    def pairs_without_slot(self) -> Tensor | None:
+        """The same as `missing_NK`."""
+        if not self.dense and sum(self.counts) == self.slot_NK.numel():
+            return None
+        return self.slot_NK < 0
 
     @cached_property
     def runs(self) -> tuple[tuple[int, int], ...]:
@@ -85,6 +115,8 @@ def dispatch_tokens(
             length. The bound applies to each sentence, so results do not depend on the rest of the batch.
         batched: pad every expert to as many slots as the one with the most tokens needs.
     """
+    if tokens.dense:
+        return _dense_dispatch(experts_NK, count, shape, tokens, capacity)
     choices = experts_NK.shape[1]
     expert_P = experts_NK.reshape(-1)
     device = expert_P.device
@@ -118,6 +150,42 @@ def dispatch_tokens(
     return Dispatch(slot_P.view(-1, choices), padded_S, tuple(counts), real_S)
 
 
+def _dense_dispatch(
+    experts_NK: Tensor, count: int, shape: tuple[int, ...], tokens: Tokens, capacity: Fraction | None
+) -> Dispatch:
+    """As `dispatch_tokens`, with a slot for every token in every expert. No shape depends on the data."""
+    total, choices = experts_NK.shape
+    device = experts_NK.device
+    expert_E = torch.arange(count, device=device)
+    token_N = torch.arange(total, device=device)
+    kept_NK = torch.ones_like(experts_NK, dtype=torch.bool)
+    if tokens.valid_BT is not None:
+        kept_NK = kept_NK & tokens.valid_BT.reshape(-1, 1)
+    if capacity is not None:
+        # The pairs of each sentence in the order of its tokens: Q = T * K. Each pair counts those before it.
+        chosen_NKE = (experts_NK[..., None] == expert_E) & kept_NK[..., None]
+        chosen_BQE = chosen_NKE.reshape(shape[0], shape[1] * choices, count).long()
+        before_BQE = chosen_BQE.cumsum(dim=1) - chosen_BQE
+        before_NK = (before_BQE * chosen_BQE).sum(dim=-1).reshape(total, choices)
+        bound_B = _bounds(count, shape, choices, tokens, capacity, device)
+        kept_NK = kept_NK & (before_NK < bound_B[token_N // shape[1]][:, None])
+    slot_NK = torch.where(kept_NK, experts_NK * total + token_N[:, None], -1)
+    choice_EN = (experts_NK == expert_E[:, None, None]).long().argmax(dim=-1)
+    pair_S = (token_N * choices + choice_EN).reshape(-1)
+    return Dispatch(slot_NK, pair_S, (), None, dense=True)
+
+
+def _bounds(
+    count: int, shape: tuple[int, ...], choices: int, tokens: Tokens, capacity: Fraction, device: torch.device
+) -> Tensor:
+    """The number of tokens of each sentence that an expert takes: (B,)."""
+    batch, length = shape
+    lengths_B = torch.full((batch,), length, device=device)
+    if tokens.valid_BT is not None:
+        lengths_B = tokens.valid_BT.sum(dim=1)
+    return -(-lengths_B * choices * capacity.numerator // (count * capacity.denominator))
+
+
 def _without_overflow(
     expert_P: Tensor,
     place_P: Tensor,
@@ -128,12 +196,8 @@ def _without_overflow(
     capacity: Fraction,
 ) -> Tensor:
     """`expert_P` with `count` in place of the expert for the pairs that exceed its capacity."""
-    batch, length = shape
-    sentence_P = place_P // (length * choices)
-    lengths_B = torch.full((batch,), length, device=expert_P.device)
-    if tokens.valid_BT is not None:
-        lengths_B = tokens.valid_BT.sum(dim=1)
-    bound_B = -(-lengths_B * choices * capacity.numerator // (count * capacity.denominator))
+    sentence_P = place_P // (shape[1] * choices)
+    bound_B = _bounds(count, shape, choices, tokens, capacity, expert_P.device)
     # The rank of each pair among those of the same sentence and expert.
     group_P = sentence_P * (count + 1) + expert_P
     order_P = torch.argsort(group_P, stable=True)
@@ -173,24 +237,27 @@ class _Put(Function):
 def _back(y_SD: Tensor, dispatch: Dispatch) -> Tensor:
     """The sum over each token's slots, (S, D) -> (N, D)."""
     tokens, choices = dispatch.slot_NK.shape
-    if not len(y_SD):
+    if not dispatch.dense and not len(y_SD):
         return y_SD.new_zeros(tokens, y_SD.shape[-1])
     slot_P = dispatch.slot_NK.reshape(-1)
-    if dispatch.missing_NK is None:
+    missing_NK = dispatch.pairs_without_slot() if dispatch.dense else dispatch.missing_NK
+    if missing_NK is None:
         y_PD = y_SD.index_select(0, slot_P)
     else:
-        y_PD = y_SD.index_select(0, slot_P.clamp(min=0)).masked_fill_(dispatch.missing_NK.reshape(-1, 1), 0)
+        y_PD = y_SD.index_select(0, slot_P.clamp(min=0)).masked_fill_(missing_NK.reshape(-1, 1), 0)
     return y_PD if choices == 1 else y_PD.view(tokens, choices, -1).sum(dim=1)
 
 
 def take(x_ND: Tensor, dispatch: Dispatch) -> Tensor:
     """Gather each slot's token: (N, D) -> (S, D)."""
+    if dispatch.dense:  # compilers and exporters differentiate themselves, and cannot read `Function`s
+        return x_ND.index_select(0, dispatch.tokens_of_slots())
     return _Take.apply(x_ND, dispatch)
 
 
 def put(y_SD: Tensor, dispatch: Dispatch) -> Tensor:
     """Scatter the slots back and sum over each token's slots: (S, D) -> (N, D); zero for a token without a slot."""
-    return _Put.apply(y_SD, dispatch)
+    return _back(y_SD, dispatch) if dispatch.dense else _Put.apply(y_SD, dispatch)
 
 
 def weighted(y_SD: Tensor, weight_S: Tensor | None) -> Tensor:

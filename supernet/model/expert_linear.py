@@ -105,8 +105,12 @@ def grouped_linear(x_SI: Tensor, weight_EOI: Tensor, bias_EO: Tensor, dispatch: 
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         x_SI, weight_EOI, bias_EO = x_SI.to(dtype), weight_EOI.to(dtype), bias_EO.to(dtype)
+    experts, outputs, inputs = weight_EOI.shape
+    if dispatch.dense:
+        # One product for each expert, since quantisation of exported models expects weights of two dimensions.
+        x_ENI = x_SI.reshape(experts, -1, inputs)
+        return torch.cat([F.linear(x_ENI[e], weight_EOI[e], bias_EO[e]) for e in range(experts)])
     if dispatch.real_S is not None:
-        experts, outputs, inputs = weight_EOI.shape
         x_ECI = x_SI.reshape(experts, -1, inputs)
         return torch.baddbmm(bias_EO[:, None], x_ECI, weight_EOI.transpose(1, 2)).view(len(x_SI), outputs)
     return _GroupedLinear.apply(x_SI, weight_EOI, bias_EO, dispatch.runs)

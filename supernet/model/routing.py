@@ -23,7 +23,7 @@ class Routing:
 
     Attributes:
         experts: (R, K), the experts of every valid token or, if whole sentences are routed, of every sentence that has
-            a valid token.
+            a valid token. If the dispatch is dense, padding is included.
         probabilities: (R, E), the gate's softmax over the experts; None for a routing table.
         dispatch: the assignment of tokens to slots.
         weight_S: the factor by which the output of each slot is multiplied; None means 1.
@@ -79,14 +79,14 @@ class TableRouter(Router):
         ids_BT = tokens.input_ids_BT
         if ids_BT is None:
             raise ValueError(f"{self.routing} routing goes by token ids: give the model input_ids, not inputs_embeds")
-        if ids_BT.numel() and int(ids_BT.max()) >= len(self.table):
+        if not tokens.dense and ids_BT.numel() and int(ids_BT.max()) >= len(self.table):
             raise ValueError(f"token id {int(ids_BT.max())} is not in the routing table of {len(self.table)} ids")
         experts_NK = self.table[ids_BT.reshape(-1, 1)].long()
         if self.top_k > 1:
             experts_NK = (experts_NK + torch.arange(self.top_k, device=ids_BT.device)) % self.count
         dispatch = self.dispatch(experts_NK, ids_BT.shape, tokens)
         weight_S = hidden_BTD.new_full(dispatch.pair_S.shape, 1 / self.top_k) if self.top_k > 1 else None
-        valid_NK = experts_NK if tokens.valid_BT is None else experts_NK[tokens.valid_BT.reshape(-1)]
+        valid_NK = experts_NK if tokens.dense or tokens.valid_BT is None else experts_NK[tokens.valid_BT.reshape(-1)]
         return Routing(valid_NK, None, dispatch, weight_S)
 
 
@@ -133,11 +133,13 @@ class GateRouter(Router, ABC):
         chosen_RK, experts_RK = torch.topk(probabilities_RE, self.top_k, dim=-1)
         chosen_NK, experts_NK = chosen_RK, experts_RK
         if self.by_sentence:
-            sentence_N = torch.arange(len(full_BTD), device=full_BTD.device).repeat_interleave(full_BTD.shape[1])
-            chosen_NK, experts_NK = chosen_RK[sentence_N], experts_RK[sentence_N]
+            chosen_NK, experts_NK = (
+                of_sentences[:, None].expand(-1, full_BTD.shape[1], -1).reshape(-1, self.top_k)
+                for of_sentences in (chosen_RK, experts_RK)
+            )
         dispatch = self.dispatch(experts_NK, full_BTD.shape[:2], tokens)
         weight_S = chosen_NK.reshape(-1)[dispatch.pair_S] * (self.count / self.top_k)
-        if valid_R is not None:
+        if valid_R is not None and not tokens.dense:
             experts_RK, probabilities_RE = experts_RK[valid_R], probabilities_RE[valid_R]
         return Routing(experts_RK, probabilities_RE, dispatch, weight_S)
 

@@ -1,0 +1,258 @@
+"""The model card of an exported student: README.md with the metadata that the Hugging Face hub reads."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from distill.tasks.readers import embedded, glue
+from distill.tasks.types import CLASSIFICATION, MASKED_LM, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from nas.config.schema import StudyConfig
+from nas.export.checkpoint import ARCHITECTURE, CONFIG, Checkpoint
+from nas.export.latency import LatencyReport, headings
+from supernet.build import head_of
+
+PIPELINES = {
+    CLASSIFICATION: "text-classification",
+    REGRESSION: "text-classification",
+    TOKEN_CLASSIFICATION: "token-classification",
+    QUESTION_ANSWERING: "question-answering",
+    MASKED_LM: "fill-mask",
+}
+# The versions of transformers with which exported students load; tested are 5.1.0, 5.2.0, 5.10.4 and 5.23.0.
+TRANSFORMERS = ">=5.1,<6"
+STUDENT, TEACHER = "student", "teacher"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a model card states.
+
+    Attributes:
+        name: the name of the exported folder.
+        plain: whether the model is an ordinary BERT, which needs no code of its own.
+        cost_as_bert: what this costs; "" if not `plain`.
+        forms: by the names of ONNX files, the scores as `nas.export.int8.DevRows.scores` returns them, or None.
+        latency: None if it was not measured.
+        command: the words of the export's command line.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    plain: bool
+    cost_as_bert: str
+    forms: Mapping[str, Mapping[str, Any] | None]
+    latency: LatencyReport | None
+    command: Sequence[str]
+
+    def text(self) -> str:
+        """The content of README.md."""
+        sections = [
+            self._introduction(),
+            self._use(),
+            self._results(),
+            self._files(),
+            self._latency(),
+            self._architecture(),
+            self._making(),
+        ]
+        body = "\n\n".join(section for section in sections if section)
+        return f"---\n{self.metadata().to_yaml()}\n---\n\n{body}\n"
+
+    def metadata(self) -> ModelCardData:
+        """The header that the hub reads. What is not known, such as the licence, is left out."""
+        checkpoint = self.checkpoint
+        config, task = checkpoint.config, self._task
+        results = [
+            EvalResult(
+                task_type=PIPELINES[head_of(checkpoint.model)],
+                dataset_type=_dataset(task)[0],
+                dataset_name=task,
+                dataset_config=_dataset(task)[1],
+                dataset_split="dev",
+                metric_type=metric,
+                metric_value=round(row["value"], 4),
+                metric_name=metric,
+            )
+            for metric, row in self._scores(STUDENT).items()
+            if task is not None
+        ]
+        return ModelCardData(
+            language="en" if config is not None and _is_english(config.task) else None,
+            library_name="transformers",
+            pipeline_tag=PIPELINES[head_of(checkpoint.model)],
+            base_model=None if config is None else hub_name(config.teacher),
+            tags=["bert", "knowledge-distillation", "neural-architecture-search", "ffn-nas"],
+            model_name=self.name if results else None,
+            eval_results=results or None,
+        )
+
+    @property
+    def _task(self) -> str | None:
+        metrics = self.checkpoint.metrics
+        return None if metrics is None else metrics["task"]
+
+    def _scores(self, model: str) -> dict[str, Any]:
+        metrics = self.checkpoint.metrics
+        if metrics is None:
+            return {}
+        return {name: metrics["models"][model][name] for name in metrics["metrics"]}
+
+    def _introduction(self) -> str:
+        config = self.checkpoint.model.config
+        return (
+            f"# {self.name}\n\nAn encoder of {config.num_hidden_layers} layers, {config.hidden_size} wide, whose "
+            "feed-forward networks (FFNs) were designed layer by layer by a neural architecture search (ffn-nas), and "
+            "which learned from a teacher by knowledge distillation."
+        )
+
+    def _use(self) -> str:
+        pipeline = PIPELINES[head_of(self.checkpoint.model)]
+        auto = self.checkpoint.type.model.__name__
+        trust = "" if self.plain else ", trust_remote_code=True"
+        code = [
+            f"from transformers import {auto}, AutoTokenizer, pipeline",
+            "",
+            f'model = {auto}.from_pretrained("{self.name}"{trust})',
+            f'tokenizer = AutoTokenizer.from_pretrained("{self.name}"{trust})',
+            f'predict = pipeline("{pipeline}", model="{self.name}"{trust})',
+        ]
+        why = (
+            "The model is an ordinary BERT."
+            if self.plain
+            else "The folder contains the model's code (PyTorch and transformers only), which `trust_remote_code=True` "
+            "allows to run; ffn-nas itself is not needed."
+        )
+        labels = self.checkpoint.model.config.id2label
+        outputs = ", ".join(f"`{labels[number]}`" for number in range(len(labels)))
+        classes = f" Its outputs are {outputs}." if len(labels) <= 50 else ""
+        fence = "```"
+        return (
+            f"## Use\n\n{fence}python\n"
+            + "\n".join(code)
+            + f"\n{fence}\n\n{why}{classes} It loads with transformers {TRANSFORMERS}."
+        )
+
+    def _results(self) -> str:
+        metrics = self.checkpoint.metrics
+        if metrics is None:
+            return ""
+        names, models = metrics["metrics"], metrics["models"]
+        rows = []
+        for name, row in models.items():
+            cells = [name, *(_with_error(row[metric]) for metric in names)]
+            difference = row[names[0]].get("difference")
+            cells.append(_with_error(difference, "+") if difference else "")
+            cells.append(f"{row['params'] / 1e6:.2f} M")
+            cells.append(f"{row['macs'] / 1e6:.0f} M" if "macs" in row else "")
+            cells.append(f"{row['latency_ms']:.1f} ms")
+            rows.append(cells)
+        heads = ["model", *names, f"{names[0]} − {TEACHER}'s", "parameters", "MACs", "latency"]
+        device = f"{metrics['threads']} thread{'s' if metrics['threads'] > 1 else ''} of {metrics['device']}"
+        return (
+            f"## Results\n\nTask `{metrics['task']}`, {metrics['dev_rows']:,} rows of the dev split, with standard "
+            "errors (those of differences are paired, on the same rows). MACs (multiply-accumulate operations) and "
+            f"latency are of one sentence of {metrics['tokens']} tokens, in PyTorch {metrics['torch']} on {device}, as "
+            f"measured after the training.\n\n{markdown(heads, rows)}"
+        )
+
+    def _files(self) -> str:
+        if not self.forms:
+            return ""
+        lines = [
+            "## ONNX\n\nInputs `input_ids`, `attention_mask` and `token_type_ids` of any number of sentences and any "
+            "length; the outputs are those of the PyTorch model."
+        ]
+        for file, scores in self.forms.items():
+            said = []
+            for metric, row in (scores or {}).items():
+                text = f"{metric} {_with_error(row)}"
+                if difference := row.get("difference"):
+                    text += f" ({_with_error(difference, '+')} against float32 ONNX, paired)"
+                said.append(text)
+            lines.append(f"- `{file}`" + (f": {'; '.join(said)}" if said else ""))
+        return "\n".join([lines[0], "", *lines[1:]])
+
+    def _latency(self) -> str:
+        if self.latency is None:
+            return ""
+        machine = self.latency.machine
+        said = "\n".join(f"- {sentence}" for sentence in self.latency.sentences())
+        return (
+            f"## Latency\n\nSentences of {self.latency.tokens} tokens without padding on {machine['processor']}, "
+            f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}, measured in turns; medians with "
+            "quartiles. Speeds are relative to the teacher in PyTorch. Teacher and base model are measured with random "
+            f"weights.\n\n{markdown(headings(), self.latency.rows())}\n\n{said}"
+        )
+
+    def _architecture(self) -> str:
+        config = self.checkpoint.model.config
+        rows = []
+        for number, genes in enumerate(config.ffn, start=1):
+            experts = genes.get("experts")
+            described = "" if experts is None else f"{experts['count']}, {experts['routing']}, top {experts['top_k']}"
+            formula = f"`{genes['formula']}`" if genes["stack"] else "none"
+            rows.append([str(number), formula, str(genes["stack"]), str(genes["inner"]), described])
+        text = f"## Architecture\n\n{markdown(['layer', 'FFN', 'blocks', 'inner width', 'experts'], rows)}"
+        extra = []
+        if config.attention_experts > 1:
+            extra.append(f"Every layer has {config.attention_experts} attentions, of which a gate chooses one a token.")
+        if config.head_experts > 1:
+            extra.append(f"The head has {config.head_experts} experts, of which a gate chooses one a sentence.")
+        if self.plain:
+            extra.append(f"As an ordinary BERT: {self.cost_as_bert}.")
+        return "\n\n".join([text, *extra])
+
+    def _making(self) -> str:
+        config, metrics = self.checkpoint.config, self.checkpoint.metrics
+        exported = f"```\n{shlex.join(self.command)}\n```"
+        if config is None or metrics is None:
+            return f"## Export\n\n{exported}"
+        trained = f"ffn-train-final {ARCHITECTURE} --preset {CONFIG} --seed {metrics['seed']} --out final"
+        return (
+            "## Training\n\n"
+            f"- Teacher: {hub_name(config.teacher) or Path(config.teacher).name}, fine-tuned on the task.\n"
+            f"- Data: {_described(config)}.\n"
+            f"- Objective: {config.objective.name}; all settings are in `{CONFIG}`.\n\n"
+            f"The student was trained by\n\n```\n{trained}\n```\n\nand exported by\n\n{exported}"
+        )
+
+
+def _with_error(row: Mapping[str, float], sign: str = "") -> str:
+    return f"{row['value']:{sign}.4f} ± {row['standard_error']:.4f}"
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def hub_name(teacher: str) -> str | None:
+    """The name of a teacher on the hub; None if it is a local folder."""
+    return None if Path(teacher).exists() or teacher.startswith((".", "/", "~")) else teacher
+
+
+def _is_english(task: str) -> bool:
+    """Whether the task is known to be in English."""
+    return task in glue.TASKS or task in embedded.TASKS
+
+
+def _described(config: StudyConfig) -> str:
+    """The data of the task, without the names of local files."""
+    task = config.task
+    if task in config.rows:
+        return f"the rows of the task `{task}`, which are in files of its makers"
+    if task in glue.TASKS:
+        return f"the task `{task}` ({', '.join(filter(None, glue.TASKS[task].hub))} on the hub)"
+    if task in embedded.TASKS:
+        return f"the task `{task}` on the documentation of Python and of installed packages"
+    return f"the task `{task}`"
+
+
+def _dataset(task: str | None) -> tuple[str, str | None]:
+    """The data set of a task on the hub and its configuration; the task's own name if it is not there."""
+    return glue.TASKS[task].hub if task is not None and task in glue.TASKS else (str(task), None)

@@ -1,0 +1,123 @@
+"""Reads the checkpoint of a student, as `train_final.py` and `supernet.experts` write it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+
+from distill.tasks.types import MASKED_LM, QUESTION_ANSWERING, REGRESSION, TaskType, task_type
+from distill.training.teacher import NAS_BERT, labels_of, load_tokenizer
+from nas.config.load import load_config
+from nas.config.schema import StudyConfig
+from search_spaces.architecture import Architecture
+from search_spaces.errors import UserError
+from supernet.build import HEADS, head_of
+
+ARCHITECTURE, CONFIG, METRICS = "architecture.json", "config.toml", "metrics.json"
+# The names of outputs that have no classes; a pipeline shows them in place of LABEL_0.
+OUTPUT_NAMES = {REGRESSION: ("score",), QUESTION_ANSWERING: ("start", "end")}
+
+
+class ExportError(UserError, ValueError):
+    """A checkpoint cannot be read, or cannot be exported in the form that was asked for."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A trained student with what lies beside its weights.
+
+    Attributes:
+        architecture, config, metrics: None where the folder has no such file. `train_final.py` writes all three,
+            `supernet.experts` none.
+    """
+
+    folder: Path
+    model: PreTrainedModel
+    tokenizer: Any
+    architecture: Architecture | None
+    config: StudyConfig | None
+    metrics: dict[str, Any] | None
+
+    @property
+    def type(self) -> TaskType:
+        """The type of its task."""
+        return task_type(head_of(self.model))
+
+
+def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
+    """Load a student, in eval mode and float32.
+
+    Args:
+        labels: names of the classes in place of those of the checkpoint.
+
+    Raises:
+        ExportError: the folder is not the checkpoint of a student, or the labels do not fit it.
+        UserError: its tokenizer, architecture or configuration cannot be read.
+    """
+    described = read_json(folder / "config.json")
+    if described.get("model_type") != NAS_BERT:
+        raise ExportError(
+            f"{folder}: config.json is of a {described.get('model_type')!r} model; give the checkpoint of a student "
+            f"({NAS_BERT!r}), as train_final.py writes it"
+        )
+    classes = {cls.__name__: cls for kind, cls in HEADS.items() if kind != "none"}
+    name = next(iter(described.get("architectures") or ()), None)
+    if name not in classes:
+        raise ExportError(f"{folder}: config.json has the architecture {name!r}; known are {', '.join(classes)}")
+    try:
+        model = classes[name].from_pretrained(folder, dtype=torch.float32).eval()
+    except (OSError, SafetensorError) as error:
+        raise ExportError(f"{folder}: no readable weights: {str(error).strip().splitlines()[0]}") from None
+    name_outputs(model.config, head_of(model), labels)
+    files = {file: folder / file for file in (ARCHITECTURE, CONFIG, METRICS)}
+    return Checkpoint(
+        folder,
+        model,
+        load_tokenizer(str(folder)),
+        Architecture.load(files[ARCHITECTURE]) if files[ARCHITECTURE].exists() else None,
+        load_config(str(files[CONFIG])) if files[CONFIG].exists() else None,
+        read_json(files[METRICS]) if files[METRICS].exists() else None,
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ExportError: there is no such file, or no object in it.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ExportError(
+            f"{path}: {(error.strerror or 'cannot be read').lower()}; give a checkpoint's folder"
+        ) from None
+    except ValueError as error:
+        raise ExportError(f"{path}: not JSON: {str(error).splitlines()[0]}") from None
+    if not isinstance(value, dict):
+        raise ExportError(f"{path}: not a JSON object")
+    return value
+
+
+def name_outputs(config: Any, kind: str, labels: Sequence[str] = ()) -> None:
+    """Give the outputs of a model names that are words.
+
+    Args:
+        config: a Hugging Face configuration, which is changed.
+        labels: the names of its classes, in order; without them it keeps its own.
+
+    Raises:
+        ExportError: the labels do not fit the model.
+    """
+    if labels and (not task_type(kind).classes or len(set(labels)) != len(labels) or len(labels) != config.num_labels):
+        wanted = f"{config.num_labels} distinct names" if task_type(kind).classes else f"none for a {kind}"
+        raise ExportError(f"--labels: the model needs {wanted}, not {', '.join(labels)}")
+    names = labels or (() if labels_of(config) else OUTPUT_NAMES.get(kind, ()))
+    if names and kind != MASKED_LM:
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: number for number, name in enumerate(names)}

@@ -1,0 +1,104 @@
+"""Export a trained student.
+
+python -m nas.export results/demo/final                       (the Hugging Face folder with a model card)
+python -m nas.export results/demo/final --onnx                (and an ONNX model)
+python -m nas.export results/demo/final --onnx --int8         (and an int8 one)
+python -m nas.export results/demo/final --as bert             (as an ordinary BERT)
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from distill.cli import INTERRUPTED, Parser, guard
+from nas.config.schema import ConfigError
+from nas.final.folder import make_folder
+
+
+def positive(value: str) -> int:
+    """A whole number above 0.
+
+    Raises:
+        argparse.ArgumentTypeError: the value is none.
+    """
+    if not value.isascii() or not value.isdigit() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {value!r}")
+    return int(value)
+
+
+def parser() -> Parser:
+    """The command line's options."""
+    result = Parser(
+        prog="nas.export",
+        description="Export a trained student as a folder that loads without this project: Hugging Face model, "
+        "tokenizer and model card, if wanted also ONNX and int8, with a latency table that is measured on the spot.",
+        epilog="example: python -m nas.export results/demo/final --onnx --int8",
+    )
+    result.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="folder that train_final.py wrote")
+    result.add_argument("--onnx", action="store_true", help="write onnx/model.onnx and compare it with torch")
+    result.add_argument(
+        "--int8",
+        action="store_true",
+        help="write onnx/model_int8.onnx too, and measure on the dev split what it costs (implies --onnx)",
+    )
+    result.add_argument(
+        "--as", dest="form", choices=["bert"], help="write an ordinary BERT, which loads without trust_remote_code"
+    )
+    result.add_argument("--out", type=Path, metavar="DIR", help="new folder (default: CHECKPOINT-export)")
+    result.add_argument(
+        "--labels",
+        type=lambda value: value.split(","),
+        default=[],
+        metavar="A,B",
+        help="names of the classes, in order",
+    )
+    result.add_argument(
+        "--tokens",
+        type=positive,
+        metavar="N",
+        help="length of the sentences for the latency (default: that of metrics.json, or 32)",
+    )
+    result.add_argument("--threads", type=positive, metavar="N", help="threads for torch and ONNX (default: torch's)")
+    result.add_argument("--skip-latency", action="store_true", help="do not measure latencies")
+    result.add_argument("--skip-scores", action="store_true", help="do not measure what int8 costs on the dev split")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    options = parser().parse_args(words)
+
+    def command() -> int:
+        if not options.checkpoint.is_dir():
+            raise ConfigError(f"{options.checkpoint} is not a folder: give a checkpoint that train_final.py wrote")
+        folder = options.checkpoint.resolve()
+        out = options.out or folder.with_name(f"{folder.name}-export")
+        make_folder(out, resume=False)
+        # The model card shows the command without the folders of this machine.
+        names = {str(path): path.resolve().name for path in (options.checkpoint, out)}
+
+        from nas.export.run import Export, run  # imports torch, which takes seconds
+
+        return run(
+            Export(
+                checkpoint=options.checkpoint,
+                out=out,
+                onnx=options.onnx or options.int8,
+                int8=options.int8,
+                as_bert=options.form == "bert",
+                labels=tuple(options.labels),
+                tokens=options.tokens,
+                threads=options.threads,
+                latency=not options.skip_latency,
+                scores=not options.skip_scores,
+                command=("ffn-export", *(names.get(str(Path(word)), word) for word in words)),
+            )
+        )
+
+    try:
+        return guard("nas.export", command)
+    except KeyboardInterrupt:
+        print("nas.export: interrupted; nothing was written", file=sys.stderr)
+        return INTERRUPTED

@@ -1,0 +1,178 @@
+"""ONNX models: export, inference, and the check that they compute what the torch model computes."""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from distill.objectives.outputs import INPUTS, Batch
+from distill.tasks.types import QUESTION_ANSWERING, logits_and_kind
+from nas.export.checkpoint import ExportError
+from supernet.build import head_of
+
+TOLERANCE = 1e-4
+# The sizes of the batches on which ONNX is compared with torch, as (sentences, tokens); 0 stands for the longest
+# sentence that the model can read.
+SIZES = ((1, 1), (1, 8), (3, 13), (8, 32), (2, 0))
+_EXAMPLE = (3, 7)
+_NOISY = ("torch.onnx._internal.exporter", "onnxscript", "onnx_ir", "root")
+
+
+def check_installed() -> None:
+    """Raise ExportError if the packages of the extra `onnx` are not installed."""
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript
+    except ImportError as error:
+        raise ExportError(f"{error}: ONNX needs the extra onnx: pip install 'ffn-nas[onnx]'") from None
+    del onnx, onnxruntime, onnxscript
+
+
+def output_names(kind: str) -> tuple[str, ...]:
+    """The names of the outputs of a model for this kind of task."""
+    return ("start_logits", "end_logits") if kind == QUESTION_ANSWERING else ("logits",)
+
+
+class _ByPosition(nn.Module):
+    """A model with positional inputs and a tuple of outputs."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.names = output_names(head_of(model))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+        return tuple(outputs[name] for name in self.names)
+
+
+def export_onnx(model: PreTrainedModel, path: Path) -> None:
+    """Write a model in eval mode as one ONNX file. The number of sentences and their length are dynamic.
+
+    The inputs are `input_ids`, `attention_mask` and `token_type_ids`, int64 (B, T); the output is `logits`, or
+    `start_logits` and `end_logits` of a model for question answering.
+    """
+    batch = padded_batch(model.config, *_EXAMPLE)
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=model.config.max_position_embeddings)}
+    # The eager attention becomes plain products and a softmax; the fused one comes with a case for rows without tokens.
+    attention = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad(), quiet():
+            program = torch.onnx.export(
+                _ByPosition(model).eval(),
+                tuple(batch.values()),
+                dynamo=True,
+                verbose=False,
+                input_names=list(batch),
+                output_names=list(output_names(head_of(model))),
+                dynamic_shapes=(axes,) * len(batch),
+            )
+            assert program is not None
+            program.save(path, external_data=False)
+    finally:
+        model.set_attn_implementation(attention)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what the libraries say about themselves: about missing torchvision, and about names of axes."""
+    loggers = [logging.getLogger(name) for name in _NOISY]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            for category in (UserWarning, FutureWarning, DeprecationWarning):
+                warnings.simplefilter("ignore", category)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def padded_batch(config: Any, sentences: int, tokens: int) -> Batch:
+    """Random sentences whose lengths differ: the first has `tokens` tokens, the last of several has one."""
+    generator = torch.Generator().manual_seed(tokens)
+    lengths = torch.linspace(tokens, 1, sentences).long()
+    mask_BT = (torch.arange(tokens) < lengths[:, None]).long()
+    padding = config.pad_token_id or 0
+    ids_BT = torch.randint(config.vocab_size, (sentences, tokens), generator=generator)
+    types_BT = torch.randint(config.type_vocab_size, (sentences, tokens), generator=generator)
+    return {
+        "input_ids": torch.where(mask_BT.bool(), ids_BT, padding),
+        "attention_mask": mask_BT,
+        "token_type_ids": types_BT * mask_BT,
+    }
+
+
+class OnnxModel:
+    """An ONNX model in onnxruntime on the CPU.
+
+    Args:
+        threads: the threads of one operation; by default as many as torch uses.
+    """
+
+    def __init__(self, path: Path, threads: int | None = None) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads or torch.get_num_threads()
+        options.log_severity_level = 3
+        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def run(self, batch: Batch) -> list[Tensor]:
+        """All outputs for a batch, of which only the model's inputs are used."""
+        found = self.session.run(None, {name: batch[name].numpy() for name in INPUTS})
+        return [torch.from_numpy(array) for array in found]
+
+    def logits(self, batch: Batch) -> Tensor:
+        """The logits, in the shape that `distill.tasks.types.base.TaskType` documents."""
+        outputs = self.run(batch)
+        return torch.stack(outputs, dim=1) if len(outputs) > 1 else outputs[0]
+
+
+@torch.inference_mode()
+def verify(model: PreTrainedModel, onnx: OnnxModel) -> float:
+    """Compare an ONNX model with the torch model on batches of several sizes, with padding, and return the largest
+    difference of a logit.
+
+    Raises:
+        ExportError: a difference exceeds `TOLERANCE`, absolute or relative to the logit, whichever is larger.
+    """
+    largest = 0.0
+    for sentences, tokens in SIZES:
+        longest = model.config.max_position_embeddings
+        batch = padded_batch(model.config, sentences, min(tokens or longest, longest))
+        expected, kind = logits_and_kind(model(**batch), model.config)
+        actual = onnx.logits(batch)
+        real = _real(expected, kind, batch)
+        differences = (actual - expected).abs()[real]
+        bound = TOLERANCE * expected.abs()[real].clamp(min=1)
+        if not bool((differences <= bound).all()):
+            shape = " x ".join(map(str, batch["input_ids"].shape))
+            raise ExportError(
+                f"the ONNX model differs from the torch model by {float(differences.max()):.2g} on a batch of {shape} "
+                f"tokens, more than {TOLERANCE}: this is a fault of the export; nothing was written"
+            )
+        largest = max(largest, float(differences.max()))
+    return largest
+
+
+def _real(logits: Tensor, kind: str, batch: Batch) -> Tensor:
+    """True for the logits that are not of padding."""
+    mask_BT = batch["attention_mask"].bool()
+    if kind == QUESTION_ANSWERING:
+        mask_BT = mask_BT[:, None]
+    elif logits.dim() == 3:
+        mask_BT = mask_BT[..., None]
+    else:
+        return torch.ones_like(logits, dtype=torch.bool)
+    return mask_BT.expand_as(logits)

@@ -1,0 +1,261 @@
+"""Runs an export: writes the folder, checks what is in it, measures it, and describes it in the model card."""
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from distill.cli import DONE
+from distill.files import write_atomically
+from distill.tasks.metrics import Score
+from distill.tasks.types import task_type
+from distill.training.progress import Progress
+from distill.training.teacher import TeacherError, load_config, set_head
+from nas.export import latency
+from nas.export.bert import as_bert
+from nas.export.card import Card
+from nas.export.checkpoint import ARCHITECTURE, CONFIG, METRICS, Checkpoint, ExportError, load_checkpoint
+from nas.export.int8 import DevRows, quantize
+from nas.export.latency import BASE_MODEL, INT8, ONNX, STUDENT, TEACHER, TORCH, Forward, LatencyReport, timings
+from nas.export.onnx import OnnxModel, check_installed, export_onnx, verify
+from nas.latency.table import device_name
+from nas.preparation.workspace import student_base
+from search_spaces import cost
+from search_spaces.architecture import Architecture, Base
+from supernet.build import base_of_teacher, build, head_of
+
+ONNX_FILE, INT8_FILE, LATENCY_FILE = "onnx/model.onnx", "onnx/model_int8.onnx", "latency.json"
+TOKENS = 32  # the length of sentences where metrics.json does not say another
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """What to export, and where to; see `nas.export.command.parser`.
+
+    Attributes:
+        command: the words of the command line, for the model card.
+    """
+
+    checkpoint: Path
+    out: Path
+    onnx: bool = False
+    int8: bool = False
+    as_bert: bool = False
+    labels: tuple[str, ...] = ()
+    tokens: int | None = None
+    threads: int | None = None
+    latency: bool = True
+    scores: bool = True
+    command: tuple[str, ...] = ()
+
+
+def run(export: Export) -> int:
+    """Write the folder, or nothing if something fails. Returns the exit status.
+
+    Raises:
+        UserError: the checkpoint cannot be exported like this.
+    """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    if export.onnx:
+        check_installed()
+    checkpoint = load_checkpoint(export.checkpoint, export.labels)
+    longest = checkpoint.model.config.max_position_embeddings
+    if export.tokens is not None and export.tokens > longest:
+        raise ExportError(f"--tokens: the model reads at most {longest} tokens, not {export.tokens}")
+    console = Console(highlight=False, soft_wrap=True)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(export.threads or before)
+        with Progress(console) as progress:
+            write_atomically(export.out, partial(_write, export, checkpoint, progress, console))
+    finally:
+        torch.set_num_threads(before)
+    console.print(f"wrote {export.out}")
+    return DONE
+
+
+def _write(export: Export, checkpoint: Checkpoint, progress: Progress, console: Console, folder: Path) -> None:
+    """Write everything into a new folder."""
+    folder.mkdir()
+    model, cost_as_bert = checkpoint.model, ""
+    if export.as_bert:
+        converted = as_bert(model)
+        model, cost_as_bert = converted.model, str(converted)
+        progress.say(f"as an ordinary BERT: {cost_as_bert}")
+    model.save_pretrained(folder)
+    checkpoint.tokenizer.save_pretrained(folder)
+    for name in (ARCHITECTURE, CONFIG, METRICS):
+        if (checkpoint.folder / name).exists():
+            shutil.copyfile(checkpoint.folder / name, folder / name)
+    forwards: dict[tuple[str, str], Forward] = {(STUDENT, TORCH): lambda batch: model(**batch)}
+    forms: dict[str, dict[str, Any] | None] = {}
+    if export.onnx:
+        progress.update("ONNX", None)
+        onnx = write_onnx(model, folder / ONNX_FILE)
+        difference = verify(model, onnx)
+        progress.finish()
+        progress.say(f"ONNX: logits within {difference:.1e} of torch's, on batches of 1 to 8 sentences with padding")
+        forwards[STUDENT, ONNX] = onnx.run
+        forms[ONNX_FILE] = None
+    if export.int8:
+        progress.update("int8", None)
+        quantize(folder / ONNX_FILE, folder / INT8_FILE)
+        int8 = OnnxModel(folder / INT8_FILE)
+        progress.finish()
+        forwards[STUDENT, INT8] = int8.run
+        forms[INT8_FILE] = None
+        forms |= scores(export, checkpoint, progress, {ONNX_FILE: onnx, INT8_FILE: int8})
+    report = None
+    if export.latency:
+        report = measure(export, checkpoint, model, forwards, progress)
+        (folder / LATENCY_FILE).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+        console.print(f"latency of sentences of {report.tokens} tokens, {report.machine['threads']} threads")
+        console.width = max(console.width, 120)  # otherwise a narrow terminal cuts figures off
+        console.print(latency.table(report))
+        console.print("\n".join(report.sentences()))
+    card = Card(export.out.name, checkpoint, export.as_bert, cost_as_bert, forms, report, export.command)
+    (folder / "README.md").write_text(card.text(), encoding="utf-8")
+    ordinary_modes(folder)
+
+
+def write_onnx(model: PreTrainedModel, path: Path) -> OnnxModel:
+    """Export a model to an ONNX file and load that."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    export_onnx(model, path)
+    return OnnxModel(path)
+
+
+def scores(
+    export: Export, checkpoint: Checkpoint, progress: Progress, models: dict[str, OnnxModel]
+) -> dict[str, dict[str, Any]]:
+    """The scores of the ONNX models on the dev split by file name; empty if they are not measured.
+
+    Raises:
+        UserError: the rows cannot be read.
+    """
+    if not export.scores:
+        return {}
+    if checkpoint.config is None:
+        progress.say(f"no scores: {export.checkpoint} has no {CONFIG}, which says where the rows are")
+        return {}
+    rows = DevRows.prepare(checkpoint.config, progress.update)
+    trained_with = (checkpoint.metrics or {}).get("dev_rows", len(rows.split))
+    if trained_with != len(rows.split):
+        progress.say(f"the dev split has {len(rows.split)} rows here; after the training it had {trained_with}")
+    progress.update("scores", None)
+    found = rows.scores(models, ONNX_FILE)
+    progress.finish()
+    for name, of_metrics in found.items():
+        for metric, row in of_metrics.items():
+            line = f"{name}: {metric} {Score(row['value'], row['standard_error'])}"
+            if difference := row.get("difference"):
+                line += f", {difference['value']:+.4f} ± {difference['standard_error']:.4f} against float32 (paired)"
+            progress.say(f"{line}; {len(rows.split)} dev rows")
+    return found
+
+
+def measure(
+    export: Export,
+    checkpoint: Checkpoint,
+    model: PreTrainedModel,
+    forwards: dict[tuple[str, str], Forward],
+    progress: Progress,
+) -> LatencyReport:
+    """Measure the latencies of the student's forms, and of the teacher and the base model in the same forms.
+
+    Args:
+        forwards: forward passes of the student.
+    """
+    tokens = export.tokens or (checkpoint.metrics or {}).get("tokens", TOKENS)
+    kind, labels = head_of(model), model.config.num_labels
+    macs = {}
+    others: dict[str, PreTrainedModel] = {}
+    if checkpoint.architecture is not None:
+        head = task_type(kind).head
+        macs[STUDENT] = cost.macs(widened(checkpoint.architecture, model.config), tokens, labels, head)
+        teacher = teacher_config(checkpoint, progress)
+        if teacher is not None and checkpoint.config is not None:
+            base, graph = base_of_teacher(teacher)
+            macs[TEACHER] = cost.macs(Architecture.uniform(base, graph), tokens, labels, head)
+            others[TEACHER] = task_type(kind).model.from_config(teacher).eval()
+            student_of, graph = student_base(checkpoint.config, teacher)
+            if checkpoint.config.base != "teacher":
+                whole = Architecture.uniform(student_of, graph=graph)
+                macs[BASE_MODEL] = cost.macs(whole, tokens, labels, head)
+                others[BASE_MODEL] = build(whole, kind, labels).eval()
+    measured: dict[tuple[str, str], Forward] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, other in others.items():
+            measured[name, TORCH] = partial(_forward, other)
+            if export.onnx:
+                progress.update(f"{name}: ONNX", None)
+                path = Path(folder) / f"{name}.onnx"
+                measured[name, ONNX] = write_onnx(other, path).run
+                if export.int8:
+                    quantize(path, Path(folder) / f"{name}-int8.onnx")
+                    measured[name, INT8] = OnnxModel(Path(folder) / f"{name}-int8.onnx").run
+        progress.update("latency", None)
+        found = timings(measured | forwards, model.config.vocab_size, tokens)
+        progress.finish()
+    return LatencyReport(tokens, found, macs, machine(export.onnx))
+
+
+def _forward(model: PreTrainedModel, batch: Any) -> object:
+    return model(**batch)
+
+
+def teacher_config(checkpoint: Checkpoint, progress: Progress) -> PretrainedConfig | None:
+    """The configuration of the teacher with the student's head; None, with a line that says so, if it is not found."""
+    if checkpoint.config is None:
+        return None
+    try:
+        config: PretrainedConfig = load_config(checkpoint.config.teacher)
+    except TeacherError as error:
+        progress.say(f"the latency table lacks the teacher: {error}")
+        return None
+    own = checkpoint.model.config
+    set_head(config, [own.id2label[number] for number in range(own.num_labels)], head_of(checkpoint.model))
+    return config
+
+
+def widened(architecture: Architecture, config: Any) -> Architecture:
+    """The architecture whose layers all have the inner width of an ordinary BERT; that of a student is unchanged."""
+    if config.model_type != "bert":
+        return architecture
+    base: Base = replace(architecture.base, inner=config.intermediate_size)
+    return Architecture(base, tuple(replace(genes, expansion=Fraction(1)) for genes in architecture.layers))
+
+
+def machine(onnx: bool) -> dict[str, Any]:
+    """What the latencies depend on: processor, threads, and versions of the libraries."""
+    found: dict[str, Any] = {
+        "processor": device_name("cpu"),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    if onnx:
+        import onnxruntime
+
+        found["onnxruntime"] = onnxruntime.__version__
+    return found
+
+
+def ordinary_modes(folder: Path) -> None:
+    """Give all files the mode of newly created ones; safetensors writes files that only their owner can read."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in folder.rglob("*"):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)

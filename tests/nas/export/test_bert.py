@@ -1,0 +1,114 @@
+"""Students as ordinary BERTs: equal logits, or a reason."""
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from nas.export.bert import as_bert, why_not
+from nas.export.checkpoint import ExportError
+from search_spaces import Architecture, Base, Experts, FFNGraph, Genes
+from supernet.build import build
+from tests.tiny import BASE, batch, inputs, shaken
+
+HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
+AUTO = {
+    "classification": AutoModelForSequenceClassification,
+    "regression": AutoModelForSequenceClassification,
+    "token_classification": AutoModelForTokenClassification,
+    "question_answering": AutoModelForQuestionAnswering,
+    "masked_lm": AutoModelForMaskedLM,
+}
+
+
+def student(*layers: Genes, base: Base = BASE, head: str = "classification") -> Any:
+    labels = {"regression": 1, "question_answering": 2}.get(head, 3)
+    return shaken(build(Architecture(base, layers), head, labels)).eval()
+
+
+def graph(activation: str) -> FFNGraph:
+    return FFNGraph.parse(f"project({activation}(expand(x)))")
+
+
+def widths(activation: str = "gelu") -> list[Genes]:
+    """Layers of 12, 48 and 24 channels."""
+    return [Genes(graph(activation), expansion=expansion) for expansion in (QUARTER, Fraction(1), HALF)]
+
+
+@torch.no_grad()
+def check(model: Any, expected: Any) -> None:
+    for rows, tokens in ((1, 1), (4, 9), (3, 20)):
+        features = inputs(batch(rows, tokens, seed=tokens))
+        for name, tensor in expected(**features).items():
+            torch.testing.assert_close(model(**features)[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", AUTO)
+def test_every_head_loads_without_trust(head: str, tmp_path: Path) -> None:
+    given = student(*widths(), head=head)
+    as_bert(given).model.save_pretrained(tmp_path)
+    loaded, loading_info = AUTO[head].from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(loading_info.values()), loading_info
+    assert type(loaded).__name__.startswith("BertFor")
+    assert not list(tmp_path.glob("*.py")) and "ffn" not in loaded.config.to_dict()
+    check(loaded.eval(), given)
+
+
+@pytest.mark.parametrize("gelu", ["tanh", "erf"])
+@pytest.mark.parametrize("activation", ["gelu", "relu", "swish", "tanh", "sigmoid", "leaky_relu"])
+def test_every_activation(activation: str, gelu: str) -> None:
+    given = student(*widths(activation), base=replace(BASE, gelu=gelu))
+    check(as_bert(given).model, given)
+
+
+def test_what_different_widths_cost() -> None:
+    converted = as_bert(student(*widths()))
+    # A channel has a row and a bias in one map and a column in the other; 36 and 24 channels are added.
+    assert converted.added == (36 + 24) * (2 * BASE.width + 1)
+    assert f"{converted.added:,} parameters" in str(converted) and "to 48 channels" in str(converted)
+    same = as_bert(student(*[Genes(expansion=HALF)] * 3))
+    assert same.added == 0
+    assert same.model.config.intermediate_size == 24
+    assert str(same) == "the same parameters and operations as the student's"
+
+
+def test_labels_and_settings_are_kept() -> None:
+    given = student(*widths())
+    given.config.id2label = {0: "low", 1: "middle", 2: "high"}
+    given.config.layer_norm_eps = 1e-5
+    config = as_bert(given).model.config
+    assert config.id2label == given.config.id2label
+    assert (config.layer_norm_eps, config.num_labels) == (1e-5, 3)
+
+
+@pytest.mark.parametrize(
+    ("layers", "changes", "reason"),
+    [
+        ([Genes(stack=2)], {}, "layer 1 has 2 blocks, and every layer of BERT has one"),
+        ([Genes(), Genes(stack=0)], {}, "layer 2 has no FFN"),
+        ([Genes(expansion=QUARTER, experts=Experts(2))], {}, "layer 1 has experts"),
+        ([Genes(FFNGraph.parse("tanh(project(gelu(expand(x))))"))], {}, "layer 1 computes tanh"),
+        ([Genes(FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))"))], {}, "layer 1 computes"),
+        ([Genes(FFNGraph.parse("project(gelu(expand(tanh(x))))"))], {}, "layer 1 computes"),
+        ([Genes(), Genes(graph("relu"))], {}, "different activations (gelu and relu)"),
+        ([Genes(graph("elu"))] * 3, {}, "no hidden_act for elu"),
+        ([Genes()], {"embedding": 7}, "its word embedding is factorised"),
+        ([Genes()], {"attention_experts": 2}, "its attention has experts"),
+        ([Genes()], {"head_experts": 2}, "its head has experts"),
+    ],
+)
+def test_what_bert_cannot_express(layers: list[Genes], changes: dict[str, int], reason: str) -> None:
+    base = replace(BASE, **changes)  # type: ignore[arg-type]
+    given = student(*layers, *[layers[0]] * (BASE.depth - len(layers)), base=base)
+    assert reason in why_not(given.config)
+    with pytest.raises(ExportError, match=r"this student cannot be an ordinary BERT: .*; export it without --as"):
+        as_bert(given)

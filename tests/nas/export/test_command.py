@@ -1,0 +1,308 @@
+"""`python -m nas.export`: what it writes, that it loads elsewhere, and what it refuses."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
+
+from distill.tasks.encoding import load_encoded
+from distill.training.evaluation import split_batches
+from nas.config.load import load_config
+from nas.export.command import main
+from nas.export.onnx import OnnxModel
+from nas.final.command import main as train_final
+from nas.preparation.prepare import prepare
+from search_spaces import Architecture, Experts, cost
+from supernet.build import build
+from tests import requirements
+from tests.nas.rows import study
+from tests.nas.tiny_study import TinyStudy
+from tests.tiny import tokenizer
+
+SENTENCES = ["Badofi kule moni.", "Paru."]
+# Loads the folder as a stranger would, who has transformers but not this project.
+STRANGER = """
+import json, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"nas", "supernet", "distill", "search_spaces", "train_final"}:
+            raise ModuleNotFoundError(f"{name} is not installed here", name=name)
+
+sys.meta_path.insert(0, Absent())
+from transformers import pipeline
+from transformers.utils import logging
+
+logging.disable_progress_bar()
+folder, sentences = sys.argv[1], json.loads(sys.argv[2])
+print(json.dumps(pipeline("text-classification", model=folder, trust_remote_code=True)(sentences, top_k=None)))
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(shared_study: TinyStudy, searched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained winner of the tiny study."""
+    out = tmp_path_factory.mktemp("export") / "final"
+    given = [searched / "architecture.json", "--out", out, "--device", "cpu", "--skip-base"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
+        assert train_final([str(word) for word in given]) == 0
+    return out
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> Path:
+    """A checkpoint with experts, and without the files of a study."""
+    folder = tmp_path / "mixture"
+    words = [f"word{number}" for number in range(45)]
+    folder.mkdir()
+    own = tokenizer(folder, words)
+    base = Architecture.uniform(prepared_base()).base
+    architecture = Architecture.uniform(base, expansion=Fraction(1, 4), experts=Experts(4, routing="token_gate"))
+    build(architecture, labels=2).save_pretrained(folder)
+    own.save_pretrained(folder)
+    return folder
+
+
+def prepared_base() -> Any:
+    from tests.tiny import BASE
+
+    return BASE
+
+
+def run(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    try:
+        status: object = run(*words)
+    except SystemExit as exit_:
+        status = exit_.code
+    error = capsys.readouterr().err
+    assert status == 2, error
+    assert error.startswith("nas.export: ") and error.count("\n") == 1
+    return error
+
+
+def test_the_folder(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "my-student"
+    assert run(checkpoint, "--out", out, "--skip-latency") == 0
+    assert f"wrote {out}" in capsys.readouterr().out.replace("\n", "")
+    names = {path.name for path in checkpoint.iterdir()} | {"README.md"}
+    assert {path.name for path in out.iterdir()} == names
+    mask = os.umask(0)
+    os.umask(mask)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in out.iterdir()} == {0o666 & ~mask}
+    config = json.loads((out / "config.json").read_text())
+    assert list(config["id2label"].values()) == ["numpy", "python", "torch"]
+    assert {name for name in config["auto_map"] if name.startswith("AutoModelFor")} == {
+        "AutoModelForMaskedLM",
+        "AutoModelForQuestionAnswering",
+        "AutoModelForSequenceClassification",
+        "AutoModelForTokenClassification",
+    }
+
+
+def test_the_card(checkpoint: Path, tmp_path: Path) -> None:
+    """Its header is read by the hub's own library; its figures are those of metrics.json."""
+    out = tmp_path / "my-student"
+    assert run(checkpoint, "--out", out, "--skip-latency") == 0
+    card = ModelCard.load(out / "README.md")
+    facts = json.loads((checkpoint / "metrics.json").read_text())
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-classification")
+    assert card.data.language == "en"
+    assert "license" not in card.data.to_dict() and "base_model" not in card.data.to_dict()
+    (result,) = card.data.eval_results
+    score = facts["models"]["student"]["accuracy"]
+    assert (result.metric_type, result.dataset_name, result.dataset_split) == ("accuracy", "library", "dev")
+    assert result.metric_value == round(score["value"], 4)
+    assert f"{score['value']:.4f} ± {score['standard_error']:.4f}" in card.text
+    difference = score["difference"]
+    assert f"{difference['value']:+.4f} ± {difference['standard_error']:.4f}" in card.text
+    architecture = Architecture.load(checkpoint / "architecture.json")
+    for number, genes in enumerate(architecture.layers, start=1):
+        inner = genes.inner(architecture.base)
+        formula = f"`{genes.formula}`" if genes.stack else "none"
+        assert f"| {number} | {formula} | {genes.stack} | {inner} |" in card.text
+    assert "`numpy`, `python`, `torch`" in card.text
+    assert "ffn-train-final architecture.json --preset config.toml --seed 0 --out final" in card.text
+    assert "ffn-export final --out my-student --skip-latency" in card.text
+    # Nothing about the machine's folders.
+    assert str(tmp_path) not in card.content and str(checkpoint.parent) not in card.content
+
+
+@pytest.mark.slow
+def test_a_pipeline_elsewhere(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "my-student"
+    assert run(checkpoint, "--out", out, "--skip-latency") == 0
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", STRANGER, str(out), json.dumps(SENTENCES)],
+        cwd=tmp_path,
+        env=variables | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "not supported" not in result.stderr
+    model = AutoModelForSequenceClassification.from_pretrained(checkpoint, trust_remote_code=True).eval()
+    features = AutoTokenizer.from_pretrained(checkpoint)(SENTENCES, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        probabilities_NC = model(**features).logits.softmax(dim=-1)
+    for scores, probabilities_C in zip(json.loads(result.stdout), probabilities_NC, strict=True):
+        found = {entry["label"]: entry["score"] for entry in scores}
+        expected = dict(zip(["numpy", "python", "torch"], probabilities_C.tolist(), strict=True))
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_onnx_int8_and_latency(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_study: TinyStudy
+) -> None:
+    requirements.module("onnxruntime", "onnx")
+    out = tmp_path / "my-student"
+    assert run(checkpoint, "--int8", "--out", out, "--tokens", 10, "--threads", 1) == 0
+    shown = capsys.readouterr().out
+    assert {path.name for path in (out / "onnx").iterdir()} == {"model.onnx", "model_int8.onnx"}
+    found = json.loads((out / "latency.json").read_text())
+    assert found["tokens"] == 10 and found["machine"]["threads"] == 1
+    keys = [(timing["model"], timing["form"], timing["batch"]) for timing in found["timings"]]
+    assert set(keys) == {
+        (model, form, size)
+        for model in ("teacher", "student")
+        for form in ("torch", "ONNX", "ONNX int8")
+        for size in (1, 32)
+    }
+    architecture = Architecture.load(checkpoint / "architecture.json")
+    teacher = Architecture.uniform(architecture.base)
+    assert found["macs"] == {"student": cost.macs(architecture, 10, 3), "teacher": cost.macs(teacher, 10, 3)}
+    # The accuracies that it prints, counted from the predictions of the files.
+    workspace = prepare(load_config(str(checkpoint / "config.toml")), "cpu")
+    batches = [features for _, features in split_batches(load_encoded(workspace.data / "dev.npz"), 0)]
+    labels = torch.cat([features["labels"] for features in batches])
+    right = {}
+    for name in ("model.onnx", "model_int8.onnx"):
+        onnx = OnnxModel(out / "onnx" / name)
+        right[name] = torch.cat([onnx.logits(features) for features in batches]).argmax(dim=-1) == labels
+        assert f"onnx/{name}: accuracy {right[name].double().mean():.4f} ± " in shown
+    facts = json.loads((checkpoint / "metrics.json").read_text())
+    assert right["model.onnx"].double().mean() == pytest.approx(facts["models"]["student"]["accuracy"]["value"])
+    difference = right["model_int8.onnx"].double() - right["model.onnx"].double()
+    assert f"{difference.mean():+.4f} ± " in shown
+    assert f"{difference.mean():+.4f} ± " in (out / "README.md").read_text()
+    assert "## Latency" in (out / "README.md").read_text()
+
+
+def test_as_bert(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_study: TinyStudy) -> None:
+    """A uniform student of a study can be one."""
+    config = load_config(str(checkpoint / "config.toml"))
+    uniform = tmp_path / "uniform.json"
+    base, graph = prepare(config, "cpu").base()
+    Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2)).save(uniform)
+    given = [uniform, "--preset", checkpoint / "config.toml", "--out", tmp_path / "final", "--skip-base"]
+    assert train_final([str(word) for word in given]) == 0
+    out = tmp_path / "bert"
+    assert run(tmp_path / "final", "--as", "bert", "--out", out, "--skip-latency") == 0
+    assert "as an ordinary BERT: the same parameters" in capsys.readouterr().out
+    assert not list(out.glob("*.py"))
+    loaded = AutoModelForSequenceClassification.from_pretrained(out).eval()
+    assert type(loaded) is BertForSequenceClassification
+    features = AutoTokenizer.from_pretrained(out)(SENTENCES, padding=True, return_tensors="pt")
+    student = AutoModelForSequenceClassification.from_pretrained(tmp_path / "final", trust_remote_code=True).eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(**features).logits, student(**features).logits, rtol=1e-5, atol=1e-5)
+    card = (out / "README.md").read_text()
+    assert "trust_remote_code" not in card.split("## Architecture")[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "pipeline", "names"),
+    [
+        ("tagging", "token-classification", ["O", "B-BEE", "B-DEE"]),
+        ("questions", "question-answering", ["start", "end"]),
+        ("regression", "text-classification", ["score"]),
+    ],
+)
+def test_other_kinds(kind: str, pipeline: str, names: list[str], tiny_study: TinyStudy, tmp_path: Path) -> None:
+    preset = study(tiny_study, tmp_path / "study", kind)
+    base, graph = prepare(load_config(str(preset)), "cpu").base()
+    path = tmp_path / "study" / "architecture.json"
+    Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2)).save(path)
+    words = [path, "--preset", preset, "--out", tmp_path / "final", "--device", "cpu", "--skip-base"]
+    assert train_final([str(word) for word in words]) == 0
+    assert run(tmp_path / "final", "--skip-latency") == 0
+    out = tmp_path / "final-export"
+    assert list(json.loads((out / "config.json").read_text())["id2label"].values()) == names
+    card = ModelCard.load(out / "README.md")
+    assert card.data.pipeline_tag == pipeline
+    facts = json.loads((out / "metrics.json").read_text())
+    assert [result.metric_type for result in card.data.eval_results] == facts["metrics"]
+    assert "language" not in card.data.to_dict()
+
+
+def test_a_mixture_without_a_study(mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert run(mixture, "--labels", "bad,good", "--out", out, "--tokens", 8) == 0
+    assert "student" in capsys.readouterr().out
+    assert json.loads((out / "config.json").read_text())["id2label"] == {"0": "bad", "1": "good"}
+    card = (out / "README.md").read_text()
+    assert "4, token_gate, top 1" in card and "## Results" not in card and "## Export" in card
+    found = json.loads((out / "latency.json").read_text())
+    assert {timing["model"] for timing in found["timings"]} == {"student"} and found["predicted_speedup"] is None
+
+
+def test_mistakes(mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", tmp_path / "out", "--skip-latency"]
+    assert "required: CHECKPOINT" in refused(capsys)
+    assert "missing is not a folder: give a checkpoint" in refused(capsys, tmp_path / "missing", *out)
+    assert "config.json: no such file or directory" in refused(capsys, tmp_path, *out)
+    assert "--labels: the model needs 2 distinct names, not good" in refused(capsys, mixture, "--labels", "good", *out)
+    assert "2 distinct names, not a, a" in refused(capsys, mixture, "--labels", "a,a", *out)
+    assert "--as bert: this student cannot be an ordinary BERT: layer 1 has experts" in refused(
+        capsys, mixture, "--as", "bert", *out
+    )
+    assert "--tokens: must be a whole number above 0, not '0'" in refused(capsys, mixture, "--tokens", "0", *out)
+    assert "--tokens: the model reads at most 20 tokens, not 21" in refused(capsys, mixture, "--tokens", "21", *out)
+    assert "--threads: must be a whole number above 0" in refused(capsys, mixture, "--threads", "one", *out)
+    assert "invalid choice: 'gpt'" in refused(capsys, mixture, "--as", "gpt", *out)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert "exists and is not empty" in refused(capsys, mixture, "--out", tmp_path / "full")
+    assert "is not a folder" in refused(capsys, mixture, "--out", tmp_path / "full" / "file")
+    assert not list((tmp_path / "out").iterdir())
+    described = json.loads((mixture / "config.json").read_text())
+    for changes, message in (
+        ({"model_type": "bert"}, "config.json is of a 'bert' model; give the checkpoint of a student"),
+        ({"architectures": ["NasBertModel"]}, "has the architecture 'NasBertModel'; known are NasBertForMaskedLM"),
+        ({"architectures": None}, "has the architecture None"),
+    ):
+        (mixture / "config.json").write_text(json.dumps(described | changes))
+        assert message in refused(capsys, mixture, *out)
+    for text, message in (("{", "config.json: not JSON"), ("[]", "config.json: not a JSON object")):
+        (mixture / "config.json").write_text(text)
+        assert message in refused(capsys, mixture, *out)
+    (mixture / "config.json").write_text(json.dumps(described))
+    (mixture / "model.safetensors").write_bytes(b"no weights")
+    assert "no readable weights" in refused(capsys, mixture, *out)
+
+
+def test_help_is_quick() -> None:
+    """It imports neither torch nor transformers."""
+    code = (
+        "import sys, nas.export.command as c; c.parser(); print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"\[\]\s*", result.stdout)
