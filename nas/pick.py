@@ -23,10 +23,11 @@ from distill.cli import Parser, guard
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.config.values import count, kept_share
-from nas.finalists import different, front
+from nas.finalists import V, different, front
 from nas.study import ledger
 from nas.study.attributes import FAILURE, FUNCTION, GOALS, IN_BUDGET, ORIGIN, RUNG, TEACHER, metric_of
 from nas.study.folder import STAGES, Folder
+from nas.study.reading import studies_of
 
 # Attribute of a cost -> how to write it; latencies are in microseconds.
 COSTS: dict[str, Callable[[float], str]] = {
@@ -36,7 +37,7 @@ COSTS: dict[str, Callable[[float], str]] = {
 }
 
 
-def knee(trials: Sequence[FrozenTrial]) -> FrozenTrial:
+def knee(trials: Sequence[V]) -> V:
     """The trial of a Pareto front that is farthest above the line between the front's ends, scores and costs both
     scaled to a range of 1: beyond it, further cost brings less score. The best score, if none is above the line.
 
@@ -50,7 +51,7 @@ def knee(trials: Sequence[FrozenTrial]) -> FrozenTrial:
     if not scores or not costs:
         return max(trials, key=lambda trial: trial.values[0])
 
-    def above(trial: FrozenTrial) -> tuple[float, float]:
+    def above(trial: V) -> tuple[float, float]:
         score, cost = trial.values
         return (score - cheapest.values[0]) / scores - (cost - cheapest.values[1]) / costs, score
 
@@ -224,23 +225,15 @@ def opened(folder: Folder, storage: str | None, stage: str | None) -> tuple[str,
         ConfigError: the folder is not one of a study, or the stage has not begun.
         StorageError: the storage cannot be opened.
     """
-    if not folder.config.exists():
-        raise ConfigError(f"{folder.path} is not a study's folder: it has no config.toml")
-    if storage is None and not (folder.path / "study.db").exists():
-        raise ConfigError(f"{folder.path} has no study.db: if the study was searched with --storage, give that URL")
-    prefix = f"{folder.path.resolve().name}/" if storage else ""
-    studies = ledger.existing_studies(storage or folder.storage)
-    begun = [name for name in STAGES if f"{prefix}stage-{name}" in studies]
-    if not begun:
-        place = "--storage" if storage else folder.path / "study.db"
-        raise ConfigError(f"{place}: there is no study {prefix}stage-1, nor of another stage")
+    studies = studies_of(folder, storage)
+    begun = studies.stages
     if stage is not None and stage not in begun:
         raise ConfigError(f"--stage: {folder.path} has the stages {', '.join(begun)}, not {stage}")
-    with_scores = [name for name in begun if ledger.scored(studies[f"{prefix}stage-{name}"])]
+    with_scores = [name for name in begun if ledger.scored(begun[name])]
     chosen = stage or next(reversed(with_scores), None)
     if chosen is None:
         raise ConfigError(f"{folder.path} has no trial with a score yet")
-    return chosen, studies[f"{prefix}stage-{chosen}"], studies.get(f"{prefix}confirmation")
+    return chosen, begun[chosen], studies.confirmation
 
 
 def parser() -> Parser:
