@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nas.report import models, surface, verdict
-from nas.report.data import Candidate, Stage, StudyData
+from nas.report.data import FIXED_BASELINES, Candidate, Stage, StudyData
 from nas.report.figures import drawing, layers
 from nas.report.figures import models as model_figures
 from nas.report.figures.surfaces import surfaces as draw_surfaces
@@ -42,18 +42,15 @@ def drawn_candidates(study: StudyData) -> list[tuple[str, Candidate]]:
 
 
 def best_baseline(study: StudyData) -> Candidate | None:
-    """The baseline within the budget with the best confirmed score or, if none was confirmed, with the best score in
-    the last stage that has baselines.
+    """The baseline within the budget with the best confirmed score or, if none was confirmed, the best score in the
+    search; one that does not depend on an earlier stage, if there is one.
     """
     every = [c for stage in study.stages for c in stage.baselines if c.in_budget]
+    every = [c for c in every if c.origin in FIXED_BASELINES] or every
     confirmed = {c.function: c for c in every if study.confirmed_scores(c.function)}
     if confirmed:
         return max(confirmed.values(), key=lambda c: study.confirmed_mean(c.function) or 0.0)
-    for stage in reversed(study.stages):
-        baselines = [c for c in stage.baselines if c.in_budget]
-        if baselines:
-            return max(baselines, key=lambda c: c.score or 0.0)
-    return None
+    return max(every, key=lambda c: c.score or 0.0, default=None)
 
 
 def drawings(study: StudyData) -> Section | None:
@@ -106,7 +103,7 @@ def choices(study: StudyData) -> Section | None:
                     layers.widths(stage),
                     _widths_alt(stage),
                     f"Stage {stage.name}: inner neurons by layer (width times blocks) of the best {len(best)} "
-                    f"candidates and of all {len(proposed)}. Boxes: quartiles and median; whiskers: 1.5 times the box.",
+                    f"candidates and of all {len(proposed)}.",
                 )
             )
     if not parts:
@@ -173,7 +170,7 @@ def nonlinearity(study: StudyData) -> Section | None:
     )
     teacher = " The teacher is a copy of the base model here." if copied else ""
     note = (
-        "Computed from the formulas: every linear map is the mean of its input channels, and the value is the mean of "
+        "Every linear map is the mean of its input channels, and the value is the mean of "
         "the outputs. For whole models every block is the mean of its input and its output, and attention is left out; "
         f"the paper has weights of 1 instead of means.{teacher}{same}"
     )

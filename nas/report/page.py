@@ -127,6 +127,7 @@ nav ol { columns: 2; padding-left: 1.3rem; margin: .6rem 0; }
 table { border-collapse: collapse; font-size: .88rem; margin: .7rem 0; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 th, td { padding: .28rem .6rem; border-bottom: 1px solid var(--rule); text-align: right; vertical-align: top; }
+td { white-space: nowrap; }
 thead th { border-bottom: 2px solid var(--text); background: var(--soft); }
 th[scope=row], thead th:first-child { text-align: left; font-weight: 600; }
 figure { margin: 1rem 0 1.6rem; }

@@ -13,7 +13,18 @@ from nas.report.figures import time as time_figures
 from nas.report.page import Picture, Section, bullets, paragraph, table
 from nas.report.timing import Times, times
 
-HEADER = ("", "trial", "search score", "task score", "confirmed", "lead", "parameters", "active", "MACs", "latency")
+HEADER = (
+    "",
+    "stage/trial",
+    "search score",
+    "task score",
+    "confirmed",
+    "lead",
+    "parameters",
+    "active",
+    "MACs",
+    "latency",
+)
 FIRST_REASONS = 12
 
 
@@ -241,7 +252,7 @@ def agreement_section(study: StudyData) -> Section | None:
             pairs = figures.confirmed_pairs(study, stage, metric)
             if pairs:
                 found = agreement([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-                few = f"{len(pairs)} confirmed architectures, too few for Kendall's tau"
+                few = f"too few confirmed architectures for Kendall's tau ({len(pairs)})"
                 lines.append(f"Stage {stage.name}, {name}: {found or few}.")
     picture = Picture(
         "agreement",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 
-from nas.report.style import BLACK, GREY, LIGHT, ORANGE, SKY, figure
+from nas.report.style import BLACK, GREY, LIGHT, ORANGE, SKY
 from search_spaces.architecture import DENSE, Architecture, Base, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, LINEAR
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Sizes in units of the drawing: of a column and a lane of nodes, and of a node.
 COLUMN, LANE, WIDTH, HEIGHT = 1.12, 0.52, 0.84, 0.36
+# The width of the input.
+INPUT = 0.44
 # By how much an edge that skips columns rises above the nodes that it passes.
 RISE = 0.36
 LEFT, RIGHT = 2.2, 1.9
@@ -63,10 +65,12 @@ def architecture(architecture: Architecture) -> "Figure":
     """An architecture: for every layer the graph of its blocks, how many there are, how wide they are, its experts, and
     the number of its inner neurons as a bar. The lowest layer is on top.
     """
+    from matplotlib.figure import Figure
+
     rows = [placed(genes.graph) for genes in architecture.layers]
     columns = max(row.columns for row in rows)
     width, height = LEFT + COLUMN * columns + RIGHT, sum(row.height for row in rows) + 0.5
-    drawn = figure(INCH * width, INCH * height)
+    drawn = Figure((INCH * width, INCH * height))
     axis = drawn.add_axes((0, 0, 1, 1))
     axis.set_xlim(0, width)
     axis.set_ylim(-height, 0)
@@ -125,7 +129,7 @@ def _graph(axis: Any, genes: Genes, base: Base, row: Placed, middle: float) -> N
             rad = -side * 2 * (RISE + HEIGHT / 4) / (x1 - x0)
             y0, y1 = y0 + side * HEIGHT / 2, y1 + side * HEIGHT / 2
         else:
-            x0, x1 = x0 + WIDTH / 2, x1 - WIDTH / 2
+            x0, x1 = x0 + (INPUT if source == 0 else WIDTH) / 2, x1 - WIDTH / 2
         arrow = FancyArrowPatch(
             (x0, y0), (x1, y1), connectionstyle=f"arc3,rad={rad}", arrowstyle="-|>", mutation_scale=8, lw=0.9,
             color=BLACK, shrinkA=0, shrinkB=0,
@@ -147,7 +151,7 @@ def _node(axis: Any, op: str, width: int, x: float, y: float) -> None:
     text = op
     patch: Any
     if op == "x":
-        patch, text = Ellipse((x, y), 0.4, HEIGHT, fc="white", ec=GREY, lw=1), f"x\n{width}"
+        patch, text = Ellipse((x, y), INPUT, HEIGHT, fc="white", ec=GREY, lw=1), f"x\n{width}"
     elif op in LINEAR:
         patch, text = Rectangle(corner, WIDTH, HEIGHT, fc=SKY, ec=BLACK, lw=1), f"{op}\n→ {width}"
     elif op in BINARY:

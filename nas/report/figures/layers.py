@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 NO_FFN = "no FFN"
 # The share of the candidates that count as the top, and the smallest number of them.
 TOP, LEAST = 0.1, 5
+# Multiples of it, modulo 1, are spread evenly.
+GOLDEN = (5**0.5 - 1) / 2
 
 
 def top(stage: Stage) -> tuple[list[Candidate], list[Candidate]]:
@@ -91,16 +93,16 @@ def widths(stage: Stage) -> "Figure":
     depth = _depth(all_of_them)
     drawn = figure(max(5.5, 1.2 + 0.95 * depth), 3.8)
     axis = drawn.subplots()
-    groups = ((all_of_them, -0.2, "white", "", "all candidates"), (best, 0.2, ORANGE, "///", "the best ones"))
-    for candidates, shift, colour, hatch, label in groups:
-        columns = np.array([inner_neurons(candidate) for candidate in candidates])
-        boxes = axis.boxplot(
-            columns, positions=np.arange(1, depth + 1) + shift, widths=0.32, patch_artist=True, manage_ticks=False,
-            medianprops={"color": BLACK, "linewidth": 2}, flierprops={"marker": ".", "markersize": 3},
-        )  # fmt: skip
-        for box in boxes["boxes"]:
-            box.set(facecolor=colour, hatch=hatch)
-        boxes["boxes"][0].set_label(f"{label} ({len(candidates)})")
+    groups = ((all_of_them, -0.2, "white", "o", "all candidates"), (best, 0.2, ORANGE, "D", "the best ones"))
+    for candidates, shift, colour, marker, label in groups:
+        columns_LN = np.array([inner_neurons(candidate) for candidate in candidates]).T
+        # Equal widths are spread sideways, in a fixed order.
+        spread_N = 0.13 * (2 * ((np.arange(len(candidates)) * GOLDEN) % 1) - 1)
+        for layer, values_N in enumerate(columns_LN, start=1):
+            axis.scatter(layer + shift + spread_N, values_N, s=13, marker=marker, facecolors=colour, edgecolors=BLACK,
+                         linewidths=0.5, label=f"{label} ({len(candidates)})")  # fmt: skip
+            axis.hlines(np.median(values_N), layer + shift - 0.18, layer + shift + 0.18, color=BLACK, lw=2.4, zorder=4,
+                        label="median")  # fmt: skip
     axis.set_xticks(range(1, depth + 1), [f"layer {layer}" for layer in range(1, depth + 1)])
     axis.set_ylabel("inner width × blocks")
     axis.set_ylim(bottom=0)
