@@ -99,6 +99,7 @@ def _picture(picture: Picture, folder: Path) -> str:
     stored = io.BytesIO()
     picture.drawn.savefig(stored, format="png", dpi=DPI)
     (folder / f"{picture.name}.png").write_bytes(stored.getvalue())
+    picture.drawn.set_layout_engine("none")  # the parts keep their places, which take as long to find as to draw
     picture.drawn.savefig(folder / f"{picture.name}.svg", metadata={"Date": None})
     encoded = base64.b64encode(stored.getvalue()).decode("ascii")
     width, height = (round(SHOWN_DPI * inches) for inches in picture.drawn.get_size_inches())

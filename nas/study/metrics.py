@@ -7,17 +7,19 @@ import numpy as np
 from distill.tasks.metrics import SPEARMAN, Metric, Score, mean_paired_difference
 from nas.config.schema import StudyConfig
 
+# Entities are counted as found and right, found, and real; words as right and all.
+ENTITY_COLUMNS = 3
 # A metric that is the mean of its contributions, whatever they are.
 MEAN = Metric(rows=lambda predictions, references, labels: np.asarray(predictions, np.float64))
 
 
-def metric_of_rows(config: StudyConfig, columns: int | None) -> Metric:
+def metric_of_rows(config: StudyConfig, rows: np.ndarray) -> Metric:
     """The metric that is the score of a study's first task.
 
     Args:
-        columns: the number of contributions of a row; None for a mean, whose rows have a single number each.
+        rows: the contributions of rows to it, (N,) if it is their mean, otherwise (N, K).
     """
-    if columns is None:
+    if rows.ndim == 1:
         return MEAN
     if config.task in config.rows:
         return SPEARMAN  # own rows are classified, with the accuracy as the score, or have numbers as labels
@@ -26,7 +28,7 @@ def metric_of_rows(config: StudyConfig, columns: int | None) -> Metric:
 
     if config.task in glue.TASKS:
         return glue.TASKS[config.task].task.score_metric
-    return token_classification.TYPE.metrics["f1" if columns == ENTITY_COLUMNS else "accuracy"]
+    return token_classification.TYPE.metrics["f1" if rows.shape[1] == ENTITY_COLUMNS else "accuracy"]
 
 
 def paired_lead(config: StudyConfig, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Score:
@@ -38,9 +40,4 @@ def paired_lead(config: StudyConfig, pairs: Sequence[tuple[np.ndarray, np.ndarra
     Raises:
         ValueError: the numbers of rows differ.
     """
-    rows = pairs[0][0]
-    return mean_paired_difference(metric_of_rows(config, rows.shape[1] if rows.ndim > 1 else None), pairs)
-
-
-# Entities are counted as found and right, found, and real; words as right and all.
-ENTITY_COLUMNS = 3
+    return mean_paired_difference(metric_of_rows(config, pairs[0][0]), pairs)

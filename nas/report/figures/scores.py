@@ -108,14 +108,15 @@ def _scores_over(axis: Any, stage: Stage, place: Callable[[Candidate], float]) -
 
 def _mark_baselines(axis: Any, stage: Stage, place: Callable[[Candidate], float]) -> None:
     """Mark the baselines; those above the axis at its upper end."""
-    _, top = score_limits(stage)
+    low, high = score_limits(stage)
+    top = high - 0.03 * (high - low)  # the marker is inside the axis
     for candidate in stage.baselines:
         if candidate.score is None:
             continue
         marker, colour = BASELINE_MARKS[candidate.origin]
         label = shown(candidate.origin) + ("" if candidate.in_budget else ", exceeds the budget")
         height = candidate.score
-        if height > top:
+        if height > high:
             height, label = top, label + f", {height:.4f}{ABOVE}"
         axis.scatter(
             [place(candidate)], [height], s=52, marker=marker, color=colour, edgecolors=BLACK, linewidths=0.8,

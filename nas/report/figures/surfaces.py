@@ -28,7 +28,7 @@ def surfaces(shown: Mapping[str, np.ndarray]) -> "Figure":
     for place, (title, values) in enumerate(shown.items(), start=1):
         axis = drawn.add_subplot(rows, columns, place, projection="3d")
         axis.plot_surface(one, two, values, cmap="cividis", rstride=2, cstride=2, lw=0.25, edgecolor=BLACK)
-        axis.set_title("\n".join(textwrap.wrap(title, 30)), fontsize=8.5, loc="center", pad=0)
+        axis.set_title(wrapped(title), fontsize=8.5, loc="center", pad=0)
         axis.tick_params(labelsize=6.5, pad=-2)
         axis.set_xticks([-15, -5, 5])
         axis.set_yticks([-15, -5, 5])
@@ -36,3 +36,9 @@ def surfaces(shown: Mapping[str, np.ndarray]) -> "Figure":
         axis.view_init(elev=24, azim=-125)
         axis.set_box_aspect(None, zoom=0.9)
     return drawn
+
+
+def wrapped(title: str) -> str:
+    """The title in lines that end after a bracket or a comma of a formula rather than within a name."""
+    lines = textwrap.wrap(title.replace("(", "( ").replace(",", ", "), 30)
+    return "\n".join(line.replace("( ", "(") for line in lines)
