@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from nas.compare.items import Item
     from search_spaces.architecture import Architecture
 
+# The widths of the tables' first column and of those of the items, in characters.
+LABELS, COLUMN = 26, 48
 # The rows of the table of costs: key of `nas.inspect.describe`, and what it is called.
 COSTS = {
     "params": "parameters",
@@ -103,6 +105,8 @@ def command(options: argparse.Namespace) -> int:
         print(json.dumps(document, indent=2))
         return DONE
     console = Console(highlight=False, soft_wrap=True)
+    # A narrow terminal, or a file, would break every formula.
+    console.width = max(console.width, LABELS + COLUMN * len(items))
     show(items, facts, tokens, console)
     show_differences(found.differences, found.notes, console)
     return DONE
@@ -162,13 +166,17 @@ def show_differences(found: Sequence[Any], notes: Sequence[str], console: "Conso
 
     if found:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for column in ("", "score", "minus", "difference", "95 % interval", "p", "McNemar's p", "on"):
-            table.add_column(column, no_wrap=column != "on")
+        columns = ["", "score", "minus", "difference", "95 % interval", "p", "on"]
+        exact = any(row.mcnemar is not None for row in found)
+        for column in [*columns, "McNemar's p"] if exact else columns:
+            table.add_column(column, overflow="fold")
         for row in found:
-            exact = "" if row.mcnemar is None else f"{row.mcnemar:.3g}"
             low, high = row.interval
-            table.add_row(row.name, f"{row.score:.4f}", row.reference, f"{row.value:+.4f} ± {row.standard_error:.4f}",
-                          f"{low:+.4f} to {high:+.4f}", f"{row.p:.3g}", exact, row.on)  # fmt: skip
+            last = [] if row.mcnemar is None else [f"{row.mcnemar:.3g}"]
+            difference = f"{row.value:+.4f} ± {row.standard_error:.4f}"
+            interval = f"{low:+.4f} to {high:+.4f}"
+            cells = (row.name, f"{row.score:.4f}", row.reference, difference, interval, f"{row.p:.3g}", row.on)
+            table.add_row(*cells, *last)
         console.print(table)
     for note in notes:
         console.print(note)

@@ -141,6 +141,7 @@ def _front(axis: Any, stage: Stage, cost: str) -> None:
     name, unit = COST_AXES[cost]
     goal = " (the second goal)" if cost in stage.goals[1:] else ""
     axis.set_xlabel(name + goal)
+    axis.locator_params(axis="x", nbins=5)
     sampled = [c for c in stage.within_budget if c not in stage.baselines]
     scores = [c.score for c in sampled]
     prices = [c.costs[cost] / unit for c in sampled]
