@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from search_spaces.architecture import Architecture
 
 # The widths of the tables' first column and of those of the items, in characters.
-LABELS, COLUMN = 26, 48
+LABELS, COLUMN = 26, 60
 # The rows of the table of costs: key of `nas.inspect.describe`, and what it is called.
 COSTS = {
     "params": "parameters",
