@@ -103,7 +103,7 @@ def choices(study: StudyData) -> Section | None:
                     layers.widths(stage),
                     _widths_alt(stage),
                     f"Stage {stage.name}: inner neurons by layer (width times blocks) of the best {len(best)} "
-                    f"candidates and of all {len(proposed)}.",
+                    f"candidates and of all {len(proposed)}. The area of a mark is their share.",
                 )
             )
     if not parts:

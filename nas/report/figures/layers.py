@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 NO_FFN = "no FFN"
 # The share of the candidates that count as the top, and the smallest number of them.
 TOP, LEAST = 0.1, 5
-# Multiples of it, modulo 1, are spread evenly.
-GOLDEN = (5**0.5 - 1) / 2
+# The area of a mark that stands for all candidates, in square points.
+AREA = 260
 
 
 def top(stage: Stage) -> tuple[list[Candidate], list[Candidate]]:
@@ -96,13 +96,16 @@ def widths(stage: Stage) -> "Figure":
     groups = ((all_of_them, -0.2, "white", "o", "all candidates"), (best, 0.2, ORANGE, "D", "the best ones"))
     for candidates, shift, colour, marker, label in groups:
         columns_LN = np.array([inner_neurons(candidate) for candidate in candidates]).T
-        # Equal widths are spread sideways, in a fixed order.
-        spread_N = 0.13 * (2 * ((np.arange(len(candidates)) * GOLDEN) % 1) - 1)
         for layer, values_N in enumerate(columns_LN, start=1):
-            axis.scatter(layer + shift + spread_N, values_N, s=13, marker=marker, facecolors=colour, edgecolors=BLACK,
-                         linewidths=0.5, label=f"{label} ({len(candidates)})")  # fmt: skip
-            axis.hlines(np.median(values_N), layer + shift - 0.18, layer + shift + 0.18, color=BLACK, lw=2.4, zorder=4,
-                        label="median")  # fmt: skip
+            values, counts = np.unique(values_N, return_counts=True)
+            place = layer + shift
+            axis.scatter([place] * len(values), values, s=AREA * counts / len(values_N), marker=marker,
+                         facecolors=colour, edgecolors=BLACK, linewidths=0.7)  # fmt: skip
+            axis.hlines(np.median(values_N), place - 0.19, place + 0.19, color=BLACK, lw=2, zorder=4)
+        axis.scatter(
+            [], [], s=50, marker=marker, facecolors=colour, edgecolors=BLACK, label=f"{label} ({len(candidates)})"
+        )
+    axis.plot([], [], color=BLACK, lw=2, label="median")
     axis.set_xticks(range(1, depth + 1), [f"layer {layer}" for layer in range(1, depth + 1)])
     axis.set_ylabel("inner width × blocks")
     axis.set_ylim(bottom=0)

@@ -29,6 +29,7 @@ def attention(sentence: Sentence) -> "Figure":
     columns = max(min(HEADS, maps.attention_HTT.shape[0]) for _, maps in both)
     drawn = figure(1.1 + 1.55 * columns, 1.72 * len(rows) + 0.3)
     axes = drawn.subplots(len(rows), columns, squeeze=False)
+    largest = max(float(maps.attention_HTT.max()) for _, maps in both)
     image: Any = None
     for axis_row, (name, first, maps) in zip(axes, rows, strict=True):
         for place, axis in enumerate(axis_row):
@@ -36,7 +37,7 @@ def attention(sentence: Sentence) -> "Figure":
             if first + place >= maps.attention_HTT.shape[0]:
                 axis.axis("off")
                 continue
-            image = axis.imshow(maps.attention_HTT[first + place], cmap=MAP, vmin=0, vmax=1)
+            image = axis.imshow(maps.attention_HTT[first + place], cmap=MAP, vmin=0, vmax=largest)
             axis.set_title(f"{name}, head {first + place + 1}", fontsize=7.5, loc="center", weight="normal")
             axis.set_xticks([])
             axis.set_yticks([])

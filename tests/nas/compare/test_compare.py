@@ -87,7 +87,7 @@ def test_paired_differences_of_studies(studies: tuple[Path, Path], capsys: pytes
     assert (difference["seeds"], difference["rows"], difference["mcnemar"]) == ([1, 2], synthetic.ROW_COUNT, None)
     assert difference["on"] == "400 rows of the search split, 2 seeds"
     assert main([*map(str, studies)]) == 0
-    assert f"{value:+.4f} ± {error:.4f}" in capsys.readouterr().out
+    assert f"{difference['value']:+.4f} ± {error:.4f}" in capsys.readouterr().out
 
 
 def test_an_architecture_is_found_in_the_study_that_confirmed_it(
