@@ -10,7 +10,6 @@ import numpy as np
 
 from nas.compare.items import CompareError, Item
 from nas.config.load import load_config
-from nas.config.schema import StudyConfig
 from nas.finalists import confirmations
 from nas.study.folder import Folder
 from nas.study.metrics import metric_of_rows, paired_lead
@@ -64,22 +63,28 @@ class Found:
 
 
 def check_tasks(items: Sequence[Item]) -> None:
-    """Raise CompareError if two items with a configuration are of different tasks, or of different data."""
-    known = [item for item in items if item.config is not None]
-    for item in known[1:]:
-        first = known[0]
-        for what, one, other in zip(
-            ("task", "data", "rows", "text"), _origin(first.config), _origin(item.config), strict=True
-        ):
-            if one != other:
+    """Raise CompareError if two items with a configuration are of different tasks, or two studies of different data; the
+    rows of checkpoints themselves are compared (`scored_checkpoints`).
+    """
+    studies = [item for item in items if item.study is not None]
+    checkpoints = [item for item in items if item.checkpoint is not None]
+    for item in [*studies, *checkpoints][1:]:
+        first = [*studies, *checkpoints][0]
+        for what, one, other in zip(ORIGIN, _origin(first), _origin(item), strict=True):
+            if one != other and (what == "task" or item.study is not None):
                 raise CompareError(
                     f"{item.name} and {first.name} cannot be compared on the same rows: the {what} is {other!r} and "
                     f"{one!r}; to see layers and costs alone, give their architecture.json files"
                 )
 
 
-def _origin(config: StudyConfig | None) -> tuple[Any, ...]:
-    """What decides which rows a study has."""
+# What decides which rows a study has.
+ORIGIN = ("task", "data", "table of rows", "corpus")
+
+
+def _origin(item: Item) -> tuple[Any, ...]:
+    """The values of `ORIGIN` of a study or a checkpoint."""
+    config = item.config
     assert config is not None
     rows = config.rows.get(config.task)
     return config.task, config.data, rows and rows.model_dump(mode="json"), None if rows else config.corpus
