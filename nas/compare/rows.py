@@ -63,8 +63,8 @@ class Found:
 
 
 def check_tasks(items: Sequence[Item]) -> None:
-    """Raise CompareError if two items with a configuration are of different tasks, or two studies of different data; the
-    rows of checkpoints themselves are compared (`scored_checkpoints`).
+    """Raise CompareError if two items are of different tasks, or two studies of different data; the rows of checkpoints
+    themselves are compared (`scored_checkpoints`).
     """
     studies = [item for item in items if item.study is not None]
     checkpoints = [item for item in items if item.checkpoint is not None]

@@ -65,7 +65,7 @@ def drawings(study: StudyData) -> Section | None:
     ]
     for name, candidate in drawn_candidates(study):
         assert candidate.architecture is not None
-        title = f"{name.replace('-', ' ')}: trial {candidate.number} ({verdict.shown(candidate.origin)})"
+        title = _title(name, candidate)
         text = formula(candidate.architecture)
         parts.append(
             Picture(
@@ -217,30 +217,32 @@ def trained_models(sentences: Sequence[models.Sentence]) -> Section:
 
 
 def expert_load(study: StudyData) -> Section | None:
-    """How the experts of the winner and of the trained student share the tokens; None if there are no experts."""
+    """How the experts of the winner, of other finalists and of the trained student share the tokens; None if there are
+    no experts.
+    """
     parts: list[str | Picture] = []
-    leader = study.last.leader
-    final = study.final.get("expert_load", []) if study.final is not None else []
-    of_search = leader.loads if leader is not None else []
-    for name, title, found in (
-        ("search", f"the {'winner' if study.last.best else 'best candidate so far'} in the search", of_search),
-        ("final", "the student after the final training", final),
-    ):
-        if found:
-            texts = [
-                f"layer {load['layer'] + 1} {load['part']}: "
-                + " ".join(f"{100 * share:.0f}" for share in load["shares"])
-                for load in found
-            ]
-            parts.append(
-                Picture(
-                    f"experts-{name}",
-                    model_figures.loads(found),
-                    f"Percentages of the tokens that each expert takes, for {title}. {'; '.join(texts)}",
-                    f"How the experts share the tokens: {title}.",
-                )
+    found = [(name, f"{_title(name, c)}, in the search", c.loads) for name, c in drawn_candidates(study) if c.loads]
+    if study.final is not None and study.final.get("expert_load"):
+        found.append(("final", "the student after the final training", study.final["expert_load"]))
+    for name, title, loads in found:
+        texts = [
+            f"layer {load['layer'] + 1} {load['part']}: " + " ".join(f"{100 * share:.0f}" for share in load["shares"])
+            for load in loads
+        ]
+        parts.append(
+            Picture(
+                f"experts-{name}",
+                model_figures.loads(loads),
+                f"Percentages of the tokens that each expert takes, for {title}. {'; '.join(texts)}",
+                f"How the experts share the tokens: {title}.",
             )
+        )
     return Section("experts", "Load of the experts", parts) if parts else None
+
+
+def _title(name: str, candidate: Candidate) -> str:
+    """What a drawn candidate is."""
+    return f"{name.replace('-', ' ')}: trial {candidate.number} ({verdict.shown(candidate.origin)})"
 
 
 def default_checkpoint(folder: Path) -> Path | None:

@@ -108,7 +108,7 @@ def widths(stage: Stage) -> "Figure":
     axis.plot([], [], color=BLACK, lw=2, label="median")
     axis.set_xticks(range(1, depth + 1), [f"layer {layer}" for layer in range(1, depth + 1)])
     axis.set_ylabel("inner width × blocks")
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(bottom=-0.04 * axis.get_ylim()[1])  # marks at 0 are whole
     axis.grid(False, axis="x")
     legend_below(drawn, [axis])
     return drawn

@@ -26,7 +26,10 @@ SCORED = {"front", "architectures", "nonlinearity", "time"}
 KINDS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "just begun": ({"trials": 0, "unfinished": True}, set()),
     "one goal": ({"trials": 28}, SCORED | {"choices", "agreement"}),
-    "two goals": ({"trials": 12, "goals": ("score", "params"), "experts": True}, SCORED | {"agreement", "experts"}),
+    "two goals": (
+        {"trials": 24, "goals": ("score", "params"), "experts": True},
+        SCORED | {"choices", "agreement", "experts"},
+    ),
     "unfinished": ({"trials": 10, "unfinished": True, "goals": ("fidelity",)}, SCORED),
     "three stages": ({"trials": 12, "stages": ("1", "2", "3"), "goals": ("fidelity",)}, SCORED | {"agreement"}),
 }
@@ -142,7 +145,8 @@ def test_the_numbers_are_the_ledgers(kind: str, reports: Reports) -> None:
         confirmations = trials_of(path, "confirmation")
         for row in best["finalists"]:
             function = trials[row["trial"]].user_attrs["function"]
-            scores = [trial.values[0] for trial in confirmations if trial.user_attrs["function"] == function]
+            own = [t for t in confirmations if t.user_attrs["function"] == function and "twin" not in t.user_attrs]
+            scores = [trial.values[0] for trial in own]
             assert f"{np.mean(scores):.4f} ({len(scores)})" in page.text
     if len(study.last.goals) > 1:
         front = [t for t in within if not any(_dominates(other.values, t.values) for other in within)]
