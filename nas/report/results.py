@@ -44,9 +44,21 @@ def result(study: StudyData) -> Section:
             "note",
         )
     )
+    kept = stage.best["winner"].get("kept") if stage.best is not None else None
+    if kept is not None and study.config.keep is not None:
+        parts.append(paragraph(kept_line(kept, study.config.keep.share)))
     if study.final is not None:
         parts.append(final_table(study.final))
     return Section("result", "Result", parts)
+
+
+def kept_line(kept: Mapping[str, float], wanted: float) -> str:
+    """What the winner of a search that keeps a share of the teacher's score keeps of it."""
+    share = f"{kept['share']:.1%} ± {kept['standard_error']:.1%}"
+    return (
+        f"The winner keeps {share} of the teacher's score on the search split. It keeps at least {wanted:.1%}, which "
+        f"was asked for, with a confidence of {kept['confidence']:.0%}."
+    )
 
 
 def result_rows(study: StudyData) -> list[list[str]]:

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from distill.tasks.metrics import CLASS_ACCURACY, mean_paired_difference
+from nas.config.load import load_config
 from nas.finalists import GLOBAL, WINNER
 from nas.report.data import StudyData, busy, busy_until, read
+from nas.report.results import result
 from nas.report.verdict import of_study, overall_lead
 from nas.study.folder import Folder
 from tests.nas.report import synthetic
@@ -82,6 +84,17 @@ def test_time_in_which_trials_run(study: StudyData) -> None:
     periods = busy([replace(first, span=span) for span in spans])
     assert periods == [(0.0, 12.0), (20.0, 21.0)]
     assert [busy_until(periods, moment) for moment in (-1.0, 6.0, 15.0, 20.5, 30.0)] == [0, 6, 12, 12.5, 13]
+
+
+def test_what_the_winner_keeps(study: StudyData) -> None:
+    config = load_config("demo", {"tasks": [synthetic.TASK], "keep.share": "98%", "space.uniform": 1})
+    kept = {"share": 0.991, "standard_error": 0.004, "confidence": 0.97}
+    found = replace(with_lead(study, lead(0.1)), config=config)
+    assert found.stages[0].best is not None
+    found.stages[0].best["winner"]["kept"] = kept  # type: ignore[index]
+    (text,) = [part for part in result(found).parts if "keeps" in str(part)]
+    assert "keeps 99.1% ± 0.4% of the teacher" in str(text)
+    assert "at least 98.0%, which was asked for, with a confidence of 97%" in str(text)
 
 
 def test_old_studies_can_be_read(tmp_path: Path) -> None:
