@@ -207,7 +207,7 @@ def _outcomes(stage: Stage) -> str:
         parts.append(f"{counts[UNFINISHED]:,} unfinished")
     repeated = f" In addition, {len(duplicates):,} duplicates were not trained again."
     beyond = sum(not c.in_budget for c in stage.scored)
-    exceeding = f" {beyond:,} of the complete ones exceed the budget." if beyond else ""
+    exceeding = f" {beyond:,} of the complete ones exceed{'s' if beyond == 1 else ''} the budget." if beyond else ""
     return f"{len(own):,} trials: {', '.join(parts)}.{repeated if duplicates else ' No duplicates.'}{exceeding}"
 
 
