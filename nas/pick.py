@@ -11,7 +11,7 @@ The study may be finished, interrupted or still running.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -25,16 +25,21 @@ from nas.config.schema import ConfigError
 from nas.config.values import count, kept_share
 from nas.finalists import V, different, front
 from nas.study import ledger
-from nas.study.attributes import FAILURE, FUNCTION, GOALS, IN_BUDGET, ORIGIN, RUNG, TEACHER, metric_of
+from nas.study.attributes import (
+    COSTS,
+    FAILURE,
+    FUNCTION,
+    GOALS,
+    IN_BUDGET,
+    ORIGIN,
+    RUNG,
+    TEACHER,
+    attribute,
+    metric_of,
+)
+from nas.study.description import formula
 from nas.study.folder import STAGES, Folder
 from nas.study.reading import studies_of
-
-# Attribute of a cost -> how to write it; latencies are in microseconds.
-COSTS: dict[str, Callable[[float], str]] = {
-    "params": lambda value: f"{value:,.0f} parameters",
-    "macs": lambda value: f"{value:,.0f} MACs",
-    "latency": lambda value: f"{value / 1000:.2f} ms",
-}
 
 
 def knee(trials: Sequence[V]) -> V:
@@ -208,13 +213,14 @@ def describe(study: optuna.Study, trial: FrozenTrial, confirmation: optuna.Study
     fresh = [
         other.values[0]
         for other in (ledger.scored(confirmation) if confirmation else ())
-        if other.user_attrs[FUNCTION] == attributes[FUNCTION]
+        if attribute(other, FUNCTION) == attribute(trial, FUNCTION)
     ]
     if fresh:
         seeds = f"{len(fresh)} fresh seed{'s' if len(fresh) > 1 else ''}"
         scores.append(f"score after training with {seeds} {mean(fresh):.4f}")
     costs = [written(attributes[name]) for name, written in COSTS.items() if name in attributes]
-    layers = [f"  layer {number}: {layer}" for number, layer in enumerate(attributes["formula"].split("; "), start=1)]
+    formulas = formula(ledger.architecture_of(trial)).split("; ")
+    layers = [f"  layer {number}: {layer}" for number, layer in enumerate(formulas, start=1)]
     return ["; ".join(scores), "; ".join(costs), *layers]
 
 

@@ -49,7 +49,7 @@ KILLED_FOR_MEMORY = re.compile(r"^.* killed due to the node running low on memor
 # The messages of torch's RuntimeErrors when the host runs out of memory; for a GPU there is torch.OutOfMemoryError.
 NO_HOST_MEMORY = re.compile("DefaultCPUAllocator: (can't allocate|not enough) memory|std::bad_alloc")
 
-# Called after every trial with the study and the trial's number.
+# Called with the study and the number of a trial.
 OnTrial = Callable[[optuna.Study, int], None]
 # A function trainable of Ray Tune, with the arguments of `evaluate_trial`.
 Evaluate = Callable[..., None]
@@ -67,12 +67,13 @@ def run(
     stop: float = 0.0,
     stop_untrained: float = 0.0,
     evaluate: Evaluate | None = None,
+    on_start: OnTrial = lambda study, number: None,
     on_trial: OnTrial,
 ) -> None:
     """Run trials until `trials` of the study have ended, including those of earlier runs. Duplicates cost nothing and
     are not counted. If `trials` is None, run only the trials that are waiting.
 
-    A KeyboardInterrupt leaves the running trials RUNNING in the study; `ledger.requeue_unfinished` re-queues them.
+    A KeyboardInterrupt re-queues the trials that are running.
 
     Args:
         origin: the attribute `origin` of trials that the study's sampler proposes.
@@ -80,6 +81,7 @@ def run(
         stop: the share of candidates, those with the lowest scores, that is pruned at every rung.
         stop_untrained: the same before the first training step.
         evaluate: the function that the workers run, `evaluate_trial` by default.
+        on_start: called before a trial is evaluated.
         on_trial: called after every trial.
 
     Raises:
@@ -99,7 +101,7 @@ def run(
         tuner = tune.Tuner(
             tune.with_resources(trainable, {"cpu": cpus_per_trial(cluster.workers), "gpu": gpus}),
             tune_config=tune.TuneConfig(
-                search_alg=Proposals(study, space, origin, workspace, trials),
+                search_alg=Proposals(study, space, origin, workspace, trials, on_start),
                 scheduler=Rungs(study, stop, stop_untrained, on_trial),
                 num_samples=-1,
                 max_concurrent_trials=cluster.workers,
@@ -110,7 +112,11 @@ def run(
                 name="trials", storage_path=scratch, verbose=0, callbacks=[Recorder(study, on_trial)]
             ),
         )
-        tuner.fit()
+        try:
+            tuner.fit()
+        except KeyboardInterrupt:
+            ledger.requeue_unfinished(study)
+            raise
 
 
 def evaluate_trial(
@@ -189,7 +195,13 @@ class Proposals(Searcher):
     """The searcher of Ray Tune: asks the study for the next trial whenever Ray has room for one."""
 
     def __init__(
-        self, study: optuna.Study, space: Space, origin: str, workspace: Workspace, trials: int | None
+        self,
+        study: optuna.Study,
+        space: Space,
+        origin: str,
+        workspace: Workspace,
+        trials: int | None,
+        on_start: OnTrial = lambda study, number: None,
     ) -> None:
         super().__init__()
         self.study = study
@@ -198,12 +210,14 @@ class Proposals(Searcher):
         self.seed = workspace.config.seed
         self.labels = workspace.labels
         self.trials = trials
+        self.on_start = on_start
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         interrupt.check()
         while self._has_next():
             trial, architecture = ledger.ask(self.study, self.space, self.origin, self.labels)
             if not ledger.resolve_duplicate(self.study, trial.number):
+                self.on_start(self.study, trial.number)
                 return {
                     "number": trial.number,
                     ledger.ARCHITECTURE: json.dumps(architecture.to_json()),

@@ -221,7 +221,6 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
             prepare(config, options.device, progress.update),
             cluster,
             storage=storage,
-            prefix=f"{path.name}/" if options.storage else "",
             say=progress.say,
             on_progress=progress.update,
             on_trial=progress.trial,
@@ -232,7 +231,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         with reporting_lost_storage(storage), sole_driver(storage, path.name):
             # Another process may have started the study while this one was preparing it.
             folder.check(config, stages, options.resume)
-            progress.say(f"study {path} (optuna-dashboard {storage})")
+            progress.say(f"study {path} (optuna-dashboard {storage} --artifact-dir {folder.artifacts})")
             winner = search.run(first, stages[1:])
     progress.say(f"winner: {formula(winner)}")
     progress.say(f"wrote {folder.architecture}; next: ffn-train-final {folder.architecture}")

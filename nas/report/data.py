@@ -30,6 +30,7 @@ from nas.study.attributes import (
     RUNG,
     SEED,
     TEACHER,
+    attribute,
 )
 from nas.study.contributions import decode
 from nas.study.folder import Folder
@@ -211,7 +212,7 @@ def read(folder: Folder, storage: str | None, checkpoint: Mapping[str, Any] | No
         config,
         tuple(_stage(name, study, config, folder) for name, study in studies.stages.items()),
         tuple(map(_candidate, confirmations)),
-        {trial.number: decode(trial.user_attrs[ROWS]) for trial in confirmations if ROWS in trial.user_attrs},
+        {trial.number: decode(rows) for trial in confirmations if (rows := attribute(trial, ROWS)) is not None},
         checkpoint,
     )
 
@@ -249,11 +250,10 @@ def _candidate(trial: FrozenTrial) -> Candidate:
     if state == PRUNED:
         steps = attributes.get(RUNG)
         reason = "among the lowest scores before training" if steps == 0 else f"among the lowest after {steps} steps"
-    known = ARCHITECTURE in attributes
     return Candidate(
         number=trial.number,
         origin=attributes.get(ORIGIN, ""),
-        proposed=bool(attributes.get(CHOICES)),
+        proposed=bool(attribute(trial, CHOICES)),
         state=state,
         score=trial.values[0] if state == COMPLETE else None,
         standard_error=attributes.get("standard_error"),
@@ -261,14 +261,14 @@ def _candidate(trial: FrozenTrial) -> Candidate:
         costs={cost: float(attributes[cost]) for cost in COSTS if cost in attributes},
         metrics={key.removeprefix("score/"): value for key, value in attributes.items() if key.startswith("score/")},
         in_budget=bool(attributes.get(IN_BUDGET)),
-        architecture=ledger.architecture_of(trial) if known else None,
-        function=attributes.get(FUNCTION, ""),
+        architecture=ledger.architecture_of(trial) if attribute(trial, ARCHITECTURE) else None,
+        function=attribute(trial, FUNCTION, ""),
         seconds=attributes.get("seconds"),
         span=_span(trial.datetime_start, trial.datetime_complete),
         duplicate_of=attributes.get(DUPLICATE_OF),
         reason=reason,
         seed=attributes.get(SEED),
-        loads=attributes.get(EXPERT_LOAD, []),
+        loads=attribute(trial, EXPERT_LOAD, []),
     )
 
 

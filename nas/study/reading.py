@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import optuna
 
 from nas.config.schema import ConfigError
-from nas.study import ledger
 from nas.study.folder import STAGES, Folder
+from nas.study.names import CONFIRMATION, existing_studies
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +31,10 @@ def studies_of(folder: Folder, storage: str | None = None) -> Studies:
         raise ConfigError(f"{folder.path} is not a study's folder: it has no config.toml")
     if storage is None and not (folder.path / "study.db").exists():
         raise ConfigError(f"{folder.path} has no study.db: if the study was searched with --storage, give that URL")
-    prefix = f"{folder.path.resolve().name}/" if storage else ""
-    studies = ledger.existing_studies(storage or folder.storage)
-    begun = {name: studies[f"{prefix}stage-{name}"] for name in STAGES if f"{prefix}stage-{name}" in studies}
+    search = folder.path.resolve().name
+    studies = existing_studies(storage or folder.storage, search, shared=storage is not None)
+    begun = {name: studies[f"stage-{name}"] for name in STAGES if f"stage-{name}" in studies}
     if not begun:
         place = "--storage" if storage else folder.path / "study.db"
-        raise ConfigError(f"{place}: there is no study {prefix}stage-1, nor of another stage")
-    return Studies(begun, studies.get(f"{prefix}confirmation"))
+        raise ConfigError(f"{place}: there is no study {search}/stage-1, nor of another stage")
+    return Studies(begun, studies.get(CONFIRMATION))

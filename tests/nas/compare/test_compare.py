@@ -13,7 +13,7 @@ from nas.compare.command import main
 from nas.compare.rows import mcnemar
 from nas.config.load import load_config
 from nas.inspect import describe
-from nas.study.attributes import ROWS
+from nas.study.attributes import FUNCTION, ROWS, attribute
 from nas.study.contributions import decode
 from nas.study.folder import Folder
 from nas.study.metrics import metric_of_rows
@@ -48,9 +48,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def rows_of(study: Path, architecture: Architecture) -> dict[int, np.ndarray]:
     """The contributions of the rows by seed, read from the database."""
     return {
-        trial.user_attrs["seed"]: decode(trial.user_attrs[ROWS])
+        trial.user_attrs["seed"]: decode(attribute(trial, ROWS))
         for trial in trials_of(study, "confirmation")
-        if trial.user_attrs["function"] == function_key(architecture)
+        if attribute(trial, FUNCTION) == function_key(architecture)
     }
 
 

@@ -16,6 +16,7 @@ from matplotlib.image import imread
 from nas.pick import knee
 from nas.report import command
 from nas.report.data import StudyData, read
+from nas.study.attributes import FUNCTION, attribute
 from nas.study.folder import Folder
 from tests.nas.report import synthetic
 from tests.nas.tiny_study import trials_of
@@ -144,8 +145,8 @@ def test_the_numbers_are_the_ledgers(kind: str, reports: Reports) -> None:
     if best is not None:
         confirmations = trials_of(path, "confirmation")
         for row in best["finalists"]:
-            function = trials[row["trial"]].user_attrs["function"]
-            own = [t for t in confirmations if t.user_attrs["function"] == function and "twin" not in t.user_attrs]
+            function = attribute(trials[row["trial"]], FUNCTION)
+            own = [t for t in confirmations if attribute(t, FUNCTION) == function and "twin" not in t.user_attrs]
             scores = [trial.values[0] for trial in own]
             assert f"{np.mean(scores):.4f} ({len(scores)})" in page.text
     if len(study.last.goals) > 1:
