@@ -19,6 +19,7 @@ from nas.study.attributes import EXPERT_LOAD, ROWS, TEACHER, score_attribute
 from nas.study.contributions import encode
 from nas.study.description import Parameters
 from nas.study.folder import Folder
+from nas.study.names import CONFIRMATION
 from search_spaces import DENSE, Architecture, Base, Experts, Genes, Space, cost
 from search_spaces.equivalence import function_key
 from search_spaces.graph import GELU
@@ -74,7 +75,7 @@ def write(
             vary = frozenset({GRAPHS}) if stage == "2" else frozenset({SIZES})
             space = replace(space, start=winner, vary=vary, min_params=1)
         folder.stage(stage).mkdir()
-        study = ledger.open_study(folder.storage, f"stage-{stage}", SAMPLERS[sampler](space, 0), goals)
+        study = ledger.open_study(folder.storage, f"{path.name}/stage-{stage}", SAMPLERS[sampler](space, 0), goals)
         study.set_user_attr(TEACHER, {"task": TASK, "score": 0.875})
         _search(study, space, trials, sampler, winner, rng)
         if unfinished and stage == stages[-1]:
@@ -115,7 +116,7 @@ def _confirm(
 ) -> Architecture:
     """Confirm the finalists with two seeds and write best.json, as the search does; returns the winner."""
     ranked = finalists(study, 3)
-    confirmation = ledger.open_study(folder.storage, "confirmation")
+    confirmation = ledger.open_study(folder.storage, f"{folder.path.name}/{CONFIRMATION}")
     parameters = Parameters.of(space, frozenset({GRAPHS, SIZES}))
     wanted = [
         (ledger.architecture_of(trial), f"stage-{stage} trial {trial.number}", seed)
