@@ -33,6 +33,7 @@ GUIDES: dict[str, str | dict[str, str]] = {
         "Budgets and latency": "budgets.md",
         "Experts": "experts.md",
         "Reading results": "reading_results.md",
+        "Reports and comparisons": "report.md",
         "Final training": "final_training.md",
         "Distillation alone": "distillation.md",
         "Several processors and machines": "cluster.md",

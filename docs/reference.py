@@ -19,6 +19,8 @@ COMMANDS = {
     "nas.search": "python -m nas.search",
     "nas.inspect": "python -m nas.inspect",
     "nas.pick": "python -m nas.pick",
+    "nas.report.command": "python -m nas.report",
+    "nas.compare.command": "python -m nas.compare",
     "nas.final.command": "python train_final.py",
     "distill.__main__": "python -m distill",
     "supernet.student": "python -m supernet.student",

@@ -5,7 +5,7 @@ baseline.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import optuna
@@ -70,12 +70,20 @@ def different(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return list(first.values())
 
 
-def front(ranked: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The Pareto front: the trials that no other one dominates.
+class Valued(Protocol):
+    """A trial, or anything else with the values of two goals."""
 
-    Args:
-        ranked: trials with two values each, a score to be maximised and a cost to be minimised.
-    """
+    @property
+    def values(self) -> Any:
+        """A score to be maximised and a cost to be minimised."""
+        ...
+
+
+V = TypeVar("V", bound=Valued)
+
+
+def front(ranked: Sequence[V]) -> list[V]:
+    """The Pareto front: the trials that no other one dominates."""
     return [
         trial
         for trial in ranked

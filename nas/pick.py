@@ -23,7 +23,7 @@ from distill.cli import Parser, guard
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.config.values import count, kept_share
-from nas.finalists import different, front
+from nas.finalists import V, different, front
 from nas.study import ledger
 from nas.study.attributes import (
     COSTS,
@@ -39,10 +39,10 @@ from nas.study.attributes import (
 )
 from nas.study.description import formula
 from nas.study.folder import STAGES, Folder
-from nas.study.names import CONFIRMATION, existing_studies
+from nas.study.reading import studies_of
 
 
-def knee(trials: Sequence[FrozenTrial]) -> FrozenTrial:
+def knee(trials: Sequence[V]) -> V:
     """The trial of a Pareto front that is farthest above the line between the front's ends, scores and costs both
     scaled to a range of 1: beyond it, further cost brings less score. The best score, if none is above the line.
 
@@ -56,7 +56,7 @@ def knee(trials: Sequence[FrozenTrial]) -> FrozenTrial:
     if not scores or not costs:
         return max(trials, key=lambda trial: trial.values[0])
 
-    def above(trial: FrozenTrial) -> tuple[float, float]:
+    def above(trial: V) -> tuple[float, float]:
         score, cost = trial.values
         return (score - cheapest.values[0]) / scores - (cost - cheapest.values[1]) / costs, score
 
@@ -231,23 +231,15 @@ def opened(folder: Folder, storage: str | None, stage: str | None) -> tuple[str,
         ConfigError: the folder is not one of a study, or the stage has not begun.
         StorageError: the storage cannot be opened.
     """
-    if not folder.config.exists():
-        raise ConfigError(f"{folder.path} is not a study's folder: it has no config.toml")
-    if storage is None and not (folder.path / "study.db").exists():
-        raise ConfigError(f"{folder.path} has no study.db: if the study was searched with --storage, give that URL")
-    search = folder.path.resolve().name
-    studies = existing_studies(storage or folder.storage, search, shared=storage is not None)
-    begun = [name for name in STAGES if f"stage-{name}" in studies]
-    if not begun:
-        place = "--storage" if storage else folder.path / "study.db"
-        raise ConfigError(f"{place}: there is no study {search}/stage-1, nor of another stage")
+    studies = studies_of(folder, storage)
+    begun = studies.stages
     if stage is not None and stage not in begun:
         raise ConfigError(f"--stage: {folder.path} has the stages {', '.join(begun)}, not {stage}")
-    with_scores = [name for name in begun if ledger.scored(studies[f"stage-{name}"])]
+    with_scores = [name for name in begun if ledger.scored(begun[name])]
     chosen = stage or next(reversed(with_scores), None)
     if chosen is None:
         raise ConfigError(f"{folder.path} has no trial with a score yet")
-    return chosen, studies[f"stage-{chosen}"], studies.get(CONFIRMATION)
+    return chosen, begun[chosen], studies.confirmation
 
 
 def parser() -> Parser:

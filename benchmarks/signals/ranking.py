@@ -11,9 +11,9 @@ from scipy.stats import kendalltau, norm, rankdata
 from sklearn.ensemble import GradientBoostingRegressor
 from sklearn.linear_model import Ridge
 
+from nas.report.agreement import RESAMPLES, percentiles, resampled_taus, resamples
 from nas.samplers import lanas
 
-RESAMPLES = 2_000
 # Predictors are fitted on so many random choices of the known architectures.
 SPLITS = 50
 KNOWN = (4, 8, 16, 24)
@@ -51,36 +51,15 @@ def tau(signal: Signal) -> float:
     return float(np.mean([kendalltau(value_N, target_N, nan_policy="omit").statistic for value_N, target_N in pairs]))
 
 
-def resampled_taus(signal: Signal, counts_RN: np.ndarray) -> np.ndarray:
-    """`tau` of each resample, (R,). Calling scipy for each resample of each measurement would take hours.
-
-    Args:
-        counts_RN: how often a resample has each architecture. Two copies of one architecture are no pair.
-    """
-
-    def total(pairs_NN: np.ndarray) -> np.ndarray:
-        result: np.ndarray = ((counts_RN @ pairs_NN) * counts_RN).sum(axis=1)
-        return result
-
-    taus = []
-    for value_N, target_N in zip(signal.values_KN, signal.targets_KN, strict=True):
-        known = ~np.isnan(value_N)
-        signs = [np.sign(row[:, None] - row) for row in (np.where(known, value_N, 0), target_N)]
-        a, b = (np.where(known[:, None] & known, sign, 0.0) for sign in signs)
-        with np.errstate(invalid="ignore"):
-            taus.append(total(a * b) / np.sqrt(total(a * a) * total(b * b)))
-    return np.mean(taus, axis=0)
+def taus_of_resamples(signal: Signal, counts_RN: np.ndarray) -> np.ndarray:
+    """`tau` of each resample, (R,); see `nas.report.agreement.resampled_taus`."""
+    pairs = zip(signal.values_KN, signal.targets_KN, strict=True)
+    return np.mean([resampled_taus(value_N, target_N, counts_RN) for value_N, target_N in pairs], axis=0)
 
 
-def interval(signal: Signal, resamples: int = RESAMPLES) -> tuple[float, float]:
+def interval(signal: Signal, count: int = RESAMPLES) -> tuple[float, float]:
     """95 % bootstrap interval of tau over architectures, percentile."""
-    number = signal.values_KN.shape[1]
-    counts = np.random.default_rng(0).multinomial(number, [1 / number] * number, size=resamples)
-    taus = resampled_taus(signal, counts.astype(float))
-    if np.isnan(taus).all():
-        return math.nan, math.nan
-    low, high = np.nanpercentile(taus, [2.5, 97.5])
-    return float(low), float(high)
+    return percentiles(taus_of_resamples(signal, resamples(signal.values_KN.shape[1], count)))
 
 
 def top_quarter(signal: Signal) -> float:

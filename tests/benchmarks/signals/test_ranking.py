@@ -17,9 +17,9 @@ from benchmarks.signals.ranking import (
     interval,
     others,
     predicted,
-    resampled_taus,
     rows_of,
     tau,
+    taus_of_resamples,
     top_quarter,
 )
 
@@ -37,7 +37,7 @@ def test_tau_of_resamples_is_scipy_s(data: st.DataObject) -> None:
     targets = data.draw(st.lists(small, min_size=number, max_size=number))
     counts = data.draw(st.lists(st.integers(0, 3), min_size=number, max_size=number))
     for weights in ([1] * number, counts):
-        (value,) = resampled_taus(signal(values, targets), np.array([weights], dtype=float))
+        (value,) = taus_of_resamples(signal(values, targets), np.array([weights], dtype=float))
         pairs = np.repeat(np.array([values, targets]), weights, axis=1)
         pairs = pairs[:, ~np.isnan(pairs[0])]
         expected = kendalltau(*pairs).statistic if pairs.shape[1] > 1 else math.nan
@@ -47,7 +47,7 @@ def test_tau_of_resamples_is_scipy_s(data: st.DataObject) -> None:
 def test_tau_is_the_mean_over_measurements() -> None:
     both = Signal("s", np.array([[1, 2, 3], [3, 2, 1]]) * 1.0, np.array([[1, 2, 3], [1, 3, 2]]) * 1.0, 0.0)
     assert tau(both) == pytest.approx((1 - 1 / 3) / 2)
-    assert resampled_taus(both, np.ones((1, 3))) == pytest.approx([tau(both)])
+    assert taus_of_resamples(both, np.ones((1, 3))) == pytest.approx([tau(both)])
 
 
 def test_the_interval_is_that_of_resampled_architectures() -> None:

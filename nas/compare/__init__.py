@@ -1,0 +1,1 @@
+"""Architectures side by side: layers, costs, and paired differences."""

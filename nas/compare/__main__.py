@@ -1,0 +1,5 @@
+import sys
+
+from nas.compare.command import main
+
+sys.exit(main())

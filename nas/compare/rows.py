@@ -1,0 +1,239 @@
+"""The rows on which items are compared, and the paired differences on them."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from nas.compare.items import CompareError, Item
+from nas.config.load import load_config
+from nas.finalists import confirmations
+from nas.study.folder import Folder
+from nas.study.metrics import metric_of_rows, paired_lead
+from nas.study.reading import studies_of
+from search_spaces.equivalence import function_key
+
+# Standard errors on each side of a 95 % interval.
+NORMAL = 1.959964
+SEARCH, DEV = "search split", "dev split"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference in score between two items on the same rows.
+
+    Attributes:
+        score: of the item, the mean over the seeds that both have.
+        reference: the item whose score is subtracted.
+        value, standard_error: of the paired difference; with several seeds the error covers their choice, too.
+        interval: the 95 % interval, by the normal approximation.
+        p: the two-sided p-value of no difference, by the same.
+        mcnemar: the exact p-value of McNemar's test; None unless a single training of each is compared on rows that are
+            right or wrong.
+        seeds: of the trainings; empty for checkpoints.
+        on: what the rows are.
+    """
+
+    name: str
+    score: float
+    reference: str
+    value: float
+    standard_error: float
+    interval: tuple[float, float]
+    p: float
+    mcnemar: float | None
+    seeds: tuple[int, ...]
+    rows: int
+    on: str
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serialisable values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The differences to the first items that have rows, and what could not be compared."""
+
+    differences: Sequence[Difference]
+    notes: Sequence[str]
+
+
+def check_tasks(items: Sequence[Item]) -> None:
+    """Raise CompareError if two items are of different tasks, or two studies of different data; the rows of checkpoints
+    themselves are compared (`scored_checkpoints`).
+    """
+    studies = [item for item in items if item.study is not None]
+    checkpoints = [item for item in items if item.checkpoint is not None]
+    for item in [*studies, *checkpoints][1:]:
+        first = [*studies, *checkpoints][0]
+        for what, one, other in zip(ORIGIN, _origin(first), _origin(item), strict=True):
+            if one != other and (what == "task" or item.study is not None):
+                raise CompareError(
+                    f"{item.name} and {first.name} cannot be compared on the same rows: the {what} is {other!r} and "
+                    f"{one!r}; to see layers and costs alone, give their architecture.json files"
+                )
+
+
+# What decides which rows a study has.
+ORIGIN = ("task", "data", "table of rows", "corpus")
+
+
+def _origin(item: Item) -> tuple[Any, ...]:
+    """The values of `ORIGIN` of a study or a checkpoint."""
+    config = item.config
+    assert config is not None
+    rows = config.rows.get(config.task)
+    return config.task, config.data, rows and rows.model_dump(mode="json"), None if rows else config.corpus
+
+
+def with_confirmed_rows(items: Sequence[Item], storage: str | None) -> list[Item]:
+    """The items with the rows of their confirmations: a study's winner in its own study, an architecture in the studies
+    that are compared, too.
+
+    Raises:
+        ConfigError, StorageError: a study cannot be opened.
+    """
+    studies = {item.study: item for item in items if item.study is not None}
+    opened = {path: studies_of(Folder(path), storage).confirmation for path in studies}
+    result = []
+    for item in items:
+        function = function_key(item.architecture)
+        candidates: list[Path] = [item.study] if item.study else [] if item.checkpoint else list(studies)
+        for path in candidates:
+            confirmation = opened[path]
+            if confirmation is None:
+                continue
+            seeds = {trial.user_attrs.get("seed") for trial in confirmation.get_trials(deepcopy=False)}
+            found = confirmations(confirmation, [function], sorted(seed for seed in seeds if seed is not None))
+            rows = {seed: one.rows for seed, one in found[function].items() if one.rows is not None}
+            if rows:
+                item = replace(item, rows=rows, config=item.config or studies[path].config)
+                break
+        result.append(item)
+    return result
+
+
+def scored_checkpoints(items: Sequence[Item], first: int | None, device: str) -> list[Item]:
+    """The items, of which the checkpoints have the rows of the dev split, if there are at least two of them.
+
+    Args:
+        first: score on so many rows; None: on all.
+
+    Raises:
+        CompareError: the dev splits of the checkpoints differ.
+        distill.training.teacher.TeacherError: a checkpoint cannot be loaded.
+    """
+    checkpoints = [item for item in items if item.checkpoint is not None]
+    if len(checkpoints) < 2:
+        return list(items)
+    from transformers.utils import logging
+
+    from distill.training.evaluation import evaluate_rows
+    from distill.training.teacher import load_model
+    from nas.preparation.context import preparation_context
+    from nas.preparation.data import stored_task
+    from nas.preparation.teacher import prepare_data
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    splits: dict[str, Any] = {}
+    rows: dict[int, np.ndarray] = {}
+    for item in checkpoints:
+        assert item.config is not None and item.checkpoint is not None
+        context = preparation_context(load_config(str(item.checkpoint / "config.toml")), device)
+        data = prepare_data(context)
+        task = stored_task(data)
+        encoded, split = _dev(data, task.kind)
+        splits[item.name] = split
+        if split != splits[checkpoints[0].name]:
+            raise CompareError(
+                f"{item.name} and {checkpoints[0].name} cannot be compared: their dev splits have different rows"
+            )
+        model = load_model(str(item.checkpoint), task.labels, task.kind, new_head=False)
+        contributions = evaluate_rows(
+            model, encoded, split, task, accelerator=context.accelerator,
+            pad_id=context.tokenizer.pad_token_id, first=first,
+        )  # fmt: skip
+        rows[id(item)] = contributions[task.metrics[0]]
+    return [replace(item, rows={0: rows[id(item)]}) if id(item) in rows else item for item in items]
+
+
+def _dev(data: Path, kind: str) -> tuple[Any, Any]:
+    """The encoded rows of the dev split in a folder of prepared data, and the split."""
+    from distill.tasks.encoding import load_encoded
+    from distill.tasks.task import load_split
+
+    return load_encoded(data / "dev.npz"), load_split(kind, data / "dev.json")
+
+
+def differences(items: Sequence[Item]) -> Found:
+    """The paired differences of confirmed architectures to the first of them, and of checkpoints to the first of them.
+
+    Raises:
+        CompareError: the numbers of rows differ.
+    """
+    found: list[Difference] = []
+    notes = [
+        f"{item.name}: no rows are known, as "
+        + ("a single checkpoint is not scored" if item.checkpoint else "it was not confirmed in a study that was given")
+        for item in items
+        if not item.rows
+    ]
+    for kind in (SEARCH, DEV):
+        known = [item for item in items if item.rows and (item.checkpoint is not None) == (kind == DEV)]
+        for item in known[1:]:
+            difference = _difference(item, known[0], kind)
+            if difference is None:
+                notes.append(f"{item.name} and {known[0].name}: no training with the same seed")
+            else:
+                found.append(difference)
+    return Found(found, notes)
+
+
+def _difference(item: Item, reference: Item, kind: str) -> Difference | None:
+    """The difference over the seeds that both have; None without a common seed."""
+    from scipy.stats import norm
+
+    seeds = sorted(item.rows.keys() & reference.rows.keys())
+    if not seeds or item.config is None:
+        return None
+    pairs = [(item.rows[seed], reference.rows[seed]) for seed in seeds]
+    lengths = {len(rows) for pair in pairs for rows in pair}
+    if len(lengths) > 1:
+        counts = " and ".join(f"{length:,}" for length in sorted(lengths))
+        raise CompareError(f"{item.name} and {reference.name} were scored on different rows: {counts} of them")
+    found = paired_lead(item.config, pairs)
+    metric = metric_of_rows(item.config, pairs[0][0])
+    sure = found.standard_error == 0
+    p = float(found.value == 0) if sure else float(2 * norm.sf(abs(found.value) / found.standard_error))
+    count = lengths.pop()
+    trainings = f", {len(seeds)} seed{'s' if len(seeds) > 1 else ''}" if kind == SEARCH else ""
+    return Difference(
+        name=item.name,
+        score=fmean(metric.of_contributions(rows).value for rows, _ in pairs),
+        reference=reference.name,
+        value=found.value,
+        standard_error=found.standard_error,
+        interval=(found.value - NORMAL * found.standard_error, found.value + NORMAL * found.standard_error),
+        p=p,
+        mcnemar=mcnemar(*pairs[0]) if len(pairs) == 1 else None,
+        seeds=tuple(seeds) if kind == SEARCH else (),
+        rows=count,
+        on=f"{count:,} rows of the {kind}{trainings}",
+    )
+
+
+def mcnemar(rows_N: np.ndarray, others_N: np.ndarray) -> float | None:
+    """The exact two-sided p-value of McNemar's test: whether as many rows are right for only one model as for only the
+    other. None unless rows are right or wrong.
+    """
+    from scipy.stats import binomtest
+
+    if rows_N.ndim != 1 or not (np.isin(rows_N, (0, 1)).all() and np.isin(others_N, (0, 1)).all()):
+        return None
+    ahead, behind = int((rows_N > others_N).sum()), int((rows_N < others_N).sum())
+    return float(binomtest(ahead, ahead + behind).pvalue) if ahead + behind else 1.0

@@ -1,0 +1,5 @@
+import sys
+
+from nas.report.command import main
+
+sys.exit(main())

@@ -1,0 +1,62 @@
+"""The nonlinearity of FFNs as a function of two input channels (EfficientBERT, figure 5).
+
+The operations of a graph are those of `search_spaces.operations`. Each linear map is the mean over its input channels:
+its weights are equal, and its bias is 0. So what is left is what the operations do. The value is the mean over the two
+output channels. For a whole architecture every block is h <- (h + f(h)) / 2, with a mean in place of the LayerNorm and
+without attention. The paper has weights of 1 instead, by which values grow with the width.
+
+The formula of a graph (`search_spaces.formula.expression`) is the same function, but sympy takes minutes to insert
+values into a nested maximum.
+"""
+
+import numpy as np
+
+from search_spaces.architecture import Architecture
+from search_spaces.graph import FFNGraph
+from search_spaces.operations import OPERATIONS
+
+# Both inputs are in this range, as in the paper.
+LOWEST, HIGHEST = -15.0, 5.0
+POINTS = 41
+
+
+def grid() -> np.ndarray:
+    """The two inputs at which surfaces are computed, (2, POINTS, POINTS)."""
+    values = np.linspace(LOWEST, HIGHEST, POINTS)
+    return np.stack(np.meshgrid(values, values))
+
+
+def applied(graph: FFNGraph, x_CPP: np.ndarray) -> np.ndarray:
+    """The output channels of a graph, of the same shape as its input channels.
+
+    Args:
+        x_CPP: two channels at any points.
+    """
+
+    def combine(op: str, arguments: tuple[np.ndarray, ...]) -> np.ndarray:
+        if op == "x":
+            return x_CPP
+        function = OPERATIONS[op].function
+        if function is None:
+            return np.broadcast_to(arguments[0].mean(axis=0), x_CPP.shape)
+        with np.errstate(over="ignore"):  # exp(-x) in sigmoid and swish
+            result: np.ndarray = function(*arguments)
+        return result
+
+    return graph.fold(combine)[-1]
+
+
+def of_graph(graph: FFNGraph) -> np.ndarray:
+    """The surface of one FFN on `grid`, (POINTS, POINTS)."""
+    surface: np.ndarray = applied(graph, grid()).mean(axis=0)
+    return surface
+
+
+def of_architecture(architecture: Architecture) -> np.ndarray:
+    """The surface of all blocks of an architecture one after the other on `grid`, (POINTS, POINTS)."""
+    hidden_CPP = grid()
+    for genes in architecture.layers:
+        for _ in range(genes.stack):
+            hidden_CPP = (hidden_CPP + applied(genes.graph, hidden_CPP)) / 2
+    surface: np.ndarray = hidden_CPP.mean(axis=0)
+    return surface

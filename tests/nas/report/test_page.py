@@ -1,0 +1,188 @@
+"""The pages of `python -m nas.report` for several kinds of studies, and its figures."""
+
+import re
+import shutil
+from collections.abc import Callable
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from nas.pick import knee
+from nas.report import command
+from nas.report.data import StudyData, read
+from nas.study.attributes import FUNCTION, attribute
+from nas.study.folder import Folder
+from tests.nas.report import synthetic
+from tests.nas.tiny_study import trials_of
+
+FIRST = {"result", "search"}
+SCORED = {"front", "architectures", "nonlinearity", "time"}
+# Kinds of studies: how they are written, and the sections that their pages have beside `FIRST`.
+KINDS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "just begun": ({"trials": 0, "unfinished": True}, set()),
+    "one goal": ({"trials": 28}, SCORED | {"choices", "agreement"}),
+    "two goals": (
+        {"trials": 24, "goals": ("score", "params"), "experts": True},
+        SCORED | {"choices", "agreement", "experts"},
+    ),
+    "unfinished": ({"trials": 10, "unfinished": True, "goals": ("fidelity",)}, SCORED),
+    "three stages": ({"trials": 12, "stages": ("1", "2", "3"), "goals": ("fidelity",)}, SCORED | {"agreement"}),
+}
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("two goals", "unfinished", "three stages")]
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+Reports = Callable[[str], tuple[Path, StudyData, Elements]]
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
+    """The folder of a study of a kind with its report, what was read from it, and the page's elements."""
+
+    @cache
+    def report(kind: str) -> tuple[Path, StudyData, Elements]:
+        path = tmp_path_factory.mktemp("studies") / "demo"
+        synthetic.write(path, **KINDS[kind][0])
+        assert command.main([str(path)]) == 0
+        page = (path / "report.html").read_text(encoding="utf-8")
+        return path, read(Folder(path), None, None), Elements(page)
+
+    return report
+
+
+@pytest.mark.parametrize("kind", ["just begun", "one goal", *SLOW])
+def test_the_sections(kind: str, reports: Reports) -> None:
+    _, study, page = reports(kind)
+    sections = {attributes["id"] for tag, attributes in page.found if tag == "section"}
+    assert sections == FIRST | KINDS[kind][1]
+    if study.last.best is None:
+        assert "It is not known yet whether searching pays" in page.text
+    else:
+        lead = study.last.best["winner"]["lead"]
+        assert lead["over_trial"] == study.last.best["winner"]["trial"] or f"{lead['value']:+.4f}" in page.text
+    assert "train_final.py --tensorboard" in page.text
+
+
+@pytest.mark.parametrize("kind", ["one goal", *SLOW])
+def test_the_page_is_self_contained_and_accessible(kind: str, reports: Reports) -> None:
+    path, _, page = reports(kind)
+    ids = {attributes.get("id") for _, attributes in page.found}
+    for tag, attributes in page.found:
+        assert tag not in ("script", "link", "iframe")
+        if tag == "img":
+            assert str(attributes["src"]).startswith("data:image/png;base64,")
+            assert len(str(attributes["alt"])) > 30
+        assert str(attributes.get("href", "#result")).removeprefix("#") in ids
+    text = (path / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"https?://|url\(", text)
+    assert "prefers-color-scheme" in text
+    assert len(text) < 5e6
+    tables = sum(tag == "table" for tag, _ in page.found)
+    heads = sum(tag == "th" and attributes.get("scope") == "col" for tag, attributes in page.found)
+    assert tables and heads > tables
+
+
+@pytest.mark.parametrize("kind", ["one goal", *SLOW])
+def test_the_figures(kind: str, reports: Reports) -> None:
+    """Every figure is on the page and in the folder, as PNG and SVG, and is not blank."""
+    path, _, page = reports(kind)
+    names = {attributes["id"] for tag, attributes in page.found if tag == "figure"}
+    files = {file.name for file in (path / "report").iterdir()}
+    assert files == {f"{name}.{ending}" for name in names for ending in ("png", "svg")}
+    for name in names:
+        image = imread(path / "report" / f"{name}.png")[..., :3]
+        assert 0.01 < (image.min(axis=2) < 0.9).mean() < 0.9, name
+        # In grey, too, it has several shades.
+        assert len(np.unique(np.round(image.mean(axis=2), 1))) > 5, name
+        assert ElementTree.parse(path / "report" / f"{name}.svg").getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize("kind", ["one goal", *SLOW])
+def test_the_numbers_are_the_ledgers(kind: str, reports: Reports) -> None:
+    path, study, page = reports(kind)
+    for stage in study.stages:
+        trials = trials_of(path, f"stage-{stage.name}")
+        own = [trial for trial in trials if "twin" not in trial.user_attrs]
+        counts = {name: sum(trial.state.name == name for trial in own) for name in ("COMPLETE", "PRUNED", "FAIL")}
+        expected = f"{counts['COMPLETE']} complete, {counts['PRUNED']} pruned, {counts['FAIL']} failed"
+        assert f"{len(own)} trials: {expected}" in page.text
+        assert ("diverged: the loss is <nan> at step 3" in page.text) == bool(counts["FAIL"])
+    trials = trials_of(path, f"stage-{study.last.name}")
+    within = [trial for trial in trials if trial.state.name == "COMPLETE" and trial.user_attrs["in_box"]]
+    best = study.last.best
+    leader = trials[best["winner"]["trial"]] if best else max(within, key=lambda trial: trial.values[0])
+    for trial in (leader, *(trial for trial in trials if trial.user_attrs["origin"] == "uniform slice")):
+        assert f"{trial.values[0]:.4f} ± 0.0100" in page.text
+        assert f"{trial.user_attrs['params'] / 1e6:,.2f} M" in page.text
+    if best is not None:
+        confirmations = trials_of(path, "confirmation")
+        for row in best["finalists"]:
+            function = attribute(trials[row["trial"]], FUNCTION)
+            own = [t for t in confirmations if attribute(t, FUNCTION) == function and "twin" not in t.user_attrs]
+            scores = [trial.values[0] for trial in own]
+            assert f"{np.mean(scores):.4f} ({len(scores)})" in page.text
+    if len(study.last.goals) > 1:
+        front = [t for t in within if not any(_dominates(other.values, t.values) for other in within)]
+        chosen = knee(front)
+        assert [p.candidate.number for p in study.last.front("params")] == [
+            t.number for t in sorted(front, key=lambda t: (t.values[1], t.number)) if "twin" not in t.user_attrs
+        ]
+        assert f"trial {chosen.number}" in page.text
+    assert "0.8750" in page.text  # the teacher's score
+
+
+def _dominates(one: list[float], other: list[float]) -> bool:
+    return one[0] >= other[0] and one[1] <= other[1] and one != other
+
+
+def test_bad_input(
+    reports: Reports, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*arguments: object) -> str:
+        assert command.main([*map(str, arguments)]) == 2
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1 and message.startswith("nas.report: ")
+        return message
+
+    path = tmp_path / "demo"
+    shutil.copytree(reports("one goal")[0], path)
+    assert "has no config.toml" in refused(tmp_path / "missing")
+    assert "has no ending such as .html" in refused(path, "--out", tmp_path / "report")
+    assert "--checkpoint" in refused(path, "--checkpoint", tmp_path)
+    (tmp_path / "file").touch()
+    assert "--out: " in refused(path, "--out", tmp_path / "file" / "report.html")
+    assert "there is no study demo/stage-1" in refused(path, "--storage", f"sqlite:///{tmp_path}/other.db")
+    (path / "stage-1" / "best.json").write_text("{")
+    assert "best.json: not JSON" in refused(path)
+    (path / "study.db").unlink()
+    assert "has no study.db" in refused(path)
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    assert "install the extra plots" in refused(path)
