@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 # Slow imports are inside functions, where Ctrl-C is caught.
+from distill.choices import OBJECTIVES, TASKS, columns, listing, objectives, tasks
 from distill.cli import INTERRUPTED, Parser, called_as, guard
 from search_spaces.errors import UserError
 
 
 def parser() -> Parser:
-    result = Parser(prog="distill", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    epilog = f"objectives (--objective):\n{columns(OBJECTIVES)}\n\ntasks (--task):\n{columns(TASKS)}"
+    result = Parser(prog="distill", description=__doc__, epilog=epilog, formatter_class=RawDescriptionHelpFormatter)
     result.usage = f"{called_as('python -m distill')} --student MODEL --out DIR [option ...]"
     add = result.add_argument
     add("--student", required=True, metavar="MODEL", help="a checkpoint, or the teacher's first:N or uniform:N layers")
@@ -33,12 +35,18 @@ def parser() -> Parser:
         metavar="MODEL",
         help="a model between teacher and student, given like --student; may be repeated",
     )
-    add("--objective", default="kd", metavar="NAME", help="name of the objective; '?' lists all (default: %(default)s)")
+    add(
+        "--objective",
+        action=listing(objectives),
+        default="kd",
+        metavar="NAME",
+        help="name of the objective; '?' lists all (default: %(default)s)",
+    )
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the objective; '?' lists all")
     add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder for the student and metrics.json")
     add("--resume", action="store_true", help="continue the interrupted run in --out")
     add = result.add_argument_group("rows").add_argument
-    add("--task", metavar="NAME", help="a task: sst2, mnli, squad, conll2003, ...")
+    add("--task", action=listing(tasks), metavar="NAME", help="name of the task; '?' lists all")
     add(
         "--data",
         type=Path,

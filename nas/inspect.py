@@ -8,6 +8,7 @@ ARCH is a file, or the name of a published architecture.
 import json
 import os
 import sys
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,7 +110,7 @@ def show(architecture: Architecture, tokens: int, labels: int, head: str, consol
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    parser = Parser(prog="nas.inspect", description="What an architecture is, and what it costs.")
+    parser = Parser(prog="nas.inspect", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("architecture", metavar="ARCH", help=f"a JSON file, or one of {', '.join(PUBLISHED)}")
     parser.add_argument(
         "--tokens", type=int, default=128, help="sequence length for which MACs are counted (default: %(default)s)"

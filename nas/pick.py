@@ -1,6 +1,7 @@
 """Write the architecture of one trial of a study to a file.
 
-    python -m nas.pick results/demo                       (the knee of the front, or with one goal the winner)
+    python -m nas.pick results/demo                       (the knee of the front; with one goal the winner or,
+                                                           before the stage has ended, the best so far)
     python -m nas.pick results/demo --max-params 8M
     python -m nas.pick results/demo --keep 99%
     python -m nas.pick results/demo --trial 17
@@ -247,8 +248,8 @@ def parser() -> Parser:
     """The command line's options."""
     result = Parser(
         prog="nas.pick",
-        description="Write the architecture of one trial of a study to a file. Without further options it is the knee "
-        "of the Pareto front or, in a study with one goal, the winner (before the stage has ended, the best so far).",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
     result.add_argument("--stage", choices=STAGES, help="stage to choose from (default: the last one with a score)")

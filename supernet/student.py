@@ -35,7 +35,7 @@ class StudentError(UserError, ValueError):
 
 
 def parser() -> Parser:
-    result = Parser(prog="supernet.student", description="Build a student of any architecture.")
+    result = Parser(prog="supernet.student", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     result.add_argument("architecture", help="a file, or the name of a published architecture")
     result.add_argument(
         "--like",

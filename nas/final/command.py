@@ -10,6 +10,7 @@ training.
 """
 
 import sys
+from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
 from distill.cli import INTERRUPTED, Parser, device, guard
@@ -21,7 +22,7 @@ from search_spaces.published import PUBLISHED, load
 
 def parser() -> Parser:
     """The command line's options."""
-    result = Parser(prog="train_final.py", description="Train a searched architecture by distillation.")
+    result = Parser(prog="train_final.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     result.add_argument(
         "architecture", help="architecture.json of a study, a file of that format, or the name of a published one"
     )
