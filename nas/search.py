@@ -1,4 +1,7 @@
-"""The command `ffn-nas`, or `python -m nas.search`: search the feed-forward networks of a student."""
+"""Search the feed-forward networks of a small student of a large encoder.
+
+The command is `python -m nas.search` or `ffn-nas`; `nas.options` has its options.
+"""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Build a student of any architecture, for `python -m distill --student DIR`.
+"""Build an untrained student of any architecture, for `python -m distill --student`.
 
     python -m supernet.student ARCH --like CHECKPOINT --out DIR [--fresh] [--seed N]
 

@@ -1,4 +1,4 @@
-"""The command line of the final training.
+"""Train a searched architecture, and leave an ordinary Hugging Face checkpoint.
 
     python train_final.py results/demo/architecture.json [--out DIR]
     python train_final.py efficientbert --preset efficientbert-tiny --transfer --out DIR
