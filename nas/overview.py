@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nas.config.load import load_config
-from nas.config.schema import StudyConfig
 from nas.study import ledger
 from nas.study.attributes import GOALS
 from nas.study.folder import STAGES, Folder
@@ -88,13 +87,5 @@ def state_of(folder: Folder) -> StudyState:
         elif running and stage == begun[-1]:
             state = "running"
         finished = None if study is None else len(ledger.finished(study))
-        result.append(StageState(stage, state, finished, trials_of(config, stage), best))
+        result.append(StageState(stage, state, finished, config.stage(stage).trials, best))
     return StudyState(folder.path, tuple(result))
-
-
-def trials_of(config: StudyConfig, stage: str) -> int:
-    """How many trials a stage of this configuration runs."""
-    if stage == "single":
-        return config.single_trials or config.stage1.trials + config.stage2.trials
-    trials: int = getattr(config, f"stage{stage}").trials
-    return trials

@@ -25,6 +25,7 @@ from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.config.values import count, kept_share
 from nas.finalists import different, front
+from nas.latency.limit import parse_latency
 from nas.study import ledger
 from nas.study.attributes import FAILURE, FUNCTION, GOALS, IN_BUDGET, ORIGIN, RUNG, TEACHER, metric_of
 from nas.study.folder import STAGES, Folder
@@ -185,8 +186,6 @@ def limits_of(options: argparse.Namespace) -> dict[str, float]:
                 limits[name] = count(text)
         if options.max_latency is not None:
             name = "latency"
-            from nas.latency.table import parse_latency  # imports torch, which takes seconds
-
             found = parse_latency(options.max_latency)
             if found.relative:
                 raise ValueError("give a time such as '12ms'; a part of the teacher's latency is for searches")
