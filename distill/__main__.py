@@ -18,6 +18,7 @@ from typing import Any
 # Slow imports are inside functions, where Ctrl-C is caught.
 from distill.choices import OBJECTIVES, TASKS, columns, listing, objectives, tasks
 from distill.cli import INTERRUPTED, Parser, called_as, guard
+from distill.training.progress import loading
 from search_spaces.errors import UserError
 
 
@@ -118,16 +119,18 @@ def command(options: Any) -> int:
     from distill.command.options import check, check_models, objective_settings, recorded
 
     check(options, parser())
-    settings = objective_settings(options)  # imports torch, which takes seconds
-    check_models(options, settings)
+    with loading():
+        settings = objective_settings(options)  # imports torch, which takes seconds
+        check_models(options, settings)
     if options.tensorboard is not None:
         try:
             options.tensorboard.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--tensorboard {options.tensorboard}: {error.strerror}") from None
-    from safetensors import SafetensorError
+    with loading():
+        from safetensors import SafetensorError
 
-    from distill.command.chain import run
+        from distill.command.chain import run
 
     try:
         return run(options, settings, recorded(options))

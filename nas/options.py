@@ -23,7 +23,8 @@ EPILOG = """examples:
   {command} --stage 1 --keep 99%                   the smallest that keeps 99 % of the teacher's score
   {command} --stage 1 --objective score,macs       the front of score and cost; then nas.pick
   {command} --stage all --preset minilm --tasks rte --data glue    official files in the folder glue
-  {command} --stage all --resume                   go on after Ctrl-C or a crash
+  {command} --stage all --resume                              go on after Ctrl-C or a crash
+  {command} --stage all --dry-run                             only say what would be done, and how long it takes
 then train the winner:
   {train} results/demo/architecture.json
 
@@ -158,6 +159,11 @@ def _add_data(result: Parser) -> None:
 
 def _add_running(result: Parser) -> None:
     group = result.add_argument_group("how to run")
+    group.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the space, the budget, the baselines, what will be made and how long it takes; train nothing",
+    )
     group.add_argument("--resume", action="store_true", help="continue an interrupted study")
     group.add_argument(
         "--workers",
@@ -172,6 +178,11 @@ def _add_running(result: Parser) -> None:
 
 def _add_output(result: Parser) -> None:
     group = result.add_argument_group("output")
+    form = group.add_mutually_exclusive_group()
+    form.add_argument("--quiet", action="store_true", help="print only warnings, errors and the results")
+    form.add_argument(
+        "--json", action="store_true", help="print the results as one JSON object on stdout, all else on stderr"
+    )
     group.add_argument(
         "--study", metavar="NAME", help="name of the study and of its folder (default: the preset's name)"
     )

@@ -68,6 +68,7 @@ def run(
     stop_untrained: float = 0.0,
     evaluate: Evaluate | None = None,
     on_trial: OnTrial,
+    on_start: OnTrial | None = None,
 ) -> None:
     """Run trials until `trials` of the study have ended, including those of earlier runs. Duplicates cost nothing and
     are not counted. If `trials` is None, run only the trials that are waiting.
@@ -81,6 +82,7 @@ def run(
         stop_untrained: the same before the first training step.
         evaluate: the function that the workers run, `evaluate_trial` by default.
         on_trial: called after every trial.
+        on_start: called when a trial is about to start.
 
     Raises:
         ConfigError: the device is a GPU and the cluster has none.
@@ -99,7 +101,7 @@ def run(
         tuner = tune.Tuner(
             tune.with_resources(trainable, {"cpu": cpus_per_trial(cluster.workers), "gpu": gpus}),
             tune_config=tune.TuneConfig(
-                search_alg=Proposals(study, space, origin, workspace, trials),
+                search_alg=Proposals(study, space, origin, workspace, trials, on_start),
                 scheduler=Rungs(study, stop, stop_untrained, on_trial),
                 num_samples=-1,
                 max_concurrent_trials=cluster.workers,
@@ -189,7 +191,13 @@ class Proposals(Searcher):
     """The searcher of Ray Tune: asks the study for the next trial whenever Ray has room for one."""
 
     def __init__(
-        self, study: optuna.Study, space: Space, origin: str, workspace: Workspace, trials: int | None
+        self,
+        study: optuna.Study,
+        space: Space,
+        origin: str,
+        workspace: Workspace,
+        trials: int | None,
+        on_start: OnTrial | None = None,
     ) -> None:
         super().__init__()
         self.study = study
@@ -198,12 +206,15 @@ class Proposals(Searcher):
         self.seed = workspace.config.seed
         self.labels = workspace.labels
         self.trials = trials
+        self.on_start = on_start
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         interrupt.check()
         while self._has_next():
             trial, architecture = ledger.ask(self.study, self.space, self.origin, self.labels)
             if not ledger.resolve_duplicate(self.study, trial.number):
+                if self.on_start is not None:
+                    self.on_start(self.study, trial.number)
                 return {
                     "number": trial.number,
                     ledger.ARCHITECTURE: json.dumps(architecture.to_json()),

@@ -4,6 +4,7 @@ The command is `python -m nas.search` or `ffn-nas`; `nas.options` has its option
 """
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from nas import interrupt
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from nas.options import DEFAULT, check, overrides, parser, stages_of
+from search_spaces.errors import UserError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,9 +25,28 @@ def main(argv: list[str] | None = None) -> int:
         with interrupt.recording():
             return guard("nas.search", lambda: command(options, folder))
     except KeyboardInterrupt:
-        outcome = "with --resume continues it" if (folder / "config.toml").exists() else "starts again"
-        print(f"nas.search: interrupted; the same command {outcome}", file=sys.stderr)
+        with contextlib.suppress(KeyboardInterrupt):
+            return interrupted(options, folder)
         return INTERRUPTED
+
+
+def interrupted(options: argparse.Namespace, folder: Path) -> int:
+    """Show what there is so far, and how to go on; returns the exit status."""
+    database = folder / "study.db"
+    if not options.dry_run and (database.exists() or (options.storage and (folder / "config.toml").exists())):
+        from rich.console import Console
+
+        from nas.results import show_results
+        from nas.study.folder import Folder
+
+        study = Folder(folder)
+        storage = options.storage or study.storage
+        console = Console(highlight=False, soft_wrap=True, stderr=options.json)
+        with contextlib.suppress(UserError):  # such as a storage that is gone, which the search itself has reported
+            show_results(study, storage, prefix_of(options, folder), console, options.json)
+    outcome = "with --resume continues it" if (folder / "config.toml").exists() else "starts again"
+    print(f"nas.search: interrupted; the same command {outcome}", file=sys.stderr)
+    return INTERRUPTED
 
 
 def command(options: argparse.Namespace, folder: Path) -> int:
@@ -45,41 +66,54 @@ def command(options: argparse.Namespace, folder: Path) -> int:
 
 def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
     """Prepare and run the stages in the study's folder `path`; returns the exit status."""
-    # These modules import torch, transformers and ray, which takes seconds.
-    from transformers.utils import logging as transformers_logging
+    from rich.console import Console
 
-    from nas.cluster import Cluster, check_cluster
-    from nas.pipeline import Search
-    from nas.preparation.prepare import prepare
     from nas.progress import Progress
-    from nas.stages import check_stage
-    from nas.study.description import formula
-    from nas.study.folder import Folder
-    from nas.study.lock import sole_driver
-    from nas.study.storage import reporting_lost_storage
-    from search_spaces.architecture import Architecture
 
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    workers = options.workers or min(2, os.cpu_count() or 1)
-    cluster = Cluster(workers=workers, address=options.address, device=options.device)
-    folder, stages = Folder(path), stages_of(options)
-    storage = options.storage or folder.storage
-    folder.check(config, stages, options.resume)
-    start = Architecture.load(options.start) if options.start else None
-    check_stage(config, folder, stages[0], start)
-    check_cluster(cluster)
-    with Progress() as progress:
+    console = Console(highlight=False, soft_wrap=True, stderr=options.json)
+    with Progress(console, options.quiet) as progress:
+        if not options.dry_run:
+            progress.update("loading PyTorch, Transformers and Ray", None)
+        # These modules import torch, transformers and ray, which takes seconds.
+        from transformers.utils import logging as transformers_logging
+
+        from nas.cluster import Cluster, check_cluster
+        from nas.estimate import expected_parts
+        from nas.pipeline import Search
+        from nas.preparation.prepare import prepare
+        from nas.results import show_results
+        from nas.stages import check_stage
+        from nas.study.folder import Folder
+        from nas.study.lock import sole_driver
+        from nas.study.storage import reporting_lost_storage
+        from search_spaces.architecture import Architecture
+
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        workers = options.workers or min(2, os.cpu_count() or 1)
+        cluster = Cluster(workers=workers, address=options.address, device=options.device)
+        folder, stages = Folder(path), stages_of(options)
+        storage = options.storage or folder.storage
+        folder.check(config, stages, options.resume)
+        start = Architecture.load(options.start) if options.start else None
+        check_stage(config, folder, stages[0], start)
+        if options.dry_run:
+            from nas.dry_run import dry_run
+
+            return dry_run(config, options, folder, stages, workers, console)
+        check_cluster(cluster)
+        progress.expect(expected_parts(config, stages))
         search = Search(
             config,
             folder,
             prepare(config, options.device, progress.update),
             cluster,
             storage=storage,
-            prefix=f"{path.name}/" if options.storage else "",
+            prefix=prefix_of(options, path),
             say=progress.say,
             on_progress=progress.update,
             on_trial=progress.trial,
+            on_start=progress.started,
         )
         first = search.first(stages[0], start)
         progress.finish()
@@ -88,10 +122,14 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
             # Another process may have started the study while this one was preparing it.
             folder.check(config, stages, options.resume)
             progress.say(f"study {path} (optuna-dashboard {storage})")
-            winner = search.run(first, stages[1:])
-    progress.say(f"winner: {formula(winner)}")
-    progress.say(f"wrote {folder.architecture}; next: ffn-train-final {folder.architecture}")
+            search.run(first, stages[1:])
+    show_results(folder, storage, prefix_of(options, path), console, options.json)
     return DONE
+
+
+def prefix_of(options: argparse.Namespace, path: Path) -> str:
+    """What the names of the studies begin with in a storage that other searches may share."""
+    return f"{path.name}/" if options.storage else ""
 
 
 if __name__ == "__main__":
