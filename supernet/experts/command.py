@@ -22,6 +22,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from distill.choices import listing, tasks
 from distill.cli import DONE, INTERRUPTED, Parser, device, guard
+from distill.files import save_pretrained
 from search_spaces.numbers import fraction
 from search_spaces.routing import ROUTINGS
 from supernet.experts import ExpertsError
@@ -183,8 +184,7 @@ def run(options: argparse.Namespace) -> int:
         if stage.note:
             console.print(f"  {stage.note}")
     options.out.mkdir(parents=True, exist_ok=True)
-    stage.model.save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
+    save_pretrained(options.out, stage.model, tokenizer)
     stage.architecture.save(options.out / ARCHITECTURE)
     used_options = {name: str(value) for name, value in vars(options).items() if value is not None}
     report = {"dev_rows": len(rows.dev), "options": used_options, "models": measurements}
