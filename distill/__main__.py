@@ -17,7 +17,7 @@ from typing import Any
 
 # Slow imports are inside functions, where Ctrl-C is caught.
 from distill.choices import OBJECTIVES, TASKS, columns, listing, objectives, tasks
-from distill.cli import INTERRUPTED, Parser, called_as, guard
+from distill.cli import Parser, called_as, interruptible
 from distill.training.progress import loading
 from search_spaces.errors import UserError
 
@@ -103,11 +103,7 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
-    try:
-        return guard("distill", lambda: command(options))
-    except KeyboardInterrupt:
-        print("distill: interrupted; add --resume to go on", file=sys.stderr)
-        return INTERRUPTED
+    return interruptible("distill", lambda: command(options), "add --resume to go on")
 
 
 def command(options: Any) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distill.choices import columns
-from distill.cli import DONE, INTERRUPTED, Parser, guard
+from distill.cli import DONE, Parser, interruptible
 
 # The modules of the commands outside `nas`, and of those whose module has another name than the command.
 COMMANDS = {
@@ -34,10 +34,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
-    try:
-        return guard("nas", lambda: show(options.out))
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return interruptible("nas", lambda: show(options.out))
 
 
 def show(out: Path) -> int:

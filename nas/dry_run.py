@@ -22,6 +22,7 @@ from distill.tasks.readers import embedded, reader_of
 from distill.tasks.types import task_type
 from distill.training.progress import clock
 from distill.training.teacher import locate
+from nas import keep
 from nas.budget import NO_LIMIT, budgeted_space, largest_uniform, latencies_file, limits_of, macs_limits
 from nas.config.schema import StudyConfig
 from nas.estimate import (
@@ -29,7 +30,6 @@ from nas.estimate import (
     FORWARD_PASSES_OF_A_STEP,
     SEARCH_ROWS,
     Estimator,
-    Part,
     by_earlier_trials,
     measure_speed,
 )
@@ -37,11 +37,12 @@ from nas.finalists import ALLOCATED, BASE_MODEL, GLOBAL, UNIFORM, WINNER
 from nas.pick import COSTS
 from nas.preparation.calibration import calibration_path
 from nas.preparation.context import PreparationContext, preparation_context
-from nas.preparation.data import TaskFolders, row_kind
+from nas.preparation.data import TaskFolders, row_kind, stored_task
 from nas.preparation.outputs import outputs_paths
 from nas.preparation.predictions import predictions_path
 from nas.preparation.supernet import supernet_path
 from nas.preparation.workspace import Workspace, base_of_study
+from nas.progress import Part, shown
 from nas.stages import Enqueued, plan, start_of, varied
 from nas.study.folder import Folder
 from search_spaces import cost
@@ -161,6 +162,7 @@ def first_plan(
     base, graph = base_of_study(config)
     if workspace is not None:
         head, labels = workspace.folders.task.type.head, workspace.labels
+        config = widest(config, labels, head)
         limits = macs_limits(config, base, graph, labels, head)
         if latency:
             limits = limits_of(config, workspace, device)
@@ -168,13 +170,14 @@ def first_plan(
         return found.space, found.baselines
     task = config.task
     kind = row_kind(config.rows[task]) if task in config.rows else reader_of(task).kind(task)
-    head = task_type(kind).head
-    limits = macs_limits(config, base, graph, CLASSES, head)
+    head, labels = task_type(kind).head, classes(made)
+    config = widest(config, labels, head)
+    limits = macs_limits(config, base, graph, labels, head)
     space = budgeted_space(
         config,
         base,
         graph,
-        CLASSES,
+        labels,
         limits=limits,
         start=start,
         vary=varied(stage),
@@ -184,8 +187,19 @@ def first_plan(
     if start is not None:
         return space, [(start, WINNER, None)]
     least = min(1, *space.stacks)
-    uniform = largest_uniform(base, graph, CLASSES, space.max_params, limits, head, least)
+    uniform = largest_uniform(base, graph, labels, space.max_params, limits, head, least)
     return space, [(Architecture.uniform(base, graph), BASE_MODEL, None), (uniform, UNIFORM, None)]
+
+
+def classes(made: Sequence[Made]) -> int:
+    """The number of outputs of the task's head, or `CLASSES` as long as the rows have not been read."""
+    data = made[0].path
+    return len(stored_task(data).labels) or 1 if data is not None and data.exists() else CLASSES
+
+
+def widest(config: StudyConfig, labels: int, head: str) -> StudyConfig:
+    """The configuration; with `keep`, whose budget the search finds, with the base model as the only bound."""
+    return config if config.keep is None else keep.with_budget(config, *base_of_study(config), labels, head, None, 1.0)
 
 
 def show_space(console: Console, config: StudyConfig, space: Space, stage: str) -> None:
@@ -195,9 +209,9 @@ def show_space(console: Console, config: StudyConfig, space: Space, stage: str) 
     if space.varies_sizes:
         sizes = len(space.sizes)
         within, all_sizes = space.size_count(), sizes**base.depth
+        kept = f"; {rounded(within)} of these ({100 * within / all_sizes:.3g} %) keep the budget with base graphs"
         console.print(
-            f"  sizes: {sizes} for a layer, {rounded(all_sizes)} for all; {rounded(within)} of these "
-            f"({100 * within / all_sizes:.2g} %) keep the budget with base graphs"
+            f"  sizes: {sizes} for a layer, {rounded(all_sizes)} for all{kept if config.keep is None else ''}"
         )
     if space.varies_graphs:
         graphs = count_graphs(space.activation, space.gated)
@@ -221,6 +235,9 @@ def show_baselines(
     console: Console, config: StudyConfig, space: Space, baselines: Sequence[Enqueued], made: Sequence[Made]
 ) -> None:
     """Print the architectures that are evaluated before all others, and their costs."""
+    if config.keep is not None:
+        console.print("baselines: those of the budget that the search finds")
+        return
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 1))
     extra = [limit.name for limit in space.limits if limit.name == "latency"]
     for column in ("baseline", "parameters", "MACs", *extra, "within the budget"):
@@ -238,7 +255,8 @@ def show_baselines(
         others += ALLOCATED if config.supernet.inheritance == "compensated" else []
         if others:
             console.print(f"  {', '.join(others)}: after the supernet has been made")
-        console.print(f"  assuming {CLASSES} classes: the rows have not been read yet")
+        if not made[0].exists:
+            console.print(f"  assuming {CLASSES} classes: the rows have not been read yet")
 
 
 def show_needs(console: Console, made: Sequence[Made], downloads: Iterator[str], known: bool) -> None:
@@ -266,7 +284,7 @@ def show_time(
     parts, earlier, note = parts_of(config, options, space, stages, made, workers)
     console.print(f"time, with {workers} worker{'s' if workers > 1 else ''}:")
     for part in parts:
-        name = f"stage {part.what.removeprefix('stage-')}" if part.what.startswith("stage-") else part.what
+        name = {"confirmation": "search for the budget"}.get(part.what, shown(part.what))
         count = f"{part.count} trials" if part.what.startswith("stage-") else f"up to {part.count} trainings"
         basis = f", by {earlier[part.what]} earlier trials" if part.what in earlier else ""
         each = f"  ({count}, {part.seconds:.1f} s each{basis})" if part.count > 1 else ""

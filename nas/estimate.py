@@ -31,6 +31,8 @@ OVERHEAD = 0.3
 # What is assumed where rows have not been read yet: how many the search split has, and the share of `max_length` that
 # a sentence fills on average.
 SEARCH_ROWS, FILLED = 2_000, 0.5
+# With a share to keep, the search trains the best baseline within about so many budgets first.
+BUDGETS_TRIED = 5
 # Sentences of the pass by which the machine's speed is measured.
 SENTENCES = 32
 
@@ -114,6 +116,9 @@ class Estimator:
     def stages(self, stages: Sequence[str]) -> list[Part]:
         """The parts of these stages: their trials, and the confirmations after them."""
         parts = []
+        if self.config.keep is not None:
+            tried = BUDGETS_TRIED * self.config.stage1.confirm_seeds
+            parts.append(Part("confirmation", tried, self.training()))
         for stage in stages:
             table = self.config.stage(stage)
             if table.evaluation == "one_shot":

@@ -20,7 +20,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from distill.cli import Parser, guard
+from distill.cli import Parser, interruptible
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.config.values import count, kept_share
@@ -272,7 +272,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
-    return guard("nas.pick", lambda: command(options))
+    return interruptible("nas.pick", lambda: command(options))
 
 
 def command(options: argparse.Namespace) -> int:

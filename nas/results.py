@@ -147,8 +147,8 @@ def table(results: Mapping[str, Any]) -> Table:
             *([f"{row['value']:.4f}{error}"] if fidelity else []),
             score if fidelity else f"{row['value']:.4f}{error}",
             confirmed_cell(row),
-            f"{row['params'] / 1e6:.2f} M",
-            f"{row['macs'] / 1e6:,.0f} M",
+            millions(row["params"]),
+            millions(row["macs"]),
             *([latency_cell(row)] if latency else []),
             style="bold" if row is results["winner"] else None,
         )
@@ -165,8 +165,8 @@ def front_table(results: Mapping[str, Any]) -> Table:
         result.add_row(
             f"{row['stage']}/{row['trial']}",
             f"{row['value']:.4f} ± {row['standard_error']:.4f}",
-            f"{row['params'] / 1e6:.2f} M",
-            f"{row['macs'] / 1e6:,.0f} M",
+            millions(row["params"]),
+            millions(row["macs"]),
             *([latency_cell(row)] if latency else []),
         )
     return result
@@ -178,6 +178,12 @@ def confirmed_cell(row: Mapping[str, Any]) -> str:
         return ""
     seeds = f"{row['confirmed_seeds']} seed{'s' if row['confirmed_seeds'] > 1 else ''}"
     return f"{row['confirmed']:.4f} ± {row['confirmed_standard_error']:.4f} ({seeds})"
+
+
+def millions(number: int) -> str:
+    """A number in millions, to at least three digits."""
+    digits = max(0, 4 - len(str(number // 10**6))) if number >= 10**6 else 4
+    return f"{number / 1e6:,.{digits}f} M"
 
 
 def latency_cell(row: Mapping[str, Any]) -> str:

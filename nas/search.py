@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from distill.cli import DONE, INTERRUPTED, guard
+from distill.training.progress import loading
 from nas import interrupt
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
@@ -61,7 +62,9 @@ def command(options: argparse.Namespace, folder: Path) -> int:
     check(options, folder.name if options.study is None else options.study)
     stored = folder / "config.toml"
     source = str(stored) if options.preset is None and stored.exists() else options.preset or DEFAULT
-    return search(load_config(source, overrides(options)), options, folder)
+    with loading(options.quiet):
+        config = load_config(source, overrides(options))
+    return search(config, options, folder)
 
 
 def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:

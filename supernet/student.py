@@ -19,7 +19,7 @@ from search_spaces.errors import UserError
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from distill.cli import DONE, INTERRUPTED, Parser, guard
+from distill.cli import DONE, Parser, interruptible
 from distill.files import save_pretrained
 from search_spaces.architecture import Architecture, Base
 from search_spaces.published import load
@@ -57,11 +57,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     options = parser().parse_args(argv)
-    try:
-        return guard("supernet.student", lambda: run(options))
-    except KeyboardInterrupt:
-        print("supernet.student: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    return interruptible("supernet.student", lambda: run(options))
 
 
 def run(options: argparse.Namespace) -> int:

@@ -108,10 +108,10 @@ class _Live:
 
 
 @contextlib.contextmanager
-def loading() -> Iterator[None]:
-    """Show on a terminal that the libraries are being loaded, while this block imports them."""
-    console = Console()
-    if not console.is_terminal:
+def loading(quiet: bool = False) -> Iterator[None]:
+    """Show on a terminal that the libraries are being loaded, while this block imports them, unless `quiet`."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
         yield
         return
     with console.status("loading PyTorch and Transformers", spinner_style="default"):

@@ -11,13 +11,12 @@ training.
 """
 
 import argparse
-import sys
 from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any
 
 from distill.choices import listing, tasks
-from distill.cli import INTERRUPTED, Parser, device, guard
+from distill.cli import Parser, device, interruptible
 from distill.training.progress import loading
 from nas.choices import described_presets
 from nas.config.load import load_config
@@ -111,8 +110,4 @@ def main(argv: list[str] | None = None) -> int:
             )
         )
 
-    try:
-        return guard("train_final.py", command)
-    except KeyboardInterrupt:
-        print("train_final.py: interrupted; the same command with --resume continues", file=sys.stderr)
-        return INTERRUPTED
+    return interruptible("train_final.py", command, "the same command with --resume continues it")

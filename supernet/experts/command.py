@@ -12,7 +12,6 @@ of the experts.
 import argparse
 import json
 import os
-import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from distill.choices import listing, tasks
-from distill.cli import DONE, INTERRUPTED, Parser, device, guard
+from distill.cli import DONE, Parser, device, interruptible
 from distill.files import save_pretrained
 from search_spaces.numbers import fraction
 from search_spaces.routing import ROUTINGS
@@ -114,11 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check(options)
         return run(options)
 
-    try:
-        return guard("supernet.experts", command)
-    except KeyboardInterrupt:
-        print("supernet.experts: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    return interruptible("supernet.experts", command)
 
 
 def check(options: argparse.Namespace) -> None:
