@@ -49,14 +49,15 @@ def show(out: Path) -> int:
     from nas.overview import studies  # imports optuna, which takes half a second
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 1))
-    for column in ("study", "state", "stages", "best"):
-        table.add_column(column, no_wrap=column in ("study", "state"))
+    for column in ("study", "stage", "state", "trials", "best"):
+        table.add_column(column, justify="right" if column == "trials" else "left", no_wrap=column != "best")
     interrupted = []
     for study in studies(out):
-        stages = "\n".join(map(str, study.stages))
-        table.add_row(
-            study.folder.name, study.state, study.problem or stages, "\n".join(stage.best for stage in study.stages)
-        )
+        name = study.folder.name
+        if not study.stages:
+            table.add_row(name, "", study.state, "", study.problem)
+        for number, stage in enumerate(study.stages):
+            table.add_row(name if number == 0 else "", stage.stage, stage.state, stage.count, stage.best)
         if study.state == "interrupted":
             interrupted.append(study)
     if not table.row_count:

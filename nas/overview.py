@@ -30,9 +30,10 @@ class StageState:
     trials: int
     best: str
 
-    def __str__(self) -> str:
-        count = f", {self.finished} of {self.trials} trials" if self.finished is not None else ""
-        return f"stage {self.stage} {self.state}{count}"
+    @property
+    def count(self) -> str:
+        """How many trials have ended, of how many."""
+        return "" if self.finished is None else f"{self.finished} of {self.trials}"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class StudyState:
     @property
     def state(self) -> str:
         """The state of the study: that of its last stage."""
+        if self.problem:
+            return "unreadable"
         return self.stages[-1].state if self.stages else "not begun"
 
 

@@ -156,7 +156,7 @@ class Progress(progress.Progress):
         left = f"{clock(running.left)} left" if running.left is not None else "no trial has ended yet"
         in_all = self.left()
         if in_all is not None and self._rest():
-            left += f", about {clock(in_all)} with {', '.join(shown(part.what) for part in self._rest())}"
+            left += f", about {clock(in_all)} for the whole command"
         return [done, f"  {at_work}", f"  {left}"]
 
     def left(self) -> float | None:

@@ -17,6 +17,8 @@ from nas.study import ledger
 from nas.study.attributes import DUPLICATE_OF, FAILURE, FUNCTION, GOALS, IN_BUDGET, ORIGIN, TEACHER, metric_of
 from nas.study.folder import STAGES, Folder
 
+# Columns that the tables need: rich cuts figures off if the terminal is narrower.
+WIDTH = 160
 # The baselines of the first stage, in the order in which they are shown.
 BASELINES = (BASE_MODEL, UNIFORM, GLOBAL, *ALLOCATED)
 
@@ -63,7 +65,7 @@ def results_of(folder: Folder, storage: str, prefix: str = "") -> dict[str, Any]
             ]
         trial, name = leader(study, stage, folder)
         if trial is not None:
-            result["winner"] = entry(trial, name, stage, study, confirmed)
+            result["winner"] = entry(trial, name, stage, study, confirmed) | {"lead": lead_of(folder, stage)}
             result["models"].append(result["winner"])
         if len(study.directions) > 1:
             best = sorted(different(front(ledger.ranked(study))), key=lambda trial: trial.values[1])
@@ -80,6 +82,15 @@ def leader(study: optuna.Study, stage: str, folder: Folder) -> tuple[FrozenTrial
         number = json.loads(file.read_text(encoding="utf-8"))["winner"]["trial"]
         return study.get_trials(deepcopy=False)[number], f"winner of stage {stage}"
     return next(iter(ledger.ranked(study)), None), f"best of stage {stage} so far"
+
+
+def lead_of(folder: Folder, stage: str) -> dict[str, Any] | None:
+    """The lead of a stage's winner over the best baseline (`nas.finalists.lead`); None before its end."""
+    file = folder.best(stage)
+    if not file.exists():
+        return None
+    lead: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8"))["winner"].get("lead")
+    return lead
 
 
 def confirmed_scores(study: optuna.Study | None) -> dict[str, list[tuple[float, float]]]:
@@ -203,7 +214,7 @@ def show_results(folder: Folder, storage: str, prefix: str, console: Console, as
         return
     if not results["models"]:
         return
-    console.width = max(console.width, 120)  # otherwise a narrow terminal cuts figures off
+    console.width = max(console.width, WIDTH)
     console.print(table(results))
     if results["front"]:
         console.print(front_table(results))

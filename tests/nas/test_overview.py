@@ -1,5 +1,6 @@
 """`python -m nas` lists the commands and the studies with their states."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def test_states(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert state_of(folder).state == "running"
     assert main(["--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "interrupted" in printed
+    assert re.search(rf"{copied.name} +1 +interrupted +6 of 6 +score 0", printed)
     assert f"--stage 1 --study {copied.name} --out {out} --resume" in printed
 
 
