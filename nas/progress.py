@@ -85,6 +85,8 @@ class Progress(progress.Progress):
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         super().__init__(console, quiet)
         self.parts: list[Part] = []
+        # The index of the last part that has begun; -1 before the first.
+        self.position = -1
         self.running: Running | None = None
         self.stage = ""
         # How many times as long as estimated the parts so far have taken, by the kinds of parts.
@@ -99,6 +101,7 @@ class Progress(progress.Progress):
     def update(self, what: str, share: float | None) -> None:
         if what != self.what:
             self.running = None
+            self._enter(what)
         super().update(what, share)
 
     def finish(self) -> None:
@@ -112,6 +115,7 @@ class Progress(progress.Progress):
         part = self._part_of(study)
         if self.running is None or self.running.part != part:
             done = len(ledger.finished(study))
+            self._enter(part)
             self.running = Running(part, total, done, best_of(study), time.monotonic())
         if number != NO_TRIAL:
             trial = study.get_trials(deepcopy=False)[number]
@@ -185,10 +189,13 @@ class Progress(progress.Progress):
         return f"{name} of stage {self.stage}" if name == "confirmation" and self.stage else name
 
     def _rest(self) -> list[Part]:
-        """The parts after the current one."""
-        name = self.running.part if self.running is not None else self.what
-        names = [part.what for part in self.parts]
-        return self.parts[names.index(name) + 1 :] if name in names else self.parts
+        """The parts after the current one, or after the last that has begun if what goes on is none of them."""
+        return self.parts[self.position + 1 :]
+
+    def _enter(self, what: str) -> None:
+        """Note that a part has begun. Those before it need not be done: the cache has what they make."""
+        later = range(self.position + 1, len(self.parts))
+        self.position = next((number for number in later if self.parts[number].what == what), self.position)
 
     def _estimated(self, what: str) -> float:
         return sum(part.total for part in self.parts if part.what == what)

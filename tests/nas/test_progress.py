@@ -116,3 +116,20 @@ def test_the_live_view_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = Console(file=io.StringIO(), width=80)
     drawn.print(progress.status.renderable.text)
     assert drawn.file.getvalue().startswith("collecting the text of this installation (1:05)")  # type: ignore[attr-defined]
+
+
+def test_parts_that_the_cache_has_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_ = Clock(monkeypatch)
+    progress = Progress(Console(file=io.StringIO(), width=200))
+    progress.expect([Part("teacher: fine-tuning", 1, 300.0), Part("stage-1", 2, 1.0), Part("stage-2", 3, 1.0)])
+    progress.update("reading the rows and the text", None)
+    study = enqueued("random", "random")
+    progress.started(study, 0, 2)
+    clock_.now += 10
+    ledger.complete(study, 0, 0.75, ATTRIBUTES)
+    progress.trial(study, 0, 2)
+    assert progress.left() == pytest.approx(10 + 30)
+    # What is none of the parts does not begin them again.
+    progress.update("teacher: fine-tuning", 0.5)
+    clock_.now += 4
+    assert progress.left() == pytest.approx(4 + 30)
