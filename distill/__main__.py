@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 # Slow imports are inside functions, where Ctrl-C is caught.
-from distill.cli import INTERRUPTED, Parser, called_as, guard
+from distill.choices import OBJECTIVES, TASKS, columns, listing, objectives, tasks
+from distill.cli import Parser, called_as, interruptible
+from distill.training.progress import loading
 from search_spaces.errors import UserError
 
 
 def parser() -> Parser:
-    result = Parser(prog="distill", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    epilog = f"objectives (--objective):\n{columns(OBJECTIVES)}\n\ntasks (--task):\n{columns(TASKS)}"
+    result = Parser(prog="distill", description=__doc__, epilog=epilog, formatter_class=RawDescriptionHelpFormatter)
     result.usage = f"{called_as('python -m distill')} --student MODEL --out DIR [option ...]"
     add = result.add_argument
     add("--student", required=True, metavar="MODEL", help="a checkpoint, or the teacher's first:N or uniform:N layers")
@@ -33,12 +36,18 @@ def parser() -> Parser:
         metavar="MODEL",
         help="a model between teacher and student, given like --student; may be repeated",
     )
-    add("--objective", default="kd", metavar="NAME", help="name of the objective; '?' lists all (default: %(default)s)")
+    add(
+        "--objective",
+        action=listing(objectives),
+        default="kd",
+        metavar="NAME",
+        help="name of the objective; '?' lists all (default: %(default)s)",
+    )
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the objective; '?' lists all")
     add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder for the student and metrics.json")
     add("--resume", action="store_true", help="continue the interrupted run in --out")
     add = result.add_argument_group("rows").add_argument
-    add("--task", metavar="NAME", help="a task: sst2, mnli, squad, conll2003, ...")
+    add("--task", action=listing(tasks), metavar="NAME", help="name of the task; '?' lists all")
     add(
         "--data",
         type=Path,
@@ -94,11 +103,7 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
-    try:
-        return guard("distill", lambda: command(options))
-    except KeyboardInterrupt:
-        print("distill: interrupted; add --resume to go on", file=sys.stderr)
-        return INTERRUPTED
+    return interruptible("distill", lambda: command(options), "add --resume to go on")
 
 
 def command(options: Any) -> int:
@@ -110,16 +115,18 @@ def command(options: Any) -> int:
     from distill.command.options import check, check_models, objective_settings, recorded
 
     check(options, parser())
-    settings = objective_settings(options)  # imports torch, which takes seconds
-    check_models(options, settings)
+    with loading():
+        settings = objective_settings(options)  # imports torch, which takes seconds
+        check_models(options, settings)
     if options.tensorboard is not None:
         try:
             options.tensorboard.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--tensorboard {options.tensorboard}: {error.strerror}") from None
-    from safetensors import SafetensorError
+    with loading():
+        from safetensors import SafetensorError
 
-    from distill.command.chain import run
+        from distill.command.chain import run
 
     try:
         return run(options, settings, recorded(options))

@@ -51,6 +51,15 @@ def device(value: str) -> str:
     return value
 
 
+def interruptible(prog: str, command: Callable[[], int], how_to_go_on: str = "start it again") -> int:
+    """As `guard`; Ctrl-C becomes one line on stderr, which says how to go on, and exit status 130."""
+    try:
+        return guard(prog, command)
+    except KeyboardInterrupt:
+        print(f"{called_as(prog)}: interrupted; {how_to_go_on}", file=sys.stderr)
+        return INTERRUPTED
+
+
 def guard(prog: str, command: Callable[[], int]) -> int:
     """Import the extensions and run `command`; a `UserError` becomes one line on stderr and exit status 2."""
     try:

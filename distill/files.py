@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -50,12 +51,31 @@ def write_atomically(path: Path, write: Callable[[Path], object], keep_existing:
     with _draft_folder(path.parent) as folder:
         draft = folder / path.name
         write(draft)
+        ordinary_modes(draft)
         try:
             if not (keep_existing and path.exists()):
                 os.replace(draft, path)
         except OSError:
             if not (keep_existing and path.exists()):
                 raise
+
+
+def save_pretrained(folder: Path, *parts: Any) -> None:
+    """Save models and tokenizers of Hugging Face in a folder, with ordinary file modes."""
+    for part in parts:
+        part.save_pretrained(folder)
+    ordinary_modes(folder)
+
+
+def ordinary_modes(path: Path) -> None:
+    """Give a file, or all files in a folder, the mode that a new file has: safetensors and other libraries write
+    through temporary files, which only their owner may read.
+    """
+    umask = os.umask(0o077)  # the umask can only be read by setting it
+    os.umask(umask)
+    for file in [path] if path.is_file() else path.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            file.chmod(0o666 & ~umask)
 
 
 @contextlib.contextmanager

@@ -35,12 +35,14 @@ GUIDES: dict[str, str | dict[str, str]] = {
         "Reading results": "reading_results.md",
         "Reports and comparisons": "report.md",
         "Final training": "final_training.md",
+        "Export": "export.md",
         "Distillation alone": "distillation.md",
         "Several processors and machines": "cluster.md",
         "Architectures": "architectures.md",
         "Adding something of your own": "extending.md",
     },
     "Presets and configuration": "configuration.md",
+    "The command line": "command_line.md",
     "Commands": "commands.md",
 }
 # Pages that end with a generated reference -> what generates it.

@@ -21,6 +21,7 @@ COMMANDS = {
     "nas.pick": "python -m nas.pick",
     "nas.report.command": "python -m nas.report",
     "nas.compare.command": "python -m nas.compare",
+    "nas.export.command": "python -m nas.export",
     "nas.final.command": "python train_final.py",
     "distill.__main__": "python -m distill",
     "supernet.student": "python -m supernet.student",

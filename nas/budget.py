@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from transformers import AutoConfig
@@ -13,7 +15,8 @@ from distill.tasks.types import TOKEN_CLASSIFICATION
 from distill.training.loop import make_accelerator
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas.config.schema import ConfigError, StudyConfig
-from nas.latency.table import LatencyTable, TooBusy, latency_table, parse_latency, resolve
+from nas.latency.limit import parse_latency, resolve
+from nas.latency.table import LatencyTable, TooBusy, latency_table, table_path
 from nas.preparation.workspace import Workspace
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base, Genes
@@ -57,7 +60,7 @@ def limits_of(
     limits = macs_limits(config, base, graph, workspace.labels, workspace.folders.task.type.head)
     if space.max_latency is not None or "latency" in config.goals:
         table = latencies_of(config, workspace, device, on_progress)
-        maximum = NO_LIMIT if space.max_latency is None else resolve(parse_latency(space.max_latency), table)
+        maximum = NO_LIMIT if space.max_latency is None else resolve(parse_latency(space.max_latency), table.teacher)
         limits = (*limits, Limit("latency", table.fixed, LayerLatency(table), maximum))
     return limits
 
@@ -116,20 +119,31 @@ def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_prog
         ConfigError: the machine is too busy to measure on.
     """
     base, _ = workspace.base()
+    teacher = AutoConfig.from_pretrained(workspace.teacher)
     try:
-        return latency_table(
-            base,
-            AutoConfig.from_pretrained(workspace.teacher),
-            sorted({int(expansion * base.inner) for expansion in config.space.expansions} | {base.inner}),
-            batch=LATENCY_BATCH,
-            tokens=config.max_length,
-            device=device_type(device),
-            cache=cache_folder(),
-            on_progress=on_progress,
-            experts=config.space.experts,
-        )
+        return latency_table(base, teacher, **_table_arguments(config, base, device), on_progress=on_progress)
     except TooBusy as error:
         raise ConfigError(f"latency: {error}; try again when the machine is quiet") from None
+
+
+def latencies_file(config: StudyConfig, base: Base, teacher: Any, device: str) -> Path:
+    """The file in which the table of `latencies_of` is kept once it has been measured.
+
+    Args:
+        teacher: the Hugging Face configuration of the fine-tuned teacher.
+    """
+    return table_path(base, teacher, **_table_arguments(config, base, device))
+
+
+def _table_arguments(config: StudyConfig, base: Base, device: str) -> dict[str, Any]:
+    return {
+        "inner_widths": sorted({int(expansion * base.inner) for expansion in config.space.expansions} | {base.inner}),
+        "batch": LATENCY_BATCH,
+        "tokens": config.max_length,
+        "device": device_type(device),
+        "cache": cache_folder(),
+        "experts": config.space.experts,
+    }
 
 
 def budgeted_space(

@@ -1,14 +1,19 @@
 """Show the layers of an architecture and its costs.
 
-    python -m nas.inspect ARCH [--tokens 128] [--labels 3] [--head classification] [--json | --latex]
+    python -m nas.inspect results/demo                  (the winner so far)
+    python -m nas.inspect results/demo/stage-1/best.json
+    python -m nas.inspect efficientbert --tokens 64 --labels 2
 
-ARCH is a file, or the name of a published architecture.
+ARCH is the name of a published architecture, the JSON file of an architecture, the best.json of a stage, or the folder
+of a study or checkpoint.
 """
 
 import json
 import os
 import sys
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -17,6 +22,7 @@ from rich.table import Table
 
 from distill.cli import Parser
 from distill.extensions import load_extensions
+from nas.config.schema import ConfigError
 from search_spaces import PUBLISHED, Architecture, Experts, UserError
 from search_spaces import cost as costs
 from search_spaces.formula import layers_latex
@@ -58,6 +64,34 @@ def _experts(experts: Experts) -> dict[str, Any]:
         return {}
     capacity = None if experts.capacity is None else str(experts.capacity)
     return {"shared": str(experts.shared), "routing": experts.routing, "top_k": experts.top_k, "capacity": capacity}
+
+
+def found(name: str) -> Architecture:
+    """The architecture that ARCH names.
+
+    Raises:
+        UserError: there is none, or the file is not one of an architecture.
+    """
+    path = Path(name)
+    if name in PUBLISHED:
+        return load(name)
+    if path.is_dir():
+        file = path / "architecture.json"
+        if not file.exists():
+            begun = " (a stage writes it when it ends; until then: python -m nas.pick)" if is_study(path) else ""
+            raise ConfigError(f"{path} has no {file.name}{begun}")
+        return Architecture.load(file)
+    if path.name == "best.json" and path.is_file():
+        try:
+            return Architecture.from_json(json.loads(path.read_text(encoding="utf-8"))["winner"]["architecture"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}: is not the best.json of a stage ({error})") from None
+    return load(name)
+
+
+def is_study(folder: Path) -> bool:
+    """Whether this is the folder of a study."""
+    return (folder / "config.toml").exists()
 
 
 def show(architecture: Architecture, tokens: int, labels: int, head: str, console: Console) -> None:
@@ -109,8 +143,10 @@ def show(architecture: Architecture, tokens: int, labels: int, head: str, consol
 
 def parser() -> Parser:
     """The command line's options."""
-    result = Parser(prog="nas.inspect", description="What an architecture is, and what it costs.")
-    result.add_argument("architecture", metavar="ARCH", help=f"a JSON file, or one of {', '.join(PUBLISHED)}")
+    result = Parser(prog="nas.inspect", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    result.add_argument(
+        "architecture", metavar="ARCH", help=f"a JSON file, a study's folder, or one of {', '.join(PUBLISHED)}"
+    )
     result.add_argument(
         "--tokens", type=int, default=128, help="sequence length for which MACs are counted (default: %(default)s)"
     )
@@ -130,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = its_parser.parse_args(argv)
     try:
         load_extensions()
-        architecture = load(options.architecture)
+        architecture = found(options.architecture)
     except UserError as error:
         its_parser.error(str(error))
     positions = architecture.base.positions

@@ -1,6 +1,7 @@
 """Write the architecture of one trial of a study to a file.
 
-    python -m nas.pick results/demo                       (the knee of the front, or with one goal the winner)
+    python -m nas.pick results/demo                       (the knee of the front; with one goal the winner or,
+                                                           before the stage has ended, the best so far)
     python -m nas.pick results/demo --max-params 8M
     python -m nas.pick results/demo --keep 99%
     python -m nas.pick results/demo --trial 17
@@ -19,11 +20,12 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from distill.cli import Parser, guard
+from distill.cli import Parser, interruptible
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.config.values import count, kept_share
 from nas.finalists import V, different, front
+from nas.latency.limit import parse_latency
 from nas.study import ledger
 from nas.study.attributes import (
     COSTS,
@@ -190,8 +192,6 @@ def limits_of(options: argparse.Namespace) -> dict[str, float]:
                 limits[name] = count(text)
         if options.max_latency is not None:
             name = "latency"
-            from nas.latency.table import parse_latency  # imports torch, which takes seconds
-
             found = parse_latency(options.max_latency)
             if found.relative:
                 raise ValueError("give a time such as '12ms'; a part of the teacher's latency is for searches")
@@ -246,8 +246,8 @@ def parser() -> Parser:
     """The command line's options."""
     result = Parser(
         prog="nas.pick",
-        description="Write the architecture of one trial of a study to a file. Without further options it is the knee "
-        "of the Pareto front or, in a study with one goal, the winner (before the stage has ended, the best so far).",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
     result.add_argument("--stage", choices=STAGES, help="stage to choose from (default: the last one with a score)")
@@ -271,7 +271,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
-    return guard("nas.pick", lambda: command(options))
+    return interruptible("nas.pick", lambda: command(options))
 
 
 def command(options: argparse.Namespace) -> int:

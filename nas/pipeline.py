@@ -21,11 +21,12 @@ from nas.latency.table import measure_whole
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.untrained import prepare_untrained
 from nas.preparation.workspace import Workspace
+from nas.progress import NO_TRIAL
 from nas.runner import evaluate_keeping_rows, run
 from nas.stages import ALLOCATED, BEFORE, GLOBAL, Plan, check_start, plan, sampler_of, start_of
 from nas.study import ledger
 from nas.study.attributes import COSTS, TEACHER
-from nas.study.description import Parameters, formula
+from nas.study.description import Parameters
 from nas.study.drawing import add_drawing
 from nas.study.folder import Folder
 from nas.study.names import CONFIRMATION, prefix_of
@@ -52,11 +53,12 @@ class Search:
     say: Callable[[str], None] = print
     on_progress: ProgressCallback = ignore_progress
     on_trial: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
+    on_start: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
 
     @cached_property
     def prefix(self) -> str:
         """What the names of the studies begin with."""
-        return prefix_of(self.storage, self.folder.path.resolve().name, self.storage != self.folder.storage)
+        return prefix_of(self.folder, self.storage)
 
     @property
     def config(self) -> StudyConfig:
@@ -85,18 +87,19 @@ class Search:
         start = start_of(self.folder, stage, chosen)
         check_start(start, self.config, self.workspace.base()[0])
         limits = limits_of(self.config, self.workspace, self.cluster.device, self.on_progress)
+        self.on_progress("baselines", None)
         return plan(self.config, self.workspace, stage, start, limits)
 
     def run(self, first: Plan, rest: Sequence[str] = ()) -> Architecture:
         """Run a stage and the stages in `rest`, each of which refines the winner before it; returns the last winner."""
+        self.on_progress("starting Ray", None)
         with ray_session(self.cluster):
             if self.given.keep is not None and not self.folder.budget.exists():
                 self.find_budget(first)
                 first = self.first(first.stage, first.start)
             winner = self.stage(first)
             for stage in rest:
-                self.say(f"winner of stage {BEFORE[stage]}: {formula(winner)}")
-                self.say(f"stage {stage}")
+                self.say(f"stage {stage}, from the winner of stage {BEFORE[stage]}")
                 winner = self.stage(plan(self.config, self.workspace, stage, winner, first.space.limits))
         return winner
 
@@ -110,11 +113,13 @@ class Search:
             workspace = prepare_untrained(
                 workspace, plan.table, plan.stage == "3", self.cluster.device, self.on_progress
             )
+        self.on_progress(f"stage {plan.stage}: sampler and teacher's score", None)
         sampler = sampler_of(plan, workspace)
         study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, plan.goals)
         self._record_teacher(study, plan)
         ledger.requeue_unfinished(study)
         ledger.enqueue_missing(study, Parameters.of(plan.space), plan.baselines)
+        self.on_start(study, NO_TRIAL, plan.table.trials)
         run(
             study,
             plan.space,
@@ -125,8 +130,8 @@ class Search:
             stop=plan.table.stop,
             stop_untrained=plan.table.stop_untrained,
             rungs=plan.table.rungs,
-            on_start=self._on_start,
             on_trial=partial(self._on_trial, total=plan.table.trials),
+            on_start=partial(self._on_start, total=plan.table.trials),
         )
         add_missing_notes(study)  # of duplicates
         ranked = finalists(study, plan.table.confirm)
@@ -165,6 +170,7 @@ class Search:
         parameters = Parameters.of(space, frozenset({GRAPHS, SIZES}))
         if ledger.enqueue_missing(study, parameters, enqueued):
             self.say(f"training {len(wanted)} architectures with {len(seeds)} fresh seeds each")
+        total = len(ledger.waiting(study)) + len(ledger.finished(study))
         run(
             study,
             space,
@@ -173,8 +179,8 @@ class Search:
             trials=None,
             origin=CONFIRMATION,
             evaluate=evaluate_keeping_rows,
-            on_start=self._on_start,
-            on_trial=partial(self._on_trial, total=len(ledger.waiting(study)) + len(ledger.finished(study))),
+            on_trial=partial(self._on_trial, total=total),
+            on_start=partial(self._on_start, total=total),
         )
         add_missing_notes(study)
         return confirmations(study, [function_key(architecture) for architecture, _ in wanted], seeds)
@@ -300,10 +306,11 @@ class Search:
                 f"{whole / 1e3:.2f} ms measured whole"
             )
 
-    def _on_start(self, study: optuna.Study, number: int) -> None:
-        add_drawing(study, number, self.folder.artifacts)
-
     def _on_trial(self, study: optuna.Study, number: int, total: int) -> None:
         if study.get_trials(deepcopy=False)[number].state.is_finished():  # otherwise it lost its worker
             add_note(study, number)
         self.on_trial(study, number, total)
+
+    def _on_start(self, study: optuna.Study, number: int, total: int) -> None:
+        add_drawing(study, number, self.folder.artifacts)
+        self.on_start(study, number, total)

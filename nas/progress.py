@@ -1,6 +1,8 @@
-"""The progress of a running search on the terminal."""
+"""The progress of a running search: what is going on, how far it is, and how long the whole command still takes."""
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import optuna
 from optuna.trial import TrialState
@@ -9,45 +11,234 @@ from rich.console import Console
 from distill.training import progress
 from distill.training.progress import clock
 from nas.study import ledger
+from nas.study.attributes import GOALS
+
+# From so many trials on the pace does not include the start of the workers.
+MIN_ENDS = 4
+# Stands for the number of a trial where none has started yet.
+NO_TRIAL = -1
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a search.
+
+    Attributes:
+        what: its name in the progress, such as "teacher: fine-tuning" or "stage-1".
+        count: how many trials it has; 1 if it is not made of trials.
+        seconds: of wall time for one of them.
+    """
+
+    what: str
+    count: int
+    seconds: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole part."""
+        return self.count * self.seconds
+
+
+@dataclass
+class Running:
+    """The trials of a study in this process.
+
+    Attributes:
+        part: the part of the search that they are.
+        total, done: how many trials the study runs, and how many of them have ended.
+        ends: the times at which trials ended in this process.
+        trials: the numbers and origins of the running trials with the times of their start.
+    """
+
+    part: str
+    total: int
+    done: int
+    best: str
+    since: float
+    ends: list[float] = field(default_factory=list)
+    trials: dict[int, tuple[str, float]] = field(default_factory=dict)
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds from the end of a trial to that of the next one; None if none has ended yet. The first ones, for
+        which the workers must start, only count as long as there are no others.
+        """
+        ends = self.ends
+        if len(ends) < MIN_ENDS:
+            return (time.monotonic() - self.since) / len(ends) if ends else None
+        return max(ends[-1] - ends[0], time.monotonic() - ends[-1]) / (len(ends) - 1)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the last of its trials ends; None if none has ended yet."""
+        return None if self.pace is None else self.pace * (self.total - self.done)
+
+    @property
+    def a_minute(self) -> str:
+        """How many trials end in a minute."""
+        return f", {60 / self.pace:.1f} a minute" if self.pace else ""
 
 
 class Progress(progress.Progress):
-    """Shows the progress of the preparation, and prints a line for every trial."""
+    """Shows the progress of the preparation and of the trials, and prints a line for every trial."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        super().__init__(console)
-        self.first: dict[str, tuple[float, int]] = {}
+    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
+        super().__init__(console, quiet)
+        self.parts: list[Part] = []
+        # The index of the last part that has begun; -1 before the first.
+        self.position = -1
+        self.running: Running | None = None
+        self.stage = ""
+        # How many times as long as estimated the parts so far have taken, by the kinds of parts.
+        self.ratios: dict[str, float] = {}
+
+    def expect(self, parts: Sequence[Part]) -> None:
+        """Set the parts of the command, in order. Only the proportions of their seconds matter: they are compared with
+        what the first ones really take.
+        """
+        self.parts = list(parts)
+
+    def update(self, what: str, share: float | None) -> None:
+        if what != self.what:
+            self.running = None
+            self._enter(what)
+        super().update(what, share)
+
+    def finish(self) -> None:
+        if self.what is not None:
+            self._measured(self.what, time.monotonic() - self.since)
+        super().finish()
+
+    def started(self, study: optuna.Study, number: int, total: int) -> None:
+        """Note that a trial has started or, if `number` is `NO_TRIAL`, that those of a study are about to start."""
+        self.finish()
+        part = self._part_of(study)
+        if self.running is None or self.running.part != part:
+            done = len(ledger.finished(study))
+            self._enter(part)
+            self.running = Running(part, total, done, best_of(study), time.monotonic())
+        if number != NO_TRIAL:
+            trial = study.get_trials(deepcopy=False)[number]
+            self.running.trials[number] = trial.user_attrs.get(ledger.ORIGIN, ""), time.monotonic()
 
     def trial(self, study: optuna.Study, number: int, total: int) -> None:
         """Print the result of a trial that has just ended, the best score so far and the remaining time.
 
         Args:
             number: the number of the trial.
-            total: how many trials the stage runs.
+            total: how many trials the study runs.
         """
-        self.finish()
         done = len(ledger.finished(study))
-        started, done_before = self.first.setdefault(study.study_name, (time.monotonic(), done))
-        trials = study.get_trials(deepcopy=False)
-        trial = trials[number]
-        best = next(iter(ledger.ranked(study)), None)
-        compared_by = study.user_attrs.get(ledger.GOALS, ["score"])[0]
-        attributes = trial.user_attrs
-        if trial.state == TrialState.COMPLETE:
-            result = (
-                f"{compared_by} {trial.values[0]:.4f} ± {attributes['standard_error']:.4f}  "
-                f"{attributes['params'] / 1e6:.2f} M parameters  {attributes['seconds']:.0f} s"
-            )
-        elif trial.state == TrialState.PRUNED:
-            step = attributes[ledger.RUNG]
-            result = f"pruned after {step} steps with score {trial.intermediate_values[step]:.4f}"
-        elif trial.state == TrialState.WAITING:
-            result = "lost its worker and is re-queued"
-        else:
-            result = f"failed: {attributes.get(ledger.FAILURE, 'no reason given')}"
-        best_text = f"best {best.values[0]:.4f} (trial {best.number})" if best else "no score yet"
-        spent = time.monotonic() - started
-        left = f", {clock(spent / (done - done_before) * (total - done))} left" if done > done_before else ""
+        self.started(study, NO_TRIAL, total)
+        running = self.running
+        assert running is not None
+        running.trials.pop(number, None)
+        if done > running.done:
+            running.ends.append(time.monotonic())
+        running.done, running.total, running.best = done, total, best_of(study)
+        if running.pace is not None:
+            self._measured(running.part, running.pace, 1)
+        trial = study.get_trials(deepcopy=False)[number]
+        result = result_of(trial, study)
+        left = f", {clock(running.left)} left" if running.left is not None else ""
+        in_all = self.left()
+        if left and in_all is not None and self._rest():
+            left += f", {clock(in_all)} in all"
         origin = trial.user_attrs.get(ledger.ORIGIN, "")
-        self.say(f"{done:>4}/{total}  trial {number:<3} {origin:<18} {result}  {best_text}{left}")
-        self.status.update(f"{study.study_name}: {done} of {total} trials, {best_text}{left}")
+        self.say(f"{done:>4}/{total}  trial {number:<3} {origin:<18} {result}  {running.best}{left}")
+
+    def lines(self) -> list[str]:
+        running = self.running
+        if running is None or self.what is not None:
+            in_all = self.left()
+            return [super().lines()[0] + (f"  about {clock(in_all)} left in all" if in_all is not None else "")]
+        done = f"{shown(running.part)}: {running.done} of {running.total} trials{running.a_minute}, {running.best}"
+        now = time.monotonic()
+        started = list(running.trials.items())  # the thread that draws this does not stop the one that changes it
+        trials = [f"trial {number} ({origin}) {clock(now - since)}" for number, (origin, since) in started]
+        at_work = f"running: {', '.join(trials)}" if trials else "starting the workers"
+        left = f"{clock(running.left)} left" if running.left is not None else "no trial has ended yet"
+        in_all = self.left()
+        if in_all is not None and self._rest():
+            left += f", about {clock(in_all)} for the whole command"
+        return [done, f"  {at_work}", f"  {left}"]
+
+    def left(self) -> float | None:
+        """Seconds until the command ends; None as long as nothing is known about the speed of this machine."""
+        running, now = self.running, time.monotonic()
+        if running is not None:
+            current = running.left
+        else:
+            spent = now - self.since
+            current = spent / self.share - spent if self.what is not None and self.share else None
+        ratios = dict(self.ratios)
+        what = self.what
+        if running is None and current is not None and what is not None and (seconds := self._estimated(what)):
+            ratios[kind(what)] = (now - self.since + current) / seconds
+        if current is None or not ratios:
+            return None
+        # A part of a kind that has not been measured yet takes as much longer than estimated as the slowest so far.
+        slowest = max(ratios.values())
+        return current + sum(part.total * ratios.get(kind(part.what), slowest) for part in self._rest())
+
+    def _part_of(self, study: optuna.Study) -> str:
+        """The name of the part that the trials of a study are. All stages confirm in the same study."""
+        name = study.study_name.rpartition("/")[2]
+        if name.startswith("stage-"):
+            self.stage = name.removeprefix("stage-")
+        return f"{name} of stage {self.stage}" if name == "confirmation" and self.stage else name
+
+    def _rest(self) -> list[Part]:
+        """The parts after the current one, or after the last that has begun if what goes on is none of them."""
+        return self.parts[self.position + 1 :]
+
+    def _enter(self, what: str) -> None:
+        """Note that a part has begun. Those before it need not be done: the cache has what they make."""
+        later = range(self.position + 1, len(self.parts))
+        self.position = next((number for number in later if self.parts[number].what == what), self.position)
+
+    def _estimated(self, what: str) -> float:
+        return sum(part.total for part in self.parts if part.what == what)
+
+    def _measured(self, what: str, seconds: float, trials: int | None = None) -> None:
+        """Compare what a part has taken with its estimate.
+
+        Args:
+            trials: how many of its trials have ended; None if the whole part has.
+        """
+        for part in self.parts:
+            if part.what == what and part.total > 0:
+                self.ratios[kind(what)] = seconds / (part.total if trials is None else trials * part.seconds)
+
+
+def kind(what: str) -> str:
+    """Parts of the same kind are estimated equally well: the confirmations of all stages, and so on."""
+    return "confirmation" if what.startswith("confirmation") else what
+
+
+def shown(what: str) -> str:
+    """The name of a part as people read it."""
+    return f"stage {what.removeprefix('stage-')}" if what.startswith("stage-") else what
+
+
+def best_of(study: optuna.Study) -> str:
+    """The best score so far, with the number of its trial."""
+    best = next(iter(ledger.ranked(study)), None)
+    return f"best {best.values[0]:.4f} (trial {best.number})" if best else "no score yet"
+
+
+def result_of(trial: optuna.trial.FrozenTrial, study: optuna.Study) -> str:
+    """How a trial has ended."""
+    attributes = trial.user_attrs
+    if trial.state == TrialState.COMPLETE:
+        compared_by = study.user_attrs.get(GOALS, ["score"])[0]
+        return (
+            f"{compared_by} {trial.values[0]:.4f} ± {attributes['standard_error']:.4f}  "
+            f"{attributes['params'] / 1e6:.2f} M parameters  {attributes['seconds']:.0f} s"
+        )
+    if trial.state == TrialState.PRUNED:
+        step = attributes[ledger.RUNG]
+        return f"pruned after {step} steps with score {trial.intermediate_values[step]:.4f}"
+    if trial.state == TrialState.WAITING:
+        return "lost its worker and is re-queued"
+    return f"failed: {attributes.get(ledger.FAILURE, 'no reason given')}"

@@ -77,10 +77,7 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architect
         search_spaces.spaces.SpaceError: no architecture keeps the budget.
     """
     base, graph = workspace.base()
-    table: StageTable = getattr(config, f"stage{stage}", config.stage1)
-    if stage == "single":
-        together = config.stage1.trials + config.stage2.trials
-        table = table.model_copy(update={"trials": config.single_trials or together})
+    table = config.stage(stage)
     space = budgeted_space(
         config,
         base,

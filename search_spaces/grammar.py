@@ -43,6 +43,22 @@ def suggest_graph(trial: Trial, name: str, activation: str, gated: bool) -> FFNG
     return FFNGraph.parse(_suggest_segment(trial, f"{name}/post", "none", f"project({mid})", earlier))
 
 
+def count_graphs(activation: str, gated: bool) -> int:
+    """The number of graphs that `suggest_graph` can return, counted as they are spelled: some of them compute the same
+    function.
+    """
+    total = 0
+    # How many choices there are after `pre` depends only on whether it may be used again, and whether it is activated.
+    kinds: dict[tuple[int, bool], list[str]] = {}
+    for pre in _segments("none", "x", {}):
+        kinds.setdefault((len(_earlier_values(pre)), _is_activated(pre)), []).append(pre)
+    for alike in kinds.values():
+        earlier = _earlier_values(alike[0])
+        middles = _segments(activation, f"expand({alike[0]})", earlier | _gate(alike[0], gated))
+        total += len(alike) * len(middles) * len(_segments("none", "project(mid)", earlier))
+    return total
+
+
 def choices_of(graph: FFNGraph, name: str, gated: bool) -> dict[str, str] | None:
     """The choices for which `suggest_graph` returns this graph; None if the grammar cannot express it."""
     formulas = graph.texts
@@ -104,6 +120,41 @@ def _suggest_segment(trial: Trial, name: str, first: str, segment_input: str, ea
         right = _activate(trial.suggest_categorical(f"{name}/right/{source}", _activations()), earlier[source])
     outer = trial.suggest_categorical(f"{name}/outer", _activations())
     return _activate(outer, f"{op}({_activate(left, segment_input)},{right})")
+
+
+def _segments(first: str, segment_input: str, earlier: dict[str, str]) -> frozenset[str]:
+    """All formulas of `_suggest_segment`."""
+    found: set[str] = set()
+    pending: list[tuple[str, ...]] = [()]
+    while pending:
+        trial = _FixedTrial(pending.pop())
+        found.add(_suggest_segment(trial, "", first, segment_input, earlier))
+        pending += trial.others
+    return frozenset(found)
+
+
+class _FixedTrial:
+    """A trial that makes the given choices first and then the first of every further parameter, whose other choices it
+    collects in `others`, each after the choices before it.
+    """
+
+    def __init__(self, given: tuple[str, ...]) -> None:
+        self.given = given
+        self.made: tuple[str, ...] = ()
+        self.others: list[tuple[str, ...]] = []
+
+    def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
+        position = len(self.made)
+        if position < len(self.given):
+            chosen = self.given[position]
+        else:
+            chosen, *others = choices
+            self.others += [(*self.made, other) for other in others]
+        self.made += (chosen,)
+        return chosen
+
+    def suggest_float(self, name: str, low: float, high: float) -> float:
+        raise NotImplementedError("segments have no sizes")
 
 
 def _choices_of_segment(formula: str, segment_input: str, earlier: dict[str, str]) -> dict[str, str] | None:

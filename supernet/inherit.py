@@ -129,7 +129,7 @@ def _gates(
         gates = {f"{prefix}ffn.{block}.router.weight": (experts.count, block + 1) for block in range(genes.stack)}
     if base.attention_experts > 1:
         gates[f"{prefix}attention.router.weight"] = (base.attention_experts, 0)
-    like = weights[f"{prefix}ffn.0.expand.weight"]
+    like = next(tensor for name, tensor in weights.items() if name.startswith(prefix))
     return {
         name: _leading(weights[name], 0, count, name).clone()
         if name in weights

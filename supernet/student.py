@@ -1,10 +1,10 @@
-"""Build a student of any architecture, for `python -m distill --student DIR`.
+"""Build an untrained student of any architecture, for `python -m distill --student`.
 
     python -m supernet.student ARCH --like CHECKPOINT --out DIR [--fresh] [--seed N]
 
 ARCH is a file or a published name (`python -m nas.inspect`). The student gets the tokenizer and the weights of
-CHECKPOINT, a BERT: the leading inner channels and, if it has fewer layers, the last layer of each of as many equal
-groups. With --fresh its weights are random.
+CHECKPOINT, a BERT or the folder of a student: the leading inner channels and, if it has fewer layers, the last layer of
+each of as many equal groups. With --fresh its weights are random.
 """
 
 import argparse
@@ -19,7 +19,8 @@ from search_spaces.errors import UserError
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from distill.cli import DONE, INTERRUPTED, Parser, guard
+from distill.cli import DONE, Parser, interruptible
+from distill.files import save_pretrained
 from search_spaces.architecture import Architecture, Base
 from search_spaces.published import load
 
@@ -30,18 +31,22 @@ if TYPE_CHECKING:
 FREE = ("attention_experts", "head_experts", "gelu", "mismatch", "depth")
 
 
+# The file of a checkpoint with its architecture.
+ARCHITECTURE = "architecture.json"
+
+
 class StudentError(UserError, ValueError):
     """The student cannot be built from this checkpoint."""
 
 
 def parser() -> Parser:
-    result = Parser(prog="supernet.student", description="Build a student of any architecture.")
+    result = Parser(prog="supernet.student", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     result.add_argument("architecture", help="a file, or the name of a published architecture")
     result.add_argument(
         "--like",
         required=True,
         metavar="CHECKPOINT",
-        help="BERT from which weights and tokenizer are taken: a folder, or a name on the hub",
+        help="where weights and tokenizer are from: a BERT (a folder, or a name on the hub), or a student's folder",
     )
     result.add_argument("--out", type=Path, required=True, help="folder of the student")
     result.add_argument("--fresh", action="store_true", help="start from random weights instead of the checkpoint's")
@@ -52,11 +57,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     options = parser().parse_args(argv)
-    try:
-        return guard("supernet.student", lambda: run(options))
-    except KeyboardInterrupt:
-        print("supernet.student: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    return interruptible("supernet.student", lambda: run(options))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -68,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     import torch
     from transformers.utils import logging
 
-    from distill.training.teacher import labels_of, load_config, load_model, load_tokenizer
+    from distill.training.teacher import NAS_BERT, labels_of, load_config, load_model, load_tokenizer
     from supernet.build import build, check_exportable
 
     logging.set_verbosity_error()
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
     check_exportable(architecture)
     torch.manual_seed(options.seed)
-    config = load_config(options.like)
+    config = load_config(options.like, ("bert", NAS_BERT))
     tokenizer = load_tokenizer(options.like)
     if architecture.base.vocabulary < len(tokenizer):
         raise StudentError(
@@ -87,31 +88,50 @@ def run(options: argparse.Namespace) -> int:
     if options.fresh:
         student = build(architecture, labels=len(labels), template=config)
     else:
-        student = inheriting(architecture, load_model(options.like, labels), options.seed)
-    student.save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
-    architecture.save(options.out / "architecture.json")
+        model = load_model(options.like, labels)
+        stored = stored_architecture(Path(options.like)) if config.model_type == NAS_BERT else None
+        student = inheriting(architecture, model, options.seed, stored)
+    save_pretrained(options.out, student, tokenizer)
+    architecture.save(options.out / ARCHITECTURE)
     count = sum(parameter.numel() for parameter in student.parameters())
     print(f"wrote {options.out}: {count / 1e6:.2f} M parameters")
     return DONE
 
 
-def inheriting(architecture: Architecture, teacher: "PreTrainedModel", seed: int = 0) -> "PreTrainedModel":
-    """A student that inherits the weights of a BERT.
+def stored_architecture(folder: Path) -> Architecture:
+    """The architecture of a checkpoint that this project has written.
+
+    Raises:
+        StudentError: the folder does not have it.
+        ArchitectureError: it cannot be read.
+    """
+    file = folder / ARCHITECTURE
+    if not file.exists():
+        raise StudentError(f"--like {folder}: there is no {ARCHITECTURE}, which says what its weights are")
+    return Architecture.load(file)
+
+
+def inheriting(
+    architecture: Architecture, teacher: "PreTrainedModel", seed: int = 0, stored: Architecture | None = None
+) -> "PreTrainedModel":
+    """A student that inherits the weights of a BERT or of another student.
 
     Args:
         seed: seed for routing tables, gates and heads of experts.
+        stored: the architecture of `teacher`; None if it is a BERT.
 
     Raises:
         StudentError: the bases differ in fields other than `FREE`, the student's depth does not divide the teacher's,
-            or a layer of the student has more than one block.
+            or a layer of the student has more blocks or channels, or experts where `teacher` has other ones.
     """
     from distill.objectives.layer_maps import uniform
     from distill.training.students import some_layers
     from supernet.build import base_of_teacher, build, from_teacher, load_weights
     from supernet.inherit import inherit
 
-    base, _ = base_of_teacher(teacher.config)
+    if stored == architecture:
+        return teacher
+    base = stored.base if stored else base_of_teacher(teacher.config)[0]
     actual, expected = fixed_values(architecture.base), fixed_values(base)
     for name, value in actual.items():
         if value != expected[name]:
@@ -123,7 +143,8 @@ def inheriting(architecture: Architecture, teacher: "PreTrainedModel", seed: int
     try:
         if depth != base.depth:
             teacher = some_layers(teacher, [layer - 1 for layer in uniform(depth, base.depth)])
-        weights = inherit(from_teacher(teacher, stack=1).state_dict(), architecture, seed=seed)
+        source = teacher if stored else from_teacher(teacher, stack=1)
+        weights = inherit(source.state_dict(), architecture, seed=seed)
     except ValueError as error:
         raise StudentError(f"{error}; or start from random weights (--fresh)") from None
     student = build(architecture, labels=teacher.config.num_labels, template=teacher.config)

@@ -155,6 +155,24 @@ def refused(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
     return error
 
 
+def test_options_in_place_of_a_toml_file(searched: Path, tiny_study: TinyStudy, tmp_path: Path) -> None:
+    """Another teacher, task, length and recipe than the study's, without a file of one's own."""
+    teacher = tmp_path / "teacher"
+    shutil.copytree(tiny_study.teacher, teacher)
+    options = {"--teacher": teacher, "--task": "neighbours", "--max-length": 24, "--steps": 2, "--batch-size": 4}
+    arguments = [str(part) for pair in (options | {"--learning-rate": 2e-3}).items() for part in pair]
+    out = ["--out", str(tmp_path / "out"), "--skip-base", "--device", "cpu"]
+    assert main([str(searched / "architecture.json"), *arguments, *out]) == 0
+    config = load_config(str(tmp_path / "out" / "config.toml"))
+    assert (config.teacher, config.tasks, config.max_length) == (str(teacher), ("neighbours",), 24)
+    assert (config.final.steps, config.final.batch_size, config.final.learning_rate) == (2, 4, 2e-3)
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["task"] == "neighbours"
+    modes = {file.stat().st_mode & 0o077 for file in (tmp_path / "out").iterdir()}
+    umask = os.umask(0o022)
+    os.umask(umask)
+    assert modes == {0o066 & ~umask}
+
+
 def test_it_overwrites_nothing(final: Path, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in final.rglob("*")}
     assert f"--out {final} exists and is not empty" in refused([searched / "architecture.json"], capsys)

@@ -55,9 +55,9 @@ class Spent:
         return max(1, round((seconds - before) / self.stages[stage] * self.trials[stage]))
 
 
-def spent_by(storage: str, stages: Sequence[str], workers: int) -> Spent:
+def spent_by(folder: Folder, stages: Sequence[str], workers: int) -> Spent:
     """The cost of an uninterrupted search, by its ledgers."""
-    studies = existing_studies(storage, "", shared=False)
+    studies = existing_studies(folder)
     of_stages = {stage: ledger.finished(studies[f"stage-{stage}"]) for stage in stages}
     confirmed = ledger.finished(studies[CONFIRMATION])
 
@@ -107,7 +107,7 @@ def winners(out: Path, preset: str, seed: int, report: Report) -> tuple[dict[str
     folders = {name: Folder(out / name) for name in (ALL_STAGES, STAGE_1, STAGE_3)}
     if not folders[ALL_STAGES].best("3").exists():
         run_search(folders[ALL_STAGES], preset, seed, "--stage", "all")
-    cost_of_all = spent_by(folders[ALL_STAGES].storage, ("1", "2", "3"), workers)
+    cost_of_all = spent_by(folders[ALL_STAGES], ("1", "2", "3"), workers)
     baselines = plan(config, workspace, "1", None, limits_of(config, workspace)).baselines
     next(architecture for architecture, name, _ in baselines if name == UNIFORM).save(out / "uniform.json")
     for stage, start in ((STAGE_1, ()), (STAGE_3, ("--from", str(out / "uniform.json")))):
@@ -116,7 +116,7 @@ def winners(out: Path, preset: str, seed: int, report: Report) -> tuple[dict[str
             run_search(folders[stage], preset, seed, "--stage", stage, "--trials", trials, *start)
     rows = []
     for name, folder in folders.items():
-        spent = spent_by(folder.storage, ("1", "2", "3") if name == ALL_STAGES else (name,), workers)
+        spent = spent_by(folder, ("1", "2", "3") if name == ALL_STAGES else (name,), workers)
         # Alone, stage 3 has no trial before its supernet; and it may have found the one of all stages in the cache.
         total = spent.total + (cost_of_all.supernet if name == STAGE_3 else 0.0)
         rows.append((f"stages {name}", " + ".join(map(str, spent.trials.values())), f"{total:.0f}"))

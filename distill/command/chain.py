@@ -19,7 +19,7 @@ from distill.cli import DONE
 from distill.command.options import OPTIONS_FILE
 from distill.command.report import Measurements, measure, print_report, write_report
 from distill.command.rows import Rows, load_rows
-from distill.files import write_text
+from distill.files import save_pretrained, write_text
 from distill.tasks.encoding import training_batches
 from distill.tasks.types import MASKED_LM
 from distill.training.checkpoint import Checkpoint
@@ -236,8 +236,7 @@ def save(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
     """
     draft = folder / ".unfinished"
     shutil.rmtree(draft, ignore_errors=True)
-    model.save_pretrained(draft)
-    tokenizer.save_pretrained(draft)
+    save_pretrained(draft, model, tokenizer)
     for file in sorted(draft.iterdir(), key=lambda file: file.name == CONFIG_FILE):
         os.replace(file, folder / file.name)
     draft.rmdir()

@@ -94,7 +94,7 @@ def embedded_corpus(folder: Path | None = None) -> Corpus:
 
     A damaged cache file is rebuilt. The cache key covers the versions of all scanned libraries.
     """
-    path = (folder or cache_folder()) / "corpora" / f"{installation_key()}.jsonl"
+    path = corpus_file(folder)
     if path.exists():
         try:
             return load_corpus(path)
@@ -103,6 +103,11 @@ def embedded_corpus(folder: Path | None = None) -> Corpus:
     corpus = build_corpus(installed_sources(), workers=2)
     save_corpus(corpus, path)
     return corpus
+
+
+def corpus_file(folder: Path | None = None) -> Path:
+    """Where `embedded_corpus` keeps the corpus of this installation."""
+    return (folder or cache_folder()) / "corpora" / f"{installation_key()}.jsonl"
 
 
 def installed_sources() -> dict[str, Path]:

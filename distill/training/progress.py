@@ -7,7 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 # A progress callback, called with a description of the current piece of work and the fraction of it that is done, or
 # None if that is unknown.
@@ -19,23 +20,35 @@ def ignore_progress(what: str, share: float | None) -> None:
 
 
 def clock(seconds: float) -> str:
-    """Format a duration as minutes and seconds: 1:05."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    """Format a duration as minutes and seconds, 1:05, or with hours, 2:01:05."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class Progress:
-    """Prints a line for every piece of work that is finished; the line of the piece in progress is redrawn."""
+    """Prints a line for every piece of work that is finished. On a terminal, a live view below these lines shows the
+    piece in progress; elsewhere lines say how far it is.
 
-    def __init__(self, console: Console | None = None) -> None:
+    Args:
+        console: by default one on stdout.
+        quiet: print nothing but `result`.
+    """
+
+    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
-        self.status = self.console.status("")
+        self.quiet = quiet
+        # Redrawn several times a second, so that its clocks are always right.
+        self.status = self.console.status(_Live(self), spinner_style="default")
         self.begun = time.monotonic()
         self.what: str | None = None
+        self.share: float | None = None
         self.since = self.begun
         self.last_printed_share = 0.0
 
     def __enter__(self) -> Self:
-        self.status.start()
+        if self.console.is_terminal and not self.quiet:
+            self.status.start()
         return self
 
     def __exit__(
@@ -46,6 +59,12 @@ class Progress:
         self.status.stop()
 
     def say(self, text: str) -> None:
+        """Print a line."""
+        if not self.quiet:
+            self.console.print(text)
+
+    def result(self, text: RenderableType) -> None:
+        """Print a result, even if the display is quiet."""
         self.console.print(text)
 
     def update(self, what: str, share: float | None) -> None:
@@ -53,20 +72,50 @@ class Progress:
         if what != self.what:
             self.finish()
             self.what, self.since, self.last_printed_share = what, time.monotonic(), 0.0
-        spent = time.monotonic() - self.since
-        left = f", {clock(spent / share - spent)} left" if share and spent > 1 else ""
-        done = f" {share:.0%}" if share is not None else ""
-        line = f"{what}{done} ({clock(spent)}{left})"
-        self.status.update(line)
+        self.share = share
         if not self.console.is_terminal and share and share >= self.last_printed_share + 0.25:
             self.last_printed_share = share
-            self.say(line)
+            self.say(self.line())
+
+    def line(self) -> str:
+        """The piece of work in progress: how far it is, the time it has taken, and the time that is left."""
+        spent = time.monotonic() - self.since
+        share = self.share
+        left = f", {clock(spent / share - spent)} left" if share and spent > 1 else ""
+        done = f" {share:.0%}" if share is not None else ""
+        return f"{self.what}{done} ({clock(spent)}{left})"
+
+    def lines(self) -> list[str]:
+        """The lines of the live view."""
+        return [self.line() if self.what is not None else f"({clock(time.monotonic() - self.begun)})"]
 
     def finish(self) -> None:
         """Print that the piece of work in progress is finished, with the time it took."""
         if self.what is not None:
             self.say(f"{self.what}: {clock(time.monotonic() - self.since)}")
         self.what = None
+
+
+class _Live:
+    """The live view, whose text is made when it is drawn."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def __rich__(self) -> RenderableType:
+        lines = (Text(line, no_wrap=True, overflow="ellipsis") for line in self.progress.lines())
+        return Group(*lines)
+
+
+@contextlib.contextmanager
+def loading(quiet: bool = False) -> Iterator[None]:
+    """Show on a terminal that the libraries are being loaded, while this block imports them, unless `quiet`."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield
+        return
+    with console.status("loading PyTorch and Transformers", spinner_style="default"):
+        yield
 
 
 @contextlib.contextmanager

@@ -34,10 +34,15 @@ def load_config(name: str, overrides: dict[str, Any] | None = None) -> StudyConf
     return parse_config(_source(name), name, overrides)
 
 
+def preset_text(name: str) -> str:
+    """The text of the preset of this name."""
+    return (resources.files("nas.config") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+
+
 def _source(name: str) -> str:
     """The text of a preset or file."""
     if name in presets():
-        return (resources.files("nas.config") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+        return preset_text(name)
     if name.endswith(".toml"):
         try:
             return Path(name).read_text(encoding="utf-8")

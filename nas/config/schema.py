@@ -306,6 +306,14 @@ class StudyConfig(Table):
         """The task that stages 1 and 2 search on."""
         return self.tasks[0]
 
+    def stage(self, stage: str) -> StageTable:
+        """The table of a stage; that of the "single" stage is stage 1's, with the trials of stages 1 and 2 together."""
+        table: StageTable = getattr(self, f"stage{stage}", self.stage1)
+        if stage == "single":
+            together = self.stage1.trials + self.stage2.trials
+            table = table.model_copy(update={"trials": self.single_trials or together})
+        return table
+
     @model_validator(mode="after")
     def _samplers_suit_goals(self) -> "StudyConfig":
         from nas.samplers import SAMPLERS

@@ -14,6 +14,7 @@ from pydantic import (
     PlainValidator,
 )
 
+from nas.latency.limit import parse_latency
 from search_spaces.architecture import ArchitectureError, Experts
 from search_spaces.errors import did_you_mean, shortened
 from search_spaces.numbers import fraction
@@ -60,8 +61,6 @@ def size(value: Any) -> int:
 
 
 def _latency(value: str) -> str:
-    from nas.latency.table import parse_latency  # imports torch, which takes seconds
-
     parse_latency(value)
     return value
 

@@ -1,6 +1,7 @@
-"""The command line of the final training.
+"""Train a searched architecture, and leave an ordinary Hugging Face checkpoint.
 
     python train_final.py results/demo/architecture.json [--out DIR]
+    python train_final.py results/demo/architecture.json --task rte --data glue --teacher MODEL --out DIR
     python train_final.py efficientbert --preset efficientbert-tiny --transfer --out DIR
     accelerate launch train_final.py ...                                  (several processes)
 
@@ -9,10 +10,15 @@ on the task. It is evaluated on the whole dev split, together with the teacher a
 training.
 """
 
-import sys
+import argparse
+from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
+from typing import Any
 
-from distill.cli import INTERRUPTED, Parser, device, guard
+from distill.choices import listing, tasks
+from distill.cli import Parser, device, interruptible
+from distill.training.progress import loading
+from nas.choices import described_presets
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.final.folder import is_first_process, make_folder
@@ -21,7 +27,7 @@ from search_spaces.published import PUBLISHED, load
 
 def parser() -> Parser:
     """The command line's options."""
-    result = Parser(prog="train_final.py", description="Train a searched architecture by distillation.")
+    result = Parser(prog="train_final.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     result.add_argument(
         "architecture", help="architecture.json of a study, a file of that format, or the name of a published one"
     )
@@ -31,7 +37,20 @@ def parser() -> Parser:
     result.add_argument(
         "--transfer", action="store_true", help="apply its layers to the configuration's base, which may be deeper"
     )
-    result.add_argument("--preset", help="preset or .toml file (default: config.toml beside the architecture)")
+    result.add_argument(
+        "--preset",
+        action=listing(described_presets),
+        metavar="NAME",
+        help="a preset or a .toml file; '?' lists the presets (default: config.toml beside ARCH, else demo)",
+    )
+    group = result.add_argument_group("in place of the preset's")
+    group.add_argument("--teacher", metavar="MODEL", help="a BERT-like encoder: folder, or name on the hub")
+    group.add_argument("--task", action=listing(tasks), metavar="NAME", help="the task; '?' lists the tasks")
+    group.add_argument("--data", metavar="DIR", help="folder of the task's official files")
+    group.add_argument("--max-length", type=int, metavar="N", help="longer rows are truncated to N tokens")
+    group.add_argument("--steps", type=int, metavar="N", help="training steps on the task")
+    group.add_argument("--batch-size", type=int, metavar="N", help="rows per batch on the task")
+    group.add_argument("--learning-rate", type=float, metavar="X", help="peak learning rate on the task")
     result.add_argument("--seed", type=int, help="seed of batch order and dropout (default: the study's)")
     result.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"])
     result.add_argument(
@@ -40,6 +59,20 @@ def parser() -> Parser:
     result.add_argument("--resume", action="store_true", help="continue a training that was interrupted")
     result.add_argument("--tensorboard", type=Path, metavar="DIR", help="log the losses for TensorBoard in this folder")
     return result
+
+
+def overrides(options: argparse.Namespace) -> dict[str, Any]:
+    """The values of the configuration that the options override, by dotted path."""
+    values = {
+        "teacher": options.teacher,
+        "tasks": options.task and [options.task],
+        "data": options.data,
+        "max_length": options.max_length,
+        "final.steps": options.steps,
+        "final.batch_size": options.batch_size,
+        "final.learning_rate": options.learning_rate,
+    }
+    return {place: value for place, value in values.items() if value is not None}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
         study_config = folder / "config.toml"
         if not options.preset and options.architecture in PUBLISHED:
             raise ConfigError(f"{options.architecture} is a published architecture: give the --preset to train it with")
-        config = load_config(options.preset or (str(study_config) if study_config.exists() else "demo"))
+        preset = options.preset or (str(study_config) if study_config.exists() else "demo")
+        config = load_config(preset, overrides(options))
         out = options.out or folder / "final"
         if is_first_process():
             make_folder(out, options.resume)
@@ -60,7 +94,8 @@ def main(argv: list[str] | None = None) -> int:
         if not 0 <= seed < 2**31:
             raise ConfigError(f"--seed: must be from 0 to {2**31 - 1}, not {seed}")
 
-        from nas.final.run import FinalRun, run  # imports torch, which takes seconds
+        with loading():
+            from nas.final.run import FinalRun, run
 
         return run(
             FinalRun(
@@ -75,8 +110,4 @@ def main(argv: list[str] | None = None) -> int:
             )
         )
 
-    try:
-        return guard("train_final.py", command)
-    except KeyboardInterrupt:
-        print("train_final.py: interrupted; the same command with --resume continues", file=sys.stderr)
-        return INTERRUPTED
+    return interruptible("train_final.py", command, "the same command with --resume continues it")

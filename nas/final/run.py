@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
-from distill.files import write_text
+from distill.files import save_pretrained, write_text
 from distill.tasks.types import task_type
 from distill.training.evaluation import Load
 from distill.training.progress import Progress
@@ -152,8 +152,7 @@ def save(
     measurements: Measurements,
 ) -> None:
     """Write the checkpoint with tokenizer, architecture, configuration and metrics, and remove the training state."""
-    student.save_pretrained(final.out)
-    evaluator.tokenizer.save_pretrained(final.out)
+    save_pretrained(final.out, student, evaluator.tokenizer)
     architecture.save(final.out / "architecture.json")
     (final.out / "config.toml").write_text(final.config.to_toml(), encoding="utf-8")
     metrics: dict[str, Any] = {

@@ -49,9 +49,7 @@ from nas.latency.steps import (
     step_times,
 )
 from search_spaces.architecture import DENSE, Architecture, Base, Experts, Genes
-from search_spaces.errors import shortened
 from search_spaces.graph import FFNGraph
-from search_spaces.numbers import fraction
 from search_spaces.operations import BINARY, UNARY
 from supernet.build import added_operations, build
 from supernet.model.expert_linear import ExpertLinear
@@ -69,8 +67,6 @@ SHAPES = (
     "project({2}({0}(expand(x)),gate(x)))",
     "{2}(x,project({0}(expand({1}(x)))))",
 )
-# In microseconds, or for "x" in multiples of the teacher's latency. "ms" comes before "s" because it also ends on "s".
-_UNITS = {"ms": 1_000, "s": 1_000_000, "x": 1}
 
 
 class TooBusy(RuntimeError):
@@ -208,34 +204,27 @@ class LatencyTable:
         return dict(self.steps)
 
 
-@dataclass(frozen=True)
-class LatencyLimit:
-    """A limit in microseconds, or relative to the teacher's latency."""
-
-    value: Fraction
-    relative: bool
-
-
-def parse_latency(text: str) -> LatencyLimit:
-    """Parse a limit such as "12ms", "0.012s" or "0.25x" (a quarter of the teacher's latency).
-
-    Raises:
-        ValueError: the text is no such limit.
-    """
-    unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
-    try:
-        value = fraction(text.removesuffix(unit)) if unit else Fraction(0)
-    except ValueError:
-        value = Fraction(0)
-    if not value:
-        right = "a time above 0 such as '12ms' or '0.012s', or a part of the teacher's such as '0.25x'"
-        raise ValueError(f"a latency is {right}, not {shortened(text)}")
-    return LatencyLimit(value * _UNITS[unit], unit == "x")
-
-
-def resolve(limit: LatencyLimit, table: LatencyTable) -> int:
-    """The limit in microseconds, rounded down."""
-    return int(limit.value * table.teacher if limit.relative else limit.value)
+def table_path(
+    base: Base,
+    teacher: PretrainedConfig,
+    inner_widths: Sequence[int],
+    *,
+    batch: int,
+    tokens: int,
+    device: str,
+    cache: Path,
+    experts: Sequence[Experts] = (),
+) -> Path:
+    """Where the latency table of these arguments of `latency_table` is kept."""
+    # The teacher's latency does not depend on the folder that it was loaded from.
+    teacher_settings = {name: value for name, value in teacher.to_dict().items() if name != "_name_or_path"}
+    device_and_versions = (device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
+    kinds = {experts_name(layer_experts) for layer_experts in experts if layer_experts != DENSE}
+    # Operations are part of the key only if they were added, so that tables of this package's operations keep theirs.
+    measured = [*sorted(kinds), *added_operations()]
+    widths = sorted(set(inner_widths))
+    key = fingerprint(FORMAT, asdict(base), teacher_settings, widths, batch, tokens, device_and_versions, measured)
+    return cache / "latencies" / f"{key}.json"
 
 
 def latency_table(
@@ -270,14 +259,8 @@ def latency_table(
     if tokens > positions:
         raise ValueError(f"tokens: there are {positions} positions, not {tokens}")
     widths = sorted(set(inner_widths))
-    # The teacher's latency does not depend on the folder that it was loaded from.
-    teacher_settings = {name: value for name, value in teacher.to_dict().items() if name != "_name_or_path"}
-    device_and_versions = (device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
     # The latency of experts does not depend on which channels they share.
     kinds = {experts_name(layer_experts): layer_experts for layer_experts in experts if layer_experts != DENSE}
-    # Operations are part of the key only if they were added, so that tables of this package's operations keep theirs.
-    measured = [*sorted(kinds), *added_operations()]
-    key = fingerprint(FORMAT, asdict(base), teacher_settings, widths, batch, tokens, device_and_versions, measured)
 
     def make(path: Path) -> None:
         # The random state afterwards must not depend on whether the table had to be measured.
@@ -286,7 +269,8 @@ def latency_table(
             table = _measure(base, teacher, widths, list(kinds.values()), examples, on_progress)
         path.write_text(json.dumps(table.to_json(), indent=1), encoding="utf-8")
 
-    path = create_once(cache / "latencies" / f"{key}.json", make)
+    path = table_path(base, teacher, widths, batch=batch, tokens=tokens, device=device, cache=cache, experts=experts)
+    create_once(path, make)
     return LatencyTable.from_json(json.loads(path.read_text(encoding="utf-8")))
 
 

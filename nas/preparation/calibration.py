@@ -21,12 +21,19 @@ CONTENTS = "sums and norms"
 
 def prepare_calibration(context: PreparationContext, folders: TaskFolders, supernet: Path) -> Path | None:
     """The file with the calibration of the supernet in this folder; None if candidates are sliced."""
+    file = calibration_path(context, supernet)
+    if file is None:
+        return None
+    return _calibrated_once(context, folders, file, lambda: load_supernet(context.config, folders, supernet))
+
+
+def calibration_path(context: PreparationContext, supernet: Path) -> Path | None:
+    """The file of the calibration in the cache, which may not exist yet; None if candidates are sliced."""
     table = context.config.supernet
     if table.inheritance == "sliced":
         return None
     key = fingerprint(FORMAT, CONTENTS, supernet.name, context.teacher_key, table.calibration_rows, context.config.seed)
-
-    return _calibrated_once(context, folders, key, lambda: load_supernet(context.config, folders, supernet))
+    return _file(context, key)
 
 
 def prepare_one_shot_calibration(
@@ -39,11 +46,11 @@ def prepare_one_shot_calibration(
     """
     rows = context.config.supernet.calibration_rows
     key = fingerprint(FORMAT, CONTENTS, "one-shot", one_shot.name, context.teacher_key, rows, context.config.seed)
-    return _calibrated_once(context, folders, key, model)
+    return _calibrated_once(context, folders, _file(context, key), model)
 
 
 def _calibrated_once(
-    context: PreparationContext, folders: TaskFolders, key: str, supernet: Callable[[], PreTrainedModel]
+    context: PreparationContext, folders: TaskFolders, file: Path, supernet: Callable[[], PreTrainedModel]
 ) -> Path:
     def make(path: Path) -> None:
         context.on_progress("supernet: calibration", None)
@@ -54,4 +61,8 @@ def _calibrated_once(
         batches = [collate(chosen, batch, model.config.pad_token_id) for batch in eval_batches(chosen, BATCH_SIZE)]
         calibrate(model, batches, context.accelerator).save(path)
 
-    return context.create_once(context.cache / "calibrations" / f"{key}.safetensors", make)
+    return context.create_once(file, make)
+
+
+def _file(context: PreparationContext, key: str) -> Path:
+    return context.cache / "calibrations" / f"{key}.safetensors"

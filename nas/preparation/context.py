@@ -10,7 +10,7 @@ from accelerate import Accelerator
 
 from distill.files import cache_folder, fingerprint
 from distill.objectives.outputs import Batch
-from distill.tasks.corpora import Corpus, embedded_corpus
+from distill.tasks.corpora import Corpus, corpus_file, embedded_corpus
 from distill.tasks.encoding import Encoded, training_batches
 from distill.training.loop import make_accelerator
 from distill.training.progress import ProgressCallback, ignore_progress
@@ -68,7 +68,8 @@ def preparation_context(
     """
     accelerator, tokenizer = make_accelerator(device), load_tokenizer(config.teacher)
     corpus = cache(embedded_corpus)
-    on_progress("text", None)
+    collected = corpus_file().exists()
+    on_progress("reading the rows and the text" if collected else "collecting the text of this installation", None)
     rows_key = fingerprint(
         FORMAT, data.rows_key(config, corpus), source_fingerprint(config.teacher), config.task, config.max_length
     )

@@ -44,22 +44,8 @@ def _phase_outputs(
 ) -> Path | None:
     """The folder of the teacher's outputs for one training phase; None if they are not kept."""
     config, recipe = context.config, phase.recipe
-    teacher_config = AutoConfig.from_pretrained(folders.teacher)
-    of_phases = objectives(config, phase.settings, recipe, student_config, teacher_config, phase.rows)
-    needs = frozenset[str]().union(*(objective.teacher_needs for objective, _ in of_phases))
-    key = fingerprint(
-        FORMAT,
-        context.data_key if on_text(config, phase.table) else None,
-        context.teacher_key,
-        [recipe.batch_size, recipe.batches, getattr(config, phase.table).share, phase.raw_teacher],
-        sorted(needs),
-        config.seed,
-    )
-    path = context.cache / "outputs" / key
-    chosen = batches(phase.rows, recipe.batch_size, recipe.batches, config.seed)
-    size = saved_bytes(teacher_config, needs, ((len(rows), int(phase.rows.lengths[rows].max())) for rows in chosen))
-    teacher_takes_part = OBJECTIVES[config.objective.name].training_context is not None
-    if teacher_takes_part or size > config.teacher_cache:
+    path, size, needs = _planned(context, folders, phase, student_config)
+    if path is None:
         return None
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,3 +63,36 @@ def _phase_outputs(
         save_outputs(teacher, context.recipe_batches(phase.rows, recipe, config.seed), folder)
 
     return context.create_once(path, write)
+
+
+def outputs_paths(context: PreparationContext, folders: TaskFolders, supernet: Path) -> list[Path]:
+    """The folders of `prepare_outputs` in the cache, which may not exist yet."""
+    student_config = AutoConfig.from_pretrained(supernet)
+    phases = training_phases(context.config, CANDIDATE, folders)
+    paths = (_planned(context, folders, phase, student_config)[0] for phase in phases)
+    return [path for path in paths if path]
+
+
+def _planned(
+    context: PreparationContext, folders: TaskFolders, phase: TrainingPhase, student_config: Any
+) -> tuple[Path | None, int, frozenset[str]]:
+    """The folder of the teacher's outputs for one training phase, or None if they are not kept; their bytes, and which
+    outputs they are.
+    """
+    config, recipe = context.config, phase.recipe
+    teacher_config = AutoConfig.from_pretrained(folders.teacher)
+    of_phases = objectives(config, phase.settings, recipe, student_config, teacher_config, phase.rows)
+    needs = frozenset[str]().union(*(objective.teacher_needs for objective, _ in of_phases))
+    key = fingerprint(
+        FORMAT,
+        context.data_key if on_text(config, phase.table) else None,
+        context.teacher_key,
+        [recipe.batch_size, recipe.batches, getattr(config, phase.table).share, phase.raw_teacher],
+        sorted(needs),
+        config.seed,
+    )
+    chosen = batches(phase.rows, recipe.batch_size, recipe.batches, config.seed)
+    size = saved_bytes(teacher_config, needs, ((len(rows), int(phase.rows.lengths[rows].max())) for rows in chosen))
+    teacher_takes_part = OBJECTIVES[config.objective.name].training_context is not None
+    kept = not teacher_takes_part and size <= config.teacher_cache
+    return (context.cache / "outputs" / key if kept else None), size, needs

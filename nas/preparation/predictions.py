@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from safetensors.torch import save_file
-from transformers import AutoConfig
 
 from distill.files import fingerprint
+from nas.config.schema import StudyConfig
 from nas.preparation.context import FORMAT, PreparationContext
 from nas.preparation.data import TaskFolders
 from nas.preparation.phases import training_phase
 from nas.preparation.supernet import load_supernet, order_inputs
-from nas.preparation.workspace import projections, student_base
+from nas.preparation.workspace import base_of_study, projections
 from search_spaces.operations import UNARY
 from supernet.order.prediction import predicted_losses
 
@@ -22,13 +22,10 @@ def prepare_predictions(context: PreparationContext, folders: TaskFolders, super
     """The file with the predicted losses of the supernet in this folder; None if candidates are sliced, whose losses
     the prediction is not about.
     """
-    config = context.config
-    if config.supernet.inheritance == "sliced":
+    config, file = context.config, predictions_path(context, supernet)
+    if file is None:
         return None
-    base, _ = student_base(config, AutoConfig.from_pretrained(folders.teacher))
-    limit = int(max(config.space.expansions) * base.inner)
-    operations = sorted(UNARY)
-    key = fingerprint(FORMAT, CONTENTS, supernet.name, context.teacher_key, limit, operations, config.seed)
+    limit, operations = widest(config), sorted(UNARY)
 
     def make(path: Path) -> None:
         context.on_progress("supernet: predicted losses", None)
@@ -38,4 +35,19 @@ def prepare_predictions(context: PreparationContext, folders: TaskFolders, super
         losses = predicted_losses(model, inputs.batches, inputs.sampled_loss, operations, limit)
         save_file({f"{op}/{i}": loss for op, layers in losses.items() for i, loss in enumerate(layers)}, path)
 
-    return context.create_once(context.cache / "predictions" / f"{key}.safetensors", make)
+    return context.create_once(file, make)
+
+
+def predictions_path(context: PreparationContext, supernet: Path) -> Path | None:
+    """The file of the predicted losses in the cache, which may not exist yet; None if there are none."""
+    config = context.config
+    if config.supernet.inheritance == "sliced":
+        return None
+    key = fingerprint(FORMAT, CONTENTS, supernet.name, context.teacher_key, widest(config), sorted(UNARY), config.seed)
+    return context.cache / "predictions" / f"{key}.safetensors"
+
+
+def widest(config: StudyConfig) -> int:
+    """The largest inner width of the study's space."""
+    base, _ = base_of_study(config)
+    return int(max(config.space.expansions) * base.inner)

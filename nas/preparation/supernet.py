@@ -56,6 +56,11 @@ def prepare_supernet(context: PreparationContext, folders: TaskFolders) -> Path:
     Raises:
         ConfigError: the warm-up diverged.
     """
+    return context.create_once(supernet_path(context), lambda path: _make_supernet(context, folders, path))
+
+
+def supernet_path(context: PreparationContext) -> Path:
+    """The folder of the supernet in the cache, which may not exist yet."""
     config = context.config
     if isinstance(config.base, str):
         base_key: Any = source_fingerprint(config.teacher if config.base == "teacher" else config.base)
@@ -73,7 +78,7 @@ def prepare_supernet(context: PreparationContext, folders: TaskFolders) -> Path:
         # Omitted for the order by importance, so that caches made by earlier versions keep their keys.
         *([] if config.supernet.order == "importance" else [config.supernet.order]),
     )
-    return context.create_once(context.cache / "supernets" / key, lambda path: _make_supernet(context, folders, path))
+    return context.cache / "supernets" / key
 
 
 def _make_supernet(context: PreparationContext, folders: TaskFolders, folder: Path) -> None:

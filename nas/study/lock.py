@@ -60,7 +60,7 @@ def _file(connection: Connection, name: str) -> Iterator[str | None]:
     database = connection.scalar(text("SELECT file FROM pragma_database_list WHERE name = 'main'"))
     if not database:
         raise ValueError("a search in memory could not be resumed; give a file, as in sqlite:///study.db")
-    with Path(f"{database}.{quote(name, safe='')}.lock").open("a+", encoding="utf-8") as file:
+    with _lock_file(database, name).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -71,6 +71,26 @@ def _file(connection: Connection, name: str) -> Iterator[str | None]:
         file.write(f"{_this_process()} since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
         file.flush()
         yield None
+
+
+def file_holder(database: Path, name: str) -> str | None:
+    """A description of the process that holds the lock of the studies under `name` in a database file; None if no
+    process does.
+    """
+    try:
+        file = _lock_file(database, name).open(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read()
+    return None
+
+
+def _lock_file(database: Path | str, name: str) -> Path:
+    return Path(f"{database}.{quote(name, safe='')}.lock")
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import optuna
 
-from nas.study.folder import STAGES
+from nas.study.folder import STAGES, Folder
 from nas.study.storage import open_storage
 
 # One study for each stage, and one for the confirmations of all stages.
@@ -10,37 +10,37 @@ CONFIRMATION = "confirmation"
 STUDIES = (*(f"stage-{stage}" for stage in STAGES), CONFIRMATION)
 
 
-def prefix_of(url: str, search: str, shared: bool) -> str:
-    """What the names of a search's studies begin with: its own name and a slash.
+def prefix_of(folder: Folder, storage: str | None = None) -> str:
+    """What the names of a search's studies begin with: the name of its folder and a slash.
 
-    A database that belongs to the search alone (not `shared`) may have been renamed with its folder, or be of version
-    0.1, which had no such prefix; there it is what the names of the studies in it begin with.
+    The database in the folder belongs to the search alone. It may have been renamed with its folder, or be of version
+    0.1, which had no such prefix, so there it is what the names of the studies in it begin with.
+
+    Args:
+        storage: the storage URL; by default that of the database in the folder, which must exist.
 
     Raises:
         StorageError: the storage cannot be opened.
     """
-    if not shared:
-        for name in optuna.get_all_study_names(open_storage(url)):
+    if storage in (None, folder.storage):
+        for name in optuna.get_all_study_names(open_storage(folder.storage)):
             found, slash, last = name.rpartition("/")
             if last in STUDIES:
                 return found + slash
-    return f"{search}/"
+    return f"{folder.path.resolve().name}/"
 
 
-def existing_studies(url: str, search: str, shared: bool) -> dict[str, optuna.Study]:
-    """The studies of a search in the storage `url`, by their names in `STUDIES`.
-
-    Args:
-        search, shared: see `prefix_of`.
+def existing_studies(folder: Folder, storage: str | None = None) -> dict[str, optuna.Study]:
+    """The studies of a search by their names in `STUDIES`; the arguments are those of `prefix_of`.
 
     Raises:
         StorageError: the storage cannot be opened.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    prefix, storage = prefix_of(url, search, shared), open_storage(url)
-    existing = set(optuna.get_all_study_names(storage))
+    prefix, opened = prefix_of(folder, storage), open_storage(storage or folder.storage)
+    existing = set(optuna.get_all_study_names(opened))
     return {
-        name: optuna.load_study(study_name=prefix + name, storage=storage)
+        name: optuna.load_study(study_name=prefix + name, storage=opened)
         for name in STUDIES
         if prefix + name in existing
     }

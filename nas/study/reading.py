@@ -31,10 +31,9 @@ def studies_of(folder: Folder, storage: str | None = None) -> Studies:
         raise ConfigError(f"{folder.path} is not a study's folder: it has no config.toml")
     if storage is None and not (folder.path / "study.db").exists():
         raise ConfigError(f"{folder.path} has no study.db: if the study was searched with --storage, give that URL")
-    search = folder.path.resolve().name
-    studies = existing_studies(storage or folder.storage, search, shared=storage is not None)
+    studies = existing_studies(folder, storage)
     begun = {name: studies[f"stage-{name}"] for name in STAGES if f"stage-{name}" in studies}
     if not begun:
         place = "--storage" if storage else folder.path / "study.db"
-        raise ConfigError(f"{place}: there is no study {search}/stage-1, nor of another stage")
+        raise ConfigError(f"{place}: there is no study {folder.path.resolve().name}/stage-1, nor of another stage")
     return Studies(begun, studies.get(CONFIRMATION))

@@ -12,7 +12,6 @@ of the experts.
 import argparse
 import json
 import os
-import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +19,9 @@ from typing import TYPE_CHECKING
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from distill.cli import DONE, INTERRUPTED, Parser, device, guard
+from distill.choices import listing, tasks
+from distill.cli import DONE, Parser, device, interruptible
+from distill.files import save_pretrained
 from search_spaces.numbers import fraction
 from search_spaces.routing import ROUTINGS
 from supernet.experts import ExpertsError
@@ -38,8 +39,7 @@ SPLITS = ("importance", "random", "inverse", "copy")
 
 
 def parser() -> Parser:
-    purpose = "Turn a dense BERT into a mixture of experts, or thin out the experts of a mixture."
-    result = Parser(prog="supernet.experts", description=purpose)
+    result = Parser(prog="supernet.experts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     result.add_argument("checkpoint", help="a fine-tuned classifier: a folder, or a name on the hub")
     result.add_argument("--out", type=Path, required=True, help="folder of the new checkpoint")
     split = result.add_argument_group("splitting")
@@ -68,7 +68,9 @@ def parser() -> Parser:
         "--fuse", type=_ratio, metavar="SHARE", help="instead fuse such experts with the one that is most similar"
     )
     rows = result.add_argument_group("rows")
-    rows.add_argument("--task", help="word_order, sst2, mnli, ...: any that labels sentences with classes")
+    rows.add_argument(
+        "--task", action=listing(tasks), help="a task that labels sentences with classes; '?' lists all tasks"
+    )
     rows.add_argument("--data", type=Path, help="folder of the task's official files (default: from the hub)")
     rows.add_argument("--train", type=Path, help="labelled rows: .tsv, .csv, .jsonl or .parquet")
     rows.add_argument("--dev", type=Path, help="rows on which scores are measured")
@@ -111,11 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check(options)
         return run(options)
 
-    try:
-        return guard("supernet.experts", command)
-    except KeyboardInterrupt:
-        print("supernet.experts: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    return interruptible("supernet.experts", command)
 
 
 def check(options: argparse.Namespace) -> None:
@@ -181,8 +179,7 @@ def run(options: argparse.Namespace) -> int:
         if stage.note:
             console.print(f"  {stage.note}")
     options.out.mkdir(parents=True, exist_ok=True)
-    stage.model.save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
+    save_pretrained(options.out, stage.model, tokenizer)
     stage.architecture.save(options.out / ARCHITECTURE)
     used_options = {name: str(value) for name, value in vars(options).items() if value is not None}
     report = {"dev_rows": len(rows.dev), "options": used_options, "models": measurements}

@@ -434,7 +434,6 @@ def filled(changes: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
     ("flags", "changes", "reason"),
     [
         ([], {"objective": "moeberd"}, "unknown objective 'moeberd'; did you mean 'moebert'.*objectives: efficientb"),
-        ([], {"objective": "?", "teacher": None, "student": "FIXTURES/small"}, "objectives: .*tinybert.*codir"),
         (["--set", "alfa=1"], {}, "--set alfa=1: kd has alpha=0.5, temperature=2.0, balance=0.0; did you mean 'alpha'"),
         (["--set", "alpha=half"], {}, "--set alpha=half: alpha is a number"),
         (["--set", "alpha"], {}, "--set alpha: kd has"),

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,25 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_folder() == tmp_path
     monkeypatch.delenv("FFN_NAS_CACHE")
     assert cache_folder().name in ("ffn-nas", "Cache")
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o007, 0o660)])
+def test_files_have_ordinary_modes(tmp_path: Path, umask: int, mode: int) -> None:
+    """Also those that a library writes through a temporary file, which only its owner may read."""
+
+    def write(folder: Path) -> None:
+        (folder / "sub").mkdir(parents=True)
+        for file in (folder / "weights", folder / "sub" / "more"):
+            descriptor, name = tempfile.mkstemp(dir=folder)
+            os.close(descriptor)
+            os.replace(name, file)
+
+    previous = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "folder", write)
+        write_text(tmp_path / "file", "text")
+    finally:
+        os.umask(previous)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(files) == 3
+    assert {file.stat().st_mode & 0o777 for file in files} == {mode}

@@ -143,7 +143,7 @@ def test_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["effcientbert"], "did you mean 'efficientbert'?; published are base, stage1"),
         (["missing.json"], "missing.json: no such file"),
-        (["/"], "/: is a directory"),
+        (["/"], "/ has no architecture.json"),
         (["base", "--tokens", "0"], "--tokens: must be from 1 to the base's 512 positions, not 0"),
         (["base", "--tokens", "513"], "not 513"),
         (["base", "--tokens", "many"], "invalid int value: 'many'"),
@@ -213,3 +213,24 @@ def test_hostile_files(
     assert message in error
     assert error.count("\n") == 1
     assert len(error) < 500
+
+
+def test_studies(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A study's folder is its latest winner; best.json is the winner of its stage."""
+    common = ["--json", "--tokens", "16"]
+    shown = []
+    for place in (copied, copied / "architecture.json", copied / "stage-1" / "best.json"):
+        assert main([str(place), *common]) == 0
+        shown.append(json.loads(capsys.readouterr().out))
+    assert shown[0] == shown[1] == shown[2]
+    (copied / "architecture.json").unlink()
+    (copied / "stage-1" / "best.json").write_text('{"finalists": []}')
+    for place, message in (
+        (copied, "until then: python -m nas.pick"),
+        (copied / "stage-1" / "best.json", "is not the best.json of a stage"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main([str(place)])
+        assert stopped.value.code == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1

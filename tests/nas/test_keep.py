@@ -15,7 +15,7 @@ from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.finalists import Confirmation
 from nas.keep import UNBOUNDED, ladder, last_passing, share_kept, share_kept_by, with_budget
-from nas.latency.table import parse_latency
+from nas.latency.limit import parse_latency
 from nas.search import main
 from nas.study import ledger
 from search_spaces import GELU, Architecture, cost

@@ -175,7 +175,7 @@ def test_a_finished_search(
     assert printed.endswith(f"next: ffn-train-final {copied / 'picked.json'}\n")
     assert Architecture.load(copied / "picked.json") == Architecture.load(copied / "architecture.json")
     # The teacher's score is that of the teacher on the search split.
-    study = existing_studies(Folder(copied).storage, "", shared=False)["stage-1"]
+    study = existing_studies(Folder(copied))["stage-1"]
     evaluator = Evaluator(workspace, "cpu")
     assert study.user_attrs[TEACHER] == {"task": "library", "score": evaluator.score(evaluator.teacher()).value}
     # Without best.json, as after an interruption.

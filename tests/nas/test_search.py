@@ -52,7 +52,7 @@ def test_trials(searched: Path, tiny_study: TinyStudy, workspace: Workspace) -> 
 
 
 def test_studies_have_the_name_of_the_search_and_notes(copied: Path) -> None:
-    studies = existing_studies(Folder(copied).storage, "", shared=False)
+    studies = existing_studies(Folder(copied))
     assert [study.study_name for study in studies.values()] == ["s/stage-1", "s/confirmation"]
     for study in studies.values():
         notes = study._storage.get_study_system_attrs(study._study_id)

@@ -112,3 +112,49 @@ def test_what_is_not_there(missing: str, checkpoint: Path, tmp_path: Path, capsy
     assert main([name, "--like", like, "--out", str(out)]) == 2
     reasons = {"architecture": "neither a file nor", "checkpoint": "no model at", "room": "is not empty"}
     assert reasons[missing] in capsys.readouterr().err
+
+
+@torch.no_grad()
+def test_a_student_of_a_student(checkpoint: Path, tmp_path: Path) -> None:
+    """The folder of a student, whose layers differ, gives its weights to the same and to narrower students."""
+    thin, none = Genes(GELU, 1, Fraction(1, 2)), Genes(stack=0)
+    first = Architecture(OWN, (Genes(GELU), thin, none, Genes(GELU)))
+    assert main([saved(first, tmp_path), "--like", str(checkpoint), "--out", str(tmp_path / "first")]) == 0
+    like = ["--like", str(tmp_path / "first")]
+    assert main([str(tmp_path / "first" / "architecture.json"), *like, "--out", str(tmp_path / "same")]) == 0
+    load = AutoModelForSequenceClassification.from_pretrained
+    models = [load(tmp_path / name, trust_remote_code=True).eval() for name in ("first", "same")]
+    torch.testing.assert_close(*(model(**inputs(batch())).logits for model in models))
+    narrower = Architecture(OWN, (thin, thin, none, thin))
+    assert main([saved(narrower, tmp_path), *like, "--out", str(tmp_path / "narrower")]) == 0
+    # As the teacher's own slice would be: the leading channels of the leading channels.
+    assert main([saved(narrower, tmp_path), "--like", str(checkpoint), "--out", str(tmp_path / "direct")]) == 0
+    models = [load(tmp_path / name, trust_remote_code=True).eval() for name in ("narrower", "direct")]
+    torch.testing.assert_close(*(model(**inputs(batch())).logits for model in models))
+
+
+def test_a_student_has_fewer_channels_than_wanted(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = Architecture.uniform(OWN, expansion=Fraction(1, 2))
+    assert main([saved(half, tmp_path), "--like", str(checkpoint), "--out", str(tmp_path / "half")]) == 0
+    wide = saved(Architecture.uniform(OWN), tmp_path)
+    capsys.readouterr()
+    assert main([wide, "--like", str(tmp_path / "half"), "--out", str(tmp_path / "wide")]) == 2
+    error = capsys.readouterr().err
+    assert "channels; the architecture needs" in error and error.count("\n") == 1
+    (tmp_path / "half" / "architecture.json").unlink()
+    assert main([wide, "--like", str(tmp_path / "half"), "--out", str(tmp_path / "wide")]) == 2
+    assert "there is no architecture.json" in capsys.readouterr().err
+
+
+def test_files_have_ordinary_modes(checkpoint: Path, tmp_path: Path) -> None:
+    name = saved(Architecture.uniform(OWN), tmp_path)
+    previous = os.umask(0o022)
+    try:
+        assert main([name, "--like", str(checkpoint), "--out", str(tmp_path / "student")]) == 0
+    finally:
+        os.umask(previous)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "student").rglob("*") if file.is_file()}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "architecture.json"} <= modes.keys()
+    assert set(modes.values()) == {0o644}

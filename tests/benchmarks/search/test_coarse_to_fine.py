@@ -31,6 +31,7 @@ from benchmarks.search.table import LABELS, Table, load
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.description import Parameters
+from nas.study.folder import Folder
 from nas.study.names import CONFIRMATION
 from nas.study.storage import sqlite_url
 from search_spaces import neighbourhood
@@ -163,7 +164,7 @@ def test_costs_are_those_of_the_ledger(tmp_path: Path) -> None:
     trials(CONFIRMATION, [21.0, 22.0], "stage-2 trial 0")
     trials("stage-3", [1.0, 2.0, 3.0])
     trials(CONFIRMATION, [23.0], "stage-3 trial 1")
-    spent = spent_by(url, ("1", "2", "3"), workers=2)
+    spent = spent_by(Folder(tmp_path), ("1", "2", "3"), workers=2)
     assert spent.trials == {"1": 2, "2": 1, "3": 3}
     assert spent.stages == {"1": 22, "2": 11, "3": 6}
     assert spent.confirmations == {"1": 20, "2": 43, "3": 23}
@@ -172,7 +173,7 @@ def test_costs_are_those_of_the_ledger(tmp_path: Path) -> None:
     assert begun is not None and before is not None
     assert spent.supernet == pytest.approx(2 * (begun - before).total_seconds())
     assert spent.total == pytest.approx(22 + 11 + 6 + 20 + 43 + 23 + spent.supernet)
-    assert spent_by(url, ("3",), workers=2).confirmations == {"3": 23}
+    assert spent_by(Folder(tmp_path), ("3",), workers=2).confirmations == {"3": 23}
 
 
 def test_as_many_trials_as_cost_the_same() -> None:

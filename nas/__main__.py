@@ -1,0 +1,87 @@
+"""List the commands of this project, and the studies that exist.
+
+python -m nas [--out results]
+"""
+
+import ast
+import sys
+from argparse import RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+
+from distill.choices import columns
+from distill.cli import DONE, Parser, interruptible
+
+# The modules of the commands outside `nas`, and of those whose module has another name than the command.
+COMMANDS = {
+    "python train_final.py": "nas/final/command.py",
+    "python -m distill": "distill/__main__.py",
+    "python -m supernet.student": "supernet/student.py",
+    "python -m supernet.experts": "supernet/experts/command.py",
+}
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def parser() -> Parser:
+    """The command line's options."""
+    result = Parser(prog="nas", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    result.add_argument(
+        "--out", type=Path, default=Path("results"), metavar="DIR", help="folder of the studies (default: %(default)s)"
+    )
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    options = parser().parse_args(argv)
+    return interruptible("nas", lambda: show(options.out))
+
+
+def show(out: Path) -> int:
+    """Print the commands and the studies in the folder `out`."""
+    print("commands (each has --help):")
+    print(columns(commands()), flush=True)
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from nas.overview import studies  # imports optuna, which takes half a second
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 1))
+    for column in ("study", "stage", "state", "trials", "best"):
+        table.add_column(column, justify="right" if column == "trials" else "left", no_wrap=column != "best")
+    interrupted = []
+    for study in studies(out):
+        name = study.folder.name
+        if not study.stages:
+            table.add_row(name, "", study.state, "", study.problem)
+        for number, stage in enumerate(study.stages):
+            table.add_row(name if number == 0 else "", stage.stage, stage.state, stage.count, stage.best)
+        if study.state == "interrupted":
+            interrupted.append(study)
+    if not table.row_count:
+        print(f"\nno studies in {out}: python -m nas.search --stage all")
+        return DONE
+    print(f"\nstudies in {out}:")
+    Console(highlight=False).print(table)
+    for study in interrupted:
+        where = f"--study {study.folder.name}" + ("" if out == Path("results") else f" --out {out}")
+        print(f"continue {study.folder.name}: python -m nas.search --stage {study.stages[-1].stage} {where} --resume")
+    return DONE
+
+
+def commands() -> dict[str, str]:
+    """The commands with the first line of their modules' docstrings; those of `nas` are its modules with a `main`."""
+    modules = {f"python -m nas.{file.stem}": file for file in sorted(ROOT.glob("nas/[a-z]*.py"))}
+    modules |= {command: ROOT / file for command, file in COMMANDS.items()}
+    result = {}
+    for command, file in modules.items():
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
+            result[command] = (ast.get_docstring(tree) or "").partition("\n")[0].rstrip(".").replace("`", "")
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

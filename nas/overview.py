@@ -1,0 +1,95 @@
+"""The studies in a folder: which stages they have, how far these are, and their best scores."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nas.config.load import load_config
+from nas.study import ledger
+from nas.study.attributes import GOALS
+from nas.study.folder import STAGES, Folder
+from nas.study.lock import file_holder
+from nas.study.names import existing_studies
+from search_spaces.errors import UserError
+
+
+@dataclass(frozen=True)
+class StageState:
+    """How far a stage is.
+
+    Attributes:
+        state: "done", "running" or "interrupted".
+        finished, trials: how many trials have ended, and how many the stage runs; None if the trials cannot be counted.
+        best: what the best trial within the budget has, such as "fidelity 0.8833 (trial 2)"; of a stage that is done,
+            the confirmed score of its winner.
+    """
+
+    stage: str
+    state: str
+    finished: int | None
+    trials: int
+    best: str
+
+    @property
+    def count(self) -> str:
+        """How many trials have ended, of how many."""
+        return "" if self.finished is None else f"{self.finished} of {self.trials}"
+
+
+@dataclass(frozen=True)
+class StudyState:
+    """The stages of a study that have begun, in order, and why they could not be read if so."""
+
+    folder: Path
+    stages: tuple[StageState, ...]
+    problem: str = ""
+
+    @property
+    def state(self) -> str:
+        """The state of the study: that of its last stage."""
+        if self.problem:
+            return "unreadable"
+        return self.stages[-1].state if self.stages else "not begun"
+
+
+def studies(out: Path) -> Iterator[StudyState]:
+    """The states of the studies whose folders are in `out`, in the order of their names."""
+    if not out.is_dir():
+        return
+    for path in sorted(out.iterdir()):
+        if (path / "config.toml").is_file():
+            try:
+                yield state_of(Folder(path))
+            except UserError as error:
+                yield StudyState(path, (), " ".join(str(error).split()))
+
+
+def state_of(folder: Folder) -> StudyState:
+    """The state of a study.
+
+    Raises:
+        ConfigError, StorageError: its configuration or its database cannot be read.
+    """
+    config = load_config(str(folder.config))
+    database = folder.path / "study.db"
+    found = existing_studies(folder) if database.exists() else {}
+    running = file_holder(database, folder.path.name) is not None
+    begun = [stage for stage in STAGES if folder.stage(stage).exists()]
+    result = []
+    for stage in begun:
+        study = found.get(f"stage-{stage}")
+        state, best = "interrupted", ""
+        if study is not None and (ranked := ledger.ranked(study)):
+            compared_by = study.user_attrs.get(GOALS, ["score"])[0]
+            best = f"{compared_by} {ranked[0].values[0]:.4f} (trial {ranked[0].number})"
+        if folder.best(stage).exists():
+            state = "done"
+            winner = json.loads(folder.best(stage).read_text(encoding="utf-8"))["winner"]
+            if winner["confirmed_mean"] is not None:
+                best = f"confirmed score {winner['confirmed_mean']:.4f} (trial {winner['trial']})"
+        elif running and stage == begun[-1]:
+            state = "running"
+        finished = None if study is None else len(ledger.finished(study))
+        result.append(StageState(stage, state, finished, config.stage(stage).trials, best))
+    return StudyState(folder.path, tuple(result))

@@ -1,0 +1,61 @@
+"""`python -m nas` lists the commands and the studies with their states."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nas.__main__ import commands, main
+from nas.overview import state_of, studies
+from nas.study import ledger
+from nas.study.folder import Folder
+from nas.study.lock import sole_driver
+from nas.study.names import existing_studies
+
+
+def test_every_command_has_a_line() -> None:
+    found = commands()
+    assert {"python -m nas.search", "python -m nas.pick", "python -m nas.inspect", "python -m distill"} <= found.keys()
+    assert {"python train_final.py", "python -m supernet.student", "python -m supernet.experts"} <= found.keys()
+    assert all(len(line) > 20 for line in found.values())
+    assert "python -m nas.pipeline" not in found and "python -m nas.overview" not in found
+
+
+def test_states(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A finished stage, then the same study while it runs and after an interruption."""
+    folder, out = Folder(copied), copied.parent
+    (stage,) = state_of(folder).stages
+    assert (stage.state, stage.finished, stage.trials) == ("done", 6, 6)
+    assert stage.best.startswith("confirmed score 0.") and "(trial " in stage.best
+    folder.best("1").unlink()
+    (stage,) = state_of(folder).stages
+    best = ledger.ranked(existing_studies(folder)["stage-1"])[0]
+    assert (stage.state, stage.best) == ("interrupted", f"score {best.values[0]:.4f} (trial {best.number})")
+    with sole_driver(folder.storage, copied.name):
+        assert state_of(folder).state == "running"
+    assert main(["--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(rf"{copied.name} +1 +interrupted +6 of 6 +score 0", printed)
+    assert f"--stage 1 --study {copied.name} --out {out} --resume" in printed
+
+
+def test_folders_that_cannot_be_read(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = copied.parent
+    for name in ("broken-config", "broken-database"):
+        shutil.copytree(copied, out / name)
+    (out / "broken-config" / "config.toml").write_text("seed = nothing")
+    (out / "broken-database" / "study.db").write_text("not a database " * 100)
+    (out / "something-else").mkdir()
+    found = {study.folder.name: study for study in studies(out)}
+    assert found.keys() == {copied.name, "broken-config", "broken-database"}
+    assert "not TOML" in found["broken-config"].problem
+    assert "cannot open the storage" in found["broken-database"].problem
+    assert main(["--out", str(out)]) == 0
+    assert "not TOML" in capsys.readouterr().out
+
+
+def test_no_studies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for out in (tmp_path, tmp_path / "missing"):
+        assert main(["--out", str(out)]) == 0
+        assert f"no studies in {out}" in capsys.readouterr().out
