@@ -110,7 +110,7 @@ def command(options: argparse.Namespace) -> int:
             out.write_text(page.replace("</main>", f"{notes}\n</main>"), encoding="utf-8")
         except OSError as error:
             raise ReportError(f"--out: {error.filename or out}: {error.strerror}") from None
-    figures = len(list(pictures.glob("*.svg")))
+    figures = page.count("<figure ")
     print(f"{verdict.of_study(study)}\nwrote {out} ({len(page) / 1e6:.1f} MB) and {figures} figures in {pictures}")
     return DONE
 
