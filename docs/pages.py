@@ -1,36 +1,60 @@
 """Generates the pages of the documentation (a hook of MkDocs), so that no text has to be written twice.
 
-Every section of README.md becomes a page; the files of results/, CONTRIBUTING.md and CHANGELOG.md become pages as they
-are; and every package gets a reference page, which is generated from the docstrings of its modules.
+README.md is the first page; the guides in docs/, the files of results/, CONTRIBUTING.md and CHANGELOG.md become pages
+as they are, with their links changed; the references of the configuration and of the commands are generated from the
+code, and every package gets a page that is generated from the docstrings of its modules.
 """
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 
 from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+sys.path.insert(0, str(Path(__file__).parent))  # a hook is loaded as a file, not from a package
+import reference
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("search_spaces", "distill", "supernet", "nas")
 FILES = {"Contributing": "CONTRIBUTING.md", "Changelog": "CHANGELOG.md"}
 # The files that pages link to, apart from other pages.
 ATTACHED = ("LICENSE", "examples/*.py", "results/*.json", "results/*.png")
-INDEX = "index.md"
-# The README's section about results is the first page of the folder that has them all.
-RESULTS = "results/index.md"
+# The guides in docs/, in the order of the navigation.
+GUIDES: dict[str, str | dict[str, str]] = {
+    "Home": "index.md",
+    "The idea": "idea.md",
+    "The search": "search.md",
+    "Guides": {
+        "Your own data": "own_data.md",
+        "Your own teacher": "own_teacher.md",
+        "Budgets and latency": "budgets.md",
+        "Experts": "experts.md",
+        "Reading results": "reading_results.md",
+        "Final training": "final_training.md",
+        "Distillation alone": "distillation.md",
+        "Several processors and machines": "cluster.md",
+        "Architectures": "architectures.md",
+        "Adding something of your own": "extending.md",
+    },
+    "Presets and configuration": "configuration.md",
+    "Commands": "commands.md",
+}
+# Pages that end with a generated reference -> what generates it.
+GENERATED = {"configuration.md": reference.configuration, "commands.md": reference.commands}
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.M)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Set the navigation: the guide, the results, the reference."""
+    """Set the navigation: the guides, the results, the reference."""
     config.nav = [
-        *({title: uri} for title, uri in _guide().items()),
-        {"Results": [RESULTS, *(f"results/{path.name}" for path in _results())]},
-        {"Reference": [{package: _reference_uri(package)} for package in _rooms()]},
+        *({title: _nav(pages)} for title, pages in GUIDES.items()),
+        {"Results": [f"results/{path.name}" for path in _results()]},
+        {"API": [{package: _reference_uri(package)} for package in _rooms()]},
         *({title: name.lower()} for title, name in FILES.items()),
     ]
     return config
@@ -44,38 +68,36 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     places |= {package.replace(".", "/"): _reference_uri(package) for package in _rooms()}
     attached = {path.relative_to(ROOT).as_posix(): path for pattern in ATTACHED for path in ROOT.glob(pattern)}
     places |= {name: name for name in attached}
+    places |= {f"docs/{file.src_uri}": file.src_uri for file in files if not file.src_uri.endswith(".md")}
     for uri, (source, text) in pages.items():
+        if collected := files.get_file_from_path(uri):
+            files.remove(collected)
         files.append(File.generated(config, uri, content=_relinked(text, uri, source, places, anchors)))
     for uri, path in attached.items():
         files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files
 
 
+def _nav(pages: str | dict[str, str]) -> str | list[dict[str, str]]:
+    return pages if isinstance(pages, str) else [{title: uri} for title, uri in pages.items()]
+
+
 def _pages() -> dict[str, tuple[str, str]]:
     """Place in the site -> the file that the page is generated from, and its text."""
-    sections = _sections()
-    pages = {uri: ("README.md", sections[title]) for title, uri in _guide().items()}
-    pages[RESULTS] = ("README.md", sections["Results"])
+    pages = {"index.md": ("README.md", (ROOT / "README.md").read_text("utf-8"))}
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        text = path.read_text("utf-8")
+        if path.name in GENERATED:
+            text = f"{text}\n{GENERATED[path.name]()}"
+        pages[path.name] = (f"docs/{path.name}", text)
     named = [*FILES.values(), *(f"results/{path.name}" for path in _results())]
     pages |= {name if "/" in name else name.lower(): (name, (ROOT / name).read_text("utf-8")) for name in named}
     return pages | {_reference_uri(package): (package, _reference(package)) for package in _rooms()}
 
 
-def _sections() -> dict[str, str]:
-    """The README's sections by title, with their headings raised by one level; the text before them is "Home"."""
-    parts = re.split(r"^## +(.+)\n", (ROOT / "README.md").read_text("utf-8"), flags=re.M)
-    titles = zip(parts[1::2], parts[2::2], strict=True)
-    return {"Home": parts[0]} | {title: f"# {title}\n" + re.sub("^##", "#", text, flags=re.M) for title, text in titles}
-
-
-def _guide() -> dict[str, str]:
-    """The titles of the README's sections but the results, and the places of their pages."""
-    titles = [title for title in _sections() if title != "Results"]
-    return {title: INDEX if title == "Home" else f"{slugify(title, '-')}.md" for title in titles}
-
-
 def _results() -> list[Path]:
-    return sorted(path for path in (ROOT / "results").glob("*.md") if path.name != "README.md")
+    """The files of results, their overview first."""
+    return sorted((ROOT / "results").glob("*.md"), key=lambda path: (path.name != "README.md", path.name))
 
 
 def _rooms() -> list[str]:

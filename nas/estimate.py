@@ -19,6 +19,7 @@ from nas.stages import BEFORE
 from nas.study import ledger
 from nas.study.attributes import DUPLICATE_OF
 from nas.study.folder import Folder
+from nas.study.names import existing_studies
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base
 from search_spaces.errors import UserError
@@ -188,7 +189,7 @@ def earlier_trials(out: Path, config: StudyConfig) -> Iterator[tuple[str, float]
         try:
             if alike(load_config(str(folder.config))) != alike(config):
                 continue
-            studies = ledger.existing_studies(folder.storage)
+            studies = existing_studies(folder.storage, folder.path.name, shared=False)
         except UserError:
             continue  # not a study that could say how long trials take
         for name, study in studies.items():

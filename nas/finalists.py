@@ -13,8 +13,9 @@ from optuna.trial import FrozenTrial
 
 from distill.tasks.metrics import Metric, mean_paired_difference
 from nas.study import ledger
-from nas.study.attributes import GOALS, ROWS
+from nas.study.attributes import GOALS, ROWS, attribute
 from nas.study.contributions import decode
+from nas.study.description import formula
 
 # The origins of enqueued trials. Stored studies have these texts, by which a resumed search recognises the trials.
 BASE_MODEL, UNIFORM, GLOBAL = "base model", "uniform slice", "global importance"
@@ -65,7 +66,7 @@ def different(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """The first trial of every distinct function."""
     first: dict[str, FrozenTrial] = {}
     for trial in trials:
-        first.setdefault(trial.user_attrs[ledger.FUNCTION], trial)
+        first.setdefault(attribute(trial, ledger.FUNCTION), trial)
     return list(first.values())
 
 
@@ -93,10 +94,9 @@ def confirmations(study: optuna.Study, functions: Sequence[str], seeds: Sequence
     """
     found: dict[str, dict[int, Confirmation]] = {function: {} for function in functions}
     for trial in ledger.scored(study):
-        attributes = trial.user_attrs
-        if attributes[ledger.FUNCTION] in found and attributes[ledger.SEED] in seeds:
-            rows = decode(attributes[ROWS]) if ROWS in attributes else None
-            found[attributes[ledger.FUNCTION]][attributes[ledger.SEED]] = Confirmation(trial.values[0], rows)
+        function, seed, rows = (attribute(trial, name) for name in (ledger.FUNCTION, ledger.SEED, ROWS))
+        if function in found and seed in seeds:
+            found[function][seed] = Confirmation(trial.values[0], None if rows is None else decode(rows))
     return {function: dict(sorted(of_seeds.items())) for function, of_seeds in found.items()}
 
 
@@ -111,7 +111,7 @@ def summary(ranked: list[FrozenTrial], confirmed: Confirmed, study: optuna.Study
     reference = reference_of(ranked, confirmed, study)
     rows = []
     for trial in ranked:
-        of_seeds = confirmed[trial.user_attrs[ledger.FUNCTION]]
+        of_seeds = confirmed[attribute(trial, ledger.FUNCTION)]
         fresh = [confirmation.score for confirmation in of_seeds.values()]
         rows.append(
             row_of(trial)
@@ -135,15 +135,15 @@ def summary(ranked: list[FrozenTrial], confirmed: Confirmed, study: optuna.Study
 
 def reference_of(ranked: Sequence[FrozenTrial], confirmed: Confirmed, study: optuna.Study) -> FrozenTrial | None:
     """The baseline among the finalists with the best mean over fresh seeds; None if none of them was confirmed."""
-    functions = {trial.user_attrs[ledger.FUNCTION] for trial in ranked}
+    functions = {attribute(trial, ledger.FUNCTION) for trial in ranked}
     candidates = [
         trial
         for trial in different(baselines_of(ledger.ranked(study)))
-        if trial.user_attrs[ledger.FUNCTION] in functions and confirmed[trial.user_attrs[ledger.FUNCTION]]
+        if attribute(trial, ledger.FUNCTION) in functions and confirmed[attribute(trial, ledger.FUNCTION)]
     ]
 
     def confirmed_mean(trial: FrozenTrial) -> float:
-        return mean(found.score for found in confirmed[trial.user_attrs[ledger.FUNCTION]].values())
+        return mean(found.score for found in confirmed[attribute(trial, ledger.FUNCTION)].values())
 
     return max(candidates, key=confirmed_mean, default=None)
 
@@ -160,7 +160,7 @@ def lead(
     Args:
         of_seeds: the confirmations of the finalist.
     """
-    others = confirmed[reference.user_attrs[ledger.FUNCTION]]
+    others = confirmed[attribute(reference, ledger.FUNCTION)]
     pairs = {}
     for seed, own in of_seeds.items():
         other = others.get(seed)
@@ -192,7 +192,7 @@ def lead_line(winner: Mapping[str, Any]) -> str | None:
 
 def row_of(trial: FrozenTrial) -> dict[str, Any]:
     """The entry of a trial in `best.json`."""
-    attributes = trial.user_attrs
+    attributes, architecture = trial.user_attrs, ledger.architecture_of(trial)
     return {
         "trial": trial.number,
         "origin": attributes[ledger.ORIGIN],
@@ -200,6 +200,6 @@ def row_of(trial: FrozenTrial) -> dict[str, Any]:
         "standard_error": attributes["standard_error"],
         "params": attributes["params"],
         "macs": attributes["macs"],
-        "formula": attributes["formula"],
-        "architecture": ledger.architecture_of(trial).to_json(),
+        "formula": formula(architecture),
+        "architecture": architecture.to_json(),
     }

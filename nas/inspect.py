@@ -141,33 +141,38 @@ def show(architecture: Architecture, tokens: int, labels: int, head: str, consol
     console.print(f"speedup    {facts['speedup']:>{width}.2f} over the base in linear maps (MoEBERT)")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
-    parser = Parser(prog="nas.inspect", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "architecture", metavar="ARCH", help=f"a JSON file, a study's folder, or one of {', '.join(PUBLISHED)}"
-    )
-    parser.add_argument(
+def parser() -> Parser:
+    """The command line's options."""
+    result = Parser(prog="nas.inspect", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    names = ", ".join(PUBLISHED)
+    result.add_argument("architecture", metavar="ARCH", help=f"a JSON file, a study's folder, or one of {names}")
+    result.add_argument(
         "--tokens", type=int, default=128, help="sequence length for which MACs are counted (default: %(default)s)"
     )
-    parser.add_argument("--labels", type=int, default=3, help="classes of the classifier (default: %(default)s)")
-    parser.add_argument(
+    result.add_argument("--labels", type=int, default=3, help="classes of the classifier (default: %(default)s)")
+    result.add_argument(
         "--head", default=costs.CLASSIFICATION, choices=costs.HEADS, help="the kind of task (default: %(default)s)"
     )
-    form = parser.add_mutually_exclusive_group()
+    form = result.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
     form.add_argument("--latex", action="store_true", help="print only the formula of each layer, in LaTeX")
-    options = parser.parse_args(argv)
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    its_parser = parser()
+    options = its_parser.parse_args(argv)
     try:
         load_extensions()
         architecture = found(options.architecture)
     except UserError as error:
-        parser.error(str(error))
+        its_parser.error(str(error))
     positions = architecture.base.positions
     if not 1 <= options.tokens <= positions:
-        parser.error(f"--tokens: must be from 1 to the base's {positions} positions, not {options.tokens}")
+        its_parser.error(f"--tokens: must be from 1 to the base's {positions} positions, not {options.tokens}")
     if options.labels < 1:
-        parser.error(f"--labels: must be at least 1, not {options.labels}")
+        its_parser.error(f"--labels: must be at least 1, not {options.labels}")
     if options.json:
         print(json.dumps(describe(architecture, options.tokens, options.labels, options.head), indent=2))
     elif options.latex:

@@ -100,11 +100,6 @@ def last_passing(count: int, passes: Callable[[int], bool]) -> int | None:
     return low if low >= 0 else None
 
 
-def described(cost: str, maximum: int) -> str:
-    """A budget, such as "params 16,069,826" or "latency 8.83 ms" (given in microseconds)."""
-    return f"{cost} {maximum / 1000:.2f} ms" if cost == "latency" else f"{cost} {maximum:,}"
-
-
 def with_budget(
     config: StudyConfig, base: Base, graph: FFNGraph, labels: int, head: str, maximum: int | None, slack: float
 ) -> StudyConfig:

@@ -10,6 +10,7 @@ from nas.study import ledger
 from nas.study.attributes import GOALS
 from nas.study.folder import STAGES, Folder
 from nas.study.lock import file_holder
+from nas.study.names import existing_studies
 from search_spaces.errors import UserError
 
 
@@ -72,7 +73,7 @@ def state_of(folder: Folder) -> StudyState:
     """
     config = load_config(str(folder.config))
     database = folder.path / "study.db"
-    found = ledger.existing_studies(folder.storage) if database.exists() else {}
+    found = existing_studies(folder.storage, folder.path.name, shared=False) if database.exists() else {}
     running = file_holder(database, folder.path.name) is not None
     begun = [stage for stage in STAGES if folder.stage(stage).exists()]
     result = []

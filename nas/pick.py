@@ -12,7 +12,7 @@ The study may be finished, interrupted or still running.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -27,15 +27,21 @@ from nas.config.values import count, kept_share
 from nas.finalists import different, front
 from nas.latency.limit import parse_latency
 from nas.study import ledger
-from nas.study.attributes import FAILURE, FUNCTION, GOALS, IN_BUDGET, ORIGIN, RUNG, TEACHER, metric_of
+from nas.study.attributes import (
+    COSTS,
+    FAILURE,
+    FUNCTION,
+    GOALS,
+    IN_BUDGET,
+    ORIGIN,
+    RUNG,
+    TEACHER,
+    attribute,
+    metric_of,
+)
+from nas.study.description import formula
 from nas.study.folder import STAGES, Folder
-
-# Attribute of a cost -> how to write it; latencies are in microseconds.
-COSTS: dict[str, Callable[[float], str]] = {
-    "params": lambda value: f"{value:,.0f} parameters",
-    "macs": lambda value: f"{value:,.0f} MACs",
-    "latency": lambda value: f"{value / 1000:.2f} ms",
-}
+from nas.study.names import CONFIRMATION, existing_studies
 
 
 def knee(trials: Sequence[FrozenTrial]) -> FrozenTrial:
@@ -207,13 +213,14 @@ def describe(study: optuna.Study, trial: FrozenTrial, confirmation: optuna.Study
     fresh = [
         other.values[0]
         for other in (ledger.scored(confirmation) if confirmation else ())
-        if other.user_attrs[FUNCTION] == attributes[FUNCTION]
+        if attribute(other, FUNCTION) == attribute(trial, FUNCTION)
     ]
     if fresh:
         seeds = f"{len(fresh)} fresh seed{'s' if len(fresh) > 1 else ''}"
         scores.append(f"score after training with {seeds} {mean(fresh):.4f}")
     costs = [written(attributes[name]) for name, written in COSTS.items() if name in attributes]
-    layers = [f"  layer {number}: {layer}" for number, layer in enumerate(attributes["formula"].split("; "), start=1)]
+    formulas = formula(ledger.architecture_of(trial)).split("; ")
+    layers = [f"  layer {number}: {layer}" for number, layer in enumerate(formulas, start=1)]
     return ["; ".join(scores), "; ".join(costs), *layers]
 
 
@@ -228,19 +235,19 @@ def opened(folder: Folder, storage: str | None, stage: str | None) -> tuple[str,
         raise ConfigError(f"{folder.path} is not a study's folder: it has no config.toml")
     if storage is None and not (folder.path / "study.db").exists():
         raise ConfigError(f"{folder.path} has no study.db: if the study was searched with --storage, give that URL")
-    prefix = f"{folder.path.resolve().name}/" if storage else ""
-    studies = ledger.existing_studies(storage or folder.storage)
-    begun = [name for name in STAGES if f"{prefix}stage-{name}" in studies]
+    search = folder.path.resolve().name
+    studies = existing_studies(storage or folder.storage, search, shared=storage is not None)
+    begun = [name for name in STAGES if f"stage-{name}" in studies]
     if not begun:
         place = "--storage" if storage else folder.path / "study.db"
-        raise ConfigError(f"{place}: there is no study {prefix}stage-1, nor of another stage")
+        raise ConfigError(f"{place}: there is no study {search}/stage-1, nor of another stage")
     if stage is not None and stage not in begun:
         raise ConfigError(f"--stage: {folder.path} has the stages {', '.join(begun)}, not {stage}")
-    with_scores = [name for name in begun if ledger.scored(studies[f"{prefix}stage-{name}"])]
+    with_scores = [name for name in begun if ledger.scored(studies[f"stage-{name}"])]
     chosen = stage or next(reversed(with_scores), None)
     if chosen is None:
         raise ConfigError(f"{folder.path} has no trial with a score yet")
-    return chosen, studies[f"{prefix}stage-{chosen}"], studies.get(f"{prefix}confirmation")
+    return chosen, studies[f"stage-{chosen}"], studies.get(CONFIRMATION)
 
 
 def parser() -> Parser:

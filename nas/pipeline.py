@@ -23,11 +23,14 @@ from nas.preparation.untrained import prepare_untrained
 from nas.preparation.workspace import Workspace
 from nas.progress import NO_TRIAL
 from nas.runner import evaluate_keeping_rows, run
-from nas.stages import ALLOCATED, BEFORE, CONFIRMATION, GLOBAL, Plan, check_start, plan, sampler_of, start_of
+from nas.stages import ALLOCATED, BEFORE, GLOBAL, Plan, check_start, plan, sampler_of, start_of
 from nas.study import ledger
-from nas.study.attributes import TEACHER
+from nas.study.attributes import COSTS, TEACHER
 from nas.study.description import Parameters
+from nas.study.drawing import add_drawing
 from nas.study.folder import Folder
+from nas.study.names import CONFIRMATION, prefix_of
+from nas.study.notes import add_missing_notes, add_note
 from search_spaces.architecture import Architecture
 from search_spaces.cost import ffn_params, fixed_params
 from search_spaces.equivalence import function_key
@@ -47,11 +50,15 @@ class Search:
     workspace: Workspace
     cluster: Cluster
     storage: str
-    prefix: str = ""
     say: Callable[[str], None] = print
     on_progress: ProgressCallback = ignore_progress
     on_trial: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
     on_start: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
+
+    @cached_property
+    def prefix(self) -> str:
+        """What the names of the studies begin with."""
+        return prefix_of(self.storage, self.folder.path.resolve().name, self.storage != self.folder.storage)
 
     @property
     def config(self) -> StudyConfig:
@@ -123,9 +130,10 @@ class Search:
             stop=plan.table.stop,
             stop_untrained=plan.table.stop_untrained,
             rungs=plan.table.rungs,
-            on_trial=partial(self._on_trial, total=plan.table.trials),
             on_start=partial(self._on_start, total=plan.table.trials),
+            on_trial=partial(self._on_trial, total=plan.table.trials),
         )
+        add_missing_notes(study)  # of duplicates
         ranked = finalists(study, plan.table.confirm)
         if not ranked:
             raise ConfigError(
@@ -171,9 +179,10 @@ class Search:
             trials=None,
             origin=CONFIRMATION,
             evaluate=evaluate_keeping_rows,
-            on_trial=partial(self._on_trial, total=total),
             on_start=partial(self._on_start, total=total),
+            on_trial=partial(self._on_trial, total=total),
         )
+        add_missing_notes(study)
         return confirmations(study, [function_key(architecture) for architecture, _ in wanted], seeds)
 
     def find_budget(self, widest: Plan) -> None:
@@ -202,7 +211,7 @@ class Search:
                 for architecture, origin, _ in reversed(self._first_stage(budgets[step], 1.0).baselines)
             }
             architecture = best.get(ALLOCATED[0], best[GLOBAL])
-            described = keep.described(goal.cost, budgets[step])
+            described = COSTS[goal.cost](budgets[step])
             (confirmed,) = self.confirm(widest.space, [(architecture, described)], seeds).values()
             found = keep.share_kept_by(metric, self._teacher_rows, confirmed, goal.share)
             self.say(f"{described}: keeps {found or 'nothing, as no training succeeded'}")
@@ -216,7 +225,7 @@ class Search:
             )
         found = {"cost": goal.cost, "maximum": budgets[last], "slack": self._slack(budgets[last]), "tried": tried}
         write_text(self.folder.budget, json.dumps(found, indent=2) + "\n")
-        self.say(f"budget: {keep.described(goal.cost, budgets[last])}")
+        self.say(f"budget: {COSTS[goal.cost](budgets[last])}")
 
     def _first_stage(self, maximum: int, slack: float) -> Plan:
         """The plan of stage 1 within a budget in place of `keep`."""
@@ -297,8 +306,11 @@ class Search:
                 f"{whole / 1e3:.2f} ms measured whole"
             )
 
-    def _on_trial(self, study: optuna.Study, number: int, total: int) -> None:
-        self.on_trial(study, number, total)
-
     def _on_start(self, study: optuna.Study, number: int, total: int) -> None:
+        add_drawing(study, number, self.folder.artifacts)
         self.on_start(study, number, total)
+
+    def _on_trial(self, study: optuna.Study, number: int, total: int) -> None:
+        if study.get_trials(deepcopy=False)[number].state.is_finished():  # otherwise it lost its worker
+            add_note(study, number)
+        self.on_trial(study, number, total)

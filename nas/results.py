@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from nas.finalists import ALLOCATED, BASE_MODEL, GLOBAL, UNIFORM, different, front
-from nas.stages import CONFIRMATION
 from nas.study import ledger
 from nas.study.attributes import DUPLICATE_OF, FAILURE, FUNCTION, GOALS, IN_BUDGET, ORIGIN, TEACHER, metric_of
 from nas.study.folder import STAGES, Folder
+from nas.study.names import CONFIRMATION, existing_studies
 
 # Columns that the tables need: rich cuts figures off if the terminal is narrower.
 WIDTH = 160
@@ -23,7 +23,7 @@ WIDTH = 160
 BASELINES = (BASE_MODEL, UNIFORM, GLOBAL, *ALLOCATED)
 
 
-def results_of(folder: Folder, storage: str, prefix: str = "") -> dict[str, Any]:
+def results_of(folder: Folder, storage: str) -> dict[str, Any]:
     """The results of all stages that have begun, as values that `json.dumps` accepts.
 
     Keys: `study`; `done`, whether all stages that have begun have ended; `compared_by`, what the first stage compares
@@ -34,9 +34,9 @@ def results_of(folder: Folder, storage: str, prefix: str = "") -> dict[str, Any]
     Raises:
         StorageError: the storage cannot be opened.
     """
-    studies = ledger.existing_studies(storage)
-    begun = [stage for stage in STAGES if f"{prefix}stage-{stage}" in studies]
-    confirmed = confirmed_scores(studies.get(f"{prefix}{CONFIRMATION}"))
+    studies = existing_studies(storage, folder.path.resolve().name, storage != folder.storage)
+    begun = [stage for stage in STAGES if f"stage-{stage}" in studies]
+    confirmed = confirmed_scores(studies.get(CONFIRMATION))
     result: dict[str, Any] = {
         "study": str(folder.path),
         "done": bool(begun) and all(folder.best(stage).exists() for stage in begun),
@@ -48,7 +48,7 @@ def results_of(folder: Folder, storage: str, prefix: str = "") -> dict[str, Any]
         "errors": [],
     }
     for stage in begun:
-        study = studies[f"{prefix}stage-{stage}"]
+        study = studies[f"stage-{stage}"]
         result["compared_by"] = result["compared_by"] or study.user_attrs.get(GOALS, ["score"])[0]
         teacher = study.user_attrs.get(TEACHER)
         result["teacher"] = result["teacher"] or teacher
@@ -202,13 +202,13 @@ def latency_cell(row: Mapping[str, Any]) -> str:
     return "" if row["latency_us"] is None else f"{row['latency_us'] / 1000:.2f} ms"
 
 
-def show_results(folder: Folder, storage: str, prefix: str, console: Console, as_json: bool = False) -> None:
+def show_results(folder: Folder, storage: str, console: Console, as_json: bool = False) -> None:
     """Print the results: tables and how to go on, or with `as_json` one JSON object on stdout.
 
     Raises:
         StorageError: the storage cannot be opened.
     """
-    results = results_of(folder, storage, prefix)
+    results = results_of(folder, storage)
     if as_json:
         print(json.dumps(results, indent=2))
         return
@@ -223,7 +223,7 @@ def show_results(folder: Folder, storage: str, prefix: str, console: Console, as
         console.print(
             f"{len(results['errors'])} trials failed, such as {first['stage']}/{first['trial']}: {first['failure']}"
         )
-    where = f"{folder.path}" + (f" --storage {storage}" if prefix else "")
+    where = f"{folder.path}" + (f" --storage {storage}" if storage != folder.storage else "")
     if folder.architecture.exists():
         console.print(f"layers of the winner: python -m nas.inspect {folder.architecture}")
     else:

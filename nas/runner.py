@@ -49,7 +49,7 @@ KILLED_FOR_MEMORY = re.compile(r"^.* killed due to the node running low on memor
 # The messages of torch's RuntimeErrors when the host runs out of memory; for a GPU there is torch.OutOfMemoryError.
 NO_HOST_MEMORY = re.compile("DefaultCPUAllocator: (can't allocate|not enough) memory|std::bad_alloc")
 
-# Called after every trial with the study and the trial's number.
+# Called with the study and the number of a trial.
 OnTrial = Callable[[optuna.Study, int], None]
 # A function trainable of Ray Tune, with the arguments of `evaluate_trial`.
 Evaluate = Callable[..., None]
@@ -67,13 +67,13 @@ def run(
     stop: float = 0.0,
     stop_untrained: float = 0.0,
     evaluate: Evaluate | None = None,
+    on_start: OnTrial = lambda study, number: None,
     on_trial: OnTrial,
-    on_start: OnTrial | None = None,
 ) -> None:
     """Run trials until `trials` of the study have ended, including those of earlier runs. Duplicates cost nothing and
     are not counted. If `trials` is None, run only the trials that are waiting.
 
-    A KeyboardInterrupt leaves the running trials RUNNING in the study; `ledger.requeue_unfinished` re-queues them.
+    A KeyboardInterrupt re-queues the trials that are running.
 
     Args:
         origin: the attribute `origin` of trials that the study's sampler proposes.
@@ -81,8 +81,8 @@ def run(
         stop: the share of candidates, those with the lowest scores, that is pruned at every rung.
         stop_untrained: the same before the first training step.
         evaluate: the function that the workers run, `evaluate_trial` by default.
+        on_start: called before a trial is evaluated.
         on_trial: called after every trial.
-        on_start: called when a trial is about to start.
 
     Raises:
         ConfigError: the device is a GPU and the cluster has none.
@@ -112,7 +112,11 @@ def run(
                 name="trials", storage_path=scratch, verbose=0, callbacks=[Recorder(study, on_trial)]
             ),
         )
-        tuner.fit()
+        try:
+            tuner.fit()
+        except KeyboardInterrupt:
+            ledger.requeue_unfinished(study)
+            raise
 
 
 def evaluate_trial(
@@ -197,7 +201,7 @@ class Proposals(Searcher):
         origin: str,
         workspace: Workspace,
         trials: int | None,
-        on_start: OnTrial | None = None,
+        on_start: OnTrial = lambda study, number: None,
     ) -> None:
         super().__init__()
         self.study = study
@@ -213,8 +217,7 @@ class Proposals(Searcher):
         while self._has_next():
             trial, architecture = ledger.ask(self.study, self.space, self.origin, self.labels)
             if not ledger.resolve_duplicate(self.study, trial.number):
-                if self.on_start is not None:
-                    self.on_start(self.study, trial.number)
+                self.on_start(self.study, trial.number)
                 return {
                     "number": trial.number,
                     ledger.ARCHITECTURE: json.dumps(architecture.to_json()),

@@ -44,7 +44,7 @@ def interrupted(options: argparse.Namespace, folder: Path) -> int:
         storage = options.storage or study.storage
         console = Console(highlight=False, soft_wrap=True, stderr=options.json)
         with contextlib.suppress(UserError):  # such as a storage that is gone, which the search itself has reported
-            show_results(study, storage, prefix_of(options, folder), console, options.json)
+            show_results(study, storage, console, options.json)
     outcome = "with --resume continues it" if (folder / "config.toml").exists() else "starts again"
     print(f"nas.search: interrupted; the same command {outcome}", file=sys.stderr)
     return INTERRUPTED
@@ -112,7 +112,6 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
             prepare(config, options.device, progress.update),
             cluster,
             storage=storage,
-            prefix=prefix_of(options, path),
             say=progress.say,
             on_progress=progress.update,
             on_trial=progress.trial,
@@ -124,15 +123,10 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         with reporting_lost_storage(storage), sole_driver(storage, path.name):
             # Another process may have started the study while this one was preparing it.
             folder.check(config, stages, options.resume)
-            progress.say(f"study {path} (optuna-dashboard {storage})")
+            progress.say(f"study {path} (optuna-dashboard {storage} --artifact-dir {folder.artifacts})")
             search.run(first, stages[1:])
-    show_results(folder, storage, prefix_of(options, path), console, options.json)
+    show_results(folder, storage, console, options.json)
     return DONE
-
-
-def prefix_of(options: argparse.Namespace, path: Path) -> str:
-    """What the names of the studies begin with in a storage that other searches may share."""
-    return f"{path.name}/" if options.storage else ""
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ from search_spaces.architecture import DENSE, Architecture, Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space
 
-CONFIRMATION = "confirmation"
 # Stages that refine an architecture, each with the stage whose winner it refines by default.
 BEFORE = {"2": "1", "3": "2"}
 

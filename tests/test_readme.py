@@ -1,90 +1,68 @@
-"""The README, docs/command-line.md and CONTRIBUTING.md name options, tasks, modules, files and figures that exist."""
+"""The README, the guides and CONTRIBUTING.md name options, tasks, modules, files and figures that exist."""
 
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-import pytest
-import torch
-from torch.nn import functional as F
 
 from distill.__main__ import parser as distill_parser
-from distill.objectives import OBJECTIVES, losses
-from distill.objectives.outputs import run
+from distill.objectives import OBJECTIVES
 from distill.tasks.readers import conll, glue, squad
 from distill.tasks.readers import embedded as demo
+from nas import pick
 from nas.final.command import parser as final_parser
 from nas.search import parser
 from search_spaces import PUBLISHED, cost
+from supernet import student
 from supernet.experts import command as experts
-from tests.tiny import batch, bert
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-GUIDE = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
-# Options that every command has and the README does not list.
-ALWAYS = {"-h", "--help", "--version"}
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
-def test_the_search_has_the_options_that_are_listed() -> None:
-    listed = README.split("    python -m nas.search --stage {")[1].split("\n\n")[0]
-    options = {option for action in parser()._actions for option in action.option_strings}
-    found = set(re.findall(r"--[a-z-]+", listed)) | {"--stage"} | ALWAYS
-    assert found <= options
-    assert options - found <= set(re.findall(r"--[a-z-]+", GUIDE))
+def guide(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
-def test_supernet_experts_has_the_options_that_are_listed() -> None:
-    listed = README.split("    python -m supernet.experts CHECKPOINT")[1].split("\n\n")[0]
-    options = {option for action in experts.parser()._actions for option in action.option_strings}
-    assert set(re.findall(r"--[a-z-]+", listed)) | ALWAYS == options
-
-
-def test_the_other_commands_have_the_options_that_are_listed() -> None:
-    commands = {"python -m distill --student CHECKPOINT": distill_parser, "python train_final.py ARCH": final_parser}
-    for start, its_parser in commands.items():
-        listed = README.split("    " + start)[1].split("\n\n")[0] + start
-        options = {option for action in its_parser()._actions for option in action.option_strings}
-        found = set(re.findall(r"--[a-z-]+", listed)) | ALWAYS
-        assert found <= options
-        assert options - found <= set(re.findall(r"--[a-z-]+", GUIDE))
+def test_options_exist() -> None:
+    """Every option in a command of a page is one of that command."""
+    parsers = {
+        "nas.search": parser,
+        "nas.pick": pick.parser,
+        "train_final.py": final_parser,
+        "distill": distill_parser,
+        "supernet.student": student.parser,
+        "supernet.experts": experts.parser,
+    }
+    checked = 0
+    for path in PAGES:
+        for command, rest in re.findall(r"python (?:-m )?([\w.]+)(.*)", path.read_text(encoding="utf-8")):
+            if command in parsers:
+                known = {option for action in parsers[command]()._actions for option in action.option_strings}
+                named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest.partition("`")[0]))
+                assert named <= known, f"{path.name}: {command} has no {named - known}"
+                checked += len(named)
+    assert checked > 20
 
 
 def test_tasks_and_objectives_are_listed() -> None:
-    tasks = README.split("### Tasks\n")[1].split("### ")[0]
     known = {task for reader in (demo, glue, squad, conll) for task in reader.TASKS}
-    assert known <= set(re.findall(r"`(\w+)`", tasks))
-    objectives = README.split("### Objectives\n")[1].split("```")[0]
+    assert known <= set(re.findall(r"`(\w+)`", guide("own_data")))
+    objectives = guide("distillation").split("## Objectives\n")[1]
     assert set(re.findall(r"^\| `(\w+)`", objectives, re.M)) | {"minilmv2"} == set(OBJECTIVES)
 
 
-def test_the_recipe_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distill.objectives.OBJECTIVES", dict(OBJECTIVES))
-    names: dict[str, Any] = {}
-    exec(README.split("```python\n")[-1].split("```")[0], names)
-    student, teacher = bert(hidden_size=16), bert(num_hidden_layers=4)
-    objective = names["last_states"](student.config, teacher.config, hidden=0.5)
-    inputs = batch()
-    s, t = run(student, inputs, objective.needs), run(teacher, inputs, objective.teacher_needs)
-    state = objective.projections["hidden"](s.hidden_states[2])
-    expected = (
-        F.cross_entropy(s.logits, inputs["labels"])
-        + losses.symmetric_kl(s.logits, t.logits)
-        + 0.5 * losses.hidden_mse(state, t.hidden_states[4], inputs["attention_mask"])
-    )
-    torch.testing.assert_close(objective(s, t, inputs), expected)
-
-
 def test_modules_and_files_exist() -> None:
-    for module in set(re.findall(r"python -m ([a-z_.]+)", README)):
-        assert find_spec(module), module
-    for path in re.findall(r"\]\(([^#)][^)]*)\)", README):
-        assert (ROOT / path).exists(), path
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for module in set(re.findall(r"python -m ([a-z_.]+)", text)):
+            assert find_spec(module), module
+        for path in re.findall(r"\]\(([^#):][^):#]*)(?:#[^)]*)?\)", text):
+            assert (page.parent / path).exists(), f"{page.name}: {path}"
 
 
 def test_the_published_counts() -> None:
-    rows = dict(re.findall(r"^\| (`[^|]+) \| ([0-9.]+) M \|", README, re.M))
+    rows = dict(re.findall(r"^\| (`[^|]+) \| ([0-9.]+) M \|", guide("architectures"), re.M))
     listed = {name: millions for names, millions in rows.items() for name in re.findall("`([^`]+)`", names)}
     ours = {name for name in PUBLISHED if name.startswith(("base", "stage", "efficientbert"))}
     assert set(listed) == ours

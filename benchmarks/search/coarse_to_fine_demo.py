@@ -20,9 +20,10 @@ from nas.evaluate import Evaluator
 from nas.preparation.context import preparation_context
 from nas.preparation.prepare import prepare
 from nas.preparation.teacher import prepare_task
-from nas.stages import CONFIRMATION, UNIFORM, plan
+from nas.stages import UNIFORM, plan
 from nas.study import ledger
 from nas.study.folder import Folder
+from nas.study.names import CONFIRMATION, existing_studies
 from search_spaces.architecture import Architecture
 
 ALL_STAGES, STAGE_1, STAGE_3 = "all", "1", "3"
@@ -56,8 +57,9 @@ class Spent:
 
 def spent_by(storage: str, stages: Sequence[str], workers: int) -> Spent:
     """The cost of an uninterrupted search, by its ledgers."""
-    of_stages = {stage: ledger.finished(ledger.open_study(storage, f"stage-{stage}")) for stage in stages}
-    confirmed = ledger.finished(ledger.open_study(storage, CONFIRMATION))
+    studies = existing_studies(storage, "", shared=False)
+    of_stages = {stage: ledger.finished(studies[f"stage-{stage}"]) for stage in stages}
+    confirmed = ledger.finished(studies[CONFIRMATION])
 
     def seconds(trials: Sequence[FrozenTrial]) -> float:
         return sum(trial.user_attrs.get("seconds", 0.0) for trial in trials)

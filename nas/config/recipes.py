@@ -15,7 +15,15 @@ class RecipeTable(Table):
     epochs.
 
     Attributes:
+        steps, epochs: the length; one of the two is given.
         share: the share of the rows that are trained on, which are drawn once; 1 means all rows.
+        batch_size: rows in a batch.
+        learning_rate: the highest one; it rises linearly and then falls linearly to 0.
+        gradient_accumulation_steps: batches for one optimiser step.
+        warmup: the share of the steps in which the learning rate rises.
+        weight_decay: of AdamW.
+        max_grad_norm: the norm to which gradients are clipped.
+        freeze_embeddings: whether the embeddings are left as they are.
     """
 
     # These fields are omitted from the dump if they have their defaults: caches and config.toml files that were written

@@ -35,7 +35,15 @@ class RowsTable(Table):
 
 
 class BaseTable(Table):
-    """The base of students that start from random weights, with fields of `search_spaces.architecture.Base`."""
+    """The base of students that start from random weights, with fields of `search_spaces.architecture.Base`.
+
+    Attributes:
+        depth: the number of layers.
+        width: of the hidden states.
+        heads: attention heads.
+        inner: the inner width of the FFNs at expansion 1.
+        embedding: the width of a factorised trigram embedding, as in MobileBERT; None: an ordinary embedding.
+    """
 
     depth: int
     width: int
@@ -54,6 +62,10 @@ class SpaceTable(Table):
         stacks, expansions, experts: the choices for each layer; a stack of 0 is a layer without an FFN.
         uniform: without `max_params`, the upper bound on parameters is what a student has whose layers all have this
             expansion (a uniform slice).
+        min_params, max_params: bounds on the parameters, pooler and classifier included, such as "15M".
+        max_macs: the limit on the multiply-accumulates for a sentence of 128 tokens.
+        max_latency: the limit on the latency of a sentence of `max_length` tokens, such as "12ms", or "0.25x" for a
+            quarter of the teacher's.
         slack: without `min_params`, the lower bound on parameters lies below the upper one by this share of the
             distance to the smallest architecture.
         edit_rate: the probability with which samples have another operation than the base graph.
@@ -103,7 +115,11 @@ class KeepTable(Table):
 
 
 class ObjectiveTable(BaseModel):
-    """The name of an objective in `distill.objectives`, and those of its settings that differ from the defaults."""
+    """The name of an objective in `distill.objectives`, and those of its settings that differ from the defaults.
+
+    Attributes:
+        name: a key of `distill.objectives.OBJECTIVES`; all other keys are settings of this objective.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -237,6 +253,12 @@ class StudyConfig(Table):
         data: the folder of the tasks' official files; None: they are downloaded from the hub.
         corpus: text without labels, see `distill.tasks.readers.texts.read_text`; None: that of this installation.
         rows: tasks on the user's own files.
+        goals: what is optimised, "score" or two goals such as "score,params".
+        max_length: rows are cut to this many tokens.
+        dropout: of students, in training.
+        seed: of everything random.
+        space: the search space and the budget.
+        objective: what students learn from the teacher.
         text_teacher: which teacher teaches on text: the one fine-tuned on the task, or the raw one before fine-tuning.
         teacher_cache: the teacher's outputs for the candidates are kept on disk if they take at most this many bytes;
             otherwise the teacher runs in every step.
@@ -246,6 +268,7 @@ class StudyConfig(Table):
         candidate_pretrain, candidate: the training of every candidate, on text and then on the task.
         sharing_pretrain, sharing: the training of the one-shot supernet of stage 3, on text and then on all tasks.
         pretrain, final: the final training of the searched architecture, on text and then on the task.
+        stage1, stage2, stage3: what a stage may spend, and how it searches.
         single_trials: the trials of a single-stage search; None: those of stages 1 and 2 together.
     """
 

@@ -49,7 +49,7 @@ class TPE(RandomSampler):
 
 def _with_sizes_alone(trial: FrozenTrial) -> FrozenTrial:
     """A copy of an ended trial whose parameters are its sizes; it has none if its architecture was enqueued."""
-    choices = choices_of(trial.user_attrs, trial.params)
+    choices = choices_of(trial)
     sizes = {name: choice for name, choice in choices.items() if not isinstance(choice, str)}
     distributions: dict[str, BaseDistribution] = dict.fromkeys(sizes, SIZE)
     return optuna.create_trial(

@@ -7,18 +7,19 @@ values that every architecture has.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.trial import FrozenTrial
 
-from nas.study.attributes import ARCHITECTURE, CHOICES, FUNCTION, IN_BUDGET, PREFIX
+from nas.study.attributes import ARCHITECTURE, CHOICES, FUNCTION, IN_BUDGET, PREFIX, attribute
 from search_spaces import cost
 from search_spaces.architecture import DENSE, Architecture, Genes
 from search_spaces.equivalence import function_key
-from search_spaces.formula import layers_latex
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
 from search_spaces.spaces import GRAPHS, SIZES, Space
@@ -130,17 +131,18 @@ def _operation_at(graph: FFNGraph, end: int) -> str:
 
 
 def architecture_attributes(architecture: Architecture, space: Space, labels: int) -> dict[str, Any]:
-    """The attributes of a trial that describe its architecture."""
+    """The attributes of a trial that describe its architecture to people."""
     return {
-        ARCHITECTURE: json.dumps(architecture.to_json()),
         IN_BUDGET: space.keeps_budget(architecture),
-        FUNCTION: function_key(architecture),
-        "formula": formula(architecture),
-        "latex": layers_latex(architecture),
         "params": cost.params(architecture, labels, space.head),
         "params_active": cost.params_active(architecture, labels, space.head),
         "macs": cost.macs(architecture, labels=labels, head=space.head),
     } | {limit.name: limit.total(architecture) for limit in space.limits}
+
+
+def identity(architecture: Architecture) -> dict[str, str]:
+    """The attributes of a trial by which programs know its architecture."""
+    return {ARCHITECTURE: json.dumps(architecture.to_json()), FUNCTION: function_key(architecture)}
 
 
 def constraints(architecture: Architecture, space: Space) -> list[float]:
@@ -165,11 +167,14 @@ def formula(architecture: Architecture) -> str:
     return "; ".join(parts)
 
 
-def choices_of(attributes: dict[str, Any], params: dict[str, Any]) -> dict[str, str | float]:
+def choices_of(trial: FrozenTrial, fixed: Mapping[str, Any] = MappingProxyType({})) -> dict[str, str | float]:
     """The choices of the space that lead to a trial's architecture; empty if the architecture was enqueued.
 
     In studies of version 0.1, which can be resumed, they are the parameters of the trial.
+
+    Args:
+        fixed: choices that were fixed when the trial was enqueued.
     """
-    if CHOICES in attributes:
-        return dict(attributes[CHOICES])
-    return {name: value for name, value in params.items() if not name.startswith(PREFIX)}
+    if (stored := attribute(trial, CHOICES)) is not None:
+        return dict(stored)
+    return {name: value for name, value in {**trial.params, **fixed}.items() if not name.startswith(PREFIX)}

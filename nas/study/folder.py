@@ -38,6 +38,11 @@ class Folder:
         """The budget that `keep` has found."""
         return self.path / "budget.json"
 
+    @property
+    def artifacts(self) -> Path:
+        """The drawings of the trials, for the dashboard's `--artifact-dir`."""
+        return self.path / "artifacts"
+
     def stage(self, stage: str) -> Path:
         """The folder of a stage, which exists once the stage has begun."""
         return self.path / f"stage-{stage}"

@@ -1,6 +1,6 @@
 """Reads and writes the Optuna studies of a search, from which everything else can be derived.
 
-There is one study per stage, named `stage-1` and so on. A trial that failed is FAIL, with the attribute `failure` and
+There is one study per stage (`nas.study.names`). A trial that failed is FAIL, with the attribute `failure` and
 without a score. A pruned trial is PRUNED, with the attribute `rung`. A duplicate, which computes the same function as
 an earlier trial, has that trial's score, and its number as the attribute `twin`. A trial that is interrupted because
 its worker or the whole search was killed is re-queued: it becomes WAITING, keeps its number and its architecture, and
@@ -29,14 +29,16 @@ from nas.study.attributes import (
     CONSTRAINTS,
     DUPLICATE_OF,
     FAILURE,
+    FOR_PROGRAMS,
     FUNCTION,
     GOALS,
     IN_BUDGET,
     ORIGIN,
     RUNG,
     SEED,
+    attribute,
 )
-from nas.study.description import Parameters, architecture_attributes, choices_of, constraints
+from nas.study.description import Parameters, architecture_attributes, choices_of, constraints, identity
 from nas.study.storage import open_storage
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
@@ -77,31 +79,17 @@ def open_study(
     return study
 
 
-def existing_studies(url: str) -> dict[str, optuna.Study]:
-    """The studies in the storage `url` by their names.
-
-    Raises:
-        StorageError: the storage cannot be opened.
-    """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = open_storage(url)
-    names = optuna.get_all_study_names(storage)
-    return {name: optuna.load_study(study_name=name, storage=storage) for name in names}
-
-
 def enqueue(
     study: optuna.Study, parameters: Parameters, architecture: Architecture, origin: str, seed: int | None = None
 ) -> None:
     """Enqueue an architecture as a waiting trial, which `ask` returns before any proposal of the sampler."""
-    attributes: dict[str, Any] = {ARCHITECTURE: json.dumps(architecture.to_json()), ORIGIN: origin}
-    if seed is not None:
-        attributes[SEED] = seed
     study.add_trial(
         optuna.create_trial(
             state=TrialState.WAITING,
             params=parameters.values(architecture),
             distributions=parameters.distributions,
-            user_attrs=attributes,
+            user_attrs={ORIGIN: origin} | ({} if seed is None else {SEED: seed}),
+            system_attrs={ARCHITECTURE: json.dumps(architecture.to_json())},
         )
     )
 
@@ -128,7 +116,7 @@ class _Draft:
         self.study = study
         self.trial = trial
         fixed = trial.system_attrs.get("fixed_params", {})
-        self.choices: dict[str, str | float] = choices_of(trial.user_attrs, trial.params | fixed)
+        self.choices: dict[str, str | float] = choices_of(trial, fixed)
 
     def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
         return self._suggest(name, CategoricalDistribution(choices))
@@ -157,14 +145,14 @@ def ask(study: optuna.Study, space: Space, origin: str, labels: int) -> tuple[Fr
         draft = _Draft(study, trial)
         architecture = space.suggest(draft)
         parameters = Parameters.of(space)
+        hidden = {CHOICES: draft.choices, CONSTRAINTS: constraints(architecture, space)}
         study.add_trial(
             optuna.create_trial(
                 state=TrialState.RUNNING,
                 params=parameters.values(architecture),
                 distributions=parameters.distributions,
-                user_attrs=architecture_attributes(architecture, space, labels)
-                | {ORIGIN: origin, CHOICES: draft.choices},
-                system_attrs={CONSTRAINTS: constraints(architecture, space)},
+                user_attrs=architecture_attributes(architecture, space, labels) | {ORIGIN: origin},
+                system_attrs=identity(architecture) | hidden,
             )
         )
     return study.get_trials(deepcopy=False)[number], architecture
@@ -174,8 +162,8 @@ def _complete_waiting(study: optuna.Study, number: int, space: Space, origin: st
     """Record the missing attributes of a trial that was enqueued or re-queued; returns its architecture."""
     trial = study.get_trials(deepcopy=False)[number]
     missing: dict[str, Any] = {ORIGIN: origin}
-    if ARCHITECTURE in trial.user_attrs:
-        architecture = _parsed(trial.user_attrs[ARCHITECTURE])
+    if (stored := attribute(trial, ARCHITECTURE)) is not None:
+        architecture = _parsed(stored)
     else:  # enqueued by `Study.enqueue_trial` with some or none of the choices of the space
         draft = _Draft(study, trial)
         architecture = space.suggest(draft)
@@ -185,8 +173,8 @@ def _complete_waiting(study: optuna.Study, number: int, space: Space, origin: st
             distribution = parameters.distributions[name]
             internal = distribution.to_internal_repr(value)
             study._storage.set_trial_param(trial._trial_id, name, internal, distribution)
-    missing |= architecture_attributes(architecture, space, labels)
-    _set(study, number, {key: value for key, value in missing.items() if key not in trial.user_attrs})
+    missing |= architecture_attributes(architecture, space, labels) | identity(architecture)
+    _set(study, number, {key: value for key, value in missing.items() if attribute(trial, key) is None})
     if CONSTRAINTS not in trial.system_attrs:
         study._storage.set_trial_system_attr(trial._trial_id, CONSTRAINTS, constraints(architecture, space))
     return architecture
@@ -198,11 +186,11 @@ def resolve_duplicate(study: optuna.Study, number: int) -> bool:
     A duplicate gets the result of the earlier trial, at once or, if that is still running, when it ends.
     """
     trials = study.get_trials(deepcopy=False)
-    attributes = trials[number].user_attrs
+    function, seed = attribute(trials[number], FUNCTION), attribute(trials[number], SEED)
     for earlier in trials[:number]:
         if (
-            earlier.user_attrs.get(FUNCTION) == attributes[FUNCTION]
-            and earlier.user_attrs.get(SEED) == attributes.get(SEED)
+            attribute(earlier, FUNCTION) == function
+            and attribute(earlier, SEED) == seed
             and DUPLICATE_OF not in earlier.user_attrs
             and earlier.state != TrialState.WAITING
         ):
@@ -214,8 +202,10 @@ def resolve_duplicate(study: optuna.Study, number: int) -> bool:
 
 
 def _copy_result(study: optuna.Study, earlier: FrozenTrial, number: int) -> None:
-    known = study.get_trials(deepcopy=False)[number].user_attrs.keys() | {CHOICES}
-    _set(study, number, {key: value for key, value in earlier.user_attrs.items() if key not in known})
+    trial = study.get_trials(deepcopy=False)[number]
+    copied = {key: attribute(earlier, key) for key in earlier.user_attrs.keys() | FOR_PROGRAMS - {CHOICES}}
+    missing = {key: value for key, value in copied.items() if attribute(trial, key) is None and value is not None}
+    _set(study, number, missing)
     _end(study, number, earlier.state, earlier.values if earlier.state == TrialState.COMPLETE else None)
 
 
@@ -270,8 +260,12 @@ def _trial_id(study: optuna.Study, number: int) -> int:
 
 
 def _set(study: optuna.Study, number: int, attributes: Mapping[str, Any]) -> None:
+    trial_id = _trial_id(study, number)
     for key, value in attributes.items():
-        study._storage.set_trial_user_attr(_trial_id(study, number), key, value)
+        if key in FOR_PROGRAMS:
+            study._storage.set_trial_system_attr(trial_id, key, value)
+        else:
+            study._storage.set_trial_user_attr(trial_id, key, value)
 
 
 def _requeue(study: optuna.Study, number: int) -> None:
@@ -312,7 +306,7 @@ def should_prune(study: optuna.Study, number: int, step: int, share: float) -> b
     others have reached the step.
     """
     trials = study.get_trials(deepcopy=False)
-    if not share or not choices_of(trials[number].user_attrs, trials[number].params):
+    if not share or not choices_of(trials[number]):
         return False
     others = [
         trial.intermediate_values[step]
@@ -361,13 +355,13 @@ def history(study: optuna.Study) -> list[Observation]:
     """The observations of all trials that were asked for, in order, without duplicates."""
     return [
         Observation(
-            _parsed(trial.user_attrs[ARCHITECTURE]),
-            trial.user_attrs[FUNCTION],
+            architecture_of(trial),
+            attribute(trial, FUNCTION),
             trial.state,
             tuple(trial.values) if trial.state == TrialState.COMPLETE else None,
         )
         for trial in study.get_trials(deepcopy=False)
-        if FUNCTION in trial.user_attrs and DUPLICATE_OF not in trial.user_attrs
+        if attribute(trial, FUNCTION) is not None and DUPLICATE_OF not in trial.user_attrs
     ]
 
 
@@ -384,7 +378,7 @@ def ranked(study: optuna.Study) -> list[FrozenTrial]:
 
 def architecture_of(trial: FrozenTrial) -> Architecture:
     """The architecture that a trial evaluated."""
-    return _parsed(trial.user_attrs[ARCHITECTURE])
+    return _parsed(attribute(trial, ARCHITECTURE))
 
 
 @lru_cache(maxsize=10_000)

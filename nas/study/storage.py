@@ -193,6 +193,7 @@ class Storage(_CachedStorage):
             self._changed.add(trial_id)
         return done
 
-    def set_trial_system_attr(self, trial_id: int, *arguments: Any, **named: Any) -> None:
-        self._changed.add(trial_id)
-        super().set_trial_system_attr(trial_id, *arguments, **named)
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        super().set_trial_system_attr(trial_id, key, value)
+        trial = self._copied(trial_id)
+        trial.system_attrs = trial.system_attrs | {key: json.loads(json.dumps(value))}

@@ -6,6 +6,7 @@ import pytest
 from optuna.trial import TrialState
 
 from distill.extensions import VARIABLE
+from nas.study.attributes import ARCHITECTURE, attribute
 from tests.nas.tiny_study import TinyStudy, trials_of
 
 SQUARE = """
@@ -27,6 +28,6 @@ def test_workers_import_extensions(tiny_study: TinyStudy, tmp_path: Path, monkey
     preset = tiny_study.variant(tmp_path / "tiny.toml", ("edit_rate = 0.3", "edit_rate = 1.0"))
     result = tiny_study.run(*tiny_study.search(tmp_path, "--trials", "8", preset=preset))
     assert result.returncode == 0, result.stderr
-    trials = [trial for trial in trials_of(tmp_path / "tiny") if "square(" in trial.user_attrs["formula"]]
+    trials = [trial for trial in trials_of(tmp_path / "tiny") if "square(" in attribute(trial, ARCHITECTURE)]
     assert trials
     assert {trial.state for trial in trials} <= {TrialState.COMPLETE, TrialState.PRUNED}

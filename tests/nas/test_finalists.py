@@ -22,7 +22,7 @@ from nas.finalists import (
     summary,
 )
 from nas.study import ledger
-from nas.study.attributes import ROWS
+from nas.study.attributes import ROWS, attribute
 from nas.study.contributions import encode
 from nas.study.description import Parameters
 from search_spaces import Architecture, Base, Genes, Space, cost
@@ -71,7 +71,7 @@ def confirmed(study: optuna.Study, count: int, **scores: list[float]) -> dict:
     """The summary of a study whose finalists, by their trial numbers, got these scores in the confirmation."""
     ranked = finalists(study, count)
     fresh = {
-        trial.user_attrs[ledger.FUNCTION]: {
+        attribute(trial, ledger.FUNCTION): {
             seed: Confirmation(score) for seed, score in enumerate(scores.get(f"trial{trial.number}", []))
         }
         for trial in ranked
@@ -156,7 +156,7 @@ def confirmation_of(study: optuna.Study, rows: dict[int, dict[int, np.ndarray]],
     ranked = finalists(study, 1)
     best = summary(
         ranked,
-        confirmations(confirmation, [trial.user_attrs[ledger.FUNCTION] for trial in ranked], [1, 2]),
+        confirmations(confirmation, [attribute(trial, ledger.FUNCTION) for trial in ranked], [1, 2]),
         study,
         CLASS_ACCURACY,
     )

@@ -19,9 +19,10 @@ from ray.tune.schedulers import TrialScheduler
 from nas.preparation.workspace import Workspace
 from nas.runner import Proposals, Recorder, Rungs
 from nas.samplers import SAMPLERS
-from nas.stages import CONFIRMATION, Plan, plan
+from nas.stages import Plan, plan
 from nas.study import ledger
 from nas.study.description import Parameters
+from nas.study.names import CONFIRMATION
 from nas.study.storage import sqlite_url
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of
 
@@ -29,7 +30,9 @@ from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of
 def facts(trial: FrozenTrial) -> tuple[Any, ...]:
     """Everything that is recorded of a trial, except for its times and how often its worker was killed."""
     attributes = {key: value for key, value in trial.user_attrs.items() if key not in ("seconds", ledger.ATTEMPT)}
-    return trial.number, trial.state, trial.values, trial.params, attributes, trial.intermediate_values
+    hidden = {key: value for key, value in trial.system_attrs.items() if not key.startswith("artifacts:")}
+    values, parts = trial.values, trial.intermediate_values
+    return trial.number, trial.state, values, trial.params, attributes, hidden, parts
 
 
 class Killed(BaseException):

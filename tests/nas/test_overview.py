@@ -11,6 +11,7 @@ from nas.overview import state_of, studies
 from nas.study import ledger
 from nas.study.folder import Folder
 from nas.study.lock import sole_driver
+from nas.study.names import existing_studies
 
 
 def test_every_command_has_a_line() -> None:
@@ -29,7 +30,7 @@ def test_states(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert stage.best.startswith("confirmed score 0.") and "(trial " in stage.best
     folder.best("1").unlink()
     (stage,) = state_of(folder).stages
-    best = ledger.ranked(ledger.existing_studies(folder.storage)["stage-1"])[0]
+    best = ledger.ranked(existing_studies(folder.storage, folder.path.name, shared=False)["stage-1"])[0]
     assert (stage.state, stage.best) == ("interrupted", f"score {best.values[0]:.4f} (trial {best.number})")
     with sole_driver(folder.storage, copied.name):
         assert state_of(folder).state == "running"

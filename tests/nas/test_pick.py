@@ -5,7 +5,6 @@ from fractions import Fraction
 from itertools import product
 from pathlib import Path
 
-import optuna
 import pytest
 
 from distill.cli import USER_ERROR
@@ -17,6 +16,7 @@ from nas.study import ledger
 from nas.study.attributes import TEACHER, score_attribute
 from nas.study.description import Parameters
 from nas.study.folder import Folder
+from nas.study.names import existing_studies
 from search_spaces import Architecture, Base, Genes, Space, cost
 from search_spaces.graph import GELU
 from tests.nas.tiny_study import TinyStudy, trials_of
@@ -159,7 +159,7 @@ def test_what_cannot_be_picked(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--out: " in refused(capsys, folder_of(tmp_path / "other", {0: 0.5}, ("score",)), "--out", "/no/where.json")
     (folder / "study.db").rename(folder / "renamed.db")
     ledger.open_study(Folder(folder).storage, "mine")
-    assert "study.db: there is no study stage-1, nor of another stage" in refused(capsys, folder)
+    assert "study.db: there is no study s/stage-1, nor of another stage" in refused(capsys, folder)
     (folder / "study.db").unlink()
     assert "has no study.db: if the study was searched with --storage" in refused(capsys, folder)
 
@@ -175,7 +175,7 @@ def test_a_finished_search(
     assert printed.endswith(f"next: ffn-train-final {copied / 'picked.json'}\n")
     assert Architecture.load(copied / "picked.json") == Architecture.load(copied / "architecture.json")
     # The teacher's score is that of the teacher on the search split.
-    study = optuna.load_study(study_name="stage-1", storage=Folder(copied).storage)
+    study = existing_studies(Folder(copied).storage, "", shared=False)["stage-1"]
     evaluator = Evaluator(workspace, "cpu")
     assert study.user_attrs[TEACHER] == {"task": "library", "score": evaluator.score(evaluator.teacher()).value}
     # Without best.json, as after an interruption.

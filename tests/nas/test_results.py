@@ -19,6 +19,7 @@ from nas.results import results_of, show_results
 from nas.study import ledger
 from nas.study.attributes import FUNCTION, TEACHER
 from nas.study.folder import Folder
+from nas.study.names import existing_studies
 from tests.nas.tiny_study import PROJECT, TIMEOUT, TinyStudy, states, trials_of, wait
 
 
@@ -29,7 +30,10 @@ def test_the_results_are_those_of_the_trials(searched: Path) -> None:
     trials = trials_of(searched)
     assert results["done"] and results["compared_by"] == "score" and results["front"] == [] == results["errors"]
     assert [row["name"] for row in results["models"]] == [BASE_MODEL, UNIFORM, GLOBAL, "winner of stage 1"]
-    assert results["teacher"] == ledger.existing_studies(folder.storage)["stage-1"].user_attrs[TEACHER]
+    assert (
+        results["teacher"]
+        == existing_studies(folder.storage, folder.path.name, shared=False)["stage-1"].user_attrs[TEACHER]
+    )
     winner = results["winner"]
     assert (winner["trial"], winner["confirmed"]) == (best["winner"]["trial"], best["winner"]["confirmed_mean"])
     for row in results["models"]:
@@ -55,11 +59,11 @@ def test_before_the_end_there_is_the_best_so_far(copied: Path) -> None:
     folder.best("1").unlink()
     folder.architecture.unlink()
     results = results_of(folder, folder.storage)
-    best = ledger.ranked(ledger.existing_studies(folder.storage)["stage-1"])[0]
+    best = ledger.ranked(existing_studies(folder.storage, folder.path.name, shared=False)["stage-1"])[0]
     assert not results["done"]
     assert (results["winner"]["name"], results["winner"]["trial"]) == ("best of stage 1 so far", best.number)
     console = Console(width=60, record=True, file=io.StringIO())
-    show_results(folder, folder.storage, "", console)
+    show_results(folder, folder.storage, console)
     printed = console.export_text()
     assert f"python -m nas.pick {copied}" in printed.replace("\n", "") and "best of stage 1 so far" in printed
     assert f"{best.values[0]:.4f} ± " in printed  # a narrow terminal cuts nothing off

@@ -26,7 +26,7 @@ from nas.runner import MAX_DUPLICATES, Evaluate, Proposals, Recorder, Rungs, is_
 from nas.samplers import SAMPLERS
 from nas.stages import plan
 from nas.study import ledger
-from nas.study.description import Parameters
+from nas.study.description import Parameters, choices_of
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
 from search_spaces.spaces import SIZES
@@ -205,7 +205,7 @@ def test_candidates_are_pruned_before_training(
         assert isinstance(config, dict)
         number = config["number"]
         # The baselines have the lowest scores.
-        score = rng.random() + bool(ledger.CHOICES in study.trials[number].user_attrs)
+        score = rng.random() + bool(choices_of(study.trials[number]))
         trial: Any = SimpleNamespace(config=config)
         result = {"step": 0, "score": score, "time_total_s": 1.0}
         stopped = rungs.on_trial_result(None, trial, result) == TrialScheduler.STOP
@@ -302,6 +302,7 @@ def test_a_search_survives_everything(
     assert error == "nas.search: interrupted; the same command with --resume continues it\n"
     first = trials_of(folder)
     assert len(ended(first)) < TRIALS
+    assert not any(trial.state == TrialState.RUNNING and ledger.DUPLICATE_OF not in trial.user_attrs for trial in first)
 
     with tiny_study.running(*command, "--resume") as process:
         wait(process, lambda: states(folder)["COMPLETE"] > len(ended(first)) + 1)

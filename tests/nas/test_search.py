@@ -20,8 +20,10 @@ from nas.finalists import lead_line
 from nas.preparation.workspace import Workspace
 from nas.search import main
 from nas.study import ledger
-from nas.study.attributes import ROWS, score_attribute
+from nas.study.attributes import ROWS, attribute, score_attribute
 from nas.study.contributions import decode
+from nas.study.folder import Folder
+from nas.study.names import existing_studies
 from search_spaces import Architecture, cost
 from tests.nas.tiny_study import TinyStudy, states, trials_of
 
@@ -44,10 +46,17 @@ def test_trials(searched: Path, tiny_study: TinyStudy, workspace: Workspace) -> 
         assert sorted(trial.intermediate_values) == [0, 3]
         assert trial.intermediate_values[0] == facts[score_attribute("inherited")]
         assert facts["seconds"] > 0
-        assert facts["formula"].count(";") == base.depth - 1
         if trial.number:
             assert space.min_params <= facts["params"] <= space.max_params
     assert ledger.architecture_of(trials[0]) == Architecture.uniform(base, graph=graph)
+
+
+def test_studies_have_the_name_of_the_search_and_notes(copied: Path) -> None:
+    studies = existing_studies(Folder(copied).storage, "", shared=False)
+    assert [study.study_name for study in studies.values()] == ["s/stage-1", "s/confirmation"]
+    for study in studies.values():
+        notes = study._storage.get_study_system_attrs(study._study_id)
+        assert sum(name.endswith(":note_ver") for name in notes) == len(study.trials)
 
 
 def test_winner(searched: Path, tiny_study: TinyStudy, workspace: Workspace) -> None:
@@ -74,10 +83,10 @@ def test_winner(searched: Path, tiny_study: TinyStudy, workspace: Workspace) -> 
 
 def test_confirmations_keep_their_rows_and_give_leads(searched: Path, workspace: Workspace) -> None:
     best = json.loads((searched / "stage-1" / "best.json").read_text())
-    assert not any(ROWS in trial.user_attrs for trial in trials_of(searched))
+    assert all(attribute(trial, ROWS) is None for trial in trials_of(searched))
     rows: dict[Architecture, list[np.ndarray]] = {}
     for trial in trials_of(searched, "confirmation"):
-        kept = decode(trial.user_attrs[ROWS])
+        kept = decode(attribute(trial, ROWS))
         assert (kept.shape, kept.mean()) == ((len(load_encoded(workspace.data / "search.npz")),), trial.value)
         rows.setdefault(ledger.architecture_of(trial), []).append(kept)
     found = {

@@ -15,6 +15,7 @@ from nas.evaluate import Evaluator
 from nas.final.command import main as train_final
 from nas.preparation.prepare import prepare
 from nas.study import ledger
+from nas.study.attributes import EXPERT_LOAD, attribute
 from search_spaces import DENSE, Architecture, Experts, cost
 from tests.nas.tiny_study import TinyStudy, trials_of
 
@@ -62,7 +63,7 @@ def test_stages_1_and_3_search_experts(studied: Path) -> None:
             attributes = trial.user_attrs
             assert attributes["params_active"] == cost.params_active(architecture, 3) <= attributes["params"]
             mixtures = [place for place, genes in enumerate(architecture.layers) if genes.experts != DENSE]
-            loads = attributes.get("expert_load", [])
+            loads = attribute(trial, EXPERT_LOAD, [])
             assert sorted({load["layer"] for load in loads}) == mixtures
             assert all(sum(load["shares"]) == pytest.approx(1) for load in loads)
 

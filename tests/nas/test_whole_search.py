@@ -12,7 +12,8 @@ from nas.budget import budgeted_space
 from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
-from nas.study.attributes import score_attribute
+from nas.study.attributes import attribute, score_attribute
+from nas.study.description import formula
 from search_spaces import Architecture, cost
 from tests.nas.tiny_study import TinyStudy, trials_of
 
@@ -89,7 +90,7 @@ def test_no_winner_was_confirmed_to_be_worse_than_the_one_before(refined: Path) 
     # All stages share the study of confirmations. An architecture is confirmed once, and later gets the same scores.
     trials = trials_of(refined, "confirmation")
     trained = [
-        (trial.user_attrs[ledger.FUNCTION], trial.user_attrs[ledger.SEED]) for trial in without_duplicates(trials)
+        (attribute(trial, ledger.FUNCTION), trial.user_attrs[ledger.SEED]) for trial in without_duplicates(trials)
     ]
     assert len(set(trained)) == len(trained)
     assert len(without_duplicates(trials)) < len(trials)
@@ -153,7 +154,7 @@ def test_layers_without_ffns_from_the_search_to_the_checkpoint(tiny_study: TinyS
         trials = trials_of(tmp_path / "tiny", f"stage-{stage}")
         assert not [trial for trial in trials if trial.state == TrialState.FAIL]
         if stage != "2":
-            without = [trial for trial in trials if "no FFN" in trial.user_attrs["formula"]]
+            without = [trial for trial in trials if "no FFN" in formula(ledger.architecture_of(trial))]
             assert without and all(trial.values for trial in without if ledger.DUPLICATE_OF not in trial.user_attrs)
     start = Architecture.load(tmp_path / "tiny" / "architecture.json")
     empty = tmp_path / "empty.json"

@@ -223,10 +223,11 @@ def finished(base: Path) -> Path:
 
 
 def trials_of(folder: Path, study: str = "stage-1") -> list[FrozenTrial]:
-    """All trials of a study in the folder's database."""
+    """All trials of a study in the folder's database, whatever the search is called."""
     storage = RDBStorage(sqlite_url(folder / "study.db"))
     try:
-        return optuna.load_study(study_name=study, storage=storage).get_trials()
+        (name,) = (name for name in optuna.get_all_study_names(storage) if name.endswith(f"/{study}"))
+        return optuna.load_study(study_name=name, storage=storage).get_trials()
     finally:
         storage.engine.dispose()
 
@@ -234,13 +235,13 @@ def trials_of(folder: Path, study: str = "stage-1") -> list[FrozenTrial]:
 def states(folder: Path, study: str = "stage-1") -> Counter[str]:
     """The number of trials in each state, for a study that another process is running."""
     path = folder / "study.db"
-    query = "SELECT state FROM trials JOIN studies USING (study_id) WHERE study_name = ?"
+    query = "SELECT state FROM trials JOIN studies USING (study_id) WHERE study_name LIKE ?"
     try:
         connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
     except sqlite3.OperationalError:  # the file does not exist yet
         return Counter()
     try:
-        return Counter(state for (state,) in connection.execute(query, (study,)))
+        return Counter(state for (state,) in connection.execute(query, (f"%/{study}",)))
     except sqlite3.OperationalError:  # the tables do not exist yet
         return Counter()
     finally:

@@ -29,9 +29,9 @@ from benchmarks.search.coarse_to_fine_demo import Spent, differences, spent_by
 from benchmarks.search.orchestration import demo_space
 from benchmarks.search.table import LABELS, Table, load
 from nas.samplers import SAMPLERS
-from nas.stages import CONFIRMATION
 from nas.study import ledger
 from nas.study.description import Parameters
+from nas.study.names import CONFIRMATION
 from nas.study.storage import sqlite_url
 from search_spaces import neighbourhood
 from search_spaces.architecture import Architecture

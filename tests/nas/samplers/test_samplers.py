@@ -17,6 +17,7 @@ from sqlalchemy import Engine, event
 from nas.samplers import SAMPLERS, SamplerError
 from nas.samplers.encoding import counted_operations
 from nas.study import ledger
+from nas.study.attributes import attribute
 from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
@@ -142,7 +143,7 @@ def test_the_choices_of_a_trial_spell_the_architecture(sampler: str) -> None:
         number, architecture = ask(study)
         tell(study, number, OUTCOMES["random"](number))
         trial = study.trials[number]
-        choices = trial.user_attrs[ledger.CHOICES]
+        choices = attribute(trial, ledger.CHOICES)
         assert SPACE.suggest(FixedTrial(choices)) == architecture
         assert ledger.architecture_of(trial) == architecture
         # The space spells most with fewer names; what a new trial is given, an old one can be compared by.

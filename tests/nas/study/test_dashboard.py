@@ -16,6 +16,7 @@ import pytest
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.description import Parameters
+from nas.study.notes import add_missing_notes
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
 from tests import requirements
@@ -44,6 +45,7 @@ def fill(url: str, kind: str) -> None:
         if not ledger.resolve_duplicate(study, trial.number):
             score = architecture.layers[0].inner(BASE) + rng.random()
             ledger.complete(study, trial.number, score, {"standard_error": 0.01})
+    add_missing_notes(study)
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 
@@ -75,6 +77,16 @@ def rendered(browser: str, page: str, profile: Path) -> str:
     options = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
     command = (browser, *options, f"--user-data-dir={profile}", "--virtual-time-budget=20000", "--dump-dom", page)
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=2 * PATIENCE).stdout
+
+
+@pytest.mark.slow
+def test_notes_are_shown(tmp_path: Path) -> None:
+    browser, url = requirements.program("chromium"), sqlite_url(tmp_path / "study.db")
+    fill(url, "experts")
+    with dashboard(url) as address:
+        page = rendered(browser, f"{address}/dashboard/studies/1/trials?numbers=0", tmp_path / "profile")
+    assert "Trial 0: base model</h3>" in page
+    assert page.count(">project(gelu(expand(x)))</code>") == BASE.depth
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from optuna.distributions import IntDistribution
 
 from nas.samplers import SAMPLERS
 from nas.study import ledger
-from nas.study.description import OTHER_EXPERTS, Parameters, architecture_attributes, constraints
+from nas.study.description import OTHER_EXPERTS, Parameters, constraints, formula
 from nas.study.storage import sqlite_url
 from search_spaces import DENSE, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
 from search_spaces.spaces import GRAPHS, SIZES, Limit
@@ -134,9 +134,7 @@ def test_values_without_an_ffn() -> None:
         assert values["layer 1/operation after project"] == "tanh"
         for name, value in values.items():
             assert parameters.distributions[name]._contains(parameters.distributions[name].to_internal_repr(value))
-    attributes = architecture_attributes(architecture, replace(SPACE, stacks=(0, 1)), 3)
-    assert attributes["formula"].split("; ")[1] == "no FFN"
-    assert attributes["latex"][1] == r"\text{no FFN}"
+    assert formula(architecture).split("; ")[1] == "no FFN"
     # The distributions of studies without such layers stay as they are stored.
     assert Parameters.of(SPACE).distributions["layer 1/inner width"] == IntDistribution(1, 48)
 

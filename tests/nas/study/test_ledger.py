@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 
 from nas.samplers import SAMPLERS
 from nas.study import ledger
+from nas.study.attributes import attribute
 from nas.study.description import Parameters
 from nas.study.storage import StorageError, sqlite_url
 from search_spaces import Architecture, Base, Space, cost
@@ -62,11 +63,10 @@ def test_enqueued_architectures_come_first_and_whole(study: optuna.Study) -> Non
     assert [trial.user_attrs.get(ledger.SEED) for trial in trials] == [None, 5, 5, None]
     for trial, architecture in zip(trials, [*queue, drawn], strict=True):
         assert ledger.architecture_of(trial) == architecture
-        assert json.loads(trial.user_attrs["architecture"]) == architecture.to_json()
+        assert json.loads(attribute(trial, "architecture")) == architecture.to_json()
         assert trial.user_attrs["params"] == cost.params(architecture, 3)
         assert trial.user_attrs["params_active"] == cost.params_active(architecture, 3)
         assert trial.user_attrs["macs"] == cost.macs(architecture, labels=3)
-        assert all(str(genes.graph) in trial.user_attrs["formula"] for genes in architecture.layers)
 
 
 @pytest.mark.parametrize("head", cost.HEADS)
@@ -156,8 +156,8 @@ def test_a_trial_of_which_a_part_was_drawn_is_drawn_to_the_end(study: optuna.Stu
     study.ask().suggest_categorical("layer1/pre/op", OPERATIONS)
     assert ledger.requeue_unfinished(study) == 2
     assert [ask(study)[1] for _ in range(3)] == expected
-    assert [trial.user_attrs[ledger.CHOICES] for trial in study.trials] == [
-        trial.user_attrs[ledger.CHOICES] for trial in whole.trials
+    assert [attribute(trial, ledger.CHOICES) for trial in study.trials] == [
+        attribute(trial, ledger.CHOICES) for trial in whole.trials
     ]
     assert study.trials[1].params.items() > whole.trials[1].params.items()
 
@@ -168,7 +168,7 @@ def test_choices_that_a_user_enqueues_are_kept(study: optuna.Study) -> None:
     assert architecture in SPACE
     assert study.trials[number].params["layer 1/operation before expand"] == "tanh"
     assert study.trials[number].params["layer 2/operation after project"] == "none"
-    assert study.trials[number].user_attrs[ledger.ARCHITECTURE] == json.dumps(architecture.to_json())
+    assert attribute(study.trials[number], ledger.ARCHITECTURE) == json.dumps(architecture.to_json())
 
 
 @pytest.mark.parametrize(

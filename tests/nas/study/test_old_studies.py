@@ -10,6 +10,7 @@ from distill.tasks.metrics import CLASS_ACCURACY
 from nas.finalists import confirmations, finalists, lead_line, summary
 from nas.samplers import SAMPLERS
 from nas.study import ledger
+from nas.study.attributes import attribute
 from nas.study.description import Parameters, choices_of
 from nas.study.storage import sqlite_url
 from search_spaces.spaces import Space
@@ -36,7 +37,7 @@ def test_leads_of_confirmations_without_rows_are_not_known(stage: str, url: str)
     ranked = finalists(study, 2)
     best = summary(
         ranked,
-        confirmations(confirmation, [trial.user_attrs[ledger.FUNCTION] for trial in ranked], [1, 2]),
+        confirmations(confirmation, [attribute(trial, ledger.FUNCTION) for trial in ranked], [1, 2]),
         study,
         CLASS_ACCURACY,
     )
@@ -55,8 +56,8 @@ def test_a_search_goes_on(sampler: str, url: str) -> None:
     drawn = [trial for trial in study.trials if trial.params]
     baselines = [trial for trial in study.trials if not trial.params]
     assert drawn and baselines
-    assert [choices_of(trial.user_attrs, trial.params) for trial in drawn] == [trial.params for trial in drawn]
-    assert not any(choices_of(trial.user_attrs, trial.params) for trial in baselines)
+    assert [choices_of(trial) for trial in drawn] == [trial.params for trial in drawn]
+    assert not any(choices_of(trial) for trial in baselines)
     architectures = [ledger.architecture_of(trial) for trial in drawn]
     base, layers = architectures[0].base, [genes for one in architectures for genes in one.layers]
     stacks = tuple(sorted({genes.stack for genes in layers}))

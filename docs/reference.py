@@ -1,0 +1,138 @@
+"""Generates the references of the documentation: the configuration from the pydantic models, the commands from their
+parsers.
+"""
+
+import inspect
+import os
+import re
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+from pydantic import BaseModel
+
+from nas.config.schema import StudyConfig
+
+# Module with the parser -> how the command is called.
+COMMANDS = {
+    "nas.search": "python -m nas.search",
+    "nas.inspect": "python -m nas.inspect",
+    "nas.pick": "python -m nas.pick",
+    "nas.final.command": "python train_final.py",
+    "distill.__main__": "python -m distill",
+    "supernet.student": "python -m supernet.student",
+    "supernet.experts.command": "python -m supernet.experts",
+}
+COLUMNS = 100
+
+
+def commands() -> str:
+    """The help of every command, as Markdown."""
+    os.environ["COLUMNS"] = str(COLUMNS)
+    parts = []
+    for module, command in COMMANDS.items():
+        parser: Callable[[], ArgumentParser] = import_module(module).parser
+        text = parser().format_help().rstrip()
+        usage = re.sub(r"^usage: \S+", f"usage: {command}", text)
+        parts.append(f"## {command}\n\n```text\n{usage}\n```\n")
+    return "\n".join(parts)
+
+
+def configuration() -> str:
+    """The tables of a preset with their keys, as Markdown."""
+    schema = StudyConfig.model_json_schema()
+    tables = dict(_tables(StudyConfig))
+    parts = []
+    for name, table in tables.items():
+        properties = schema["properties"] if table is StudyConfig else schema["$defs"][name]["properties"]
+        meanings = _meanings(table)
+        parts += [f"### {name}\n", f"{_summary(table)}\n", "| key | value | default | meaning |", "|---|---|---|---|"]
+        for key, field in table.model_fields.items():
+            default = "required" if field.is_required() else _default(properties[key].get("default"))
+            parts.append(f"| `{key}` | {_value(properties[key])} | {default} | {_cell(meanings[key])} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _tables(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """A model and all models of its fields by their names, each once."""
+    waiting, seen = [model], set()
+    while waiting:
+        table = waiting.pop(0)
+        if table in seen:
+            continue
+        seen.add(table)
+        yield table.__name__, table
+        for field in table.model_fields.values():
+            found = [field.annotation, *getattr(field.annotation, "__args__", ())]
+            waiting += [part for part in found if inspect.isclass(part) and issubclass(part, BaseModel)]
+
+
+def _summary(table: type[BaseModel]) -> str:
+    return inspect.cleandoc(table.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def _meanings(table: type[BaseModel]) -> dict[str, str]:
+    """What the docstrings of a table and of the tables that it extends say of its keys."""
+    found: dict[str, str] = {}
+    for base in reversed(table.__mro__):
+        section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
+        for names, text in re.findall(r"^    ([\w, ]+): ((?:.|\n        )+)", section, re.M):
+            found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return found
+
+
+def _value(schema: dict[str, Any]) -> str:
+    """The values that a key takes."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        parts = [_value(part) for part in schema["anyOf"] if part.get("type") != "null"]
+        return " or ".join(parts)
+    if "enum" in schema:
+        return ", ".join(f'`"{choice}"`' for choice in schema["enum"])
+    kind = schema.get("type")
+    if kind == "array":
+        return f"list of {_value(schema['items'])}" if schema.get("items") else "list"
+    if kind == "object":
+        return f"tables: {_value(schema['additionalProperties'])}"
+    if kind in ("integer", "number"):
+        bounds = {
+            "≥": schema.get("minimum"),
+            ">": schema.get("exclusiveMinimum"),
+            "≤": schema.get("maximum"),
+            "<": schema.get("exclusiveMaximum"),
+        }
+        words = "whole number" if kind == "integer" else "number"
+        return (
+            f"{words} {', '.join(f'{sign} {bound:,}' for sign, bound in bounds.items() if bound is not None)}".strip()
+        )
+    if schema.get("format") == "fraction":
+        return 'share such as `"1/8"`'
+    return {"boolean": "true or false", "string": "text"}.get(str(kind), "table")
+
+
+def _default(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):  # a table, whose defaults are in its own section
+        return ""
+    if isinstance(value, list):
+        return f"`{_toml(value)}`" if value else ""
+    return f'`"{value}"`' if isinstance(value, str) else f"{value:,}"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(part)}" for key, part in value.items() if part is not None) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\bNone: ", "without it ", text).replace("|", "\\|")

@@ -1,0 +1,146 @@
+"""The note of a trial, which the Optuna dashboard shows on the trial's page: what the architecture is, what it costs,
+how good it is beside the study's baselines and, if there is no score, why.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from distill.training.evaluation import Load
+from nas.study import ledger
+from nas.study.attributes import (
+    CHOICES,
+    COSTS,
+    DUPLICATE_OF,
+    EXPERT_LOAD,
+    FAILURE,
+    GOALS,
+    ORIGIN,
+    RUNG,
+    SEED,
+    TEACHER,
+    attribute,
+    metric_of,
+)
+from search_spaces.architecture import DENSE, Architecture
+from search_spaces.formula import layers_latex
+
+# Where the dashboard keeps the notes of trials: among the system attributes of their study, by the trial's id, in parts
+# of limited length, since some databases limit the length of a value.
+VERSION = "dashboard:{}:note_ver"
+PART = "dashboard:{}:note_str:{}"
+PART_LENGTH = 2045
+
+
+def note(trial: FrozenTrial, architecture: Architecture, baselines: Sequence[FrozenTrial], study: optuna.Study) -> str:
+    """The note of a trial that has ended, in Markdown.
+
+    Args:
+        baselines: the trials to compare it with.
+    """
+    attributes, goals = trial.user_attrs, study.user_attrs.get(GOALS, ["score"])
+    origin = attributes.get(ORIGIN, "")
+    seed = f", seed {attributes[SEED]}" if SEED in attributes else ""
+    lines = [f"### Trial {trial.number}: {origin}{seed}", "", _result(trial, goals, study.user_attrs.get(TEACHER)), ""]
+    if DUPLICATE_OF in attributes:
+        lines += [f"It computes the same function as trial {attributes[DUPLICATE_OF]} and was not evaluated again.", ""]
+    lines += [_costs(trial), "", *_layers(architecture)]
+    if loads := attribute(trial, EXPERT_LOAD):
+        shares = (str(Load(load["layer"], load["part"], tuple(load["shares"]))) for load in loads)
+        lines += ["", "Shares of the tokens that each expert processes:", "", *(f"- {line}" for line in shares)]
+    others = [baseline for baseline in baselines if baseline.number != trial.number]
+    if others and SEED not in attributes:  # in a study of confirmations all trials were enqueued
+        rows = (f"| baseline | {goals[0]} | parameters |", "|---|--:|--:|")
+        lines += ["", *rows, *(_baseline(baseline) for baseline in others)]
+    # The dashboard does not render formulas, so they come as text.
+    lines += ["", "```latex", *layers_latex(architecture), "```"]
+    lines += ["", "The architecture as a file:", "", "```json", _file(architecture), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _file(architecture: Architecture) -> str:
+    """The architecture's JSON with a line for each layer."""
+    parts = architecture.to_json()
+    layers = ",\n    ".join(json.dumps(layer) for layer in parts.pop("layers"))
+    others = json.dumps(parts, indent=2).removesuffix("\n}")
+    return f'{others},\n  "layers": [\n    {layers}\n  ]\n}}'
+
+
+def _result(trial: FrozenTrial, goals: Sequence[str], teacher: Mapping[str, Any] | None) -> str:
+    """The score of a trial, or why it has none."""
+    attributes = trial.user_attrs
+    if trial.state == TrialState.FAIL:
+        return f"**Failed:** {attributes.get(FAILURE, 'no reason given')}"
+    if trial.state == TrialState.PRUNED:
+        step = attributes[RUNG]
+        value = trial.intermediate_values.get(step)
+        reached = "" if value is None else f" with score {value:.4f}"
+        return f"**Pruned** after {step} steps{reached}: its score was among the lowest there."
+    result = f"**{goals[0]} {trial.values[0]:.4f}**"
+    if "standard_error" in attributes:
+        result += f" ± {attributes['standard_error']:.4f}"
+    if teacher is None:
+        return result
+    shown = f"; score {metric_of(trial, teacher['task']):.4f}" if goals[0] != "score" else ""
+    return f"{result}{shown}; the teacher's score is {teacher['score']:.4f}"
+
+
+def _costs(trial: FrozenTrial) -> str:
+    attributes = trial.user_attrs
+    parts = [write(attributes[name]) for name, write in COSTS.items() if name in attributes]
+    active = attributes.get("params_active", attributes["params"])
+    if active != attributes["params"]:
+        parts.insert(1, f"{active:,} active for a token")
+    if "seconds" in attributes and DUPLICATE_OF not in attributes:
+        parts.append(f"evaluated in {attributes['seconds']:.1f} s")
+    return ", ".join(parts)
+
+
+def _layers(architecture: Architecture) -> list[str]:
+    """A table of the layers, the lowest first, with a column for experts if there are any."""
+    experts = architecture.has_experts
+    head = ["layer", "blocks", "inner width", *(["experts"] if experts else []), "FFN"]
+    rows = ["| " + " | ".join(head) + " |", "|" + "--:|" * 3 + "---|" * (len(head) - 3)]
+    for number, genes in enumerate(architecture.layers, start=1):
+        cells = [str(number), str(genes.stack), str(genes.inner(architecture.base))]
+        if experts:
+            cells.append(str(genes.experts) if genes.experts != DENSE else "")
+        cells.append(f"`{genes.graph}`" if genes.stack else genes.formula)
+        rows.append("| " + " | ".join(cells) + " |")
+    return rows
+
+
+def _baseline(trial: FrozenTrial) -> str:
+    found = f"{trial.values[0]:.4f}" if trial.state == TrialState.COMPLETE else trial.state.name.lower()
+    return f"| {trial.user_attrs[ORIGIN]} | {found} | {trial.user_attrs['params']:,} |"
+
+
+def _is_baseline(trial: FrozenTrial) -> bool:
+    """Whether this is a trial that has ended, and whose architecture was enqueued, not proposed by a sampler."""
+    return trial.state.is_finished() and ORIGIN in trial.user_attrs and attribute(trial, CHOICES) is None
+
+
+def add_note(study: optuna.Study, number: int) -> None:
+    """Store the note of a trial that has ended where the dashboard looks for it.
+
+    `optuna_dashboard.save_note` does not take trials that have ended, and reads all notes of the study.
+    """
+    trials = study.get_trials(deepcopy=False)
+    baselines = [trial for trial in trials if _is_baseline(trial) and DUPLICATE_OF not in trial.user_attrs]
+    trial = trials[number]
+    text = note(trial, ledger.architecture_of(trial), baselines, study)
+    for place, first in enumerate(range(0, len(text), PART_LENGTH)):
+        part = text[first : first + PART_LENGTH]
+        study._storage.set_study_system_attr(study._study_id, PART.format(trial._trial_id, place), part)
+    study._storage.set_study_system_attr(study._study_id, VERSION.format(trial._trial_id), 1)
+
+
+def add_missing_notes(study: optuna.Study) -> None:
+    """Add a note to every trial that has ended and has none."""
+    noted = study._storage.get_study_system_attrs(study._study_id).keys()
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state.is_finished() and VERSION.format(trial._trial_id) not in noted:
+            add_note(study, trial.number)

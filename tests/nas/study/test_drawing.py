@@ -1,0 +1,84 @@
+"""The drawings of architectures for the dashboard."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from xml.etree import ElementTree
+
+import optuna
+import pytest
+from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta
+
+from nas.samplers import SAMPLERS
+from nas.study import ledger
+from nas.study.description import Parameters
+from nas.study.drawing import add_drawing, svg
+from nas.study.storage import sqlite_url
+from search_spaces import Architecture, Experts, FFNGraph, Genes
+from tests.nas.study.test_ledger import BASE, SPACE, close
+
+SVG = "{http://www.w3.org/2000/svg}"
+GRAPHS = (
+    "project(gelu(expand(x)))",
+    "project(mul(expand(max(x,tanh(x))),x))",
+    "add(project(mul(gelu(expand(x)),gate(x))),x)",
+    "project(mul(tanh(expand(x)),tanh(expand(x))))",
+)
+
+
+def drawn(*layers: Genes) -> ElementTree.Element:
+    return ElementTree.fromstring(svg(Architecture(BASE, layers)))
+
+
+def texts(picture: ElementTree.Element) -> list[str]:
+    return [text.text or "" for text in picture.iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("formula", GRAPHS)
+def test_every_node_and_every_edge_is_drawn(formula: str) -> None:
+    graph = FFNGraph.parse(formula)
+    picture = drawn(Genes(graph, 2, Fraction(1, 4)), Genes(stack=0), Genes(stack=0))
+    named = [text.split()[0] for text in texts(picture)]
+    assert all(named.count(op) >= [node.op for node in graph.nodes].count(op) for op in {n.op for n in graph.nodes})
+    edges = [path for path in picture.iter(f"{SVG}path") if "marker-end" in path.attrib]
+    assert len(edges) == len(graph.digraph.edges)
+    assert "2 blocks × 12 wide" in texts(picture) and texts(picture).count("no FFN") == 2
+    assert ("both" in texts(picture)) == (formula == GRAPHS[3])
+
+
+def test_everything_is_inside(tmp_path: Path) -> None:
+    genes = [Genes(FFNGraph.parse(formula), 1, Fraction(1, 4)) for formula in GRAPHS[1:]]
+    picture = drawn(*genes)
+    width, height = int(picture.attrib["width"]), int(picture.attrib["height"])
+    boxes = [box for box in picture.iter(f"{SVG}rect") if "x" in box.attrib]
+    assert boxes
+    for box in boxes:
+        assert 0 <= int(box.attrib["x"]) <= int(box.attrib["x"]) + int(box.attrib["width"]) <= width
+        assert 0 <= int(box.attrib["y"]) <= int(box.attrib["y"]) + int(box.attrib["height"]) <= height
+
+
+def test_experts_are_named() -> None:
+    experts = Experts(2, Fraction(1, 2), "hash")
+    picture = drawn(Genes(expansion=Fraction(1, 2), experts=experts), Genes(stack=0), Genes(stack=0))
+    assert f"experts: {experts}" in texts(picture)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Iterator[optuna.Study]:
+    study = ledger.open_study(sqlite_url(tmp_path / "study.db"), "s/stage-1", SAMPLERS["random"](SPACE, 0))
+    yield study
+    close(study)
+
+
+def test_a_trial_has_one_drawing(study: optuna.Study, tmp_path: Path) -> None:
+    folder = tmp_path / "artifacts"
+    ledger.enqueue(study, Parameters.of(SPACE), Architecture.uniform(BASE), "base model")
+    for _ in range(2):  # it is lost and runs again
+        trial, architecture = ledger.ask(study, SPACE, "random", labels=3)
+        add_drawing(study, trial.number, folder)
+        ledger.requeue_unfinished(study)
+    (found,) = get_all_artifact_meta(study.get_trials()[0], storage=study._storage)
+    assert (found.filename, found.mimetype) == ("architecture.svg", "image/svg+xml")
+    with FileSystemArtifactStore(folder).open_reader(found.artifact_id) as file:
+        assert file.read().decode() == svg(architecture)
+    assert len(list(folder.iterdir())) == 1
