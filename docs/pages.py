@@ -28,6 +28,7 @@ GUIDES: dict[str, str | dict[str, str]] = {
     "The idea": "idea.md",
     "The search": "search.md",
     "Guides": {
+        "The command line": "command_line.md",
         "Your own data": "own_data.md",
         "Your own teacher": "own_teacher.md",
         "Budgets and latency": "budgets.md",

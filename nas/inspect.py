@@ -144,9 +144,8 @@ def show(architecture: Architecture, tokens: int, labels: int, head: str, consol
 def parser() -> Parser:
     """The command line's options."""
     result = Parser(prog="nas.inspect", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    result.add_argument(
-        "architecture", metavar="ARCH", help=f"a JSON file, a study's folder, or one of {', '.join(PUBLISHED)}"
-    )
+    names = ", ".join(PUBLISHED)
+    result.add_argument("architecture", metavar="ARCH", help=f"a JSON file, a study's folder, or one of {names}")
     result.add_argument(
         "--tokens", type=int, default=128, help="sequence length for which MACs are counted (default: %(default)s)"
     )

@@ -130,8 +130,8 @@ class Search:
             stop=plan.table.stop,
             stop_untrained=plan.table.stop_untrained,
             rungs=plan.table.rungs,
-            on_trial=partial(self._on_trial, total=plan.table.trials),
             on_start=partial(self._on_start, total=plan.table.trials),
+            on_trial=partial(self._on_trial, total=plan.table.trials),
         )
         add_missing_notes(study)  # of duplicates
         ranked = finalists(study, plan.table.confirm)
@@ -179,8 +179,8 @@ class Search:
             trials=None,
             origin=CONFIRMATION,
             evaluate=evaluate_keeping_rows,
-            on_trial=partial(self._on_trial, total=total),
             on_start=partial(self._on_start, total=total),
+            on_trial=partial(self._on_trial, total=total),
         )
         add_missing_notes(study)
         return confirmations(study, [function_key(architecture) for architecture, _ in wanted], seeds)
@@ -306,11 +306,11 @@ class Search:
                 f"{whole / 1e3:.2f} ms measured whole"
             )
 
+    def _on_start(self, study: optuna.Study, number: int, total: int) -> None:
+        add_drawing(study, number, self.folder.artifacts)
+        self.on_start(study, number, total)
+
     def _on_trial(self, study: optuna.Study, number: int, total: int) -> None:
         if study.get_trials(deepcopy=False)[number].state.is_finished():  # otherwise it lost its worker
             add_note(study, number)
         self.on_trial(study, number, total)
-
-    def _on_start(self, study: optuna.Study, number: int, total: int) -> None:
-        add_drawing(study, number, self.folder.artifacts)
-        self.on_start(study, number, total)
