@@ -121,7 +121,8 @@ def _write(export: Export, checkpoint: Checkpoint, progress: Progress, console: 
     if export.latency:
         report = measure(export, checkpoint, model, forwards, progress)
         (folder / LATENCY_FILE).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
-        console.print(f"latency of sentences of {report.tokens} tokens, {report.machine['threads']} threads")
+        threads = report.machine["threads"]
+        console.print(f"latency of sentences of {report.tokens} tokens, {threads} thread{'s' if threads > 1 else ''}")
         console.width = max(console.width, 120)  # otherwise a narrow terminal cuts figures off
         console.print(latency.table(report))
         console.print("\n".join(report.sentences()))

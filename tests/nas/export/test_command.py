@@ -237,12 +237,7 @@ def test_as_bert(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_other_kinds(kind: str, pipeline: str, names: list[str], tiny_study: TinyStudy, tmp_path: Path) -> None:
-    preset = study(tiny_study, tmp_path / "study", kind)
-    base, graph = prepare(load_config(str(preset)), "cpu").base()
-    path = tmp_path / "study" / "architecture.json"
-    Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2)).save(path)
-    words = [path, "--preset", preset, "--out", tmp_path / "final", "--device", "cpu", "--skip-base"]
-    assert train_final([str(word) for word in words]) == 0
+    trained(tiny_study, tmp_path, kind)
     assert run(tmp_path / "final", "--skip-latency") == 0
     out = tmp_path / "final-export"
     assert list(json.loads((out / "config.json").read_text())["id2label"].values()) == names
@@ -251,6 +246,36 @@ def test_other_kinds(kind: str, pipeline: str, names: list[str], tiny_study: Tin
     facts = json.loads((out / "metrics.json").read_text())
     assert [result.metric_type for result in card.data.eval_results] == facts["metrics"]
     assert "language" not in card.data.to_dict()
+
+
+def trained(tiny_study: TinyStudy, folder: Path, kind: str) -> None:
+    """Train a uniform student on a small data set of this kind, and leave it in the folder's subfolder final."""
+    preset = study(tiny_study, folder / "study", kind)
+    base, graph = prepare(load_config(str(preset)), "cpu").base()
+    path = folder / "study" / "architecture.json"
+    Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2)).save(path)
+    words = [path, "--preset", preset, "--out", folder / "final", "--device", "cpu", "--skip-base"]
+    assert train_final([str(word) for word in words]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tagging", "questions", "regression"])
+def test_scores_of_other_kinds(
+    kind: str, tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ONNX model has the scores that the torch model had after the training, and int8 has differences to them."""
+    requirements.module("onnxruntime", "onnx")
+    trained(tiny_study, tmp_path, kind)
+    capsys.readouterr()
+    assert run(tmp_path / "final", "--int8", "--skip-latency") == 0
+    text = capsys.readouterr().out
+    facts = json.loads((tmp_path / "final" / "metrics.json").read_text())
+    for metric in facts["metrics"]:
+        shown = re.search(rf"^onnx/model.onnx: {metric} ([\d.]+) ± [\d.]+; {facts['dev_rows']} dev rows$", text, re.M)
+        # Rounding may exchange the ranks of two almost equal predictions.
+        assert shown is not None
+        assert float(shown[1]) == pytest.approx(facts["models"]["student"][metric]["value"], abs=0.01)
+        assert re.search(rf"^onnx/model_int8.onnx: {metric} .*, [+-][\d.]+ ± [\d.]+ .*\(paired\); ", text, re.M)
 
 
 def test_a_mixture_without_a_study(mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
