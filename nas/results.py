@@ -13,7 +13,18 @@ from rich.table import Table
 
 from nas.finalists import ALLOCATED, BASE_MODEL, GLOBAL, UNIFORM, different, front
 from nas.study import ledger
-from nas.study.attributes import DUPLICATE_OF, FAILURE, FUNCTION, GOALS, IN_BUDGET, ORIGIN, TEACHER, metric_of
+from nas.study.attributes import (
+    DUPLICATE_OF,
+    FAILURE,
+    FUNCTION,
+    GOALS,
+    IN_BUDGET,
+    ORIGIN,
+    TEACHER,
+    attribute,
+    metric_of,
+)
+from nas.study.description import formula
 from nas.study.folder import STAGES, Folder
 from nas.study.names import CONFIRMATION, existing_studies
 
@@ -99,7 +110,7 @@ def confirmed_scores(study: optuna.Study | None) -> dict[str, list[tuple[float, 
     for trial in () if study is None else ledger.scored(study):
         if DUPLICATE_OF not in trial.user_attrs:
             score = trial.values[0], trial.user_attrs["standard_error"]
-            found.setdefault(trial.user_attrs[FUNCTION], []).append(score)
+            found.setdefault(attribute(trial, FUNCTION), []).append(score)
     return found
 
 
@@ -117,7 +128,7 @@ def entry(
     attributes = trial.user_attrs
     teacher = study.user_attrs.get(TEACHER)
     by_score = study.user_attrs.get(GOALS, ["score"])[0] == "score"
-    scores = confirmed.get(attributes[FUNCTION], ())
+    scores = confirmed.get(attribute(trial, FUNCTION), ())
     return {
         "name": name,
         "stage": stage,
@@ -133,7 +144,7 @@ def entry(
         "macs": attributes["macs"],
         "latency_us": attributes.get("latency"),
         "within_budget": attributes[IN_BUDGET],
-        "formula": attributes["formula"],
+        "formula": formula(ledger.architecture_of(trial)),
     }
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from nas.finalists import BASE_MODEL, GLOBAL, UNIFORM
 from nas.results import results_of, show_results
 from nas.study import ledger
-from nas.study.attributes import FUNCTION, TEACHER
+from nas.study.attributes import FUNCTION, TEACHER, attribute
 from nas.study.folder import Folder
 from nas.study.names import existing_studies
 from tests.nas.tiny_study import PROJECT, TIMEOUT, TinyStudy, states, trials_of, wait
@@ -46,7 +46,7 @@ def test_the_results_are_those_of_the_trials(searched: Path) -> None:
         fresh = [
             other.values[0]
             for other in trials_of(searched, "confirmation")
-            if other.user_attrs[FUNCTION] == trial.user_attrs[FUNCTION] and ledger.DUPLICATE_OF not in other.user_attrs
+            if attribute(other, FUNCTION) == attribute(trial, FUNCTION) and ledger.DUPLICATE_OF not in other.user_attrs
         ]
         assert row["confirmed_seeds"] == len(fresh)
         assert row["confirmed"] == (pytest.approx(fmean(fresh)) if fresh else None)
