@@ -34,7 +34,6 @@ from nas.estimate import (
     measure_speed,
 )
 from nas.finalists import ALLOCATED, BASE_MODEL, GLOBAL, UNIFORM, WINNER
-from nas.pick import COSTS
 from nas.preparation.calibration import calibration_path
 from nas.preparation.context import PreparationContext, preparation_context
 from nas.preparation.data import TaskFolders, row_kind, stored_task
@@ -44,6 +43,7 @@ from nas.preparation.supernet import supernet_path
 from nas.preparation.workspace import Workspace, base_of_study
 from nas.progress import Part, shown
 from nas.stages import Enqueued, plan, start_of, varied
+from nas.study.attributes import COSTS
 from nas.study.folder import Folder
 from search_spaces import cost
 from search_spaces.architecture import Architecture
