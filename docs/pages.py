@@ -43,7 +43,6 @@ GUIDES: dict[str, str | dict[str, str]] = {
         "Adding something of your own": "extending.md",
     },
     "Presets and configuration": "configuration.md",
-    "The command line": "command_line.md",
     "Commands": "commands.md",
 }
 # Pages that end with a generated reference -> what generates it.

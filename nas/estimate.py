@@ -199,10 +199,11 @@ def earlier_trials(out: Path, config: StudyConfig) -> Iterator[tuple[str, float]
 
 
 def alike(config: StudyConfig) -> dict[str, Any]:
-    """What two configurations must have in common for their trials to take equally long."""
+    """What two configurations must have in common for their trials to take roughly equally long."""
     stages = {f"stage{stage}" for stage in "123"}
     result = config.model_dump(
-        mode="json", include={"teacher", "tasks", "data", "rows", "max_length", "candidate", "supernet", "sharing"}
+        mode="json",
+        include={"teacher", "base", "tasks", "data", "rows", "max_length", "candidate", "supernet", "sharing"},
     )
     evaluations = config.model_dump(mode="json", include={name: {"evaluation", "rows"} for name in stages})
     return result | evaluations

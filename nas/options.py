@@ -24,7 +24,7 @@ EPILOG = """examples:
   {command} --stage 1 --objective score,macs       the front of score and cost; then nas.pick
   {command} --stage all --preset minilm --tasks rte --data glue    official files in the folder glue
   {command} --stage all --resume                              go on after Ctrl-C or a crash
-  {command} --stage all --dry-run                             only say what would be done, and how long it takes
+  {command} --stage all --dry-run                             only say what would be done, and roughly how long it takes
 then train the winner:
   {train} results/demo/architecture.json
 
@@ -169,7 +169,7 @@ def _add_running(result: Parser) -> None:
         "--workers",
         type=int,
         metavar="N",
-        help="candidates to train at a time (default: one per processor, at most 2)",
+        help="candidates to evaluate at a time (default: one per processor, at most 2)",
     )
     group.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="(default: %(default)s)")
     group.add_argument("--address", metavar="HOST:PORT", help="a running Ray cluster")

@@ -143,7 +143,7 @@ class Progress(progress.Progress):
         left = f", {clock(running.left)} left" if running.left is not None else ""
         in_all = self.left()
         if left and in_all is not None and self._rest():
-            left += f", {clock(in_all)} in all"
+            left += f" in this stage, {clock(in_all)} in all"
         origin = trial.user_attrs.get(ledger.ORIGIN, "")
         self.say(f"{done:>4}/{total}  trial {number:<3} {origin:<18} {result}  {running.best}{left}")
 

@@ -37,10 +37,16 @@ BASELINES = (BASE_MODEL, UNIFORM, GLOBAL, *ALLOCATED)
 def results_of(folder: Folder, storage: str) -> dict[str, Any]:
     """The results of all stages that have begun, as values that `json.dumps` accepts.
 
-    Keys: `study`; `done`, whether all stages that have begun have ended; `compared_by`, what the first stage compares
-    candidates by; `teacher`, its score or None; `winner`, the entry of the last stage's winner or of the best trial so
-    far, or None; `models`, the entries of the baselines and of every stage's winner (see `entry`); `front`, the entries
-    of the Pareto front if there are two goals; `errors`, the failed trials; `files`.
+    Keys:
+        study: the folder.
+        done: whether all stages that have begun have ended.
+        compared_by: what the first stage compares candidates by.
+        teacher: its score, or None.
+        winner: the entry of the last stage's winner or of the best trial so far, or None.
+        models: the entries of the baselines and of every stage's winner, see `entry`.
+        front: the entries of the Pareto front if there are two goals.
+        errors: the failed trials.
+        files: the files of the study that exist.
 
     Raises:
         StorageError: the storage cannot be opened.

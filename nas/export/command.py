@@ -100,5 +100,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return guard("nas.export", command)
     except KeyboardInterrupt:
-        print("nas.export: interrupted; nothing was written", file=sys.stderr)
+        print("nas.export: interrupted; the folder is empty", file=sys.stderr)
         return INTERRUPTED

@@ -1,7 +1,6 @@
 """Runs an export: writes the folder, checks what is in it, measures it, and describes it in the model card."""
 
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
-from distill.files import write_atomically
+from distill.files import ordinary_modes, write_atomically
 from distill.tasks.metrics import Score
 from distill.tasks.types import task_type
 from distill.training.progress import Progress
@@ -252,11 +251,3 @@ def machine(onnx: bool) -> dict[str, Any]:
 
         found["onnxruntime"] = onnxruntime.__version__
     return found
-
-
-def ordinary_modes(folder: Path) -> None:
-    """Give all files the mode of newly created ones; safetensors writes files that only their owner can read."""
-    mask = os.umask(0)
-    os.umask(mask)
-    for path in folder.rglob("*"):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)

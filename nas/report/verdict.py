@@ -115,9 +115,10 @@ def _sentence(lead: Mapping[str, Any] | None, winner: int, what: str) -> str:
     seeds = f"{len(lead['seeds'])} seed{'s' if len(lead['seeds']) > 1 else ''}"
     numbers = f"{value:+.4f} ± {error:.4f} over {over}, the best baseline (paired on the same rows, {seeds})"
     if abs(value) <= CLEAR * error:
-        return (
-            f"It is not shown that searching paid: the winner of {what} has {numbers}, within two standard errors of 0."
-        )
+        return f"No evidence that searching paid: the winner of {what} has {numbers}, within two standard errors of 0."
     if value < 0:
         return f"Searching did not pay: the winner of {what} has {numbers}."
-    return f"Searching paid: the winner of {what} has {numbers}, more than two standard errors."
+    return (
+        f"Searching probably paid: the winner of {what} has {numbers}, more than two standard errors; it was chosen by "
+        "the same scores."
+    )

@@ -1,6 +1,6 @@
 """Token dispatch: sorting tokens by expert, gathering them into the experts' slots, and scattering the results back.
 
-This file ships inside every exported checkpoint, so it imports torch and nothing else of this project.
+This file ships inside every saved checkpoint, so it imports torch and nothing else of this project.
 
 Tokens are sorted by expert once; every linear map then processes one contiguous run of rows per expert. Dimensions: N
 tokens in B sentences of length T; E experts, of which K process each token; S slots, the rows that the experts compute,
@@ -9,7 +9,7 @@ ordered by expert; P = N * K pairs of a token and one of its experts; D channels
 How many tokens an expert gets depends on the data, and so do the shapes of all that follows. Compilers and exporters
 (`torch.compile`, `torch.export`, ONNX, tracing) need shapes that follow from those of the inputs. For them the dispatch
 is dense: every expert has a slot for every token (S = E * N), computes all of them, and what was not routed to it is
-left out of the sum. The results are the same; the experts' work is E / K times as much.
+left out of the sum. The results are the same up to rounding; the experts' work is E / K times as much.
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ class Dispatch:
         """True for the pairs without a slot; None if all have one."""
         return self.pairs_without_slot()
 
-    # Compilers cannot read a `cached_property`, so a dense dispatch calls these two.
+    # Compilers cannot trace a `cached_property`, so a dense dispatch calls these two.
     def tokens_of_slots(self) -> Tensor:
         """The same as `token_S`."""
         choices = self.slot_NK.shape[1]
@@ -250,7 +250,7 @@ def _back(y_SD: Tensor, dispatch: Dispatch) -> Tensor:
 
 def take(x_ND: Tensor, dispatch: Dispatch) -> Tensor:
     """Gather each slot's token: (N, D) -> (S, D)."""
-    if dispatch.dense:  # compilers and exporters differentiate themselves, and cannot read `Function`s
+    if dispatch.dense:  # compilers and exporters differentiate themselves, and cannot trace `Function`s
         return x_ND.index_select(0, dispatch.tokens_of_slots())
     return _Take.apply(x_ND, dispatch)
 
