@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial
 
 from distill.tasks.metrics import Metric, mean_paired_difference
 from nas.study import ledger
-from nas.study.attributes import GOALS, ROWS, attribute
+from nas.study.attributes import ROWS, attribute, goals_of
 from nas.study.contributions import decode
 from nas.study.description import formula
 
@@ -27,6 +27,11 @@ WINNER, WINNER_WITH_BASE_GRAPHS = "winner so far", "its twin of base graphs"
 SHOWN = {WINNER: "the refined architecture", WINNER_WITH_BASE_GRAPHS: "the refined architecture with base graphs"}
 # The baselines that a winner must not be worse than: not the base model, which exceeds the budget.
 BASELINES = frozenset({UNIFORM, GLOBAL, *ALLOCATED, WINNER, WINNER_WITH_BASE_GRAPHS})
+
+
+def shown(origin: str) -> str:
+    """How texts and figures name an origin."""
+    return SHOWN.get(origin, origin)
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,7 @@ def summary(ranked: list[FrozenTrial], confirmed: Confirmed, study: optuna.Study
     # A finalist that failed with every fresh seed can win only if all of them did.
     with_scores = [row for row in rows if row["confirmed_mean"] is not None]
     winner = max(with_scores or rows, key=lambda row: row["confirmed_mean"] if with_scores else row["score"])
-    compared_by = study.user_attrs.get(GOALS, ["score"])[0]
+    compared_by = goals_of(study)[0]
     result: dict[str, Any] = {"compared_by": compared_by, "winner": winner, "finalists": rows}
     if len(study.directions) > 1:
         best = different(front(ledger.ranked(study)))
@@ -191,7 +196,7 @@ def lead_line(winner: Mapping[str, Any]) -> str | None:
     found = winner["lead"]
     if found is None:
         return None
-    over = SHOWN.get(found["over"], found["over"])
+    over = shown(found["over"])
     if found["over_trial"] == winner["trial"]:
         return f"winner: the baseline {over.removeprefix('the ')}"
     seeds = f"{len(found['seeds'])} seed{'s' if len(found['seeds']) > 1 else ''}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nas.config.load import load_config
 from nas.study import ledger
-from nas.study.attributes import GOALS
+from nas.study.attributes import goals_of
 from nas.study.folder import STAGES, Folder
 from nas.study.lock import file_holder
 from nas.study.names import existing_studies
@@ -81,7 +81,7 @@ def state_of(folder: Folder) -> StudyState:
         study = found.get(f"stage-{stage}")
         state, best = "interrupted", ""
         if study is not None and (ranked := ledger.ranked(study)):
-            compared_by = study.user_attrs.get(GOALS, ["score"])[0]
+            compared_by = goals_of(study)[0]
             best = f"{compared_by} {ranked[0].values[0]:.4f} (trial {ranked[0].number})"
         if folder.best(stage).exists():
             state = "done"

@@ -31,12 +31,12 @@ from nas.study.attributes import (
     COSTS,
     FAILURE,
     FUNCTION,
-    GOALS,
     IN_BUDGET,
     ORIGIN,
     RUNG,
     TEACHER,
     attribute,
+    goals_of,
     metric_of,
 )
 from nas.study.description import formula
@@ -204,7 +204,7 @@ def limits_of(options: argparse.Namespace) -> dict[str, float]:
 def describe(study: optuna.Study, trial: FrozenTrial, confirmation: optuna.Study | None) -> list[str]:
     """Lines about a trial: its scores and costs, and its layers."""
     attributes = trial.user_attrs
-    goal = study.user_attrs.get(GOALS, ["score"])[0]
+    goal = goals_of(study)[0]
     scores = [f"{goal} {trial.values[0]:.4f} ± {attributes['standard_error']:.4f}"]
     if teacher := study.user_attrs.get(TEACHER):
         if goal != "score":
@@ -288,7 +288,7 @@ def command(options: argparse.Namespace) -> int:
     file = folder.best(stage)
     best = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
     config = load_config(str(folder.config))
-    goals = study.user_attrs.get(GOALS, ["score"])
+    goals = goals_of(study)
     cost = goals[1] if len(goals) > 1 else config.keep.cost if config.keep else "params"
     trial, why = choose(study, best, options, cost)
     print(f"stage {stage}, trial {trial.number} ({trial.user_attrs[ORIGIN]}): {why}")

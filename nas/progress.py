@@ -11,7 +11,7 @@ from rich.console import Console
 from distill.training import progress
 from distill.training.progress import clock
 from nas.study import ledger
-from nas.study.attributes import GOALS
+from nas.study.attributes import goals_of
 
 # From so many trials on the pace does not include the start of the workers.
 MIN_ENDS = 4
@@ -231,7 +231,7 @@ def result_of(trial: optuna.trial.FrozenTrial, study: optuna.Study) -> str:
     """How a trial has ended."""
     attributes = trial.user_attrs
     if trial.state == TrialState.COMPLETE:
-        compared_by = study.user_attrs.get(GOALS, ["score"])[0]
+        compared_by = goals_of(study)[0]
         return (
             f"{compared_by} {trial.values[0]:.4f} ± {attributes['standard_error']:.4f}  "
             f"{attributes['params'] / 1e6:.2f} M parameters  {attributes['seconds']:.0f} s"

@@ -17,11 +17,11 @@ from nas.study.attributes import (
     DUPLICATE_OF,
     FAILURE,
     FUNCTION,
-    GOALS,
     IN_BUDGET,
     ORIGIN,
     TEACHER,
     attribute,
+    goals_of,
     metric_of,
 )
 from nas.study.description import formula
@@ -66,7 +66,7 @@ def results_of(folder: Folder, storage: str) -> dict[str, Any]:
     }
     for stage in begun:
         study = studies[f"stage-{stage}"]
-        result["compared_by"] = result["compared_by"] or study.user_attrs.get(GOALS, ["score"])[0]
+        result["compared_by"] = result["compared_by"] or goals_of(study)[0]
         teacher = study.user_attrs.get(TEACHER)
         result["teacher"] = result["teacher"] or teacher
         trials = study.get_trials(deepcopy=False)
@@ -133,7 +133,7 @@ def entry(
     """
     attributes = trial.user_attrs
     teacher = study.user_attrs.get(TEACHER)
-    by_score = study.user_attrs.get(GOALS, ["score"])[0] == "score"
+    by_score = goals_of(study)[0] == "score"
     scores = confirmed.get(attribute(trial, FUNCTION), ())
     return {
         "name": name,

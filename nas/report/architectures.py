@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from nas.finalists import shown
 from nas.report import models, surface, verdict
 from nas.report.data import FIXED_BASELINES, Candidate, Stage, StudyData
 from nas.report.figures import drawing, layers
@@ -242,7 +243,7 @@ def expert_load(study: StudyData) -> Section | None:
 
 def _title(name: str, candidate: Candidate) -> str:
     """What a drawn candidate is."""
-    return f"{name.replace('-', ' ')}: trial {candidate.number} ({verdict.shown(candidate.origin)})"
+    return f"{name.replace('-', ' ')}: trial {candidate.number} ({shown(candidate.origin)})"
 
 
 def default_checkpoint(folder: Path) -> Path | None:

@@ -23,7 +23,6 @@ from nas.study.attributes import (
     EXPERT_LOAD,
     FAILURE,
     FUNCTION,
-    GOALS,
     IN_BUDGET,
     ORIGIN,
     ROWS,
@@ -31,6 +30,7 @@ from nas.study.attributes import (
     SEED,
     TEACHER,
     attribute,
+    goals_of,
 )
 from nas.study.contributions import decode
 from nas.study.folder import Folder
@@ -235,7 +235,7 @@ def _stage(name: str, study: optuna.Study, config: StudyConfig, folder: Folder) 
     attributes, best = study.user_attrs, folder.best(name)
     return Stage(
         name,
-        tuple(attributes.get(GOALS, ["score"])),
+        tuple(goals_of(study)),
         tuple(map(_candidate, study.get_trials(deepcopy=False))),
         attributes.get(TEACHER),
         read_json(best) if best.exists() else None,

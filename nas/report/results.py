@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+from nas.finalists import shown
 from nas.report import verdict
 from nas.report.agreement import agreement
 from nas.report.data import COMPLETE, FAILED, PRUNED, UNFINISHED, Candidate, Stage, StudyData
@@ -70,16 +71,14 @@ def result_rows(study: StudyData) -> list[list[str]]:
     named: list[tuple[str, Candidate, Stage]] = []
     if leader is not None:
         what = "winner" if stage.best is not None else "best so far"
-        origin = f" ({verdict.shown(leader.origin)})" if leader in stage.baselines else ""
+        origin = f" ({shown(leader.origin)})" if leader in stage.baselines else ""
         named.append((what + origin, leader, stage))
-    named += [
-        (f"finalist ({verdict.shown(stage.candidates[n].origin)})", stage.candidates[n], stage) for n in finalists
-    ]
+    named += [(f"finalist ({shown(stage.candidates[n].origin)})", stage.candidates[n], stage) for n in finalists]
     # The stages in reverse, so that a baseline is shown with its score in this stage.
     for earlier in reversed(study.stages[: study.stages.index(stage) + 1]):
         for baseline in earlier.baselines:
             beyond = "" if baseline.in_budget else ", exceeds the budget"
-            named.append((verdict.shown(baseline.origin) + beyond, baseline, earlier))
+            named.append((shown(baseline.origin) + beyond, baseline, earlier))
     for name, candidate, of_stage in named:
         if candidate.function in seen:
             continue

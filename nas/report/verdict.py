@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
-from nas.finalists import SHOWN, WINNER, WINNER_WITH_BASE_GRAPHS
+from nas.finalists import WINNER, WINNER_WITH_BASE_GRAPHS, shown
 from nas.report.data import FIXED_BASELINES, Candidate, Stage, StudyData
 from nas.study.metrics import paired_lead
 
@@ -50,11 +50,6 @@ def score(candidate: Candidate) -> str:
     """A candidate's score with its standard error."""
     error = "" if candidate.standard_error is None else f" ± {candidate.standard_error:.4f}"
     return f"{candidate.score:.4f}{error}" if candidate.score is not None else "no score"
-
-
-def shown(origin: str) -> str:
-    """How texts name a baseline."""
-    return SHOWN.get(origin, origin)
 
 
 def _refines(stage: Stage) -> bool:

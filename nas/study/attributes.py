@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from optuna import Study
 from optuna.trial import FrozenTrial
 
 # The architecture as JSON; the fingerprint of the function that it computes; whether it is within the budget.
@@ -43,6 +44,12 @@ def attribute(trial: FrozenTrial, name: str, default: Any = None) -> Any:
     if name in FOR_PROGRAMS and name in trial.system_attrs:
         return trial.system_attrs[name]
     return trial.user_attrs.get(name, default)
+
+
+def goals_of(study: Study) -> list[str]:
+    """The names of a study's goals, what candidates are compared by first."""
+    goals: list[str] = study.user_attrs.get(GOALS, ["score"])
+    return goals
 
 
 def metric_of(trial: FrozenTrial, task: str) -> float:

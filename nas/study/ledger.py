@@ -37,6 +37,7 @@ from nas.study.attributes import (
     RUNG,
     SEED,
     attribute,
+    goals_of,
 )
 from nas.study.description import Parameters, architecture_attributes, choices_of, constraints, identity
 from nas.study.storage import open_storage
@@ -223,7 +224,7 @@ def complete(study: optuna.Study, number: int, score: float, attributes: Mapping
     """Record a trial as complete with its score and, if the study has a second goal, its cost."""
     known = study.get_trials(deepcopy=False)[number].user_attrs
     _set(study, number, attributes)
-    costs = [known[goal] for goal in study.user_attrs.get(GOALS, ["score"])[1:]]
+    costs = [known[goal] for goal in goals_of(study)[1:]]
     _end(study, number, TrialState.COMPLETE, [score, *costs])
 
 

@@ -17,12 +17,12 @@ from nas.study.attributes import (
     DUPLICATE_OF,
     EXPERT_LOAD,
     FAILURE,
-    GOALS,
     ORIGIN,
     RUNG,
     SEED,
     TEACHER,
     attribute,
+    goals_of,
     metric_of,
 )
 from search_spaces.architecture import DENSE, Architecture
@@ -41,7 +41,7 @@ def note(trial: FrozenTrial, architecture: Architecture, baselines: Sequence[Fro
     Args:
         baselines: the trials to compare it with.
     """
-    attributes, goals = trial.user_attrs, study.user_attrs.get(GOALS, ["score"])
+    attributes, goals = trial.user_attrs, goals_of(study)
     origin = attributes.get(ORIGIN, "")
     seed = f", seed {attributes[SEED]}" if SEED in attributes else ""
     lines = [f"### Trial {trial.number}: {origin}{seed}", "", _result(trial, goals, study.user_attrs.get(TEACHER)), ""]

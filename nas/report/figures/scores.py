@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nas.finalists import BASE_MODEL, SHOWN
+from nas.finalists import BASE_MODEL, shown
 from nas.report.data import FAILED, PRUNED, Candidate, Stage, StudyData, busy, busy_until
 from nas.report.style import BASELINE_MARKS, BLACK, BLUE, GREY, STAGE_MARKS, VERMILLION, figure, legend_below
 
@@ -21,11 +21,6 @@ COST_AXES = {
     "latency": ("latency, ms", 1e3),
 }
 ABOVE = " (above the axis)"
-
-
-def shown(origin: str) -> str:
-    """The name of a baseline in a figure."""
-    return SHOWN.get(origin, origin)
 
 
 def score_axis(stage: Stage) -> str:
