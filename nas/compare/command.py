@@ -1,5 +1,4 @@
-"""Put architectures side by side: their layers, their costs, and where it is known how they score on the same rows, the
-paired differences.
+"""Compare architectures: layers, costs, and paired differences of their scores where these are known on the same rows.
 
     python -m nas.compare results/demo efficientbert-tiny my_architecture.json
     python -m nas.compare results/demo results/other                     (the winners of two studies of one task)
@@ -38,8 +37,8 @@ def parser() -> Parser:
     """The command line's options."""
     result = Parser(
         prog="nas.compare",
-        description="Layers and costs of architectures side by side, and their paired differences where they are known "
-        "on the same rows.",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument(
         "items",

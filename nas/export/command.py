@@ -1,9 +1,11 @@
-"""Export a trained student.
+"""Export a trained student as a folder that loads without this project, with a model card, ONNX and int8 models.
 
-python -m nas.export results/demo/final                       (the Hugging Face folder with a model card)
-python -m nas.export results/demo/final --onnx                (and an ONNX model)
-python -m nas.export results/demo/final --onnx --int8         (and an int8 one)
-python -m nas.export results/demo/final --as bert             (as an ordinary BERT)
+    python -m nas.export results/demo/final                       (the Hugging Face folder with a model card)
+    python -m nas.export results/demo/final --onnx                (and an ONNX model)
+    python -m nas.export results/demo/final --onnx --int8         (and an int8 one)
+    python -m nas.export results/demo/final --as bert             (as an ordinary BERT)
+
+A table of latencies is measured on the spot.
 """
 
 import argparse
@@ -31,9 +33,8 @@ def parser() -> Parser:
     """The command line's options."""
     result = Parser(
         prog="nas.export",
-        description="Export a trained student as a folder that loads without this project: Hugging Face model, "
-        "tokenizer and model card, if wanted also ONNX and int8, with a latency table that is measured on the spot.",
-        epilog="example: python -m nas.export results/demo/final --onnx --int8",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="folder that train_final.py wrote")
     result.add_argument("--onnx", action="store_true", help="write onnx/model.onnx and compare it with torch")

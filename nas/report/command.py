@@ -36,7 +36,8 @@ def parser() -> Parser:
     """The command line's options."""
     result = Parser(
         prog="nas.report",
-        description="Write a report of a study: one HTML page that opens from disk, and its figures as PNG and SVG.",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
     result.add_argument("--storage", metavar="URL", help="Optuna storage URL (default: study.db in the study's folder)")
