@@ -127,7 +127,11 @@ def kept_study(shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory
     out = tmp_path_factory.mktemp("kept")
     result = shared_study.run(*shared_study.search(out, "--study", "s", "--keep", "90%", "--workers", "1"))
     assert (result.returncode, result.stderr) == (0, "")
-    assert "budget: params " in result.stdout and "at least 90.0% with confidence" in result.stdout
+    assert (
+        "budget: " in result.stdout
+        and " parameters\n" in result.stdout
+        and "at least 90.0% with confidence" in result.stdout
+    )
     return out / "s"
 
 

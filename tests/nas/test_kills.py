@@ -64,7 +64,9 @@ def fate() -> Iterator[Fate]:
 def live(folder: Path, sampler: str, first: Plan, workspace: Workspace) -> None:
     """Everything that a driver does except training: scores are random, some trials fail, and half are pruned."""
     folder.mkdir(exist_ok=True)
-    study = ledger.open_study(sqlite_url(folder / "study.db"), "stage-1", SAMPLERS[sampler](first.space, 0))
+    study = ledger.open_study(
+        sqlite_url(folder / "study.db"), f"{folder.name}/stage-1", SAMPLERS[sampler](first.space, 0)
+    )
     try:
         ledger.requeue_unfinished(study)
         again = (first.baselines[1][0], "the same again", None)

@@ -98,7 +98,7 @@ def test_ctrl_c_in_a_terminal(tiny_study: TinyStudy, tmp_path: Path) -> None:
             os.killpg(process.pid, signal.SIGINT)
             while seen.more(TIMEOUT):
                 pass
-            assert process.wait(TIMEOUT) == 130
+            assert process.wait(TIMEOUT) == 130, seen.text[-3000:]
         finally:
             process.kill()
     os.close(ours)
