@@ -9,6 +9,8 @@ from types import FrameType
 from typing import Any
 
 _pressed = threading.Event()
+# How many blocks of `deferred` are running, one inside the other.
+_deferring = 0
 
 
 @contextlib.contextmanager
@@ -22,7 +24,8 @@ def recording() -> Iterator[None]:
 
     def handler(number: int, frame: FrameType | None) -> None:
         _pressed.set()
-        raise KeyboardInterrupt
+        if not _deferring:
+            raise KeyboardInterrupt
 
     def ignore_interrupt(unraisable: Any) -> None:
         if unraisable.exc_type is not KeyboardInterrupt:
@@ -36,6 +39,21 @@ def recording() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, previous_handler)
         sys.unraisablehook = previous_hook
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """In this block, or in a function with this decorator, Ctrl-C is only recorded; KeyboardInterrupt is raised at its
+    end. An exception in the middle of a transaction could leave the database locked.
+    """
+    global _deferring
+    _deferring += 1
+    try:
+        yield
+    finally:
+        _deferring -= 1
+    if not _deferring:
+        check()
 
 
 def check() -> None:

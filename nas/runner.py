@@ -212,6 +212,7 @@ class Proposals(Searcher):
         self.trials = trials
         self.on_start = on_start
 
+    @interrupt.deferred()
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         interrupt.check()
         while self._has_next():
@@ -262,6 +263,7 @@ class Rungs(FIFOScheduler):
         """Empty, as for `Proposals`."""
         return {}
 
+    @interrupt.deferred()
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict) -> str:
         if "step" not in result:
             return TrialScheduler.STOP  # this was the last report, which the recorder records
@@ -288,6 +290,7 @@ class Recorder(tune.Callback):
         """Empty, as for `Proposals`."""
         return {}
 
+    @interrupt.deferred()
     def on_trial_result(self, iteration: int, trials: list[Trial], trial: Trial, result: dict, **info: Any) -> None:
         number = trial.config["number"]
         if ledger.FAILURE in result:
@@ -299,6 +302,7 @@ class Recorder(tune.Callback):
             return
         self.on_trial(self.study, number)
 
+    @interrupt.deferred()
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         number = trial.config["number"]
         if self.study.get_trials(deepcopy=False)[number].state != TrialState.RUNNING:

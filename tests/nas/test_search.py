@@ -293,6 +293,26 @@ def test_ctrl_c_in_a_finaliser_is_remembered_and_not_printed(monkeypatch: pytest
     assert shown == []
 
 
+def test_ctrl_c_waits_for_the_end_of_a_transaction() -> None:
+    done = []
+
+    @interrupt.deferred()
+    def write() -> None:
+        with interrupt.deferred():
+            signal.raise_signal(signal.SIGINT)
+            done.append("inner")
+        done.append("outer")
+
+    with interrupt.recording():
+        with pytest.raises(KeyboardInterrupt):
+            write()
+        assert done == ["inner", "outer"]
+    with interrupt.recording(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+        done.append("not reached")
+    assert len(done) == 2
+
+
 def test_ctrl_c_is_remembered_where_it_is_swallowed() -> None:
     usual = signal.getsignal(signal.SIGINT)
     with interrupt.recording():
