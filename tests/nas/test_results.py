@@ -66,6 +66,7 @@ def test_before_the_end_there_is_the_best_so_far(copied: Path) -> None:
     assert f"{best.values[0]:.4f} ± " in printed  # a narrow terminal cuts nothing off
 
 
+@pytest.mark.slow
 def test_quiet_and_json(searched: Path, copied: Path, tiny_study: TinyStudy) -> None:
     """A finished study is resumed, which does nothing but show its results."""
     resumed = tiny_study.search(copied.parent, "--study", "s", "--resume")
@@ -82,6 +83,7 @@ def test_quiet_and_json(searched: Path, copied: Path, tiny_study: TinyStudy) -> 
     assert lines[-1][:2] == ["wrote", f"{folder.architecture};"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal(tiny_study: TinyStudy, tmp_path: Path) -> None:
     """A person presses Ctrl-C during the trials, and reads how to go on."""
     folder = tmp_path / "tiny"
