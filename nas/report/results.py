@@ -204,7 +204,8 @@ def _outcomes(stage: Stage) -> str:
     parts = [f"{counts[COMPLETE]:,} complete", f"{counts[PRUNED]:,} pruned", f"{counts[FAILED]:,} failed"]
     if counts[UNFINISHED]:
         parts.append(f"{counts[UNFINISHED]:,} unfinished")
-    repeated = f" In addition, {len(duplicates):,} duplicates were not trained again."
+    were = "duplicate was" if len(duplicates) == 1 else "duplicates were"
+    repeated = f" In addition, {len(duplicates):,} {were} not evaluated again."
     beyond = sum(not c.in_budget for c in stage.scored)
     exceeding = f" {beyond:,} of the complete ones exceed{'s' if beyond == 1 else ''} the budget." if beyond else ""
     return f"{len(own):,} trials: {', '.join(parts)}.{repeated if duplicates else ' No duplicates.'}{exceeding}"
