@@ -17,7 +17,7 @@ from typing import Any
 
 # Slow imports are inside functions, where Ctrl-C is caught.
 from distill.choices import OBJECTIVES, TASKS, columns, listing, objectives, tasks
-from distill.cli import Parser, called_as, interruptible
+from distill.cli import Parser, add_output_options, called_as, interruptible
 from distill.training.progress import loading
 from search_spaces.errors import UserError
 
@@ -98,6 +98,7 @@ def parser() -> Parser:
     )
     add("--device", default="auto", choices=["auto", "cpu", "cuda"], help="(default: %(default)s)")
     add("--tensorboard", type=Path, metavar="DIR", help="log the losses for TensorBoard in this folder")
+    add_output_options(result, "the content of metrics.json")
     return result
 
 
@@ -115,7 +116,7 @@ def command(options: Any) -> int:
     from distill.command.options import check, check_models, objective_settings, recorded
 
     check(options, parser())
-    with loading():
+    with loading(options.quiet):
         settings = objective_settings(options)  # imports torch, which takes seconds
         check_models(options, settings)
     if options.tensorboard is not None:
@@ -123,7 +124,7 @@ def command(options: Any) -> int:
             options.tensorboard.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--tensorboard {options.tensorboard}: {error.strerror}") from None
-    with loading():
+    with loading(options.quiet):
         from safetensors import SafetensorError
 
         from distill.command.chain import run

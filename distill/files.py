@@ -13,6 +13,8 @@ from typing import Any
 
 import platformdirs
 
+from search_spaces.errors import UserError
+
 # The prefix of temporary draft folders, and the file inside each that its writer keeps locked.
 DRAFT_PREFIX, LOCK_FILE = ".unfinished-", ".lock"
 
@@ -30,6 +32,20 @@ def create_once(path: Path, write: Callable[[Path], object]) -> Path:
     if not path.exists():
         write_atomically(path, write, keep_existing=True)
     return path
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        UserError: it cannot be read, or is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON: {str(error).splitlines()[0]}") from None
 
 
 def write_text(path: Path, text: str) -> None:

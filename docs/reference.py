@@ -19,7 +19,7 @@ COMMANDS = {
     "nas.__main__": "python -m nas",
     "nas.search": "python -m nas.search",
     "nas.inspect": "python -m nas.inspect",
-    "nas.pick": "python -m nas.pick",
+    "nas.pick.command": "python -m nas.pick",
     "nas.report.command": "python -m nas.report",
     "nas.compare.command": "python -m nas.compare",
     "nas.export.command": "python -m nas.export",

@@ -14,6 +14,7 @@ from distill.cli import DONE, Parser, interruptible
 
 # The modules of the commands outside `nas`, and of those whose module has another name than the command.
 COMMANDS = {
+    "python -m nas.pick": "nas/pick/command.py",
     "python -m nas.report": "nas/report/command.py",
     "python -m nas.compare": "nas/compare/command.py",
     "python -m nas.export": "nas/export/command.py",

@@ -16,7 +16,7 @@ SAMPLERS = {
     "nsga2": "Optuna's NSGA-II, for two goals (the default with two)",
 }
 
-# The values of `--objective`.
+# The values of `--goals`.
 GOALS = {
     "score": "the best score within the budget (the default)",
     "score,params": "the Pareto front of score and parameters",

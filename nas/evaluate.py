@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from distill.tasks import metrics
 from distill.tasks.encoding import Encoded
-from distill.training.distillation import SavedOutputs, distil
+from distill.training.distillation import Distilled, SavedOutputs, distil
 from distill.training.evaluation import Load, evaluate_rows, expert_load, split_batches
 from distill.training.loop import make_accelerator
 from distill.training.teacher import load_model, load_tokenizer
@@ -174,7 +174,7 @@ class Evaluator:
         """
         learned: Mapping[str, Tensor] = self.projections
         for phase in phases[:-1]:
-            learned = self.distil(model, phase, seed, learned)
+            learned = self.distil(model, phase, seed, learned).projections
         after_step(0)
         for phase in phases[-1:]:
             self.distil(model, phase, seed, learned, lambda step, loss: after_step(step))
@@ -187,15 +187,12 @@ class Evaluator:
         learned: Mapping[str, Tensor],
         after_step: Callable[[int, float], None] | None = None,
         state_folder: Path | None = None,
-    ) -> dict[str, Tensor]:
+    ) -> Distilled:
         """Train a student in place for one phase.
 
         Args:
             learned: the projections of the objective that earlier phases learned.
             state_folder: folder of the state from which an interrupted training is resumed.
-
-        Returns:
-            The projections of the objective after this phase.
 
         Raises:
             distill.training.loop.Diverged: the loss stopped being finite.

@@ -4,11 +4,11 @@ import argparse
 import re
 from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
-from typing import Any
 
 from distill.choices import OBJECTIVES, TASKS, columns, listing, tasks
-from distill.cli import Parser, device
+from distill.cli import Parser, add_output_options, device
 from nas.choices import GOALS, SAMPLERS, described_presets, samplers
+from nas.config.load import Given
 from nas.config.schema import ConfigError
 from nas.config.values import count
 
@@ -21,7 +21,7 @@ EPILOG = """examples:
   {command} --stage all --trials 20 --study small  a quick look
   {command} --stage 1 --max-latency 0.25x          a student four times as fast as its teacher
   {command} --stage 1 --keep 99%                   the smallest that keeps 99 % of the teacher's score
-  {command} --stage 1 --objective score,macs       the front of score and cost; then nas.pick
+  {command} --stage 1 --goals score,macs           the front of score and cost; then nas.pick
   {command} --stage all --preset minilm --tasks rte --data glue    official files in the folder glue
   {command} --stage all --resume                              go on after Ctrl-C or a crash
   {command} --stage all --dry-run                             only say what would be done, and roughly how long it takes
@@ -34,7 +34,7 @@ presets (--preset):
 samplers (--sampler):
 {samplers}
 
-goals (--objective):
+goals (--goals):
 {goals}
 
 tasks (--tasks); or your own rows, by [rows.NAME] in a .toml file:
@@ -96,6 +96,7 @@ def _add_search(result: Parser) -> None:
         help="what proposes candidates; '?' lists the samplers (default: the preset's; nsga2 for two goals)",
     )
     group.add_argument(
+        "--goals",
         "--objective",
         action=listing(lambda: GOALS),
         metavar="GOALS",
@@ -139,7 +140,7 @@ def _add_budget(result: Parser) -> None:
         "--keep",
         metavar="99%",
         help="in place of a limit: find the smallest student that keeps this share of the teacher's score "
-        "(with --objective score,latency the fastest)",
+        "(with --goals score,latency the fastest)",
     )
 
 
@@ -178,11 +179,7 @@ def _add_running(result: Parser) -> None:
 
 def _add_output(result: Parser) -> None:
     group = result.add_argument_group("output")
-    form = group.add_mutually_exclusive_group()
-    form.add_argument("--quiet", action="store_true", help="print only warnings, errors and the results")
-    form.add_argument(
-        "--json", action="store_true", help="print the results as one JSON object on stdout, all else on stderr"
-    )
+    add_output_options(group, "the results")
     group.add_argument(
         "--study", metavar="NAME", help="name of the study and of its folder (default: the preset's name)"
     )
@@ -218,52 +215,54 @@ def stages_of(options: argparse.Namespace) -> tuple[str, ...]:
     return ("single",) if options.single_stage else STAGES[options.stage]
 
 
-def overrides(options: argparse.Namespace) -> dict[str, Any]:
-    """The values of the configuration that the options override, by dotted path, such as `space.max_params`.
+def overrides(options: argparse.Namespace) -> dict[str, Given]:
+    """The values that the options give in place of the configuration's, by dotted path, such as `space.max_params`.
 
     Raises:
         ConfigError: an option that must be a number is not one.
     """
-    result: dict[str, Any] = {
-        "teacher": options.teacher,
-        "data": options.data,
-        "tasks": options.tasks and options.tasks.split(","),
-        "goals": options.objective if options.keep is None else None,
-        "seed": options.seed,
-        "space.max_latency": options.max_latency,
-        "sharing.sandwich": options.sandwich or None,
+    result = {
+        "teacher": Given("--teacher", options.teacher),
+        "data": Given("--data", options.data),
+        "tasks": Given("--tasks", options.tasks and options.tasks.split(",")),
+        "goals": Given("--goals", options.goals if options.keep is None else None),
+        "seed": Given("--seed", options.seed),
+        "space.max_latency": Given("--max-latency", options.max_latency),
+        "sharing.sandwich": Given("--sandwich", options.sandwich or None),
     }
-    for name in ("max_params", "max_macs"):
-        value = getattr(options, name)
+    for option, name in (("--max-params", "max_params"), ("--max-macs", "max_macs")):
+        text = getattr(options, name)
         try:
-            result[f"space.{name}"] = value if value is None else count(value)
+            result[f"space.{name}"] = Given(option, text and count(text))
         except ValueError as error:
-            raise ConfigError(f"--{name.replace('_', '-')}: {error}") from None
+            raise ConfigError(f"{option}: {error}") from None
     if options.keep is not None:
-        result |= {"keep.share": options.keep, "keep.cost": cost_to_minimise(options.objective)}
+        result["keep.share"] = Given("--keep", options.keep)
+        result["keep.cost"] = Given("--goals", cost_to_minimise(options.goals))
     sampler = options.sampler
-    two_goals = options.keep is None and options.objective not in (None, "score")
+    two_goals = options.keep is None and options.goals not in (None, "score")
     if sampler is None and two_goals:
         sampler = "nsga2"
     # The configuration of a study with two goals is valid only if the samplers of all stages, even of those that do not
     # run, support two goals.
     stages_with_sampler = ("1", "2", "3") if two_goals else stages_of(options)
     for stage in stages_with_sampler:
-        result[f"stage{stage.replace('single', '1')}.sampler"] = sampler
+        result[f"stage{stage.replace('single', '1')}.sampler"] = Given("--sampler", sampler)
     for stage in stages_of(options):
-        result["single_trials" if stage == "single" else f"stage{stage}.trials"] = options.trials
-    return {place: value for place, value in result.items() if value is not None}
+        trials = Given("--trials", options.trials)
+        result["single_trials" if stage == "single" else f"stage{stage}.trials"] = trials
+    return {place: given for place, given in result.items() if given.value is not None}
 
 
-def cost_to_minimise(objective: str | None) -> str | None:
-    """The cost of the option --objective beside --keep: "latency" in "score,latency"; None if there is none.
+def cost_to_minimise(goals: str | None) -> str | None:
+    """The cost of the option --goals beside --keep: "latency" in "score,latency"; None if there is none.
 
     Raises:
         ConfigError: the option does not have this form.
     """
-    if objective in (None, "score"):
+    if goals in (None, "score"):
         return None
-    score, _, cost = objective.partition(",")
+    score, _, cost = goals.partition(",")
     if score != "score" or cost not in ("params", "macs", "latency"):
-        raise ConfigError(f"--objective {objective!r}: with --keep it is score,params; score,macs or score,latency")
+        raise ConfigError(f"--goals {goals!r}: with --keep it is score,params; score,macs or score,latency")
     return cost

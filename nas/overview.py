@@ -1,6 +1,5 @@
 """The studies in a folder: which stages they have, how far these are, and their best scores."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,9 +82,8 @@ def state_of(folder: Folder) -> StudyState:
         if study is not None and (ranked := ledger.ranked(study)):
             compared_by = goals_of(study)[0]
             best = f"{compared_by} {ranked[0].values[0]:.4f} (trial {ranked[0].number})"
-        if folder.best(stage).exists():
-            state = "done"
-            winner = json.loads(folder.best(stage).read_text(encoding="utf-8"))["winner"]
+        if (outcome := folder.outcome(stage)) is not None:
+            state, winner = "done", outcome["winner"]
             if winner["confirmed_mean"] is not None:
                 best = f"confirmed score {winner['confirmed_mean']:.4f} (trial {winner['trial']})"
         elif running and stage == begun[-1]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import optuna
 
-from distill.files import write_text
+from distill.files import read_json, write_text
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas import keep
 from nas.budget import device_type, latencies_of, limits_of
@@ -68,7 +68,7 @@ class Search:
         file = self.folder.budget
         if not file.exists():
             return self.with_budget(None, 1.0)
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file)
         return self.with_budget(found["maximum"], found["slack"])
 
     def with_budget(self, maximum: int | None, slack: float) -> StudyConfig:

@@ -94,20 +94,15 @@ def results_of(folder: Folder, storage: str) -> dict[str, Any]:
 
 def leader(study: optuna.Study, stage: str, folder: Folder) -> tuple[FrozenTrial | None, str]:
     """The winner of a stage or, before its end, the best trial so far; and what to call it."""
-    file = folder.best(stage)
-    if file.exists():
-        number = json.loads(file.read_text(encoding="utf-8"))["winner"]["trial"]
-        return study.get_trials(deepcopy=False)[number], f"winner of stage {stage}"
+    if (outcome := folder.outcome(stage)) is not None:
+        return study.get_trials(deepcopy=False)[outcome["winner"]["trial"]], f"winner of stage {stage}"
     return next(iter(ledger.ranked(study)), None), f"best of stage {stage} so far"
 
 
 def lead_of(folder: Folder, stage: str) -> dict[str, Any] | None:
     """The lead of a stage's winner over the best baseline (`nas.finalists.lead`); None before its end."""
-    file = folder.best(stage)
-    if not file.exists():
-        return None
-    lead: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8"))["winner"].get("lead")
-    return lead
+    outcome = folder.outcome(stage)
+    return None if outcome is None else outcome["winner"].get("lead")
 
 
 def confirmed_scores(study: optuna.Study | None) -> dict[str, list[tuple[float, float]]]:
@@ -208,9 +203,11 @@ def confirmed_cell(row: Mapping[str, Any]) -> str:
     return f"{row['confirmed']:.4f} ± {row['confirmed_standard_error']:.4f} ({seeds})"
 
 
-def millions(number: int) -> str:
-    """A number in millions, to at least three digits."""
-    digits = max(0, 4 - len(str(number // 10**6))) if number >= 10**6 else 4
+def millions(number: float | None) -> str:
+    """A number in millions, to at least three digits; empty if it is None."""
+    if number is None:
+        return ""
+    digits = max(0, 4 - len(str(int(number) // 10**6))) if number >= 10**6 else 4
     return f"{number / 1e6:,.{digits}f} M"
 
 

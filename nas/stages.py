@@ -2,7 +2,6 @@
 (EfficientBERT, section 3.3).
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -137,13 +136,13 @@ def start_of(folder: Folder, stage: str, chosen: Architecture | None) -> Archite
         )
     if recorded or chosen:
         return recorded or chosen
-    before = folder.best(BEFORE[stage])
-    if not before.exists():
+    before = folder.outcome(BEFORE[stage])
+    if before is None:
         raise ConfigError(
             f"stage {stage} refines the winner of stage {BEFORE[stage]}, which {folder.path} does not have: "
             f"run --stage {BEFORE[stage]} first, or give --from ARCH.json"
         )
-    return Architecture.from_json(json.loads(before.read_text(encoding="utf-8"))["winner"]["architecture"])
+    return Architecture.from_json(before["winner"]["architecture"])
 
 
 def check_stage(config: StudyConfig, folder: Folder, stage: str, chosen: Architecture | None) -> None:

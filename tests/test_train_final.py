@@ -120,6 +120,13 @@ def test_metrics(final: Path, searched: Path, tiny_study: TinyStudy) -> None:
         lower, upper = row["latency_quartiles_ms"]
         assert 0 < lower <= row["latency_ms"] <= upper
     assert models["student"]["params"] < models["teacher"]["params"]
+    assert list(facts["losses"]) == ["student", "base model"]
+    recipes = {"pre-training": tiny_study.config.pretrain, "fine-tuning": tiny_study.config.final}
+    for phases in facts["losses"].values():
+        for phase, points in phases.items():
+            recipe = recipes[phase]
+            assert recipe is not None and points[-1][0] == recipe.steps
+            assert all(loss > 0 for _, loss in points)
     assert "difference" not in models["teacher"]["accuracy"]
 
 
@@ -155,14 +162,19 @@ def refused(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
     return error
 
 
-def test_options_in_place_of_a_toml_file(searched: Path, tiny_study: TinyStudy, tmp_path: Path) -> None:
+def test_options_in_place_of_a_toml_file(
+    searched: Path, tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Another teacher, task, length and recipe than the study's, without a file of one's own."""
     teacher = tmp_path / "teacher"
     shutil.copytree(tiny_study.teacher, teacher)
     options = {"--teacher": teacher, "--task": "neighbours", "--max-length": 24, "--steps": 2, "--batch-size": 4}
     arguments = [str(part) for pair in (options | {"--learning-rate": 2e-3}).items() for part in pair]
     out = ["--out", str(tmp_path / "out"), "--skip-base", "--device", "cpu"]
-    assert main([str(searched / "architecture.json"), *arguments, *out]) == 0
+    assert main([str(searched / "architecture.json"), *arguments, *out, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "fine-tuning" in printed.err
+    assert json.loads(printed.out) == json.loads((tmp_path / "out" / "metrics.json").read_text())
     config = load_config(str(tmp_path / "out" / "config.toml"))
     assert (config.teacher, config.tasks, config.max_length) == (str(teacher), ("neighbours",), 24)
     assert (config.final.steps, config.final.batch_size, config.final.learning_rate) == (2, 4, 2e-3)
@@ -190,6 +202,7 @@ def test_mistakes(tiny_study: TinyStudy, searched: Path, tmp_path: Path, capsys:
     assert "is a directory" in refused([searched], capsys)
     assert "unknown preset 'dem'; did you mean 'demo'?" in refused([given, "--preset", "dem"], capsys)
     assert "--seed: must be from 0" in refused([given, *elsewhere, "--seed", "-1"], capsys)
+    assert "train_final.py: --steps: Input should be greater than" in refused([given, "--steps", "0"], capsys)
     assert "required: architecture" in refused([], capsys)
     published = tmp_path / "published.json"
     PUBLISHED["efficientbert"].save(published)
@@ -297,10 +310,14 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
     assert "is not empty: choose another folder\n" in refused(again, capsys)
 
 
-def test_what_was_cut_short_while_it_was_written_can_be_resumed(tiny_study: TinyStudy, tmp_path: Path) -> None:
+def test_what_was_cut_short_while_it_was_written_can_be_resumed(
+    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = small(tiny_study, tmp_path / "study", "rows")
     out = tmp_path / "final"
-    assert main([str(argument) for argument in given.arguments(out)]) == 0
+    assert main([str(argument) for argument in given.arguments(out, "--quiet")]) == 0
+    shown = capsys.readouterr().out
+    assert "student" in shown and "fine-tuning" not in shown
     (out / "metrics.json").unlink()
     (out / "state").mkdir()
     assert main([str(argument) for argument in given.arguments(out, "--resume")]) == 0

@@ -209,7 +209,7 @@ class Measure:
         model = evaluator.student(architecture)
         learned = projections(evaluator.workspace.supernet)
         for phase in evaluator.training_phases[:-1]:
-            learned = evaluator.distil(model, phase, seed, learned)
+            learned = evaluator.distil(model, phase, seed, learned).projections
         evaluator.distil(model, self.full, seed, learned, after_step)
         task, pad_id = evaluator.task, evaluator.supernet_config.pad_token_id
         scores = evaluate(model, *self.dev, task, accelerator=evaluator.accelerator, pad_id=pad_id)

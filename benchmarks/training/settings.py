@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import mean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from benchmarks.measuring import difference, summarise, take_turns
 from benchmarks.report import Report
 
 Setting = TypeVar("Setting")
-# The scores "before" and "after" a training, and further figures by name.
-Row = dict[str, float]
+# The scores "before" and "after" a training, and further figures by name. Lists of figures are saved, but not printed.
+Row = dict[str, Any]
 
 
 def compare(
@@ -20,13 +20,16 @@ def compare(
     seeds: Sequence[int],
     only: Sequence[str] | None,
     report: Report,
-) -> None:
+) -> dict[str, dict[int, Row]]:
     """Run the settings (or `only` these, and the baseline) with every seed, print a table, and save all rows.
 
     The file is written after every run, so that a run that was cut short leaves what it has.
 
     Args:
         run: trains with a setting and a seed.
+
+    Returns:
+        The rows of each setting by their seeds.
     """
     rows: dict[str, dict[int, Row]] = {}
 
@@ -38,12 +41,17 @@ def compare(
     chosen = dict.fromkeys([baseline, *(only or settings)])
     values = take_turns({name: partial(run, settings[name]) for name in chosen}, seeds, on_value=keep)
     show(report, values, baseline)
+    return rows
 
 
 def show(report: Report, values: Mapping[str, Sequence[Row]], baseline: str) -> None:
     """Print a line for each setting: means over the seeds, and differences from the baseline seed by seed."""
     reference = [row["after"] for row in values[baseline]]
-    others = [key for key in values[baseline][0] if key not in ("before", "after")]
+    others = [
+        key
+        for key, value in values[baseline][0].items()
+        if key not in ("before", "after") and not isinstance(value, list)
+    ]
     lines = []
     for name, rows in values.items():
         after = [row["after"] for row in rows]

@@ -3,11 +3,13 @@ supernets that were warmed up for different numbers of steps.
 
 Candidates are drawn from the space of stage 1, the same ones for all settings of a seed, and trained as the search
 trains them, on the same batches. A row is a mean over them: the score on the dev split before and after the training,
-and the loss of the last ten steps.
+and the loss of the last ten steps. The raw numbers have the losses of all steps.
 """
 
 import random
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from pathlib import Path
 from statistics import mean
 
 from transformers import PreTrainedModel
@@ -20,6 +22,8 @@ from nas.config.load import load_config
 from nas.evaluate import Evaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace, projections
+from nas.report.figures.losses import over_steps
+from nas.report.style import styled
 from nas.stages import plan
 
 # The loss is the mean over so many steps.
@@ -38,17 +42,17 @@ def train_candidates(workspace: Workspace, seed: int, candidates: int) -> Row:
         scores = evaluate(model, dev, split, task, accelerator=evaluator.accelerator, pad_id=pad_id)
         return scores[task.metrics[0]].value
 
-    def train_one() -> tuple[float, float, float]:
+    def train_one() -> tuple[float, float, list[float]]:
         model = evaluator.student(space.sample(rng))
         before, losses = score(model), list[float]()
         learned = projections(workspace.supernet)
         for phase in evaluator.training_phases:
-            losses.clear()
-            learned = evaluator.distil(model, phase, seed, learned, lambda step, loss: losses.append(loss))
-        return before, score(model), mean(losses[-LAST:])
+            learned, losses = evaluator.distil(model, phase, seed, learned)
+        return before, score(model), losses
 
-    before, after, loss = (mean(column) for column in zip(*(train_one() for _ in range(candidates)), strict=True))
-    return {"before": before, "after": after, "loss": loss}
+    before, after, losses = zip(*(train_one() for _ in range(candidates)), strict=True)
+    steps = [mean(of_step) for of_step in zip(*losses, strict=True)]
+    return {"before": mean(before), "after": mean(after), "loss": mean(steps[-LAST:]), "losses": steps}
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -58,6 +62,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the candidates and their batches; default: 1 2 3"
     )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="a drawing of the losses (.png or .svg)")
 
 
 def run(options: Namespace, report: Report) -> None:
@@ -68,4 +73,16 @@ def run(options: Namespace, report: Report) -> None:
     def train_all(workspace: Workspace, seed: int) -> Row:
         return train_candidates(workspace, seed, options.candidates)
 
-    compare(settings, next(iter(settings)), train_all, options.seeds, None, report)
+    rows = compare(settings, next(iter(settings)), train_all, options.seeds, None, report)
+    if options.plot is not None:
+        draw(rows, options.plot)
+
+
+def draw(rows: Mapping[str, Mapping[int, Row]], path: Path) -> None:
+    """Draw the mean losses over the seeds, by the steps of the warm-up."""
+    lines = {
+        f"warm-up of {name}": list(enumerate(map(mean, zip(*(row["losses"] for row in of.values()), strict=True)), 1))
+        for name, of in rows.items()
+    }
+    with styled():
+        over_steps({"Candidates": lines}).savefig(path, dpi=150)

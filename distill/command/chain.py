@@ -56,16 +56,21 @@ def run(options: Any, settings: dict[str, Any], recorded: dict[str, Any]) -> int
     _check_sizes(options, config, source, rows, tokenizer)
     accelerator.wait_for_everyone()  # until all processes have seen the folder as it was
     _make_folder(options.out, recorded, accelerator)
-    console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not accelerator.is_main_process)
-    with Progress(console) as progress:
+    console = Console(
+        highlight=False, markup=False, soft_wrap=True, quiet=not accelerator.is_main_process, stderr=options.json
+    )
+    with Progress(console, options.quiet) as progress:
         chain = Chain(options, settings, rows, tokenizer, accelerator, progress)
         student = chain.train()
         loads: list[Load] = []
         if rows.dev is not None:
             loads = expert_load(student, rows.dev_batches(tokenizer.pad_token_id), accelerator=accelerator)
     if accelerator.is_main_process:
-        write_report(options.out, recorded, settings, rows, accelerator, chain.measured, loads)
-        print_report(console, options.out, rows, chain.measured, loads)
+        report = write_report(options.out, recorded, settings, rows, accelerator, chain.measured, loads)
+        if options.json:
+            print(json.dumps(report, indent=2))
+        else:
+            print_report(console, options.out, rows, chain.measured, loads)
     return DONE
 
 

@@ -10,7 +10,7 @@ from search_spaces.errors import UserError, did_you_mean
 
 OPTIONS_FILE = "options.json"
 # Options that may differ when a run is resumed.
-FREE = ("resume", "device", "tensorboard")
+FREE = ("resume", "device", "tensorboard", "quiet", "json")
 # Options that only apply to a user's own files.
 OF_OWN_ROWS = ("dev", "text", "pair", "label", "regression")
 

@@ -42,8 +42,10 @@ def write_report(
     accelerator: Accelerator,
     models: Measurements,
     loads: Sequence[Load],
-) -> None:
-    """Write all measurements with the options and settings of the run to a file in the folder `out`."""
+) -> dict[str, Any]:
+    """Write all measurements with the options and settings of the run to a file in the folder `out`, and return
+    them.
+    """
     report = {
         "options": recorded,
         "settings": settings,
@@ -55,6 +57,7 @@ def write_report(
         "expert_load": [load.to_json() for load in loads],
     }
     write_text(out / METRICS_FILE, json.dumps(report, indent=2) + "\n")
+    return report
 
 
 def print_report(console: Console, out: Path, rows: Rows, models: Measurements, loads: Sequence[Load]) -> None:

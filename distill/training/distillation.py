@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -44,6 +44,18 @@ def phase_recipes(phases: Iterable[ObjectivePhase], recipe: Recipe) -> list[tupl
     return parts
 
 
+class Distilled(NamedTuple):
+    """What a distillation leaves beside the student.
+
+    Attributes:
+        projections: the learned projections of the objective.
+        losses: the loss of every step of all phases, those before an interruption included.
+    """
+
+    projections: dict[str, Tensor]
+    losses: list[float]
+
+
 def distil(
     student: PreTrainedModel,
     teacher: PreTrainedModel | None,
@@ -60,8 +72,8 @@ def distil(
     after_step: Callable[[int, float], None] | None = None,
     state_folder: Path | None = None,
     score: Callable[[], float] | None = None,
-) -> dict[str, Tensor]:
-    """Train a student in place with all phases of the objective `name`; returns the learned projections.
+) -> Distilled:
+    """Train a student in place with all phases of the objective `name`.
 
     Args:
         student: for a masked language model, words are masked randomly in every batch and become its labels.
@@ -82,6 +94,7 @@ def distil(
     if predicts_words:
         settings = objective_spec.settings_with_labels(settings)
     learned = dict(projections or {})
+    losses: list[float] = []
     finished_steps = 0
     for number, (phase, phase_recipe) in enumerate(phase_recipes(objective_spec.phases(settings), recipe), start=1):
         objective = objective_spec.make(phase.settings, student.config, teacher_config, rows, seed)
@@ -106,7 +119,7 @@ def distil(
                     seed=seed,
                 )
                 batches = stack.enter_context(context)(batches)
-            train(
+            losses += train(
                 student,
                 batches,
                 objective,
@@ -120,7 +133,7 @@ def distil(
             )
         finished_steps += phase_recipe.steps
         learned |= objective.state_dict()
-    return learned
+    return Distilled(learned, losses)
 
 
 def _counting_from(first: int, after_step: Callable[[int, float], None] | None) -> Callable[[int, float], None] | None:

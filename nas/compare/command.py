@@ -53,7 +53,7 @@ def parser() -> Parser:
         type=int,
         help="sequence length for which MACs are counted (default: 128, or the shortest base's positions)",
     )
-    result.add_argument("--labels", type=int, default=2, help="classes of the classifier (default: %(default)s)")
+    result.add_argument("--labels", type=int, default=3, help="classes of the classifier (default: %(default)s)")
     result.add_argument(
         "--rows", type=int, metavar="N", help="score checkpoints on the first N dev rows (default: on all)"
     )

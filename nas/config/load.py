@@ -2,14 +2,22 @@
 
 import os
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from nas.config.schema import ConfigError, StudyConfig
 from search_spaces.errors import did_you_mean
+
+
+class Given(NamedTuple):
+    """A value that a command's option gives in place of the configuration's; mistakes are reported by the option."""
+
+    option: str
+    value: Any
 
 
 def presets() -> list[str]:
@@ -22,14 +30,15 @@ def presets() -> list[str]:
 ALTERNATIVES = {"steps": "epochs", "epochs": "steps"}
 
 
-def load_config(name: str, overrides: dict[str, Any] | None = None) -> StudyConfig:
+def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> StudyConfig:
     """The configuration of the preset `name`, or of the TOML file at that path.
 
     Args:
-        overrides: values by dotted path, such as `{"space.max_params": 15_000_000}`.
+        overrides: values by dotted path, such as `{"space.max_params": 15_000_000}`; an option's as `Given`.
 
     Raises:
-        ConfigError: the preset or file does not exist, is not TOML, or has an invalid value; the message names the key.
+        ConfigError: the preset or file does not exist, is not TOML, or has an invalid value; the message names the key,
+            or the option that gave the value.
     """
     return parse_config(_source(name), name, overrides)
 
@@ -52,7 +61,7 @@ def _source(name: str) -> str:
     raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, presets())} (presets: {known}; or a .toml file)")
 
 
-def parse_config(text: str, name: str, overrides: dict[str, Any] | None = None) -> StudyConfig:
+def parse_config(text: str, name: str, overrides: Mapping[str, Any] | None = None) -> StudyConfig:
     """Parse a configuration from TOML text. Its key `extends` names a preset, or a file relative to this one, whose
     tables it overrides. See `_absolute_rows` for how the files of `[rows.NAME]` are found.
 
@@ -64,7 +73,10 @@ def parse_config(text: str, name: str, overrides: dict[str, Any] | None = None) 
         ConfigError: see `load_config`.
     """
     tables = _extended(_parsed(text, name), name, (name,))
+    options = {}
     for place, value in (overrides or {}).items():
+        if isinstance(value, Given):
+            options[place], value = value
         outer, *inner = place.split(".")
         if inner and not isinstance(tables.get(outer, {}), dict):
             continue  # the validation below reports this mistake
@@ -74,21 +86,28 @@ def parse_config(text: str, name: str, overrides: dict[str, Any] | None = None) 
     try:
         return StudyConfig.model_validate(tables)
     except ValidationError as error:
-        raise ConfigError(f"{name}: {_first_mistake(error)}") from None
+        raise ConfigError(_first_mistake(error, name, options)) from None
 
 
-def _first_mistake(error: ValidationError) -> str:
-    """The message for one validation error: the key, what is wrong with it, and how many more errors there are. A
-    misspelt key is reported first, because it may be the reason why another key is missing.
+def _first_mistake(error: ValidationError, name: str, options: Mapping[str, str]) -> str:
+    """The message for one validation error: the file and key, or the option that gave the value; what is wrong with it,
+    and how many more errors there are. A misspelt key is reported first, because it may be the reason why another key
+    is missing.
+
+    Args:
+        name: of the file or preset.
+        options: the options that gave values, by dotted path.
     """
     first = min(error.errors(), key=lambda mistake: mistake["type"] != "extra_forbidden")
     path = first["loc"]
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         message = f"unknown key{did_you_mean(str(path[-1]), _keys(path[:-1]))}"
-    place = f"{'.'.join(map(str, path))}: " if path else ""
+    place = ".".join(map(str, path))
+    given = [option for key, option in options.items() if f"{place}.".startswith(f"{key}.")]
+    where = given or [name, *([place] if place else [])]
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{place}{message}{more}"
+    return ": ".join([*where, f"{message}{more}"])
 
 
 def _keys(path: tuple[int | str, ...]) -> list[str]:

@@ -1,6 +1,5 @@
 """Reads the checkpoint of a student, as `train_final.py` and `supernet.experts` write it."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
+from distill.files import read_json
 from distill.tasks.types import MASKED_LM, QUESTION_ANSWERING, REGRESSION, TaskType, task_type
 from distill.training.teacher import NAS_BERT, labels_of, load_tokenizer
 from nas.config.load import load_config
@@ -59,7 +59,7 @@ def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
         ExportError: the folder is not the checkpoint of a student, or the labels do not fit it.
         UserError: its tokenizer, architecture or configuration cannot be read.
     """
-    described = read_json(folder / "config.json")
+    described = read_object(folder / "config.json")
     if described.get("model_type") != NAS_BERT:
         raise ExportError(
             f"{folder}: config.json is of a {described.get('model_type')!r} model; give the checkpoint of a student "
@@ -81,24 +81,17 @@ def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
         load_tokenizer(str(folder)),
         Architecture.load(files[ARCHITECTURE]) if files[ARCHITECTURE].exists() else None,
         load_config(str(files[CONFIG])) if files[CONFIG].exists() else None,
-        read_json(files[METRICS]) if files[METRICS].exists() else None,
+        read_object(files[METRICS]) if files[METRICS].exists() else None,
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        ExportError: there is no such file, or no object in it.
+        UserError: there is no such file, or no object in it.
     """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ExportError(
-            f"{path}: {(error.strerror or 'cannot be read').lower()}; give a checkpoint's folder"
-        ) from None
-    except ValueError as error:
-        raise ExportError(f"{path}: not JSON: {str(error).splitlines()[0]}") from None
+    value = read_json(path)
     if not isinstance(value, dict):
         raise ExportError(f"{path}: not a JSON object")
     return value

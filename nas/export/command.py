@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from distill.cli import INTERRUPTED, Parser, guard
+from distill.cli import INTERRUPTED, Parser, add_output_options, guard
 from nas.config.schema import ConfigError
 from nas.final.folder import make_folder
 
@@ -63,6 +63,7 @@ def parser() -> Parser:
     result.add_argument("--threads", type=positive, metavar="N", help="threads for torch and ONNX (default: torch's)")
     result.add_argument("--skip-latency", action="store_true", help="do not measure latencies")
     result.add_argument("--skip-scores", action="store_true", help="do not measure what int8 costs on the dev split")
+    add_output_options(result, "files, scores and latencies")
     return result
 
 
@@ -94,6 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 threads=options.threads,
                 latency=not options.skip_latency,
                 scores=not options.skip_scores,
+                quiet=options.quiet,
+                as_json=options.json,
                 command=("ffn-export", *(names.get(str(Path(word)), word) for word in words)),
             )
         )

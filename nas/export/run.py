@@ -43,6 +43,8 @@ class Export:
     """What to export, and where to; see `nas.export.command.parser`.
 
     Attributes:
+        quiet: print only the results.
+        as_json: print the results as JSON on stdout, and progress on stderr.
         command: the words of the command line, for the model card.
     """
 
@@ -56,6 +58,8 @@ class Export:
     threads: int | None = None
     latency: bool = True
     scores: bool = True
+    quiet: bool = False
+    as_json: bool = False
     command: tuple[str, ...] = ()
 
 
@@ -73,20 +77,28 @@ def run(export: Export) -> int:
     longest = checkpoint.model.config.max_position_embeddings
     if export.tokens is not None and export.tokens > longest:
         raise ExportError(f"--tokens: the model reads at most {longest} tokens, not {export.tokens}")
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, stderr=export.as_json)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(export.threads or before)
-        with Progress(console) as progress:
-            write_atomically(export.out, partial(_write, export, checkpoint, progress, console))
+        with Progress(console, export.quiet) as progress:
+            results: dict[str, Any] = {}
+            write_atomically(
+                export.out, lambda folder: results.update(_write(export, checkpoint, progress, console, folder))
+            )
     finally:
         torch.set_num_threads(before)
-    console.print(f"wrote {export.out}")
+    if export.as_json:
+        print(json.dumps({"folder": str(export.out), **results}, indent=2))
+    else:
+        console.print(f"wrote {export.out}")
     return DONE
 
 
-def _write(export: Export, checkpoint: Checkpoint, progress: Progress, console: Console, folder: Path) -> None:
-    """Write everything into a new folder."""
+def _write(
+    export: Export, checkpoint: Checkpoint, progress: Progress, console: Console, folder: Path
+) -> dict[str, Any]:
+    """Write everything into a new folder; returns the scores of the ONNX files, and the latencies."""
     folder.mkdir()
     model, cost_as_bert = checkpoint.model, ""
     if export.as_bert:
@@ -128,6 +140,7 @@ def _write(export: Export, checkpoint: Checkpoint, progress: Progress, console: 
     card = Card(export.out.name, checkpoint, export.as_bert, cost_as_bert, forms, report, export.command)
     (folder / "README.md").write_text(card.text(), encoding="utf-8")
     ordinary_modes(folder)
+    return {"scores": forms, "latency": report and report.to_json()}
 
 
 def write_onnx(model: PreTrainedModel, path: Path) -> OnnxModel:
@@ -162,7 +175,7 @@ def scores(
             line = f"{name}: {metric} {Score(row['value'], row['standard_error'])}"
             if difference := row.get("difference"):
                 line += f", {difference['value']:+.4f} ± {difference['standard_error']:.4f} against float32 (paired)"
-            progress.say(f"{line}; {len(rows.split)} dev rows")
+            progress.result(f"{line}; {len(rows.split)} dev rows")
     return found
 
 

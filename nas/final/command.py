@@ -13,13 +13,12 @@ training.
 import argparse
 from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
-from typing import Any
 
 from distill.choices import listing, tasks
-from distill.cli import Parser, device, interruptible
+from distill.cli import Parser, add_output_options, device, interruptible
 from distill.training.progress import loading
 from nas.choices import described_presets
-from nas.config.load import load_config
+from nas.config.load import Given, load_config
 from nas.config.schema import ConfigError
 from nas.final.folder import is_first_process, make_folder
 from search_spaces.published import PUBLISHED, load
@@ -58,21 +57,22 @@ def parser() -> Parser:
     )
     result.add_argument("--resume", action="store_true", help="continue a training that was interrupted")
     result.add_argument("--tensorboard", type=Path, metavar="DIR", help="log the losses for TensorBoard in this folder")
+    add_output_options(result, "the content of metrics.json")
     return result
 
 
-def overrides(options: argparse.Namespace) -> dict[str, Any]:
-    """The values of the configuration that the options override, by dotted path."""
+def overrides(options: argparse.Namespace) -> dict[str, Given]:
+    """The values that the options give in place of the configuration's, by dotted path."""
     values = {
-        "teacher": options.teacher,
-        "tasks": options.task and [options.task],
-        "data": options.data,
-        "max_length": options.max_length,
-        "final.steps": options.steps,
-        "final.batch_size": options.batch_size,
-        "final.learning_rate": options.learning_rate,
+        "teacher": Given("--teacher", options.teacher),
+        "tasks": Given("--task", options.task and [options.task]),
+        "data": Given("--data", options.data),
+        "max_length": Given("--max-length", options.max_length),
+        "final.steps": Given("--steps", options.steps),
+        "final.batch_size": Given("--batch-size", options.batch_size),
+        "final.learning_rate": Given("--learning-rate", options.learning_rate),
     }
-    return {place: value for place, value in values.items() if value is not None}
+    return {place: given for place, given in values.items() if given.value is not None}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
         if not 0 <= seed < 2**31:
             raise ConfigError(f"--seed: must be from 0 to {2**31 - 1}, not {seed}")
 
-        with loading():
+        with loading(options.quiet):
             from nas.final.run import FinalRun, run
 
         return run(
@@ -107,6 +107,8 @@ def main(argv: list[str] | None = None) -> int:
                 transfer=options.transfer,
                 skip_base=options.skip_base,
                 tensorboard=options.tensorboard,
+                quiet=options.quiet,
+                as_json=options.json,
             )
         )
 

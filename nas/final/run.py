@@ -20,13 +20,14 @@ from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluate import Evaluator
 from nas.final.folder import STATE, is_first_process
 from nas.final.measurements import Measurements, measure, table
-from nas.final.training import final_phases, starting_point, train
+from nas.final.training import curve, final_phases, starting_point, train
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import base_of_study
 from search_spaces.architecture import Architecture, Base
 from supernet.build import check_exportable
 
 TEACHER, STUDENT, BASE_MODEL = "teacher", "student", "base model"
+Losses = dict[str, list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,8 @@ class FinalRun:
         transfer: apply the layers of `architecture` to the configuration's base.
         skip_base: do not train and evaluate the base model.
         tensorboard: the folder for logged losses.
+        quiet: print only the results.
+        as_json: print the results as JSON on stdout, and progress on stderr.
     """
 
     config: StudyConfig
@@ -49,6 +52,8 @@ class FinalRun:
     transfer: bool = False
     skip_base: bool = False
     tensorboard: Path | None = None
+    quiet: bool = False
+    as_json: bool = False
 
     @property
     def state(self) -> Path:
@@ -76,8 +81,8 @@ def run(final: FinalRun) -> int:
     transformers_logging.disable_progress_bar()
     check_resumed(final)
     check_exportable(final.architecture)
-    console = Console(highlight=False, soft_wrap=True, quiet=not is_first_process())
-    with Progress(console) as progress:
+    console = Console(highlight=False, soft_wrap=True, quiet=not is_first_process(), stderr=final.as_json)
+    with Progress(console, final.quiet) as progress:
         base, graph = base_of_study(final.config)
         architecture = final.architecture.transferred(base) if final.transfer else final.architecture
         check_architecture(architecture, base, final.config)
@@ -93,18 +98,23 @@ def run(final: FinalRun) -> int:
         # The one-shot supernet has not learned the base model's sizes, so only the student may start from it.
         build = {STUDENT: starting_point(evaluator, architecture, final.device, progress.update)}
         models: dict[str, PreTrainedModel] = {TEACHER: evaluator.teacher().eval()}
+        losses: dict[str, Losses] = {}
         for name, genes in architectures.items():
             model = build.get(name, evaluator.student)(genes)
             state = final.state / name.replace(" ", "-")
-            train(evaluator, model, phases, final.seed, name, state, final.tensorboard, progress.update)
+            losses[name] = train(evaluator, model, phases, final.seed, name, state, final.tensorboard, progress.update)
             models[name] = model.eval()
         if not evaluator.accelerator.is_main_process:
             return DONE
         progress.update("measuring", None)
         of_teacher = {TEACHER: Architecture.uniform(base, graph=graph)} if final.config.base == "teacher" else {}
         measurements = measure(evaluator, models, of_teacher | architectures, loads_of=STUDENT, reference=TEACHER)
-    save(final, architecture, models[STUDENT], evaluator, measurements)
-    print_results(final, evaluator, measurements, console)
+    metrics = metrics_of(final, evaluator, measurements, losses)
+    save(final, architecture, models[STUDENT], evaluator, metrics)
+    if final.as_json:
+        print(json.dumps(metrics, indent=2))
+    else:
+        print_results(final, evaluator, measurements, console)
     return DONE
 
 
@@ -144,18 +154,11 @@ def without_experts(base: Base) -> Base:
     return replace(base, attention_experts=1, head_experts=1)
 
 
-def save(
-    final: FinalRun,
-    architecture: Architecture,
-    student: PreTrainedModel,
-    evaluator: Evaluator,
-    measurements: Measurements,
-) -> None:
-    """Write the checkpoint with tokenizer, architecture, configuration and metrics, and remove the training state."""
-    save_pretrained(final.out, student, evaluator.tokenizer)
-    architecture.save(final.out / "architecture.json")
-    (final.out / "config.toml").write_text(final.config.to_toml(), encoding="utf-8")
-    metrics: dict[str, Any] = {
+def metrics_of(
+    final: FinalRun, evaluator: Evaluator, measurements: Measurements, losses: dict[str, Losses]
+) -> dict[str, Any]:
+    """The content of metrics.json."""
+    return {
         "task": final.config.task,
         "metrics": evaluator.task.metrics,
         "dev_rows": measurements.dev_rows,
@@ -167,8 +170,22 @@ def save(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "models": measurements.models,
+        "losses": {name: {phase: curve(values) for phase, values in phases.items()} for name, phases in losses.items()},
         "expert_load": [load.to_json() for load in measurements.loads],
     }
+
+
+def save(
+    final: FinalRun,
+    architecture: Architecture,
+    student: PreTrainedModel,
+    evaluator: Evaluator,
+    metrics: dict[str, Any],
+) -> None:
+    """Write the checkpoint with tokenizer, architecture, configuration and metrics, and remove the training state."""
+    save_pretrained(final.out, student, evaluator.tokenizer)
+    architecture.save(final.out / "architecture.json")
+    (final.out / "config.toml").write_text(final.config.to_toml(), encoding="utf-8")
     (final.out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(final.state, ignore_errors=True)
 

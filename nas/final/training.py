@@ -1,8 +1,10 @@
 """The phases of the final training, the weights from which the student starts, and the training itself."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import mean
 
 from transformers import PreTrainedModel
 
@@ -71,20 +73,23 @@ def train(
     state: Path,
     tensorboard: Path | None,
     on_progress: ProgressCallback,
-) -> None:
+) -> dict[str, list[float]]:
     """Train a model in place, one phase after the other.
 
     Args:
         name: the name of the model in progress lines and logs.
         state: the folder from which an interrupted training is resumed.
         tensorboard: the folder for logged losses.
+
+    Returns:
+        The loss of every step by the name of the phase, those before an interruption included.
     """
 
     def after_step(log_loss: Callable[[int, float], None], label: str, steps: int, step: int, loss: float) -> None:
         on_progress(label, step / steps)
         log_loss(step, loss)
 
-    learned = projections(evaluator.workspace.supernet)
+    learned, found = projections(evaluator.workspace.supernet), dict[str, list[float]]()
     for phase in phases:
         label = PHASE_NAMES[phase.table]
         with (
@@ -92,4 +97,12 @@ def train(
             losses(tensorboard, f"{name}/{label}", evaluator.accelerator) as log_loss,
         ):
             report = partial(after_step, log_loss, f"{name}: {label}", phase.recipe.steps)
-            learned = evaluator.distil(model, phase, seed, learned, report, state / phase.table)
+            learned, found[label] = evaluator.distil(model, phase, seed, learned, report, state / phase.table)
+    return found
+
+
+def curve(losses: Sequence[float], points: int = 100) -> list[tuple[int, float]]:
+    """The losses as at most `points` means of successive steps, each with the number of its last step."""
+    size = max(1, math.ceil(len(losses) / points))
+    parts = [losses[first : first + size] for first in range(0, len(losses), size)]
+    return [(min(number * size, len(losses)), mean(part)) for number, part in enumerate(parts, start=1)]

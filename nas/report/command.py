@@ -25,10 +25,9 @@ class ReportError(UserError):
     """A report cannot be written."""
 
 
-NO_LOSSES = (
-    "Losses over the training steps are not recorded in a study: train_final.py --tensorboard DIR logs those of the "
-    "final training, and in a checkout python -m benchmarks warmup measures candidates with and without a warm-up of "
-    "the supernet."
+LOSSES = (
+    "Losses are recorded by the final training (train_final.py); in a checkout, python -m benchmarks warmup compares "
+    "those of candidates with and without a warm-up of the supernet."
 )
 
 
@@ -71,9 +70,10 @@ def command(options: argparse.Namespace) -> int:
     """
     if find_spec("matplotlib") is None:
         raise ReportError("matplotlib is not installed: install the extra plots (pip install 'ffn-nas[plots]')")
+    from distill.files import read_json
     from nas.config.schema import ConfigError
     from nas.report import architectures, models, verdict
-    from nas.report.data import read, read_json
+    from nas.report.data import read
     from nas.report.page import paragraph, render
     from nas.report.style import styled
     from nas.study.folder import Folder
@@ -105,10 +105,10 @@ def command(options: argparse.Namespace) -> int:
         footer = (
             f"Written by ffn-nas {__version__}. The figures are also PNG and SVG files in the folder {pictures.name}."
         )
-        notes = paragraph(NO_LOSSES, "note") + (paragraph(missing, "note") if missing else "")
+        notes = paragraph(LOSSES, "note") + (paragraph(missing, "note") if missing else "")
         try:
-            page = render(f"Study {study.name}", lead, sections, footer, pictures)
-            out.write_text(page.replace("</main>", f"{notes}\n</main>"), encoding="utf-8")
+            page = render(f"Study {study.name}", lead, sections, notes, footer, pictures)
+            out.write_text(page, encoding="utf-8")
         except OSError as error:
             raise ReportError(f"--out: {error.filename or out}: {error.strerror}") from None
     figures = page.count("<figure ")
@@ -127,6 +127,7 @@ def sections_of(study: "StudyData") -> "list[Section]":
         architectures.drawings(study),
         architectures.choices(study),
         results.agreement_section(study),
+        results.losses(study),
         architectures.nonlinearity(study),
         architectures.expert_load(study),
         results.time_section(study),

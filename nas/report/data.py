@@ -1,6 +1,5 @@
 """What a report shows, read from the ledger of a study as plain values."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,9 +11,9 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from nas.config.load import load_config
-from nas.config.schema import ConfigError, StageTable, StudyConfig
+from nas.config.schema import StageTable, StudyConfig
 from nas.finalists import BASE_MODEL, BASELINES, WINNER, WINNER_WITH_BASE_GRAPHS, Confirmation, front
-from nas.pick import knee
+from nas.pick.choice import knee
 from nas.study import ledger
 from nas.study.attributes import (
     ARCHITECTURE,
@@ -217,28 +216,14 @@ def read(folder: Folder, storage: str | None, checkpoint: Mapping[str, Any] | No
     )
 
 
-def read_json(path: Any) -> Any:
-    """The content of a JSON file of a study.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from None
-
-
 def _stage(name: str, study: optuna.Study, config: StudyConfig, folder: Folder) -> Stage:
-    attributes, best = study.user_attrs, folder.best(name)
+    attributes, best = study.user_attrs, folder.outcome(name)
     return Stage(
         name,
         tuple(goals_of(study)),
         tuple(map(_candidate, study.get_trials(deepcopy=False))),
         attributes.get(TEACHER),
-        read_json(best) if best.exists() else None,
+        best,
         getattr(config, f"stage{name}", config.stage1),
     )
 

@@ -64,11 +64,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "
     return f'<div class="wide"><table>{title}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 
 
-def render(title: str, lead: str, sections: Sequence[Section], footer: str, folder: Path) -> str:
+def render(title: str, lead: str, sections: Sequence[Section], notes: str, footer: str, folder: Path) -> str:
     """The page as HTML, with its figures embedded; also writes every figure as PNG and SVG into the folder.
 
     Args:
         lead: HTML above the contents.
+        notes: HTML below the sections.
 
     Raises:
         OSError: a file cannot be written.
@@ -82,7 +83,8 @@ def render(title: str, lead: str, sections: Sequence[Section], footer: str, fold
         f'<meta name="color-scheme" content="light dark">\n<title>{escape(title)}</title>\n'
         f"<style>{CSS}</style>\n</head>\n"
         f"<body>\n<main>\n<h1>{escape(title)}</h1>\n{lead}\n"
-        f'<nav aria-label="Contents"><ol>{contents}</ol></nav>\n{body}\n</main>\n<footer>{escape(footer)}</footer>\n'
+        f'<nav aria-label="Contents"><ol>{contents}</ol></nav>\n{body}\n{notes}\n</main>\n'
+        f"<footer>{escape(footer)}</footer>\n"
         "</body>\n</html>\n"
     )
 

@@ -9,10 +9,12 @@ from nas.finalists import shown
 from nas.report import verdict
 from nas.report.agreement import agreement
 from nas.report.data import COMPLETE, FAILED, PRUNED, UNFINISHED, Candidate, Stage, StudyData
+from nas.report.figures import losses as loss_figures
 from nas.report.figures import scores as figures
 from nas.report.figures import time as time_figures
 from nas.report.page import Picture, Section, bullets, paragraph, table
 from nas.report.timing import Times, times
+from nas.results import millions
 
 HEADER = (
     "",
@@ -128,11 +130,6 @@ def costs(found: Mapping[str, float]) -> list[str]:
     ]
 
 
-def millions(value: float | None) -> str:
-    """A count in millions; empty if it is None."""
-    return "" if value is None else f"{value / 1e6:,.2f} M"
-
-
 def _milliseconds(microseconds: float | None) -> str:
     return "" if microseconds is None else f"{microseconds / 1e3:.2f} ms"
 
@@ -168,6 +165,29 @@ def final_table(final: Mapping[str, Any]) -> str:
     header = ("", metric, "difference to the teacher", "parameters", "active", "MACs", "latency")
     tokens = f"; MACs and latency of a sentence of {final['tokens']} tokens" if "tokens" in final else ""
     return table(header, rows, f"After the final training, on {final['dev_rows']:,} dev rows{tokens}")
+
+
+def losses(study: StudyData) -> Section | None:
+    """The losses of the final training; None if they are not known."""
+    found = study.final.get("losses") if study.final is not None else None
+    if not found:
+        return None
+    phases = list(dict.fromkeys(phase for of_model in found.values() for phase in of_model))
+    panels = {
+        phase: {name: of_model[phase] for name, of_model in found.items() if of_model.get(phase)} for phase in phases
+    }
+    lasts = [
+        f"{phase}: " + ", ".join(f"{name} {points[-1][1]:.3f}" for name, points in lines.items())
+        for phase, lines in panels.items()
+    ]
+    picture = Picture(
+        "losses",
+        loss_figures.over_steps(panels),
+        f"Losses of the final training over its steps. At the end, {'; '.join(lasts)}.",
+        "Losses of the final training, means of successive steps. The student starts from the supernet, which is "
+        "warmed up; the base model learns alike. The first losses may lie above the axis.",
+    )
+    return Section("losses", "Losses of the final training", [picture])
 
 
 def search(study: StudyData) -> Section:

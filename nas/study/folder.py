@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distill.files import write_text
+from distill.files import read_json, write_text
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.study.storage import sqlite_url
@@ -54,6 +54,20 @@ class Folder:
     def best(self, stage: str) -> Path:
         """The winner and the finalists of a stage; the file exists once the stage has ended."""
         return self.stage(stage) / "best.json"
+
+    def outcome(self, stage: str) -> dict[str, Any] | None:
+        """The content of that file; None before the stage has ended.
+
+        Raises:
+            UserError: it cannot be read, or is not of a stage.
+        """
+        file = self.best(stage)
+        if not file.exists():
+            return None
+        found = read_json(file)
+        if not isinstance(found, dict) or not isinstance(found.get("winner"), dict):
+            raise ConfigError(f"{file}: is not the best.json of a stage")
+        return found
 
     def check(self, config: StudyConfig, stages: Sequence[str], resume: bool) -> None:
         """Check that these stages may be started or resumed in this folder.

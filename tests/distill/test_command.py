@@ -189,6 +189,16 @@ def test_what_is_reported(distil: Distil, fixtures: Path, tmp_path: Path) -> Non
     )
 
 
+def test_json_and_quiet(command: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command("--json", steps=2)) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert "student: kd" in printed.err
+    assert main(command("--quiet", steps=2, out=tmp_path / "other")) == 0
+    printed = capsys.readouterr()
+    assert "accuracy" in printed.out and "student: kd" not in printed.out + printed.err
+
+
 @pytest.mark.parametrize("objective", ["codir", "microbert", "theseus", "tinybert"])
 def test_the_same_seed_gives_the_same_student(objective: str, distil: Distil, tmp_path: Path) -> None:
     for out, seed in (("a", 1), ("b", 1), ("c", 2)):

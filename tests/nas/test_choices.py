@@ -4,7 +4,7 @@ import pytest
 
 from distill.choices import TASKS
 from nas import choices
-from nas.config.load import presets
+from nas.config.load import Given, presets
 from nas.options import overrides, parser
 from nas.samplers import SAMPLERS
 from nas.search import main
@@ -20,8 +20,8 @@ def test_every_sampler_and_preset_has_a_line() -> None:
 
 def test_the_goals_are_those_that_searches_accept() -> None:
     for goals in choices.GOALS:
-        options = parser().parse_args(["--stage", "1", "--objective", goals])
-        assert overrides(options)["goals"] == goals
+        options = parser().parse_args(["--stage", "1", "--goals", goals])
+        assert overrides(options)["goals"] == Given("--goals", goals)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_the_goals_are_those_that_searches_accept() -> None:
     [
         ("--preset", choices.described_presets()),
         ("--sampler", choices.SAMPLERS),
-        ("--objective", choices.GOALS),
+        ("--goals", choices.GOALS),
         ("--tasks", TASKS),
     ],
     ids=["preset", "sampler", "objective", "tasks"],

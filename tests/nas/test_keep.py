@@ -115,7 +115,7 @@ def test_options_that_make_no_goal(capsys: pytest.CaptureFixture[str], tmp_path:
     command = ["--stage", "1", "--out", str(tmp_path)]
     assert main([*command, "--keep", "much"]) == USER_ERROR
     assert "keep.share: must be a share such as 99% or 0.99, not 'much'" in capsys.readouterr().err
-    assert main([*command, "--keep", "99%", "--objective", "score,beauty"]) == USER_ERROR
+    assert main([*command, "--keep", "99%", "--goals", "score,beauty"]) == USER_ERROR
     assert "with --keep it is score,params; score,macs or score,latency" in capsys.readouterr().err
     assert main([*command, "--keep", "99%", "--max-params", "12M"]) == USER_ERROR
     assert "keep finds space.max_params" in capsys.readouterr().err
@@ -166,7 +166,7 @@ def test_later_stages_keep_the_budget(kept_study: Path, shared_study: TinyStudy)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["macs", "latency"])
 def test_the_budget_of_other_costs(name: str, shared_study: TinyStudy, tmp_path: Path) -> None:
-    goals = ("--objective", f"score,{name}", "--keep", "50%", "--workers", "1", "--study", "s")
+    goals = ("--goals", f"score,{name}", "--keep", "50%", "--workers", "1", "--study", "s")
     result = shared_study.run(*shared_study.search(tmp_path, *goals))
     assert (result.returncode, result.stderr) == (0, "")
     found = json.loads((tmp_path / "s" / "budget.json").read_text())

@@ -10,7 +10,7 @@ import pytest
 from distill.cli import USER_ERROR
 from nas.config.load import load_config
 from nas.evaluate import Evaluator
-from nas.pick import main
+from nas.pick.command import main
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
 from nas.study.attributes import TEACHER, score_attribute
@@ -85,6 +85,27 @@ def test_the_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_knees_of_short_fronts(scores: dict[int, float], expected: int, tmp_path: Path) -> None:
     folder = folder_of(tmp_path, scores, ("score", "params"))
     assert picked(folder) == ARCHITECTURES[expected]
+
+
+def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path, {0: 0.5, 1: 0.7}, ("score",))
+    out = folder / "picked.json"
+    assert main([str(folder), "--json", "--out", str(out)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    layers = found.pop("layers")
+    assert layers == ["1×6 project(gelu(expand(x)))", "1×12 project(gelu(expand(x)))"]
+    assert found == {
+        "stage": "1",
+        "trial": 1,
+        "why": "the best of 2 so far",
+        "file": str(out),
+        "origin": "random",
+        "scores": {"score": 0.7},
+        "standard_error": 0.01,
+        "teacher": None,
+        "confirmed": [],
+        "costs": {"params": PARAMS[1], "macs": 99},
+    }
 
 
 def test_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

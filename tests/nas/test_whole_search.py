@@ -109,7 +109,7 @@ def test_a_stage_that_exists_is_not_started_again(refined: Path, tiny_study: Tin
 @pytest.mark.slow
 def test_two_goals_give_a_front(tiny_study: TinyStudy, tmp_path: Path) -> None:
     preset = tiny_study.variant(tmp_path / "tiny.toml", UNCONFIRMED)
-    result = tiny_study.run(*tiny_study.search(tmp_path, "--objective", "score,macs", "--trials", "9", preset=preset))
+    result = tiny_study.run(*tiny_study.search(tmp_path, "--goals", "score,macs", "--trials", "9", preset=preset))
     assert (result.returncode, result.stderr) == (0, "")
     trials = trials_of(tmp_path / "tiny")
     for trial in trials:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from statistics import mean, stdev
+from xml.etree import ElementTree
 
 import pytest
 
@@ -45,9 +46,13 @@ def test_differences_are_between_scores_of_one_seed(tmp_path: Path, capsys: pyte
 def test_the_warmup_s_benchmark(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "warmup.json"
     command = ["--preset", str(tiny_study.preset), "--steps", "0", "2", "--candidates", "1", "--seeds", "1", "2"]
-    assert main(["warmup", *command, "--json", str(path)]) == 0
+    plot = tmp_path / "warmup.svg"
+    assert main(["warmup", *command, "--json", str(path), "--plot", str(plot)]) == 0
+    assert ElementTree.parse(plot).getroot().tag.endswith("svg")
     rows = rows_of(capsys.readouterr().out)
     assert set(rows) >= {"0 steps", "2 steps"}
     results = json.loads(path.read_text())["results"]
     assert {name: set(by_seed) for name, by_seed in results.items()} == {"0 steps": {"1", "2"}, "2 steps": {"1", "2"}}
+    steps = tiny_study.config.candidate.steps
+    assert all(len(row["losses"]) == steps for of in results.values() for row in of.values())
     assert all(0 <= row["after"] <= 1 and row["loss"] > 0 for of in results.values() for row in of.values())

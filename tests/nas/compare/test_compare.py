@@ -66,7 +66,7 @@ def test_layers_and_costs(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     printed = capsys.readouterr().out
     assert "4×270 tanh(project(gelu(expand(x))))" in printed
     assert "1×768 (4 hash, shared 2/3) project(gelu(expand(x)))" in printed
-    params = [describe(architecture, 64, 2)["params"] for architecture in (PUBLISHED["efficientbert"], mine)]
+    params = [describe(architecture, 64, 3)["params"] for architecture in (PUBLISHED["efficientbert"], mine)]
     assert f"{params[1]:,} ({params[1] / params[0]:.1%})" in printed
     assert "layer 12" in printed  # of the deepest one
 

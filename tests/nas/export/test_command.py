@@ -174,8 +174,12 @@ def test_onnx_int8_and_latency(
 ) -> None:
     requirements.module("onnxruntime", "onnx")
     out = tmp_path / "my-student"
-    assert run(checkpoint, "--int8", "--out", out, "--tokens", 10, "--threads", 1) == 0
-    shown = capsys.readouterr().out
+    assert run(checkpoint, "--int8", "--out", out, "--tokens", 10, "--threads", 1, "--json") == 0
+    printed = capsys.readouterr()
+    shown, results = printed.err, json.loads(printed.out)
+    assert results["folder"] == str(out)
+    assert results["latency"] == json.loads((out / "latency.json").read_text())
+    assert list(results["scores"]) == ["onnx/model.onnx", "onnx/model_int8.onnx"]
     assert {path.name for path in (out / "onnx").iterdir()} == {"model.onnx", "model_int8.onnx"}
     found = json.loads((out / "latency.json").read_text())
     assert found["tokens"] == 10 and found["machine"]["threads"] == 1

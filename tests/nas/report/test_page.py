@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from nas.pick import knee
-from nas.report import command
+from nas.pick.choice import knee
+from nas.report import command, results
 from nas.report.data import StudyData, read
+from nas.report.page import Picture
 from nas.study.attributes import FUNCTION, attribute
 from nas.study.folder import Folder
 from tests.nas.report import synthetic
@@ -88,7 +89,7 @@ def test_the_sections(kind: str, reports: Reports) -> None:
     else:
         lead = study.last.best["winner"]["lead"]
         assert lead["over_trial"] == study.last.best["winner"]["trial"] or f"{lead['value']:+.4f}" in page.text
-    assert "train_final.py --tensorboard" in page.text
+    assert "python -m benchmarks warmup" in page.text
 
 
 @pytest.mark.parametrize("kind", ["one goal", *SLOW])
@@ -141,7 +142,7 @@ def test_the_numbers_are_the_ledgers(kind: str, reports: Reports) -> None:
     leader = trials[best["winner"]["trial"]] if best else max(within, key=lambda trial: trial.values[0])
     for trial in (leader, *(trial for trial in trials if trial.user_attrs["origin"] == "uniform slice")):
         assert f"{trial.values[0]:.4f} ± 0.0100" in page.text
-        assert f"{trial.user_attrs['params'] / 1e6:,.2f} M" in page.text
+        assert f"{trial.user_attrs['params'] / 1e6:.4f} M" in page.text
     if best is not None:
         confirmations = trials_of(path, "confirmation")
         for row in best["finalists"]:
@@ -186,3 +187,24 @@ def test_bad_input(
     assert "has no study.db" in refused(path)
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     assert "install the extra plots" in refused(path)
+
+
+def test_losses_of_the_final_training(reports: Reports) -> None:
+    """A line per model in a panel per phase; the last losses are in the text."""
+    path, _, _ = reports("one goal")
+    points = [[step, 2.0 / step] for step in range(1, 30)]
+    losses = {
+        "student": {"pre-training": points, "fine-tuning": points[:7]},
+        "base model": {"pre-training": points, "fine-tuning": [[step, 2 * loss] for step, loss in points[:7]]},
+    }
+    section = results.losses(read(Folder(path), None, {"losses": losses}))
+    assert section is not None
+    (picture,) = section.parts
+    assert isinstance(picture, Picture)
+    assert "pre-training: student 0.069, base model 0.069; fine-tuning: student 0.286, base model 0.571" in picture.alt
+    axes = picture.drawn.axes
+    assert [axis.get_title() for axis in axes] == ["pre-training", "fine-tuning"]
+    for axis, phase in zip(axes, ("pre-training", "fine-tuning"), strict=True):
+        assert [line.get_xydata().tolist() for line in axis.lines] == [losses[name][phase] for name in losses]
+    assert len({line.get_linestyle() for line in axes[0].lines}) == 2
+    assert results.losses(read(Folder(path), None, {"models": {}})) is None

@@ -1,27 +1,15 @@
-"""Write the architecture of one trial of a study to a file.
-
-    python -m nas.pick results/demo                       (the knee of the front; with one goal the winner or,
-                                                           before the stage has ended, the best so far)
-    python -m nas.pick results/demo --max-params 8M
-    python -m nas.pick results/demo --keep 99%
-    python -m nas.pick results/demo --trial 17
-
-The study may be finished, interrupted or still running.
+"""Which trial of a study is taken: by its number, within limits, by the share of the teacher's score, or the knee of
+the front.
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from distill.cli import Parser, interruptible
-from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.config.values import count, kept_share
 from nas.finalists import V, different, front
@@ -40,7 +28,7 @@ from nas.study.attributes import (
     metric_of,
 )
 from nas.study.description import formula
-from nas.study.folder import STAGES, Folder
+from nas.study.folder import Folder
 from nas.study.reading import studies_of
 
 
@@ -80,7 +68,7 @@ def within(trials: Sequence[FrozenTrial], limits: Mapping[str, float]) -> list[F
         if not with_cost:
             raise ConfigError(
                 f"--max-{name}: the trials of this study have no {name}; search with --max-{name}, or with "
-                f"--objective score,{name}"
+                f"--goals score,{name}"
             )
         left = [trial for trial in with_cost if trial.user_attrs[name] <= maximum]
         if not left:
@@ -201,26 +189,39 @@ def limits_of(options: argparse.Namespace) -> dict[str, float]:
     return limits
 
 
-def describe(study: optuna.Study, trial: FrozenTrial, confirmation: optuna.Study | None) -> list[str]:
-    """Lines about a trial: its scores and costs, and its layers."""
-    attributes = trial.user_attrs
+def described(study: optuna.Study, trial: FrozenTrial, confirmation: optuna.Study | None) -> dict[str, Any]:
+    """What is known of a trial: its origin, scores, costs, and the formulas of its layers."""
+    attributes, teacher = trial.user_attrs, study.user_attrs.get(TEACHER)
     goal = goals_of(study)[0]
-    scores = [f"{goal} {trial.values[0]:.4f} ± {attributes['standard_error']:.4f}"]
-    if teacher := study.user_attrs.get(TEACHER):
-        if goal != "score":
-            scores.append(f"score {metric_of(trial, teacher['task']):.4f}")
-        scores.append(f"teacher {teacher['score']:.4f}")
-    fresh = [
-        other.values[0]
-        for other in (ledger.scored(confirmation) if confirmation else ())
-        if attribute(other, FUNCTION) == attribute(trial, FUNCTION)
-    ]
-    if fresh:
+    scores = {goal: trial.values[0]}
+    if teacher and goal != "score":
+        scores["score"] = metric_of(trial, teacher["task"])
+    return {
+        "origin": attributes[ORIGIN],
+        "scores": scores,
+        "standard_error": attributes["standard_error"],
+        "teacher": teacher and teacher["score"],
+        "confirmed": [
+            other.values[0]
+            for other in (ledger.scored(confirmation) if confirmation else ())
+            if attribute(other, FUNCTION) == attribute(trial, FUNCTION)
+        ],
+        "costs": {name: attributes[name] for name in COSTS if name in attributes},
+        "layers": formula(ledger.architecture_of(trial)).split("; "),
+    }
+
+
+def lines(facts: Mapping[str, Any]) -> list[str]:
+    """What is known of a trial as text; see `described`."""
+    (goal, value), *others = facts["scores"].items()
+    scores = [f"{goal} {value:.4f} ± {facts['standard_error']:.4f}", *(f"{name} {other:.4f}" for name, other in others)]
+    if facts["teacher"] is not None:
+        scores.append(f"teacher {facts['teacher']:.4f}")
+    if fresh := facts["confirmed"]:
         seeds = f"{len(fresh)} fresh seed{'s' if len(fresh) > 1 else ''}"
         scores.append(f"score after training with {seeds} {mean(fresh):.4f}")
-    costs = [written(attributes[name]) for name, written in COSTS.items() if name in attributes]
-    formulas = formula(ledger.architecture_of(trial)).split("; ")
-    layers = [f"  layer {number}: {layer}" for number, layer in enumerate(formulas, start=1)]
+    costs = [COSTS[name](cost) for name, cost in facts["costs"].items()]
+    layers = [f"  layer {number}: {layer}" for number, layer in enumerate(facts["layers"], start=1)]
     return ["; ".join(scores), "; ".join(costs), *layers]
 
 
@@ -240,69 +241,3 @@ def opened(folder: Folder, storage: str | None, stage: str | None) -> tuple[str,
     if chosen is None:
         raise ConfigError(f"{folder.path} has no trial with a score yet")
     return chosen, begun[chosen], studies.confirmation
-
-
-def parser() -> Parser:
-    """The command line's options."""
-    result = Parser(
-        prog="nas.pick",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    result.add_argument("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
-    result.add_argument("--stage", choices=STAGES, help="stage to choose from (default: the last one with a score)")
-    result.add_argument("--trial", type=int, metavar="N", help="the trial of this number")
-    replaces = "(in place of the search's budget)"
-    result.add_argument(
-        "--max-params", metavar="8M", help=f"the trial with the best score within so many parameters {replaces}"
-    )
-    result.add_argument("--max-macs", metavar="1G", help="the same for MACs")
-    result.add_argument("--max-latency", metavar="12ms", help="the same for the latency")
-    result.add_argument(
-        "--keep",
-        metavar="99%",
-        help="of the trials that keep this share of the teacher's score the one with the lowest cost",
-    )
-    result.add_argument("--storage", help="Optuna storage URL (default: study.db in the study's folder)")
-    result.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: picked.json in STUDY)")
-    return result
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
-    options = parser().parse_args(argv)
-    return interruptible("nas.pick", lambda: command(options))
-
-
-def command(options: argparse.Namespace) -> int:
-    """Choose the trial, print what it is, and write its architecture.
-
-    Raises:
-        UserError: a mistake in the options or the study.
-    """
-    others = [name for name in ("max_params", "max_macs", "max_latency", "keep") if getattr(options, name) is not None]
-    if options.trial is not None and others:
-        raise ConfigError(f"--trial names the trial: leave out --{others[0].replace('_', '-')}")
-    folder = Folder(options.study)
-    stage, study, confirmation = opened(folder, options.storage, options.stage)
-    file = folder.best(stage)
-    best = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-    config = load_config(str(folder.config))
-    goals = goals_of(study)
-    cost = goals[1] if len(goals) > 1 else config.keep.cost if config.keep else "params"
-    trial, why = choose(study, best, options, cost)
-    print(f"stage {stage}, trial {trial.number} ({trial.user_attrs[ORIGIN]}): {why}")
-    print("\n".join(describe(study, trial, confirmation)))
-    out = options.out or folder.path / "picked.json"
-    try:
-        ledger.architecture_of(trial).save(out)
-    except OSError as error:
-        raise ConfigError(f"--out: {out}: {error.strerror}") from None
-    # The final training looks for the configuration beside the architecture.
-    preset = "" if out.resolve().parent == folder.path.resolve() else f" --preset {folder.config}"
-    print(f"wrote {out}; next: ffn-train-final {out}{preset}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The choice of one trial of a study."""

@@ -1,0 +1,5 @@
+import sys
+
+from nas.pick.command import main
+
+sys.exit(main())
