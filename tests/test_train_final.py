@@ -202,7 +202,7 @@ def test_mistakes(tiny_study: TinyStudy, searched: Path, tmp_path: Path, capsys:
     assert "is a directory" in refused([searched], capsys)
     assert "unknown preset 'dem'; did you mean 'demo'?" in refused([given, "--preset", "dem"], capsys)
     assert "--seed: must be from 0" in refused([given, *elsewhere, "--seed", "-1"], capsys)
-    assert "train_final.py: --steps: Input should be greater than" in refused([given, "--steps", "0"], capsys)
+    assert "train_final.py: --batch-size: Input should be greater than" in refused([given, "--batch-size", "0"], capsys)
     assert "required: architecture" in refused([], capsys)
     published = tmp_path / "published.json"
     PUBLISHED["efficientbert"].save(published)

@@ -114,7 +114,7 @@ def test_budgets_are_limits_that_a_configuration_can_have(maximum: int, tiny_stu
 def test_options_that_make_no_goal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = ["--stage", "1", "--out", str(tmp_path)]
     assert main([*command, "--keep", "much"]) == USER_ERROR
-    assert "keep.share: must be a share such as 99% or 0.99, not 'much'" in capsys.readouterr().err
+    assert "--keep: must be a share such as 99% or 0.99, not 'much'" in capsys.readouterr().err
     assert main([*command, "--keep", "99%", "--goals", "score,beauty"]) == USER_ERROR
     assert "with --keep it is score,params; score,macs or score,latency" in capsys.readouterr().err
     assert main([*command, "--keep", "99%", "--max-params", "12M"]) == USER_ERROR

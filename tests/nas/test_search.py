@@ -181,8 +181,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--stage", "1", "--workers", "0"], "--workers: must be at least 1, not 0"),
         (["--stage", "1", "--single-stage"], "not allowed with argument"),
         (["--stage", "1", "--max-macs", "many"], "--max-macs: 'many' is not a number"),
-        (["--stage", "1", "--max-latency", "fast"], "space.max_latency: "),
-        (["--stage", "1", "--max-latency", "0.25"], "space.max_latency: "),
+        (["--stage", "1", "--max-latency", "fast"], "--max-latency: "),
+        (["--stage", "1", "--max-latency", "0.25"], "--max-latency: "),
         (["--stage", "1", "--goals", "speed"], "--goals: 'speed' is not one of score; score,params; "),
         (["--stage", "1", "--goals", "params,score"], "--goals: 'params,score' is not one of "),
         (
