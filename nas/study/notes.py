@@ -3,7 +3,9 @@ how good it is beside the study's baselines and, if there is no score, why.
 """
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import optuna
@@ -33,6 +35,9 @@ from search_spaces.formula import layers_latex
 VERSION = "dashboard:{}:note_ver"
 PART = "dashboard:{}:note_str:{}"
 PART_LENGTH = 2045
+# The characters in a line of formulas and JSON: the dashboard does not break lines, and long ones make its page wider
+# than a screen.
+WIDTH = 84
 
 
 def note(trial: FrozenTrial, architecture: Architecture, baselines: Sequence[FrozenTrial], study: optuna.Study) -> str:
@@ -56,17 +61,32 @@ def note(trial: FrozenTrial, architecture: Architecture, baselines: Sequence[Fro
         rows = (f"| baseline | {goals[0]} | parameters |", "|---|--:|--:|")
         lines += ["", *rows, *(_baseline(baseline) for baseline in others)]
     # The dashboard does not render formulas, so they come as text.
-    lines += ["", "```latex", *layers_latex(architecture), "```"]
-    lines += ["", "The architecture as a file:", "", "```json", _file(architecture), "```"]
+    lines += ["", "```latex", *(line for latex in layers_latex(architecture) for line in _formula(latex)), "```"]
+    lines += ["", "The architecture as a file:", "", "```json", _compact(architecture.to_json()), "```"]
     return "\n".join(lines) + "\n"
 
 
-def _file(architecture: Architecture) -> str:
-    """The architecture's JSON with a line for each layer."""
-    parts = architecture.to_json()
-    layers = ",\n    ".join(json.dumps(layer) for layer in parts.pop("layers"))
-    others = json.dumps(parts, indent=2).removesuffix("\n}")
-    return f'{others},\n  "layers": [\n    {layers}\n  ]\n}}'
+def _formula(latex: str) -> list[str]:
+    """A formula in lines that fit, of which the first begins at the margin."""
+    return textwrap.wrap(latex, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _compact(value: Any, indent: int = 0, before: int = 0) -> str:
+    """A value as JSON in which what fits stands in a line of its own.
+
+    Args:
+        indent: the spaces before the value's further lines.
+        before: the characters between them and the value in its first line.
+    """
+    line = json.dumps(value)
+    if not isinstance(value, dict | list) or indent + before + len(line) < WIDTH:
+        return line
+    opening, closing = line[0], line[-1]
+    names = (f"{json.dumps(name)}: " for name in value) if isinstance(value, dict) else repeat("")
+    parts = value.values() if isinstance(value, dict) else value
+    inner = " " * (indent + 2)
+    lines = (f"{inner}{name}{_compact(part, indent + 2, len(name))}" for name, part in zip(names, parts, strict=False))
+    return "\n".join([opening, ",\n".join(lines), f"{' ' * indent}{closing}"])
 
 
 def _result(trial: FrozenTrial, goals: Sequence[str], teacher: Mapping[str, Any] | None) -> str:

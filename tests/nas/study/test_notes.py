@@ -14,7 +14,7 @@ from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import EXPERT_LOAD, TEACHER, score_attribute
 from nas.study.description import Parameters
-from nas.study.notes import add_missing_notes, add_note
+from nas.study.notes import WIDTH, add_missing_notes, add_note
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture, Experts, FFNGraph, Genes
 from search_spaces.formula import layers_latex
@@ -80,7 +80,9 @@ def test_a_trial_with_a_score(study: optuna.Study) -> None:
     assert all(line.count("|") == 6 for line in table)
     assert "- layer 2 ffn: 26% 74%" in lines
     start = lines.index("```latex")
-    assert lines[start : start + 5] == ["```latex", *layers_latex(architecture), "```"]
+    formulas = lines[start + 1 : lines.index("```", start + 1)]
+    assert " ".join(map(str.strip, formulas)) == " ".join(layers_latex(architecture))
+    assert max(map(len, [*formulas, *lines[lines.index("```json") :]])) <= WIDTH
     file = "\n".join(lines[lines.index("```json") + 1 : -1])
     assert Architecture.from_json(json.loads(file)) == architecture
     assert max(map(len, lines)) < 200
