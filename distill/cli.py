@@ -37,16 +37,16 @@ class Parser(argparse.ArgumentParser):
         self.exit(USER_ERROR, f"{self.prog}: {message} (see --help)\n")
 
 
-def add_output_options(parser: argparse.ArgumentParser | Any, result: str) -> None:
+def add_output_options(parser: argparse._ActionsContainer, content: str) -> None:
     """Add `--quiet` and `--json`, which exclude each other.
 
     Args:
         parser: a parser, or a group of one.
-        result: what `--json` prints as JSON.
+        content: what `--json` prints.
     """
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--quiet", action="store_true", help="print only warnings, errors and the results")
-    form.add_argument("--json", action="store_true", help=f"print {result} as JSON on stdout, all else on stderr")
+    form.add_argument("--json", action="store_true", help=f"print {content} as JSON on stdout, all else on stderr")
 
 
 def device(value: str) -> str:

@@ -100,7 +100,8 @@ def _add_search(result: Parser) -> None:
         "--objective",
         action=listing(lambda: GOALS),
         metavar="GOALS",
-        help="score, or two goals: score,params; score,macs; score,latency (default: score)",
+        help="score, or two goals: score,params; score,macs; score,latency; '?' lists them (default: score; "
+        "--objective is the old name of this option)",
     )
     group.add_argument(
         "--from",

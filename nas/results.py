@@ -204,7 +204,7 @@ def confirmed_cell(row: Mapping[str, Any]) -> str:
 
 
 def millions(number: float | None) -> str:
-    """A number in millions, to at least three digits; empty if it is None."""
+    """A number in millions, with four significant digits or more; empty if it is None."""
     if number is None:
         return ""
     digits = max(0, 4 - len(str(int(number) // 10**6))) if number >= 10**6 else 4

@@ -3,7 +3,8 @@ supernets that were warmed up for different numbers of steps.
 
 Candidates are drawn from the space of stage 1, the same ones for all settings of a seed, and trained as the search
 trains them, on the same batches. A row is a mean over them: the score on the dev split before and after the training,
-and the loss of the last ten steps. The raw numbers have the losses of all steps.
+and the loss of the last ten steps. The raw numbers have the losses of all
+steps of the last phase.
 """
 
 import random

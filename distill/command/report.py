@@ -43,9 +43,7 @@ def write_report(
     models: Measurements,
     loads: Sequence[Load],
 ) -> dict[str, Any]:
-    """Write all measurements with the options and settings of the run to a file in the folder `out`, and return
-    them.
-    """
+    """Write all measurements, options and settings of the run to metrics.json in the folder `out`; returns them."""
     report = {
         "options": recorded,
         "settings": settings,

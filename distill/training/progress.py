@@ -32,7 +32,7 @@ class Progress:
 
     Args:
         console: by default one on stdout.
-        quiet: print nothing but `result`.
+        quiet: print only warnings and results.
     """
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
@@ -62,6 +62,10 @@ class Progress:
         """Print a line."""
         if not self.quiet:
             self.console.print(text)
+
+    def warn(self, text: str) -> None:
+        """Print a warning, even if the display is quiet."""
+        self.console.print(text)
 
     def result(self, text: RenderableType) -> None:
         """Print a result, even if the display is quiet."""

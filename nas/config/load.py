@@ -14,7 +14,7 @@ from search_spaces.errors import did_you_mean
 
 
 class Given(NamedTuple):
-    """A value that a command's option gives in place of the configuration's; mistakes are reported by the option."""
+    """A value that a command-line option gives in place of the configuration's; errors name the option, not the key."""
 
     option: str
     value: Any
@@ -34,7 +34,8 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> StudyC
     """The configuration of the preset `name`, or of the TOML file at that path.
 
     Args:
-        overrides: values by dotted path, such as `{"space.max_params": 15_000_000}`; an option's as `Given`.
+        overrides: values by dotted path, such as `{"space.max_params": 15_000_000}`; those from options are
+            wrapped in `Given`.
 
     Raises:
         ConfigError: the preset or file does not exist, is not TOML, or has an invalid value; the message names the key,
@@ -95,7 +96,7 @@ def _first_mistake(error: ValidationError, name: str, options: Mapping[str, str]
     is missing.
 
     Args:
-        name: of the file or preset.
+        name: the file or preset.
         options: the options that gave values, by dotted path.
     """
     first = min(error.errors(), key=lambda mistake: mistake["type"] != "extra_forbidden")
@@ -103,11 +104,15 @@ def _first_mistake(error: ValidationError, name: str, options: Mapping[str, str]
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         message = f"unknown key{did_you_mean(str(path[-1]), _keys(path[:-1]))}"
-    place = ".".join(map(str, path))
+    others = len({_where(mistake, name, options) for mistake in error.errors()}) - 1
+    return ": ".join([*_where(first, name, options), f"{message} (and {others} more)" if others else message])
+
+
+def _where(mistake: Any, name: str, options: Mapping[str, str]) -> tuple[str, ...]:
+    """Where the mistake is: the option that gave the value, or the file and the key."""
+    place = ".".join(map(str, mistake["loc"]))
     given = [option for key, option in options.items() if f"{place}.".startswith(f"{key}.")]
-    where = given or [name, *([place] if place else [])]
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return ": ".join([*where, f"{message}{more}"])
+    return tuple(given[:1]) or (name, *([place] if place else []))
 
 
 def _keys(path: tuple[int | str, ...]) -> list[str]:

@@ -59,6 +59,8 @@ def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
         ExportError: the folder is not the checkpoint of a student, or the labels do not fit it.
         UserError: its tokenizer, architecture or configuration cannot be read.
     """
+    if not (folder / "config.json").exists():
+        raise ExportError(f"{folder} has no config.json: give the checkpoint of a student, as train_final.py writes it")
     described = read_object(folder / "config.json")
     if described.get("model_type") != NAS_BERT:
         raise ExportError(

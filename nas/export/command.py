@@ -63,7 +63,7 @@ def parser() -> Parser:
     result.add_argument("--threads", type=positive, metavar="N", help="threads for torch and ONNX (default: torch's)")
     result.add_argument("--skip-latency", action="store_true", help="do not measure latencies")
     result.add_argument("--skip-scores", action="store_true", help="do not measure what int8 costs on the dev split")
-    add_output_options(result, "files, scores and latencies")
+    add_output_options(result, "the folder, the scores and the latencies")
     return result
 
 

@@ -161,12 +161,12 @@ def scores(
     if not export.scores:
         return {}
     if checkpoint.config is None:
-        progress.say(f"no scores: {export.checkpoint} has no {CONFIG}, which says where the rows are")
+        progress.warn(f"no scores: {export.checkpoint} has no {CONFIG}, which says where the rows are")
         return {}
     rows = DevRows.prepare(checkpoint.config, progress.update)
     trained_with = (checkpoint.metrics or {}).get("dev_rows", len(rows.split))
     if trained_with != len(rows.split):
-        progress.say(f"the dev split has {len(rows.split)} rows here; after the training it had {trained_with}")
+        progress.warn(f"the dev split has {len(rows.split)} rows here; after the training it had {trained_with}")
     progress.update("scores", None)
     found = rows.scores(models, ONNX_FILE)
     progress.finish()
@@ -236,7 +236,7 @@ def teacher_config(checkpoint: Checkpoint, progress: Progress) -> PretrainedConf
     try:
         config: PretrainedConfig = load_config(checkpoint.config.teacher)
     except TeacherError as error:
-        progress.say(f"the latency table lacks the teacher: {error}")
+        progress.warn(f"the latency table lacks the teacher: {error}")
         return None
     own = checkpoint.model.config
     set_head(config, [own.id2label[number] for number in range(own.num_labels)], head_of(checkpoint.model))

@@ -27,7 +27,8 @@ from search_spaces.architecture import Architecture, Base
 from supernet.build import check_exportable
 
 TEACHER, STUDENT, BASE_MODEL = "teacher", "student", "base model"
-Losses = dict[str, list[float]]
+# The loss of every step by the name of the phase.
+LossesByPhase = dict[str, list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +95,11 @@ def run(final: FinalRun) -> int:
         architectures = {STUDENT: architecture}
         if not final.skip_base:
             architectures[BASE_MODEL] = Architecture.uniform(base, graph=graph)
-        phases = final_phases(evaluator, progress.say)
+        phases = final_phases(evaluator, progress.warn)
         # The one-shot supernet has not learned the base model's sizes, so only the student may start from it.
         build = {STUDENT: starting_point(evaluator, architecture, final.device, progress.update)}
         models: dict[str, PreTrainedModel] = {TEACHER: evaluator.teacher().eval()}
-        losses: dict[str, Losses] = {}
+        losses: dict[str, LossesByPhase] = {}
         for name, genes in architectures.items():
             model = build.get(name, evaluator.student)(genes)
             state = final.state / name.replace(" ", "-")
@@ -155,7 +156,7 @@ def without_experts(base: Base) -> Base:
 
 
 def metrics_of(
-    final: FinalRun, evaluator: Evaluator, measurements: Measurements, losses: dict[str, Losses]
+    final: FinalRun, evaluator: Evaluator, measurements: Measurements, losses: dict[str, LossesByPhase]
 ) -> dict[str, Any]:
     """The content of metrics.json."""
     return {

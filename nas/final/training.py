@@ -24,12 +24,12 @@ from search_spaces.architecture import Architecture
 PHASE_NAMES = {"pretrain": "pre-training", "final": "fine-tuning"}
 
 
-def final_phases(evaluator: Evaluator, say: Callable[[str], None]) -> list[TrainingPhase]:
+def final_phases(evaluator: Evaluator, warn: Callable[[str], None]) -> list[TrainingPhase]:
     """The phases of the final training: pre-training on text, if the objective can learn from text, and training on the
     task.
 
     Args:
-        say: called with a line that says why there is no pre-training, if there is none.
+        warn: called with a line that says why there is no pre-training, if there is none.
 
     Raises:
         ConfigError, ValueError: the objective cannot be used on the task.
@@ -46,7 +46,7 @@ def final_phases(evaluator: Evaluator, say: Callable[[str], None]) -> list[Train
         except (ConfigError, ValueError) as error:
             if table not in ON_TEXT:
                 raise
-            say(f"no pre-training: {str(error).removeprefix(f'{table}: ')}")
+            warn(f"no pre-training: {str(error).removeprefix(f'{table}: ')}")
     return phases
 
 
@@ -89,7 +89,7 @@ def train(
         on_progress(label, step / steps)
         log_loss(step, loss)
 
-    learned, found = projections(evaluator.workspace.supernet), dict[str, list[float]]()
+    learned, by_phase = projections(evaluator.workspace.supernet), dict[str, list[float]]()
     for phase in phases:
         label = PHASE_NAMES[phase.table]
         with (
@@ -97,8 +97,8 @@ def train(
             losses(tensorboard, f"{name}/{label}", evaluator.accelerator) as log_loss,
         ):
             report = partial(after_step, log_loss, f"{name}: {label}", phase.recipe.steps)
-            learned, found[label] = evaluator.distil(model, phase, seed, learned, report, state / phase.table)
-    return found
+            learned, by_phase[label] = evaluator.distil(model, phase, seed, learned, report, state / phase.table)
+    return by_phase
 
 
 def curve(losses: Sequence[float], points: int = 100) -> list[tuple[int, float]]:

@@ -155,7 +155,7 @@ def choose(
         except ValueError as error:
             raise ConfigError(f"--keep: {error}") from None
         trial = cheapest_keeping(trials, study, share, cost)
-        return trial, f"of those that keep {share:.1%} of the teacher's score the one with the lowest {cost}"
+        return trial, f"the lowest {cost} of those that keep {share:.1%} of the teacher's score"
     if limits:
         return max(trials, key=lambda trial: trial.values[0]), f"the best of {len(trials)} within the limits"
     if len(study.directions) > 1:
@@ -189,7 +189,7 @@ def limits_of(options: argparse.Namespace) -> dict[str, float]:
     return limits
 
 
-def described(study: optuna.Study, trial: FrozenTrial, confirmation: optuna.Study | None) -> dict[str, Any]:
+def facts_of(study: optuna.Study, trial: FrozenTrial, confirmation: optuna.Study | None) -> dict[str, Any]:
     """What is known of a trial: its origin, scores, costs, and the formulas of its layers."""
     attributes, teacher = trial.user_attrs, study.user_attrs.get(TEACHER)
     goal = goals_of(study)[0]
@@ -206,13 +206,13 @@ def described(study: optuna.Study, trial: FrozenTrial, confirmation: optuna.Stud
             for other in (ledger.scored(confirmation) if confirmation else ())
             if attribute(other, FUNCTION) == attribute(trial, FUNCTION)
         ],
-        "costs": {name: attributes[name] for name in COSTS if name in attributes},
+        "costs": {name: attributes[name] for name in COSTS if name in attributes},  # latency in microseconds
         "layers": formula(ledger.architecture_of(trial)).split("; "),
     }
 
 
-def lines(facts: Mapping[str, Any]) -> list[str]:
-    """What is known of a trial as text; see `described`."""
+def text_of(facts: Mapping[str, Any]) -> list[str]:
+    """What is known of a trial as text; see `facts_of`."""
     (goal, value), *others = facts["scores"].items()
     scores = [f"{goal} {value:.4f} ± {facts['standard_error']:.4f}", *(f"{name} {other:.4f}" for name, other in others)]
     if facts["teacher"] is not None:

@@ -39,7 +39,7 @@ def parser() -> Parser:
     result.add_argument(
         "--keep",
         metavar="99%",
-        help="of the trials that keep this share of the teacher's score the one with the lowest cost",
+        help="the cheapest trial that keeps this share of the teacher's score",
     )
     result.add_argument("--storage", help="Optuna storage URL (default: study.db in the study's folder)")
     result.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: picked.json in STUDY)")
@@ -59,7 +59,7 @@ def command(options: argparse.Namespace) -> int:
     Raises:
         UserError: a mistake in the options or the study.
     """
-    from nas.pick.choice import choose, described, lines, opened  # optuna takes a second
+    from nas.pick.choice import choose, facts_of, opened, text_of  # optuna takes a second
     from nas.study import ledger
     from nas.study.attributes import goals_of
 
@@ -77,12 +77,12 @@ def command(options: argparse.Namespace) -> int:
         ledger.architecture_of(trial).save(out)
     except OSError as error:
         raise ConfigError(f"--out: {out}: {error.strerror}") from None
-    facts = described(study, trial, confirmation)
+    facts = facts_of(study, trial, confirmation)
     if options.json:
         print(json.dumps({"stage": stage, "trial": trial.number, "why": why, "file": str(out), **facts}, indent=2))
         return DONE
     print(f"stage {stage}, trial {trial.number} ({facts['origin']}): {why}")
-    print("\n".join(lines(facts)))
+    print("\n".join(text_of(facts)))
     # The final training looks for the configuration beside the architecture.
     preset = "" if out.resolve().parent == folder.path.resolve() else f" --preset {folder.config}"
     print(f"wrote {out}; next: ffn-train-final {out}{preset}")

@@ -25,8 +25,8 @@ class ReportError(UserError):
     """A report cannot be written."""
 
 
-LOSSES = (
-    "Losses are recorded by the final training (train_final.py); in a checkout, python -m benchmarks warmup compares "
+NO_LOSSES = (
+    "Losses are recorded by the final training (train_final.py). In a checkout, python -m benchmarks warmup compares "
     "those of candidates with and without a warm-up of the supernet."
 )
 
@@ -105,7 +105,8 @@ def command(options: argparse.Namespace) -> int:
         footer = (
             f"Written by ffn-nas {__version__}. The figures are also PNG and SVG files in the folder {pictures.name}."
         )
-        notes = paragraph(LOSSES, "note") + (paragraph(missing, "note") if missing else "")
+        without = [] if any(section.anchor == "losses" for section in sections) else [NO_LOSSES]
+        notes = "".join(paragraph(note, "note") for note in (*without, *([missing] if missing else [])))
         try:
             page = render(f"Study {study.name}", lead, sections, notes, footer, pictures)
             out.write_text(page, encoding="utf-8")

@@ -169,10 +169,10 @@ def final_table(final: Mapping[str, Any]) -> str:
 
 def losses(study: StudyData) -> Section | None:
     """The losses of the final training; None if they are not known."""
-    found = study.final.get("losses") if study.final is not None else None
-    if not found:
-        return None
+    found = study.final.get("losses", {}) if study.final is not None else {}
     phases = list(dict.fromkeys(phase for of_model in found.values() for phase in of_model))
+    if not phases:
+        return None
     panels = {
         phase: {name: of_model[phase] for name, of_model in found.items() if of_model.get(phase)} for phase in phases
     }
@@ -184,8 +184,9 @@ def losses(study: StudyData) -> Section | None:
         "losses",
         loss_figures.over_steps(panels),
         f"Losses of the final training over its steps. At the end, {'; '.join(lasts)}.",
-        "Losses of the final training, means of successive steps. The student starts from the supernet, which is "
-        "warmed up; the base model learns alike. The first losses may lie above the axis.",
+        "Losses of the final training; each point is a mean over successive steps. The student starts from the "
+        "warmed-up supernet; the base model is trained with the same recipe. The first losses may be cut off at the "
+        "top.",
     )
     return Section("losses", "Losses of the final training", [picture])
 

@@ -56,17 +56,17 @@ class Folder:
         return self.stage(stage) / "best.json"
 
     def outcome(self, stage: str) -> dict[str, Any] | None:
-        """The content of that file; None before the stage has ended.
+        """The content of a stage's `best.json`; None before the stage has ended.
 
         Raises:
-            UserError: it cannot be read, or is not of a stage.
+            UserError: it cannot be read, or has no winner.
         """
         file = self.best(stage)
         if not file.exists():
             return None
         found = read_json(file)
-        if not isinstance(found, dict) or not isinstance(found.get("winner"), dict):
-            raise ConfigError(f"{file}: is not the best.json of a stage")
+        if not isinstance(found, dict) or not isinstance(found.get("winner"), dict) or "trial" not in found["winner"]:
+            raise ConfigError(f"{file} is not the best.json of a stage: it has no winner")
         return found
 
     def check(self, config: StudyConfig, stages: Sequence[str], resume: bool) -> None:

@@ -35,8 +35,8 @@ from search_spaces.formula import layers_latex
 VERSION = "dashboard:{}:note_ver"
 PART = "dashboard:{}:note_str:{}"
 PART_LENGTH = 2045
-# The characters in a line of formulas and JSON: the dashboard does not break lines, and long ones make its page wider
-# than a screen.
+# The longest line of formulas and JSON, in characters: the dashboard does not break lines, and long ones make its page
+# wider than a screen.
 WIDTH = 84
 
 
@@ -67,16 +67,16 @@ def note(trial: FrozenTrial, architecture: Architecture, baselines: Sequence[Fro
 
 
 def _formula(latex: str) -> list[str]:
-    """A formula in lines that fit, of which the first begins at the margin."""
+    """A formula wrapped to `WIDTH`; its further lines are indented."""
     return textwrap.wrap(latex, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _compact(value: Any, indent: int = 0, before: int = 0) -> str:
-    """A value as JSON in which what fits stands in a line of its own.
+    """A value as JSON that is broken into several lines only where a value does not fit into one.
 
     Args:
         indent: the spaces before the value's further lines.
-        before: the characters between them and the value in its first line.
+        before: the length of the key before the value.
     """
     line = json.dumps(value)
     if not isinstance(value, dict | list) or indent + before + len(line) < WIDTH:

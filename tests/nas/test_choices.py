@@ -32,7 +32,7 @@ def test_the_goals_are_those_that_searches_accept() -> None:
         ("--goals", choices.GOALS),
         ("--tasks", TASKS),
     ],
-    ids=["preset", "sampler", "objective", "tasks"],
+    ids=["preset", "sampler", "goals", "tasks"],
 )
 def test_a_question_mark_lists_the_choices(
     option: str, lines: dict[str, str], capsys: pytest.CaptureFixture[str]

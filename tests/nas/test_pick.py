@@ -138,7 +138,7 @@ def test_keeping_a_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     folder = folder_of(tmp_path, {0: 0.7, 1: 0.86, 5: 0.85, 10: 0.9}, ("fidelity",), **{TEACHER: teacher})
     assert picked(folder, "--keep", "95%") == ARCHITECTURES[1]
     printed = capsys.readouterr().out
-    assert "of those that keep 95.0% of the teacher's score the one with the lowest params" in printed
+    assert "the lowest params of those that keep 95.0% of the teacher's score" in printed
     assert "fidelity 0.8600 ± 0.0100; score 0.7600; teacher 0.8000" in printed
     assert picked(folder, "--keep", "0.99") == ARCHITECTURES[10]
     message = refused(capsys, folder, "--keep", "100%", "--max-params", str(PARAMS[5]))

@@ -1,6 +1,7 @@
 """The figure of losses over training steps (EfficientBERT, figure 4)."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from nas.report.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, figure, legend_below
@@ -18,12 +19,13 @@ def over_steps(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]) 
     """Losses over training steps.
 
     Args:
-        panels: for each panel its lines by name, as points (step, loss); at most five lines in a panel.
+        panels: for each panel its lines by name, as points (step, loss). Of more than five names the sixth looks like
+            the first, and so on.
     """
     drawn = figure(max(4.8, 4.2 * len(panels)), 3.4)
     axes = drawn.subplots(1, len(panels), squeeze=False)[0]
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
-    styles = dict(zip(names, LINES, strict=False))
+    styles = dict(zip(names, cycle(LINES), strict=False))
     for axis, (title, lines) in zip(axes, panels.items(), strict=True):
         for name, points in lines.items():
             colour, style, marker = styles[name]

@@ -20,7 +20,7 @@ from tests.distill.command.shared import CLASSES, FOUR, TAGS, WORDS, Distil, wit
 from tests.tiny import SIZES, bert, shaken
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Teachers of four layers for each kind of task, and rows for each."""
     folder = tmp_path_factory.mktemp("fixtures")

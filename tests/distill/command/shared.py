@@ -7,9 +7,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import (
-    BertTokenizerFast,
-)
+from transformers import BertTokenizerFast
 
 ROOT = Path(__file__).parents[3]
 WORDS = [f"w{number}" for number in range(45)]

@@ -25,11 +25,6 @@ from distill.training.progress import Progress
 from tests.distill.command.shared import CLASSES, FOUR, Distil, environment, weights, with_tokenizer
 from tests.tiny import bert
 
-
-class Interrupted(Exception):
-    pass
-
-
 CHAIN = {"student": "first:1", "objective": "tinybert", "steps": 20, "finetune_teacher": 3}
 
 

@@ -207,4 +207,5 @@ def test_losses_of_the_final_training(reports: Reports) -> None:
     for axis, phase in zip(axes, ("pre-training", "fine-tuning"), strict=True):
         assert [line.get_xydata().tolist() for line in axis.lines] == [losses[name][phase] for name in losses]
     assert len({line.get_linestyle() for line in axes[0].lines}) == 2
-    assert results.losses(read(Folder(path), None, {"models": {}})) is None
+    for nothing in ({"models": {}}, {"losses": {"student": {}}}):
+        assert results.losses(read(Folder(path), None, nothing)) is None
