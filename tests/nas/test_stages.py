@@ -76,7 +76,7 @@ def test_what_a_stage_refines(tmp_path: Path) -> None:
         start_of(folder, "2", None)
     assert start_of(folder, "2", a) == a
     folder.stage("1").mkdir()
-    folder.best("1").write_text(json.dumps({"winner": {"architecture": b.to_json()}}))
+    folder.best("1").write_text(json.dumps({"winner": {"trial": 0, "architecture": b.to_json()}}))
     assert start_of(folder, "2", None) == b
     with pytest.raises(ConfigError, match="stage 3 refines the winner of stage 2"):
         start_of(folder, "3", None)
