@@ -63,6 +63,16 @@ def device(value: str) -> str:
     return value
 
 
+def is_first_process() -> bool:
+    """Whether this is the first of the processes that were launched together; only that one writes files and prints."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def several_processes() -> bool:
+    """Whether a launcher such as torchrun has started several processes of this command."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def interruptible(prog: str, command: Callable[[], int], how_to_go_on: str = "start it again") -> int:
     """As `guard`; Ctrl-C becomes one line on stderr, which says how to go on, and exit status 130."""
     try:

@@ -9,14 +9,15 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import platformdirs
 
 from search_spaces.errors import UserError
 
-# The prefix of temporary draft folders, and the file inside each that its writer keeps locked.
-DRAFT_PREFIX, LOCK_FILE = ".unfinished-", ".lock"
+# The prefixes of temporary draft folders and of folders with the state of interrupted work, and the file inside each of
+# them that its writer keeps locked.
+DRAFT_PREFIX, STATE_PREFIX, LOCK_FILE = ".unfinished-", ".state-", ".lock"
 
 
 def cache_folder() -> Path:
@@ -95,15 +96,57 @@ def ordinary_modes(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def state_of(path: Path) -> Iterator[Path]:
+    """A folder for the state of the work whose result will be `path`, beside it. The folder is removed when the block
+    ends, and kept if the block fails or the process is killed, so that the next attempt can continue.
+
+    If another process is in such a block for the same path, this is an empty temporary folder.
+    """
+    folder = path.parent / f"{STATE_PREFIX}{path.name}"
+    while True:
+        with contextlib.suppress(FileExistsError):  # raised if another process removes the folder at this moment
+            folder.mkdir(parents=True, exist_ok=True)
+        with _opened(folder / LOCK_FILE) as lock:
+            if lock is None:
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                with tempfile.TemporaryDirectory() as own:
+                    yield Path(own)
+                return
+            if not _is_file_at(lock.fileno(), folder / LOCK_FILE):
+                continue
+            try:
+                yield folder
+            except BaseException:
+                if all(file.name == LOCK_FILE for file in folder.iterdir()):
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[IO[str] | None]:
+    """The lock file, open for `flock`; None if another process has removed its folder in the meantime."""
+    try:
+        lock = file.open("a")
+    except FileNotFoundError:
+        yield None
+        return
+    with lock:
+        yield lock
+
+
+@contextlib.contextmanager
 def _draft_folder(parent: Path) -> Iterator[Path]:
     """A new draft folder, locked so that no other process considers it abandoned, and removed on exit."""
     while True:
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=DRAFT_PREFIX))
-        try:
-            lock = (folder / LOCK_FILE).open("a")
-        except FileNotFoundError:
-            continue  # another process has removed the folder already
-        with lock:
+        with _opened(folder / LOCK_FILE) as lock:
+            if lock is None:
+                continue
             fcntl.flock(lock, fcntl.LOCK_EX)
             # Another process may have locked and removed the folder in the meantime.
             if not _is_file_at(lock.fileno(), folder / LOCK_FILE):

@@ -6,7 +6,7 @@ from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
 from distill.choices import OBJECTIVES, TASKS, columns, listing, tasks
-from distill.cli import Parser, add_output_options, device
+from distill.cli import Parser, add_output_options, device, several_processes
 from nas.choices import GOALS, SAMPLERS, described_presets, samplers
 from nas.config.load import Given
 from nas.config.schema import ConfigError
@@ -166,6 +166,12 @@ def _add_running(result: Parser) -> None:
         action="store_true",
         help="print the space, the budget, the baselines, what will be made and how long it takes; train nothing",
     )
+    group.add_argument(
+        "--prepare",
+        action="store_true",
+        help="only make what the first of these stages needs (teacher, supernet and so on) and keep it in the cache; "
+        "torchrun or accelerate launch may start this in several processes",
+    )
     group.add_argument("--resume", action="store_true", help="continue an interrupted study")
     group.add_argument(
         "--workers",
@@ -205,6 +211,11 @@ def check(options: argparse.Namespace, study: str) -> None:
             device(options.device)
         except argparse.ArgumentTypeError as error:
             raise ConfigError(f"--device {options.device}: {error}") from None
+    if several_processes() and not options.prepare:
+        raise ConfigError(
+            "only the preparation runs in several processes: add --prepare, then start the search in one process "
+            "(--workers sets how many candidates it evaluates at a time)"
+        )
     if options.start and options.stage not in ("2", "3"):
         raise ConfigError(
             "--from: only stages 2 and 3 refine an architecture; add --stage 2 or --stage 3, or leave out --from"

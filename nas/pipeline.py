@@ -105,14 +105,8 @@ class Search:
 
     def stage(self, plan: Plan) -> Architecture:
         """Run one stage: search, confirm the finalists with fresh seeds, and write and return the winner."""
-        workspace = self.workspace
         self.folder.begin(plan.stage, self.given, plan.start)
-        if plan.table.evaluation == "one_shot":
-            workspace = prepare_one_shot(workspace, plan.space, self.cluster.device, self.on_progress)
-        elif plan.table.evaluation == "untrained":
-            workspace = prepare_untrained(
-                workspace, plan.table, plan.stage == "3", self.cluster.device, self.on_progress
-            )
+        workspace = self.prepared(plan)
         self.on_progress(f"stage {plan.stage}: sampler and teacher's score", None)
         sampler = sampler_of(plan, workspace)
         study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, plan.goals)
@@ -153,6 +147,15 @@ class Search:
         winner = Architecture.from_json(best["winner"]["architecture"])
         winner.save(self.folder.architecture)
         return winner
+
+    def prepared(self, plan: Plan) -> Workspace:
+        """The workspace with what only this stage needs, which is made unless it is in the cache."""
+        if plan.table.evaluation == "one_shot":
+            return prepare_one_shot(self.workspace, plan.space, self.cluster.device, self.on_progress)
+        if plan.table.evaluation == "untrained":
+            of_all_tasks = plan.stage == "3"
+            return prepare_untrained(self.workspace, plan.table, of_all_tasks, self.cluster.device, self.on_progress)
+        return self.workspace
 
     def confirm(self, space: Space, wanted: Sequence[tuple[Architecture, str]], seeds: Sequence[int]) -> Confirmed:
         """Train architectures from the frozen supernet with each of the seeds; returns the results.

@@ -166,11 +166,7 @@ class Progress(progress.Progress):
     def left(self) -> float | None:
         """Seconds until the command ends; None as long as nothing is known about the speed of this machine."""
         running, now = self.running, time.monotonic()
-        if running is not None:
-            current = running.left
-        else:
-            spent = now - self.since
-            current = spent / self.share - spent if self.what is not None and self.share else None
+        current = running.left if running is not None else self.left_of_piece()
         ratios = dict(self.ratios)
         what = self.what
         if running is None and current is not None and what is not None and (seconds := self._estimated(what)):

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from distill.cli import DONE, INTERRUPTED, guard
+from distill.cli import DONE, INTERRUPTED, guard, is_first_process
 from distill.training.progress import loading
 from nas import interrupt
 from nas.config.load import load_config
@@ -45,7 +45,7 @@ def interrupted(options: argparse.Namespace, folder: Path) -> int:
         console = Console(highlight=False, soft_wrap=True, stderr=options.json)
         with contextlib.suppress(UserError):  # such as a storage that is gone, which the search itself has reported
             show_results(study, storage, console, options.json)
-    outcome = "with --resume continues it" if (folder / "config.toml").exists() else "starts again"
+    outcome = "with --resume continues it" if (folder / "config.toml").exists() else "continues it"
     print(f"nas.search: interrupted; the same command {outcome}", file=sys.stderr)
     return INTERRUPTED
 
@@ -73,7 +73,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
 
     from nas.progress import Progress
 
-    console = Console(highlight=False, soft_wrap=True, stderr=options.json)
+    console = Console(highlight=False, soft_wrap=True, stderr=options.json, quiet=not is_first_process())
     with Progress(console, options.quiet) as progress:
         if not options.dry_run:
             progress.update("loading PyTorch, Transformers and Ray", None)
@@ -104,8 +104,9 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
             from nas.dry_run import dry_run
 
             return dry_run(config, options, folder, stages, workers, console)
-        check_cluster(cluster)
-        progress.expect(expected_parts(config, stages))
+        if not options.prepare:
+            check_cluster(cluster)
+            progress.expect(expected_parts(config, stages))
         search = Search(
             config,
             folder,
@@ -118,6 +119,9 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
             on_start=progress.started,
         )
         first = search.first(stages[0], start)
+        if options.prepare:
+            search.prepared(first)
+            return DONE
         progress.finish()
         folder.create(config)
         with reporting_lost_storage(storage), sole_driver(storage, path.name):

@@ -15,6 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.objectives import Objective
 from distill.objectives.outputs import Batch
+from distill.training.checkpoint import Checkpoint
 from distill.training.loop import TeacherOutputs, train
 from distill.training.recipe import Recipe
 from search_spaces.architecture import Architecture, Experts
@@ -80,28 +81,34 @@ class OneShotSupernet(nn.Module):
         if architecture != self.architecture:
             self._shell = ()
         self.architecture, self.task = architecture, task
-        if architecture is not None and not self._shell:
-            with torch.device("meta"):
-                config = self.model.config
-                self._shell = (build(architecture, head_of(self.model), config.num_labels, config),)
-            self.set_attn_implementation(self.model.config._attn_implementation)
-            prefix = f"{self.model.base_model_prefix}.encoder.layer."
-            tables = routing_tables(architecture, prefix, self.frequencies, self.seed)
-            self._tables = {name: table.to(self.model.device) for name, table in tables.items()}
+
+    def _build_shell(self) -> None:
+        """Build the weightless model of the active architecture unless it is there already."""
+        if self.architecture is None or self._shell:
+            return
+        with torch.device("meta"):
+            config = self.model.config
+            self._shell = (build(self.architecture, head_of(self.model), config.num_labels, config),)
+        self.set_attn_implementation(self.model.config._attn_implementation)
+        prefix = f"{self.model.base_model_prefix}.encoder.layer."
+        tables = routing_tables(self.architecture, prefix, self.frequencies, self.seed)
+        self._tables = {name: table.to(self.model.device) for name, table in tables.items()}
 
     def forward(self, **inputs: Any) -> Any:
         """The outputs of the active architecture, with the logits of the active task."""
         if self.architecture is None:
             return functional_call(self.model, self._head_weights(), kwargs=inputs)
+        state = self.state()
         (shell,) = self._shell
         shell.train(self.training)
-        return functional_call(shell, self.state(), kwargs=inputs)
+        return functional_call(shell, state, kwargs=inputs)
 
     def state(self) -> dict[str, Tensor]:
         """The parameters and buffers of a model of the active architecture with the head of the active task, as
         differentiable slices of the shared weights.
         """
         assert self.architecture is not None
+        self._build_shell()
         weights = dict(self.model.named_parameters()) | {
             key.replace("/", "."): weight for key, weight in self.gates.items()
         }
@@ -119,6 +126,7 @@ class OneShotSupernet(nn.Module):
     @property
     def base_model(self) -> Any:
         """The encoder of the active architecture."""
+        self._build_shell()
         return (*self._shell, self.model)[0].base_model
 
     @property
@@ -159,6 +167,7 @@ def train_one_shot(
     extremes: tuple[Architecture, ...] = (),
     seed: int = 0,
     after_step: Callable[[int, float], None] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> list[float]:
     """Train the shared weights in place on all tasks; returns the losses.
 
@@ -171,6 +180,7 @@ def train_one_shot(
         batches: for each task its training batches, `recipe.gradient_accumulation_steps` for each of its turns.
         teachers: for each task the outputs of its teacher.
         after_step: called with the number of finished steps and the loss of the last one.
+        checkpoint: makes the training resumable.
     """
     streams = {task: iter(stream) for task, stream in batches.items()}
     # The training loop reads properties of the encoder, and only the largest architecture has weights of its own.
@@ -195,4 +205,5 @@ def train_one_shot(
         accumulate=(SANDWICH if extremes else 1) * recipe.gradient_accumulation_steps,
         seed=seed,
         after_step=after_step,
+        checkpoint=checkpoint,
     )

@@ -1,12 +1,13 @@
 """Warm-up distillation: the training of the supernet before candidates inherit from it (EfficientBERT, section 3.2)."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from distill.objectives import Objective
 from distill.objectives.outputs import Batch
+from distill.training.checkpoint import Checkpoint
 from distill.training.loop import TeacherOutputs, train
 from distill.training.recipe import Recipe
 from search_spaces.architecture import Base, Genes
@@ -26,6 +27,7 @@ def warm_up(
     draw_graphs: Callable[[], Sequence[FFNGraph]] | None = None,
     seed: int = 0,
     after_step: Callable[[int, float], None] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> list[float]:
     """Train the whole supernet in place; returns the loss of every step.
 
@@ -34,35 +36,36 @@ def warm_up(
             layer keeps its own graph if the drawn one has a gate or another input width of `project`, which its weights
             do not fit. None keeps all layers' graphs.
         after_step: called with the number of finished steps and the loss of the last one.
+        checkpoint: makes the warm-up resumable; `draw_graphs` must then return the same graphs after an interruption.
     """
     layers = supernet.base_model.encoder.layer
     original_steps = [layer.ffn[0].steps for layer in layers]
 
-    def set_graphs() -> None:
-        if draw_graphs is None:
-            return
-        for layer, steps, graph in zip(layers, original_steps, draw_graphs(), strict=True):
+    def set_graphs(graphs: Sequence[FFNGraph]) -> None:
+        for layer, steps, graph in zip(layers, original_steps, graphs, strict=True):
             if project_width(base, Genes(graph)) == base.inner and not graph.gated:
                 steps = tuple((node.op, node.inputs) for node in graph.nodes[1:])
             for block in layer.ffn:
                 block.steps = steps
 
-    def prepare_next_step(step: int, loss: float) -> None:
-        set_graphs()
-        if after_step:
-            after_step(step, loss)
+    def batches_with_graphs() -> Iterator[Batch]:
+        for number, batch in enumerate(batches):
+            # Drawn here, so that a resumed training, which skips its first batches, goes on with the same graphs.
+            if draw_graphs is not None and number % recipe.gradient_accumulation_steps == 0:
+                set_graphs(draw_graphs())
+            yield batch
 
     try:
-        set_graphs()
         return train(
             supernet,
-            batches,
+            batches_with_graphs(),
             objective,
             recipe,
             accelerator=accelerator,
             teacher=teacher,
             seed=seed,
-            after_step=prepare_next_step,
+            after_step=after_step,
+            checkpoint=checkpoint,
         )
     finally:
         for layer, steps in zip(layers, original_steps, strict=True):

@@ -3,11 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 
 from distill.files import write_atomically
+from search_spaces.errors import UserError
+
+
+class CheckpointError(UserError, ValueError):
+    """A checkpoint file cannot be resumed from."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +47,17 @@ class Checkpoint:
         """Restore the saved state of all parts; returns the losses so far, an empty list if there is no file.
 
         Raises:
-            ValueError: the file is from another run.
+            CheckpointError: the file is damaged, or from another run.
         """
         if not self.path.exists():
             return []
-        state = torch.load(self.path, map_location="cpu", weights_only=True)
+        try:
+            if not is_zipfile(self.path):  # the format of torch.save
+                raise UnpicklingError("not a whole file of torch.save")
+            state = torch.load(self.path, map_location="cpu", weights_only=True)
+        except (RuntimeError, UnpicklingError) as error:
+            reason = str(error).splitlines()[0]
+            raise CheckpointError(f"{self.path}: damaged ({reason}); remove it to train from the beginning") from None
         try:
             for name, part in parts.items():
                 part.load_state_dict(state[name])
@@ -52,7 +65,7 @@ class Checkpoint:
                 buffer.copy_(state["buffers"][name])
         except (KeyError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
-            raise ValueError(f"{self.path}: the state of another training run ({reason}); remove it") from None
+            raise CheckpointError(f"{self.path}: the state of another training run ({reason}); remove it") from None
         cpu_state, *gpu_state = state["random"]
         torch.set_rng_state(cpu_state)
         if gpu_state and torch.cuda.is_available():

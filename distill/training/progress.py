@@ -43,6 +43,7 @@ class Progress:
         self.begun = time.monotonic()
         self.what: str | None = None
         self.share: float | None = None
+        self.first_share = 0.0
         self.since = self.begun
         self.last_printed_share = 0.0
 
@@ -75,7 +76,9 @@ class Progress:
         """The progress callback: show that a fraction `share` of `what` is done; None if the fraction is unknown."""
         if what != self.what:
             self.finish()
-            self.what, self.since, self.last_printed_share = what, time.monotonic(), 0.0
+            self.what, self.since = what, time.monotonic()
+            # A resumed training starts in the middle.
+            self.first_share = self.last_printed_share = share or 0.0
         self.share = share
         if not self.console.is_terminal and share and share >= self.last_printed_share + 0.25:
             self.last_printed_share = share
@@ -84,10 +87,17 @@ class Progress:
     def line(self) -> str:
         """The piece of work in progress: how far it is, the time it has taken, and the time that is left."""
         spent = time.monotonic() - self.since
-        share = self.share
-        left = f", {clock(spent / share - spent)} left" if share and spent > 1 else ""
-        done = f" {share:.0%}" if share is not None else ""
-        return f"{self.what}{done} ({clock(spent)}{left})"
+        left = self.left_of_piece()
+        time_left = f", {clock(left)} left" if left is not None and spent > 1 else ""
+        done = f" {self.share:.0%}" if self.share is not None else ""
+        return f"{self.what}{done} ({clock(spent)}{time_left})"
+
+    def left_of_piece(self) -> float | None:
+        """Seconds until the piece of work in progress is done; None if that is unknown."""
+        if self.what is None or self.share is None or self.share <= self.first_share:
+            return None
+        spent = time.monotonic() - self.since
+        return spent * (1 - self.share) / (self.share - self.first_share)
 
     def lines(self) -> list[str]:
         """The lines of the live view."""

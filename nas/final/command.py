@@ -15,12 +15,12 @@ from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
 from distill.choices import listing, tasks
-from distill.cli import Parser, add_output_options, device, interruptible
+from distill.cli import Parser, add_output_options, device, interruptible, is_first_process
 from distill.training.progress import loading
 from nas.choices import described_presets
 from nas.config.load import Given, load_config
 from nas.config.schema import ConfigError
-from nas.final.folder import is_first_process, make_folder
+from nas.final.folder import make_folder
 from search_spaces.published import PUBLISHED, load
 
 

@@ -1,17 +1,11 @@
-"""The output folder of a final training, and the process that writes into it."""
+"""The output folder of a final training."""
 
-import os
 from pathlib import Path
 
 from nas.config.schema import ConfigError
 
 # The subfolder with the state of unfinished trainings, which is removed once the checkpoint is written.
 STATE = "state"
-
-
-def is_first_process() -> bool:
-    """Whether this is the first of the processes that were launched together; only that one writes files and prints."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def make_folder(out: Path, resume: bool) -> None:

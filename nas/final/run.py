@@ -11,14 +11,14 @@ from rich.console import Console
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from distill.cli import DONE
+from distill.cli import DONE, is_first_process
 from distill.files import save_pretrained, write_text
 from distill.tasks.types import task_type
 from distill.training.evaluation import Load
 from distill.training.progress import Progress
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluate import Evaluator
-from nas.final.folder import STATE, is_first_process
+from nas.final.folder import STATE
 from nas.final.measurements import Measurements, measure, table
 from nas.final.training import curve, final_phases, starting_point, train
 from nas.preparation.prepare import prepare

@@ -47,6 +47,12 @@ class PreparationContext:
 
     def create_once(self, path: Path, make: Callable[[Path], None]) -> Path:
         """Create the file or folder `path` of the cache by `make` unless it exists; see `create_on_every_node`."""
+        return create_on_every_node(path, lambda draft, state: make(draft), self.accelerator)
+
+    def train_once(self, path: Path, make: Callable[[Path, Path], None]) -> Path:
+        """As `create_once`, for what takes long to train: `make` is also given a folder for the state of the training,
+        from which it continues after an interruption.
+        """
         return create_on_every_node(path, make, self.accelerator)
 
     def batches(self, rows: Encoded, batch_size: int, steps: int, seed: int) -> Iterator[Batch]:

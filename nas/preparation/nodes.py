@@ -9,25 +9,30 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from distill.files import create_once, write_atomically
+from distill.files import state_of, write_atomically
 from nas.config.schema import ConfigError
 
 # Files are sent in chunks of this many bytes.
 CHUNK = 64 * 2**20
 
 
-def create_on_every_node(path: Path, make: Callable[[Path], None], accelerator: Accelerator) -> Path:
-    """The file or folder `path`, which afterwards exists in the cache of every node. In a single process this is the
-    same as `distill.files.create_once`.
+def create_on_every_node(path: Path, make: Callable[[Path, Path], None], accelerator: Accelerator) -> Path:
+    """The file or folder `path`, which afterwards exists in the cache of every node.
 
     All processes call `make` if the path is missing in the cache of the first process, because `make` may be a training
     in which all of them take part. The first process keeps the result and sends a copy to the nodes that lack it.
+
+    Args:
+        make: called with a draft of `path`, which it creates, and a folder for its state. What the first process saves
+            there is in that folder in all processes if an earlier attempt to make `path` was interrupted.
 
     Raises:
         ConfigError: the processes have different paths, because their data or versions differ.
     """
     if accelerator.num_processes == 1:
-        return create_once(path, make)
+        if not path.exists():
+            _create(path, make)
+        return path
     this_process = json.dumps({"name": path.name, "exists": path.exists()}).encode()
     first_process = json.loads(_broadcast(this_process, accelerator))
     if differ := _count(first_process["name"] != path.name, accelerator):
@@ -37,13 +42,22 @@ def create_on_every_node(path: Path, make: Callable[[Path], None], accelerator: 
         )
     if not first_process["exists"]:
         if accelerator.is_main_process:
-            write_atomically(path, make, keep_existing=True)
+            _create(path, make, lambda state: _transfer(state, None, accelerator))
         else:
             with tempfile.TemporaryDirectory() as scratch:
-                make(Path(scratch) / path.name)
+                state = Path(scratch) / "state"
+                _transfer(None, state, accelerator)
+                make(Path(scratch) / path.name, state)
         accelerator.wait_for_everyone()
     _copy_to_nodes(path, accelerator)
     return path
+
+
+def _create(path: Path, make: Callable[[Path, Path], None], share: Callable[[Path], None] = lambda state: None) -> None:
+    """Make `path` atomically, after the state of an interrupted attempt was shared with the other processes."""
+    with state_of(path) as state:
+        share(state)
+        write_atomically(path, lambda draft: make(draft, state), keep_existing=True)
 
 
 def _copy_to_nodes(path: Path, accelerator: Accelerator) -> None:

@@ -12,6 +12,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from distill.files import fingerprint
 from distill.tasks.encoding import training_batches
+from distill.training.checkpoint import Checkpoint
 from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.teacher import load_model
 from distill.training.teacher_outputs import LiveTeacher
@@ -68,8 +69,9 @@ def prepare_one_shot(
         *(["routing by seed"] if config.seed and has_routers else []),
     )
     all_tasks = replace(workspace, tasks=tasks)
-    folder = contexts[0].create_once(
-        contexts[0].cache / "shared" / key, lambda path: _make_one_shot(contexts[0], all_tasks, space, path)
+    folder = contexts[0].train_once(
+        contexts[0].cache / "shared" / key,
+        lambda path, state: _make_one_shot(contexts[0], all_tasks, space, path, state),
     )
     calibration = None
     if config.sharing.inheritance == "compensated":
@@ -116,8 +118,12 @@ def stored_architecture(largest: Architecture, space: Space) -> Architecture:
     return Architecture(largest.base, tuple(layers))
 
 
-def _make_one_shot(context: PreparationContext, workspace: Workspace, space: Space, folder: Path) -> None:
-    """Build the one-shot supernet from the warmed-up supernet, train it on text and on all tasks, and save it."""
+def _make_one_shot(context: PreparationContext, workspace: Workspace, space: Space, folder: Path, state: Path) -> None:
+    """Build the one-shot supernet from the warmed-up supernet, train it on text and on all tasks, and save it.
+
+    Args:
+        state: the folder from which an interrupted training continues.
+    """
     config, tasks = workspace.config, dict(zip(workspace.config.tasks, workspace.tasks, strict=True))
     stored = stored_architecture(extremes(space)[1], space)
     model = build(stored, workspace.tasks[0].task.type.head, template=AutoConfig.from_pretrained(workspace.supernet))
@@ -139,12 +145,21 @@ def _make_one_shot(context: PreparationContext, workspace: Workspace, space: Spa
             teacher = raw_teacher(config, tasks[config.task].task) if on_text.raw_teacher else teachers[config.task]
             turns = [config.task] * on_text.recipe.steps
             learned = _train(
-                context, workspace, supernet, space, {config.task: on_text}, turns, {config.task: teacher}, learned
+                context,
+                workspace,
+                supernet,
+                space,
+                {config.task: on_text},
+                turns,
+                {config.task: teacher},
+                learned,
+                state / "text",
             )
     with refusing_divergence("sharing"):
         of_tasks = {name: training_phase(config, "sharing", folders) for name, folders in tasks.items()}
         if phases := {name: phase for name, phase in of_tasks.items() if phase}:
-            _train(context, workspace, supernet, space, phases, turns_of(config, phases), teachers, learned)
+            turns = turns_of(config, phases)
+            _train(context, workspace, supernet, space, phases, turns, teachers, learned, state / "tasks")
     folder.mkdir()
     tensors = {name: tensor.contiguous().cpu() for name, tensor in supernet.state_dict().items()}
     save_file(tensors, weights_file(folder))
@@ -160,6 +175,7 @@ def _train(
     turns: Sequence[str],
     teachers: Mapping[str, PreTrainedModel],
     learned: Mapping[str, Tensor],
+    state: Path,
 ) -> dict[str, Tensor]:
     """Train the one-shot supernet in place.
 
@@ -168,6 +184,7 @@ def _train(
         turns: the task of every step.
         teachers: task -> its teacher.
         learned: the projections of the objective that were learned before.
+        state: the folder from which an interrupted training continues.
 
     Returns:
         The projections of the objective after the training.
@@ -180,8 +197,8 @@ def _train(
     recipe = replace(first_phase.recipe, steps=len(turns))
     learned = dict(learned)
     finished_steps = 0
-    for objective, part in objectives(
-        config, first_phase.settings, recipe, student_config, teacher_config, first_phase.rows, learned
+    for number, (objective, part) in enumerate(
+        objectives(config, first_phase.settings, recipe, student_config, teacher_config, first_phase.rows, learned)
     ):
         turns_of_part = turns[finished_steps : finished_steps + part.steps]
         batches = {
@@ -212,6 +229,7 @@ def _train(
             extremes=(largest, smallest) if config.sharing.sandwich else (),
             seed=config.seed,
             after_step=report,
+            checkpoint=Checkpoint(state / f"phase-{number}.pt"),
         )
         finished_steps += part.steps
         learned |= objective.state_dict()

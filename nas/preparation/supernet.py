@@ -5,7 +5,6 @@ inner channels.
 import random
 from collections.abc import Callable
 from fractions import Fraction
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from transformers import AutoConfig, PreTrainedModel
 from distill.files import fingerprint
 from distill.objectives.outputs import Batch, run
 from distill.tasks.encoding import single_rows
+from distill.training.checkpoint import Checkpoint
 from distill.training.teacher import load_model, source_fingerprint
 from distill.training.teacher_outputs import LiveTeacher
 from nas.config.schema import StudyConfig
@@ -56,7 +56,7 @@ def prepare_supernet(context: PreparationContext, folders: TaskFolders) -> Path:
     Raises:
         ConfigError: the warm-up diverged.
     """
-    return context.create_once(supernet_path(context), lambda path: _make_supernet(context, folders, path))
+    return context.train_once(supernet_path(context), lambda path, state: _make_supernet(context, folders, path, state))
 
 
 def supernet_path(context: PreparationContext) -> Path:
@@ -81,13 +81,13 @@ def supernet_path(context: PreparationContext) -> Path:
     return context.cache / "supernets" / key
 
 
-def _make_supernet(context: PreparationContext, folders: TaskFolders, folder: Path) -> None:
+def _make_supernet(context: PreparationContext, folders: TaskFolders, folder: Path, state: Path) -> None:
     config = context.config
     base, graph = student_base(config, AutoConfig.from_pretrained(folders.teacher))
     supernet = new_supernet(context, folders, base)
     set_dropout(supernet, config.dropout)
     phase = training_phase(config, "warmup", folders)
-    projections = _warm_up(context, folders, supernet, base, graph, phase) if phase else {}
+    projections = _warm_up(context, folders, supernet, base, graph, phase, state) if phase else {}
     context.on_progress("supernet: order of its channels", None)
     inputs = order_inputs(context, folders, supernet, phase, projections)
     importance = by_importance(inputs)
@@ -134,16 +134,21 @@ def _warm_up(
     base: Base,
     graph: FFNGraph,
     phase: TrainingPhase,
+    state: Path,
 ) -> dict[str, Tensor]:
     """Train the supernet in place; returns the learned projections."""
     config = context.config
     teacher_config = AutoConfig.from_pretrained(folders.teacher)
     draw_graphs = graph_draws(config, base, graph)
     projections: dict[str, Tensor] = {}
-    step_numbers = count(1)
+    finished_steps = 0
+
+    def report(step: int, loss: float) -> None:
+        context.on_progress("supernet: warm-up", (finished_steps + step) / phase.recipe.steps)
+
     with refusing_divergence("warmup"):
-        for objective, recipe in objectives(
-            config, phase.settings, phase.recipe, supernet.config, teacher_config, phase.rows
+        for number, (objective, recipe) in enumerate(
+            objectives(config, phase.settings, phase.recipe, supernet.config, teacher_config, phase.rows)
         ):
             warm_up(
                 supernet,
@@ -155,10 +160,10 @@ def _warm_up(
                 accelerator=context.accelerator,
                 draw_graphs=draw_graphs,
                 seed=config.seed,
-                after_step=lambda step, loss: context.on_progress(
-                    "supernet: warm-up", next(step_numbers) / phase.recipe.steps
-                ),
+                after_step=report,
+                checkpoint=Checkpoint(state / f"warm-up-{number}.pt"),
             )
+            finished_steps += recipe.steps
             projections |= objective.state_dict()
     return projections
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from distill.training.checkpoint import Checkpoint
 from distill.training.evaluation import evaluate
 from distill.training.teacher import finetune
 from nas.preparation import data
@@ -20,7 +21,7 @@ def prepare_task(context: PreparationContext) -> TaskFolders:
     """
     folder = prepare_data(context)
     folders = TaskFolders(folder, context.cache / "teachers" / context.teacher_key)
-    context.create_once(folders.teacher, lambda path: _make_teacher(context, folders, path))
+    context.train_once(folders.teacher, lambda path, state: _make_teacher(context, folders, path, state))
     return folders
 
 
@@ -38,7 +39,7 @@ def prepare_data(context: PreparationContext) -> Path:
     return context.create_once(context.cache / "data" / context.data_key, make)
 
 
-def _make_teacher(context: PreparationContext, folders: TaskFolders, folder: Path) -> None:
+def _make_teacher(context: PreparationContext, folders: TaskFolders, folder: Path, state: Path) -> None:
     """Fine-tune the teacher on the task and save it with its tokenizer."""
     config, task = context.config, folders.task
     rows = portion(folders.rows("train"), config.finetune.share, config.seed)
@@ -67,6 +68,7 @@ def _make_teacher(context: PreparationContext, folders: TaskFolders, folder: Pat
             kind=task.kind,
             seed=config.seed,
             after_step=lambda step, loss: context.on_progress("teacher: fine-tuning", step / recipe.steps),
+            checkpoint=Checkpoint(state / "fine-tuning.pt"),
         )
     model.save_pretrained(folder)
     context.tokenizer.save_pretrained(folder)

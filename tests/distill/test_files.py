@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from distill.files import DRAFT_PREFIX, cache_folder, create_once, fingerprint, write_atomically, write_text
+from distill.files import (
+    DRAFT_PREFIX,
+    LOCK_FILE,
+    cache_folder,
+    create_once,
+    fingerprint,
+    state_of,
+    write_atomically,
+    write_text,
+)
 
 
 def test_keep_writes_once(tmp_path: Path) -> None:
@@ -113,16 +122,43 @@ def test_the_next_file_of_a_folder_removes_the_drafts_of_killed_writers(tmp_path
         alive.kill()
 
 
+def test_state_is_kept_until_the_work_is_done(tmp_path: Path) -> None:
+    result = tmp_path / "deep" / "result"
+    with pytest.raises(KeyboardInterrupt), state_of(result) as state:
+        (state / "half").write_text("done")
+        raise KeyboardInterrupt
+    with state_of(result) as again:
+        assert again == state and (again / "half").read_text() == "done"
+        with state_of(result) as of_another_process:
+            assert of_another_process != state and not list(of_another_process.iterdir())
+        assert not of_another_process.exists()
+        # Files that are being written beside it do not remove it.
+        write_text(result, "whole")
+    assert list(result.parent.iterdir()) == [result]
+
+
+def test_no_state_is_kept_of_work_that_saved_none(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), state_of(tmp_path / "result") as state:
+        assert [file.name for file in state.iterdir()] == [LOCK_FILE]
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+
+
 HAMMER = """
 import sys
 from pathlib import Path
-from distill.files import create_once, write_text
+from distill.files import create_once, state_of, write_text
 
 folder, own = Path(sys.argv[1]), sys.argv[2]
 for number in range(120):
     write_text(folder / own, f"{own} {number}")
     kept = create_once(folder / f"{number}", lambda draft: draft.write_text(own))
     assert kept.read_text() in "abcd"
+    with state_of(folder / "shared") as state:
+        assert not (state / "state").exists()
+        (state / "state").write_text(own)
+        assert (state / "state").read_text() == own
+        (state / "state").unlink()
 """
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from distill.objectives import Objective, Term, efficientbert, hard_labels, minimoe, moebert
 from distill.objectives.outputs import LOGITS, Outputs
-from distill.training.checkpoint import Checkpoint
+from distill.training.checkpoint import Checkpoint, CheckpointError
 from distill.training.evaluation import predict
 from distill.training.loop import Diverged, make_accelerator, train
 from distill.training.recipe import Recipe
@@ -355,6 +355,11 @@ def test_checkpoint_of_another_run(accelerator: Accelerator, tmp_path: Path) -> 
     run(tiny())
     with pytest.raises(ValueError, match=r"state\.pt: the state of another training run .*; remove it"):
         run(tiny(hidden_size=16))
+    whole = checkpoint.path.read_bytes()
+    for damaged in (b"", whole[:1000], whole[:-1000], b"text", b"\x80\x04cos\nsystem\n."):
+        checkpoint.path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"state\.pt: damaged \(.*\); remove it to train from the beginning"):
+            run(tiny())
 
 
 def seeded(make: Callable[[], Objective]) -> Objective:

@@ -1,0 +1,155 @@
+"""Preparations that are interrupted or killed continue, and arrive at the same weights."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from distill.files import STATE_PREFIX
+from nas.config.load import load_config
+from nas.config.schema import StudyConfig
+from nas.preparation.one_shot import prepare_one_shot
+from nas.preparation.prepare import prepare
+from nas.search import main
+from nas.stages import plan
+from search_spaces.architecture import Architecture
+from tests.nas.tiny_study import TIMEOUT, TinyStudy, descendants, wait
+
+# Checkpoints are written after every hundred steps.
+STEPS = 130
+TEACHER, WARM_UP = "teacher: fine-tuning", "supernet: warm-up"
+ONE_SHOT = "one-shot supernet: training"
+
+
+class Killed(BaseException):
+    """Stands for the death of the process."""
+
+
+class Interruption:
+    """A progress callback that raises `Killed` when most of the piece of work `what` is done, if it is given."""
+
+    def __init__(self, what: str | None = None) -> None:
+        self.what = what
+        self.first_shares: dict[str, float] = {}
+
+    def __call__(self, what: str, share: float | None) -> None:
+        if share is not None:
+            self.first_shares.setdefault(what, share)
+            if what == self.what and share > 0.9:
+                raise Killed
+
+
+@pytest.fixture
+def config(tiny_study: TinyStudy, tmp_path: Path) -> StudyConfig:
+    changes = (
+        ("[finetune]\nsteps = 60\n", f"[finetune]\nsteps = {STEPS}\nearly_stopping_patience = 9\n"),
+        ("steps = 4\n", f'steps = {STEPS}\ngraphs = "sampled"\n'),
+        ("[sharing]\nsteps = 6\n", f"[sharing]\nsteps = {STEPS}\n"),
+        ("[stage3]\n", '[stage3]\nevaluation = "one_shot"\n'),
+        ("dropout = 0.0\n", "dropout = 0.1\n"),
+    )
+    return load_config(str(tiny_study.variant(tmp_path / "longer.toml", *changes)))
+
+
+@pytest.fixture
+def caches(tiny_study: TinyStudy, tmp_path: Path) -> Path:
+    """A folder whose subfolders are caches that contain the text."""
+    for name in ("whole", "interrupted"):
+        shutil.copytree(tiny_study.cache / "corpora", tmp_path / name / "corpora")
+    return tmp_path
+
+
+def prepared(config: StudyConfig, interruption: Interruption) -> list[Path]:
+    """The files with the weights of teacher, supernet and one-shot supernet."""
+    workspace = prepare(config, "cpu", interruption, outputs=False)
+    start = Architecture.uniform(workspace.base()[0])
+    stage = plan(config, workspace, "3", start, ())
+    one_shot = prepare_one_shot(workspace, stage.space, "cpu", interruption).one_shot
+    assert one_shot is not None
+    return [
+        workspace.teacher / "model.safetensors",
+        workspace.supernet / "model.safetensors",
+        one_shot / "shared.safetensors",
+    ]
+
+
+def test_an_interrupted_preparation_continues(
+    config: StudyConfig, caches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FFN_NAS_CACHE", str(caches / "whole"))
+    whole = prepared(config, Interruption())
+    cache = caches / "interrupted"
+    monkeypatch.setenv("FFN_NAS_CACHE", str(cache))
+    for before, what in ((None, TEACHER), (TEACHER, WARM_UP), (WARM_UP, ONE_SHOT)):
+        interruption = Interruption(what)
+        with pytest.raises(Killed):
+            prepared(config, interruption)
+        assert interruption.first_shares[what] == pytest.approx(1 / STEPS)
+        if before is not None:
+            assert interruption.first_shares[before] == pytest.approx(101 / STEPS)
+        assert len(list(cache.glob(f"*/{STATE_PREFIX}*"))) == 1
+    last = Interruption()
+    resumed = prepared(config, last)
+    assert last.first_shares[ONE_SHOT] == pytest.approx(101 / STEPS)
+    for file, expected in zip(resumed, whole, strict=True):
+        found, right = load_file(file), load_file(expected)
+        assert found.keys() == right.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in right.items()), file
+    assert not list(cache.glob(f"*/{STATE_PREFIX}*"))
+
+
+def prepare_command(preset: Path, study: Path) -> tuple[object, ...]:
+    return (
+        "-m",
+        "nas.search",
+        "--stage",
+        "1",
+        "--prepare",
+        "--preset",
+        preset,
+        "--out",
+        study.parent,
+        "--study",
+        study.name,
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_preparation_continues_in_one_process_and_in_two(
+    tiny_study: TinyStudy, caches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = (("[finetune]\nsteps = 60\n", "[finetune]\nsteps = 600\n"), ("dropout = 0.0\n", "dropout = 0.1\n"))
+    preset = tiny_study.variant(caches / "longer.toml", *changes)
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    left = {}
+    for name, launcher in (("alone", ()), ("together", launch)):
+        study = TinyStudy(caches / name)
+        shutil.copytree(tiny_study.cache / "corpora", study.cache / "corpora")
+        command = (*launcher, *prepare_command(preset, caches / name / "study"))
+        with study.running(*command) as process:
+            wait(process, lambda: any(study.cache.glob(f"teachers/{STATE_PREFIX}*/fine-tuning.pt")))  # noqa: B023
+            for pid in (process.pid, *descendants(process.pid)):
+                os.kill(pid, signal.SIGKILL)
+            process.communicate(timeout=TIMEOUT)
+        resumed = study.run(*command)
+        assert resumed.returncode == 0 and "Traceback" not in resumed.stderr, resumed.stderr
+        assert resumed.stdout.count("supernet: warm-up") >= 1
+        assert not list(study.cache.glob(f"*/{STATE_PREFIX}*"))
+        assert not (caches / name / "study").exists()
+        (left[name],) = study.cache.glob("supernets/*/model.safetensors")
+    monkeypatch.setenv("FFN_NAS_CACHE", str(caches / "whole"))
+    whole = prepare(load_config(str(preset)), "cpu").supernet / "model.safetensors"
+    assert left["alone"].read_bytes() == whole.read_bytes()
+    assert left["together"].parent.name == whole.parent.name
+
+
+def test_only_the_preparation_runs_in_several_processes(
+    tiny_study: TinyStudy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["--stage", "1", "--preset", str(tiny_study.preset)]) == 2
+    assert "only the preparation runs in several processes: add --prepare" in capsys.readouterr().err
