@@ -3,7 +3,7 @@
     python -m distill --teacher MODEL --student MODEL|first:N|uniform:N --objective NAME --task NAME --out DIR
     python -m distill ... --task NAME --data DIR
     python -m distill ... --train FILE --dev FILE --text COLUMN --label COLUMN [--pair COLUMN]
-    python -m distill ... --corpus FILE|DIR|NAME [--masked-lm]
+    python -m distill ... --corpus FILE|DIR|NAME ... [--pack] [--masked-lm]
 
 The teacher must have been fine-tuned on the task, or is so first (--finetune-teacher). With --assistant the student
 learns from an assistant, which learns from the teacher. Scores are of the whole dev split.
@@ -60,7 +60,13 @@ def parser() -> Parser:
     add("--pair", metavar="COLUMN", help="column of the second sentence, if there are pairs")
     add("--label", default="label", metavar="COLUMN", help="column of the class or number (default: %(default)s)")
     add("--regression", action="store_true", help="the labels are numbers, not classes")
-    add("--corpus", metavar="TEXT", help="text without labels: a .txt file, a folder of such files, or a hub data set")
+    add(
+        "--corpus",
+        nargs="+",
+        metavar="TEXT",
+        help="text without labels, one source or several: a .txt file, a folder of such files, or a hub data set",
+    )
+    add("--pack", action="store_true", help="put paragraphs of --corpus together to rows of --max-length tokens")
     add("--masked-lm", action="store_true", help="also learn to predict masked words of --corpus")
     add(
         "--max-length",

@@ -7,6 +7,7 @@ first, and a little time is spent on measuring the speed of this machine.
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from rich import box
@@ -38,8 +39,10 @@ from nas.preparation.calibration import calibration_path
 from nas.preparation.context import PreparationContext, preparation_context
 from nas.preparation.data import TaskFolders, row_kind, stored_task
 from nas.preparation.outputs import outputs_paths
+from nas.preparation.phases import CANDIDATE, learns_from_text
 from nas.preparation.predictions import predictions_path
-from nas.preparation.supernet import supernet_path
+from nas.preparation.supernet import encoder_path, is_independent_of_task, supernet_path
+from nas.preparation.text import corpora_of, text_folder
 from nas.preparation.workspace import Workspace, base_of_study
 from nas.progress import Part, shown
 from nas.stages import Enqueued, plan, start_of, varied
@@ -94,9 +97,14 @@ def dry_run(
     return DONE
 
 
+# The tables of trainings whose text the preparation of a search needs.
+TEXTS = ("warmup", *CANDIDATE)
+
+
 def known_rows(config: StudyConfig) -> bool:
-    """Whether the rows and the text, on which all keys of the cache depend, are on this machine already."""
-    uses_own_text = config.corpus is None or config.task in embedded.TASKS
+    """Whether the rows and the text, on which keys of the cache depend, are on this machine already."""
+    corpora = [corpora_of(config, table) for table in TEXTS if learns_from_text(config, table)]
+    uses_own_text = None in corpora or config.task in embedded.TASKS
     collected = corpus_file().exists()
     downloaded = any(name.startswith(("rows of", "text")) for name in downloads_of(config))
     return (collected or not uses_own_text) and not downloaded
@@ -113,8 +121,10 @@ def downloads_of(config: StudyConfig) -> Iterator[str]:
     for task in config.tasks:
         if task not in config.rows and task not in embedded.TASKS and config.data is None:
             yield f"rows of {task}"
-    if config.corpus is not None and not Path(config.corpus).exists():
-        yield f"text {config.corpus}"
+    corpora = [corpora_of(config, table) or () for table in TEXTS if learns_from_text(config, table)]
+    for source in dict.fromkeys(chain.from_iterable(corpora)):
+        if not Path(source).exists():
+            yield f"text {source}"
 
 
 def made_of(config: StudyConfig, context: PreparationContext | None, device: str) -> Iterator[Made]:
@@ -124,14 +134,24 @@ def made_of(config: StudyConfig, context: PreparationContext | None, device: str
     supernet = supernet_path(context) if context else None
     yield Made(f"encoded rows of {config.task}", "", data)
     yield Made("fine-tuned teacher", "teacher: fine-tuning", teacher)
-    yield Made("supernet", "supernet: warm-up", supernet)
+    tables = [table for table in TEXTS if learns_from_text(config, table)]
+    texts = {table: text_folder(context, corpora_of(config, table)) if context else None for table in tables}
+    for path in dict.fromkeys(texts.values()):
+        yield Made("encoded text", "", path)
+    if is_independent_of_task(config):
+        yield Made("pre-trained encoder", "supernet: warm-up", encoder_path(context) if context else None)
+        yield Made("supernet", "", supernet)
+    else:
+        yield Made("supernet", "supernet: warm-up", supernet)
     if config.supernet.inheritance == "compensated":
         yield Made("calibration", "", calibration_path(context, supernet) if context and supernet else None)
         losses = predictions_path(context, supernet) if context and supernet else None
         yield Made("predicted losses", "supernet: predicted losses", losses)
     outputs: Sequence[Path | None] = [None]
     if context and data and teacher and supernet and all(path.exists() for path in (data, teacher, supernet)):
-        outputs = outputs_paths(context, TaskFolders(data, teacher), supernet)
+        found = tuple((table, path) for table, path in texts.items() if path is not None and path.exists())
+        if len(found) == len(texts):
+            outputs = outputs_paths(context, TaskFolders(data, teacher, found), supernet)
     for path in outputs:
         yield Made("teacher's outputs for the candidates", "teacher: outputs for the candidates", path)
     if config.space.max_latency is not None or "latency" in config.goals:
@@ -148,7 +168,7 @@ def prepared(config: StudyConfig, made: Sequence[Made]) -> Workspace | None:
     needed = [made[0], *(part for part in made if part.what in ("fine-tuned teacher", "supernet", "predicted losses"))]
     if not all(part.exists for part in needed) or data is None or teacher is None or supernet is None:
         return None
-    return Workspace(config, data, teacher, supernet, (), None, paths.get("predicted losses"))
+    return Workspace(config, data, teacher, supernet, (), predictions=paths.get("predicted losses"))
 
 
 def first_plan(

@@ -39,15 +39,20 @@ class OneShotEvaluator:
             name: nn.Linear(self.supernet_config.hidden_size, AutoConfig.from_pretrained(folders.teacher).num_labels)
             for name, folders in zip(config.tasks, workspace.tasks, strict=True)
         }
+        weights = load_file(weights_file(workspace.one_shot))
+        model_config = AutoConfig.from_pretrained(workspace.supernet)
+        # Its own head is that of the task with which the training began, which may be another one.
+        (own_bias,) = (weights[name] for name in ("model.classifier.bias", "model.qa_outputs.bias") if name in weights)
+        model_config.num_labels = len(own_bias)
         self.supernet = OneShotSupernet(
-            build(stored, self.head, template=self.supernet_config),
+            build(stored, self.head, template=model_config),
             heads,
             config.space.experts,
             workspace.frequencies(),
             problem_types(workspace),
             config.seed,
         )
-        self.supernet.load_state_dict(load_file(weights_file(workspace.one_shot)))
+        self.supernet.load_state_dict(weights)
         self.pad_id = self.supernet_config.pad_token_id
         self.first_task = config.task
         self.rows_per_task = config.sharing.rows

@@ -187,7 +187,7 @@ def candidate_phases(config: StudyConfig, text: int) -> list[CandidatePhase]:
     def phase(name: str, table: RecipeTable, rows: int, quantiles: tuple[float, float] | None) -> CandidatePhase:
         encoded = sequences(math.ceil(table.share * rows), quantiles)
         recipe = table.build(len(encoded))
-        chosen = batches(encoded, recipe.batch_size, recipe.steps, SEED)
+        chosen = list(batches(encoded, recipe.batch_size, recipe.steps, SEED))
         shapes = [(len(batch), int(encoded.lengths[batch].max())) for batch in chosen]
         return CandidatePhase(name, shapes, saved_bytes(BertConfig(), needs, shapes))
 

@@ -41,6 +41,8 @@ def _check_rows(options: Any, parser: Parser) -> None:
     (source,) = sources
     if source == "train" and options.dev is None:
         raise UserError("--dev: give another file than --train, because scores are not measured on training rows")
+    if options.pack and source != "corpus":
+        raise UserError("--pack: only paragraphs of text are put together; add --corpus TEXT, or leave out --pack")
     if options.masked_lm and source != "corpus":
         raise UserError("--masked-lm: masked words are learned from text; add --corpus TEXT, or leave out --masked-lm")
     if options.data is not None and source != "task":

@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
+from distill.files import cache_folder, create_once
 from distill.objectives.outputs import Batch
 from distill.tasks.encoding import Encoded
 from distill.tasks.readers import load_task
 from distill.tasks.readers.tables import table_task
-from distill.tasks.readers.texts import read_text
+from distill.tasks.readers.texts import read_paragraphs, text_key
 from distill.tasks.splits import AnySplit, joined
-from distill.tasks.task import Task
+from distill.tasks.task import Task, TaskError
+from distill.tasks.text import load_text, save_text, stored_text_key
 from distill.tasks.types import CLASSIFICATION, MASKED_LM, REGRESSION, encode
 from distill.training.evaluation import split_batches
 from search_spaces.errors import UserError
@@ -54,15 +58,15 @@ def load_rows(options: Any, tokenizer: Any) -> Rows:
         UserError: there are no such rows, or they cannot be encoded in `max_length` tokens.
     """
 
-    def encoded(rows: AnySplit | list[str], kind: str | None = None) -> Encoded:
+    def encoded(rows: AnySplit, kind: str) -> Encoded:
         try:
             return encode(tokenizer, rows, options.max_length, kind=kind)
         except ValueError as error:
             raise UserError(f"--max-length: {error}") from None
 
     if options.corpus is not None:
-        kind = MASKED_LM if options.masked_lm else CLASSIFICATION
-        return Rows(kind, encoded(read_text(options.corpus)))
+        text = encoded_text(options, tokenizer)
+        return Rows(text.kind, text)
     if options.train is not None:
         kind = REGRESSION if options.regression else CLASSIFICATION
         data = table_task(
@@ -73,3 +77,25 @@ def load_rows(options: Any, tokenizer: Any) -> Rows:
     kind = data.task.kind
     train = encoded(joined(data.train, data.search), kind)
     return Rows(kind, train, data.task, data.dev, encoded(data.dev, kind))
+
+
+def encoded_text(options: Any, tokenizer: Any) -> Encoded:
+    """The text that the options name, encoded; it is kept in the user's cache and mapped into memory.
+
+    Raises:
+        UserError: as `load_rows`.
+    """
+    keys = [text_key(source) for source in options.corpus]
+    key = stored_text_key(keys, tokenizer, options.max_length, options.pack)
+
+    def write(folder: Path) -> None:
+        paragraphs = chain.from_iterable(read_paragraphs(source) for source in options.corpus)
+        try:
+            save_text(paragraphs, tokenizer, options.max_length, folder, options.pack)
+        except TaskError:
+            raise
+        except ValueError as error:
+            raise UserError(f"--max-length: {error}") from None
+
+    folder = create_once(cache_folder() / "texts" / key, write)
+    return load_text(folder, MASKED_LM if options.masked_lm else CLASSIFICATION)

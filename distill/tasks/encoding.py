@@ -3,6 +3,7 @@
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,10 @@ class Encoded:
         """Tokens of every row: int64 of shape (N,)."""
         return np.diff(self.offsets)
 
+    def lengths_of(self, rows: np.ndarray) -> np.ndarray:
+        """Tokens of these rows: int64 of shape (rows,)."""
+        return np.asarray(self.offsets[rows + 1] - self.offsets[rows])
+
 
 CHUNK = 2_000
 """The number of rows that are tokenised at a time, which bounds the memory of Python lists."""
@@ -134,7 +139,7 @@ def load_encoded(path: Path) -> Encoded:
 
 def take(encoded: Encoded, rows: np.ndarray) -> Encoded:
     """Select rows in this order; a question keeps its index in the split."""
-    lengths = encoded.lengths[rows]
+    lengths = encoded.lengths_of(rows)
     ends = np.cumsum(lengths)
     starts = ends - lengths
     tokens = np.repeat(encoded.offsets[:-1][rows] - starts, lengths) + np.arange(ends[-1] if len(ends) else 0)
@@ -149,11 +154,15 @@ def take(encoded: Encoded, rows: np.ndarray) -> Encoded:
     return Encoded(**arrays, offsets=np.concatenate([[0], ends]).astype(np.int64), kind=encoded.kind)
 
 
-def batches(encoded: Encoded, batch_size: int, steps: int, seed: int) -> list[np.ndarray]:
-    """Row indices of exactly ``steps`` batches of ``batch_size`` rows, similar in length within a batch.
+def batches(encoded: Encoded, batch_size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
+    """Row indices, int64 of shape (batch_size,), of exactly ``steps`` batches of rows similar in length.
 
     Every epoch is a new permutation. The batches are a function of the arguments, and those for fewer steps are a
-    prefix of those for more steps, so candidates with different numbers of steps see the same batches first.
+    prefix of those for more steps, so candidates with different numbers of steps see the same batches first. At most
+    two permutations are in memory at a time.
+
+    Raises:
+        ValueError: there are no rows, or the numbers are too small.
     """
     if batch_size < 1 or steps < 0:
         raise ValueError(f"batches: needs batch_size >= 1 and steps >= 0, not {batch_size} and {steps}")
@@ -161,16 +170,19 @@ def batches(encoded: Encoded, batch_size: int, steps: int, seed: int) -> list[np
         raise ValueError("batches: no rows")
     # With pools larger than an epoch, copies of a row would get into the same batch.
     in_pool = min(POOL_BATCHES, max(1, len(encoded) // batch_size))
-    pools = -(-steps // in_pool)
-    epochs = -(-pools * in_pool * batch_size // len(encoded))
-    order = [np.random.default_rng([seed, 0, epoch]).permutation(len(encoded)) for epoch in range(epochs)]
-    rows = np.concatenate(order or [np.empty(0, np.int64)])[: pools * in_pool * batch_size]
-    lengths = encoded.lengths
-    result: list[np.ndarray] = []
-    for number, pool in enumerate(rows.reshape(pools, in_pool * batch_size)):
-        by_length = pool[np.argsort(lengths[pool], kind="stable")].reshape(in_pool, batch_size)
-        result += list(np.random.default_rng([seed, 1, number]).permutation(by_length))
-    return result[:steps]
+    return islice(_pooled(encoded, batch_size, in_pool, seed), steps)
+
+
+def _pooled(encoded: Encoded, batch_size: int, in_pool: int, seed: int) -> Iterator[np.ndarray]:
+    """The endless batches of `batches`, with rows grouped by length within pools of `in_pool` batches."""
+    epochs, rest = count(), np.empty(0, np.int64)
+    for number in count():
+        while len(rest) < in_pool * batch_size:
+            epoch = np.random.default_rng([seed, 0, next(epochs)]).permutation(len(encoded))
+            rest = np.concatenate([rest, epoch]) if len(rest) else epoch
+        pool, rest = rest[: in_pool * batch_size], rest[in_pool * batch_size :]
+        by_length = pool[np.argsort(encoded.lengths_of(pool), kind="stable")].reshape(in_pool, batch_size)
+        yield from np.random.default_rng([seed, 1, number]).permutation(by_length)
 
 
 def eval_batches(encoded: Encoded, batch_size: int) -> list[np.ndarray]:
@@ -191,9 +203,9 @@ def collate(encoded: Encoded, rows: np.ndarray, pad_id: int) -> dict[str, torch.
     numbers of these rows; and where there are labels, `labels` as `distill.tasks.types.base.TaskType` says. Padding is
     ``pad_id``, masked by 0; it has no labels.
     """
-    lengths = encoded.lengths[rows]
+    lengths = encoded.lengths_of(rows)
     mask_BT = np.arange(lengths.max()) < lengths[:, None]
-    places = (encoded.offsets[:-1][rows][:, None] + np.arange(lengths.max()))[mask_BT]
+    places = (encoded.offsets[rows][:, None] + np.arange(lengths.max()))[mask_BT]
     ids_BT = np.full(mask_BT.shape, pad_id, np.int64)
     ids_BT[mask_BT] = encoded.input_ids[places]
     types_BT = np.zeros(mask_BT.shape, np.int64)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from distill.training.recipe import Recipe
-from nas.config.values import Share, Steps, Table, Weight
+from nas.config.values import Corpora, Share, Steps, Table, Weight
 
 
 class RecipeTable(Table):
@@ -96,6 +96,18 @@ class EarlyStoppingTable(RecipeTable):
             return recipe
         epoch = math.ceil(rows / (self.batch_size * self.gradient_accumulation_steps))
         return replace(recipe, early_stopping_patience=self.early_stopping_patience, eval_steps=epoch)
+
+
+class TextRecipeTable(RecipeTable):
+    """The recipe of a training on text without labels.
+
+    Attributes:
+        corpus: replaces the study's `corpus`.
+    """
+
+    OMITTED_DEFAULTS: ClassVar[tuple[str, ...]] = (*RecipeTable.OMITTED_DEFAULTS, "corpus")
+
+    corpus: Corpora | None = None
 
 
 class WarmupTable(RecipeTable):

@@ -5,8 +5,26 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from nas.config.recipes import EarlyStoppingTable, FinalTable, RecipeTable, SharingTable, WarmupTable
-from nas.config.values import Count, ExpertsTable, Latency, PositiveShare, SamplerName, Share, Table, kept_share, size
+from nas.config.recipes import (
+    EarlyStoppingTable,
+    FinalTable,
+    RecipeTable,
+    SharingTable,
+    TextRecipeTable,
+    WarmupTable,
+)
+from nas.config.values import (
+    Corpora,
+    Count,
+    ExpertsTable,
+    Latency,
+    PositiveShare,
+    SamplerName,
+    Share,
+    Table,
+    kept_share,
+    size,
+)
 from search_spaces.architecture import DENSE, Base
 from search_spaces.errors import UserError, did_you_mean
 
@@ -251,7 +269,10 @@ class StudyConfig(Table):
         keep: a share of the teacher's score to keep; the budget is then found instead of given.
         tasks: names that `distill.tasks.readers.load_task` knows, or keys of `rows`.
         data: the folder of the tasks' official files; None: they are downloaded from the hub.
-        corpus: text without labels, see `distill.tasks.readers.texts.read_text`; None: that of this installation.
+        corpus: sources of text without labels, one or several, see `distill.tasks.readers.texts.read_paragraphs`; None:
+            the text of this installation.
+        pack_text: whether consecutive paragraphs of a document are put together to rows of at most `max_length` tokens;
+            otherwise every paragraph is a row.
         rows: tasks on the user's own files.
         goals: what is optimised, "score" or two goals such as "score,params".
         max_length: rows are cut to this many tokens.
@@ -276,7 +297,8 @@ class StudyConfig(Table):
     base: str | BaseTable = "teacher"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
     data: str | None = None
-    corpus: str | None = None
+    corpus: Corpora | None = None
+    pack_text: bool = False
     rows: dict[str, RowsTable] = Field(default_factory=dict)
     goals: Annotated[tuple[Goal, ...], BeforeValidator(_goals)] = ("score",)
     max_length: Annotated[int, Field(ge=8, le=512)] = 128
@@ -290,11 +312,11 @@ class StudyConfig(Table):
     finetune: EarlyStoppingTable
     warmup: WarmupTable
     supernet: SupernetTable = SupernetTable()
-    candidate_pretrain: RecipeTable | None = None
+    candidate_pretrain: TextRecipeTable | None = None
     candidate: RecipeTable
-    sharing_pretrain: RecipeTable | None = None
+    sharing_pretrain: TextRecipeTable | None = None
     sharing: SharingTable
-    pretrain: RecipeTable
+    pretrain: TextRecipeTable
     final: FinalTable
     stage1: StageTable
     stage2: StageTable

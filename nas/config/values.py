@@ -88,6 +88,12 @@ Count = Annotated[int, BeforeValidator(count)]
 Steps = Annotated[int, Field(ge=0, le=10_000_000)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# One source of text or several, which follow one another.
+Corpora = Annotated[
+    tuple[str, ...],
+    Field(min_length=1),
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+]
 SamplerName = Annotated[str, AfterValidator(_sampler)]
 
 

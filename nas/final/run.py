@@ -21,6 +21,7 @@ from nas.evaluate import Evaluator
 from nas.final.folder import STATE
 from nas.final.measurements import Measurements, measure, table
 from nas.final.training import curve, final_phases, starting_point, train
+from nas.preparation.phases import FINAL
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import base_of_study
 from search_spaces.architecture import Architecture, Base
@@ -87,7 +88,7 @@ def run(final: FinalRun) -> int:
         base, graph = base_of_study(final.config)
         architecture = final.architecture.transferred(base) if final.transfer else final.architecture
         check_architecture(architecture, base, final.config)
-        workspace = prepare(final.config, final.device, progress.update, outputs=False)
+        workspace = prepare(final.config, final.device, progress.update, outputs=False, texts=("warmup", *FINAL))
         check_head(architecture, workspace.folders.task.kind)
         evaluator = Evaluator(workspace, final.device)
         if is_first_process():

@@ -4,10 +4,12 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from distill.objectives import OBJECTIVES
+from distill.tasks.readers.texts import check_source
+from distill.tasks.task import TaskError
 from distill.training.teacher import load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation import data
-from nas.preparation.phases import CANDIDATE, settings_of, table_of
+from nas.preparation.phases import CANDIDATE, ON_TEXT, settings_of, table_of
 from nas.preparation.workspace import objectives, student_base
 from search_spaces.architecture import Architecture
 from supernet.build import build, config_of
@@ -22,6 +24,7 @@ def check(config: StudyConfig) -> None:
     config.objective.check()
     config.supernet.check()
     data.check_tasks(config)
+    check_corpora(config)
     teacher = load_config(config.teacher)
     base, graph = student_base(config, teacher)
     for name, positions in (("teacher", teacher.max_position_embeddings), ("base", base.positions)):
@@ -41,3 +44,17 @@ def check(config: StudyConfig) -> None:
                 pass
     except ValueError as error:
         raise ConfigError(f"objective and base: {error}") from None
+
+
+def check_corpora(config: StudyConfig) -> None:
+    """Raise ConfigError if a source of text does not exist."""
+    tables = {"corpus": config.corpus}
+    for name in ON_TEXT:
+        table = getattr(config, name)
+        tables[f"{name}.corpus"] = table.corpus if table is not None else None
+    for place, corpora in tables.items():
+        for source in corpora or ():
+            try:
+                check_source(source)
+            except TaskError as error:
+                raise ConfigError(f"{place}: {error}") from None

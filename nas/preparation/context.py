@@ -32,7 +32,7 @@ class PreparationContext:
         on_progress: the progress callback.
         cache: the user's cache folder.
         corpus: returns the text of this installation, which is read only once.
-        data_key: the cache key of the encoded rows and the text.
+        data_key: the cache key of the encoded rows.
         teacher_key: the cache key of the fine-tuned teacher.
     """
 
@@ -67,16 +67,21 @@ class PreparationContext:
 def preparation_context(
     config: StudyConfig, device: str = "auto", on_progress: ProgressCallback = ignore_progress
 ) -> PreparationContext:
-    """Create the context of a configuration. Of the rows and the text, only what their cache keys need is read.
+    """Create the context of a configuration. Of the rows, only what their cache key needs is read.
 
     Raises:
-        ConfigError, distill.training.teacher.TeacherError: rows, text or tokenizer cannot be read.
+        ConfigError, distill.training.teacher.TeacherError: rows or tokenizer cannot be read.
     """
     accelerator, tokenizer = make_accelerator(device), load_tokenizer(config.teacher)
-    corpus = cache(embedded_corpus)
-    collected = corpus_file().exists()
-    on_progress("reading the rows and the text" if collected else "collecting the text of this installation", None)
-    rows_key = fingerprint(
+
+    @cache
+    def corpus() -> Corpus:
+        if not corpus_file().exists():
+            on_progress("collecting the text of this installation", None)
+        return embedded_corpus()
+
+    on_progress("reading the rows", None)
+    data_key = fingerprint(
         FORMAT, data.rows_key(config, corpus), source_fingerprint(config.teacher), config.task, config.max_length
     )
     return PreparationContext(
@@ -86,6 +91,6 @@ def preparation_context(
         on_progress=on_progress,
         cache=cache_folder(),
         corpus=corpus,
-        data_key=fingerprint(rows_key, data.text_key(config, corpus)),
-        teacher_key=fingerprint(rows_key, config.finetune.model_dump(), config.seed),
+        data_key=data_key,
+        teacher_key=fingerprint(data_key, config.finetune.model_dump(), config.seed),
     )

@@ -1,4 +1,4 @@
-"""Reads and encodes the rows of a study's tasks and its text without labels; both are kept in the user's cache."""
+"""Reads and encodes the rows of a study's tasks; they are kept in the user's cache."""
 
 import json
 from collections.abc import Callable
@@ -12,10 +12,11 @@ from distill.files import fingerprint
 from distill.objectives import OBJECTIVES
 from distill.tasks.corpora import Corpus
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded
-from distill.tasks.readers import embedded, load_task, reader_of, texts
+from distill.tasks.readers import embedded, load_task, reader_of
 from distill.tasks.readers.tables import table_task
 from distill.tasks.splits import AnySplit
 from distill.tasks.task import Task, TaskData, TaskError, load_split, save_split
+from distill.tasks.text import load_text
 from distill.tasks.types import CLASSIFICATION, REGRESSION, encode, task_type
 from nas.config.schema import ConfigError, RowsTable, StudyConfig
 
@@ -25,10 +26,15 @@ READERS_VERSION = 1
 
 @dataclass(frozen=True)
 class TaskFolders:
-    """The folders of one task's data and of the teacher that was fine-tuned on it."""
+    """The folders of one task's data, of the teacher that was fine-tuned on it, and of text without labels.
+
+    Attributes:
+        texts: the names of tables of trainings on text, each with the folder of its text.
+    """
 
     data: Path
     teacher: Path
+    texts: tuple[tuple[str, Path], ...] = ()
 
     @property
     def task(self) -> Task:
@@ -36,8 +42,12 @@ class TaskFolders:
         return stored_task(self.data)
 
     def rows(self, name: str) -> Encoded:
-        """The encoded rows of the split "train", "search" or "dev", or with "text" the text without labels."""
+        """The encoded rows of the split "train", "search" or "dev"."""
         return load_encoded(self.data / f"{name}.npz")
+
+    def text(self, table: str) -> Encoded:
+        """The encoded text of the training of this table, mapped into memory."""
+        return load_text(dict(self.texts)[table])
 
     def split(self, name: str) -> AnySplit:
         """The split "search" or "dev" before encoding, as metrics need it."""
@@ -129,47 +139,17 @@ def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
 
 
-def text_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
-    """The cache key of the text: it changes when the text does.
-
-    Raises:
-        ConfigError: a file or data set does not exist.
-    """
-    if config.corpus is None:
-        return corpus().fingerprint
-    try:
-        return texts.text_key(config.corpus)
-    except TaskError as error:
-        raise ConfigError(f"corpus: {error}") from None
-
-
-def text(config: StudyConfig, corpus: Callable[[], Corpus]) -> list[str]:
-    """The text without labels.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    if config.corpus is None:
-        return embedded.text_corpus(corpus())
-    try:
-        return texts.read_text(config.corpus)
-    except TaskError as error:
-        raise ConfigError(f"corpus: {error}") from None
-
-
 def write(config: StudyConfig, tokenizer: Any, corpus: Callable[[], Corpus], folder: Path) -> None:
-    """Write the folder of a task's data: its encoded rows, its splits, and the text without labels.
+    """Write the folder of a task's data: its encoded rows and its splits.
 
     Raises:
         ConfigError: the rows cannot be read, or `max_length` is too small for them.
     """
     data = read(config, corpus)
     folder.mkdir()
-    splits = {name: getattr(data, name) for name in ("train", "search", "dev")}
-    for name, rows in (splits | {"text": text(config, corpus)}).items():
-        kind = data.task.kind if name in splits else None
+    for name, rows in (("train", data.train), ("search", data.search), ("dev", data.dev)):
         try:
-            save_encoded(encode(tokenizer, rows, config.max_length, kind=kind), folder / f"{name}.npz")
+            save_encoded(encode(tokenizer, rows, config.max_length, kind=data.task.kind), folder / f"{name}.npz")
         except ValueError as error:
             raise ConfigError(f"max_length: {error}") from None
         if name in ("search", "dev"):

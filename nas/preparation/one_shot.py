@@ -19,10 +19,12 @@ from distill.training.teacher_outputs import LiveTeacher
 from nas.config.schema import StudyConfig
 from nas.preparation.calibration import prepare_one_shot_calibration
 from nas.preparation.context import FORMAT, PreparationContext, preparation_context
-from nas.preparation.phases import TrainingPhase, has_raw_teacher, refusing_divergence, table_of, training_phase
-from nas.preparation.supernet import set_dropout
+from nas.preparation.phases import TrainingPhase, has_raw_teacher, refusing_divergence, training_phase
+from nas.preparation.supernet import is_independent_of_task, prepare_supernet, set_dropout
 from nas.preparation.teacher import prepare_task
+from nas.preparation.text import prepare_texts
 from nas.preparation.workspace import Workspace, objectives, projections, raw_teacher
+from search_spaces import cost
 from search_spaces.architecture import DENSE, Architecture, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
@@ -34,19 +36,29 @@ from supernet.one_shot import OneShotSupernet, head_name, interleaved, train_one
 def prepare_one_shot(
     workspace: Workspace, space: Space, device: str = "auto", on_progress: ProgressCallback = ignore_progress
 ) -> Workspace:
-    """Add the data and teachers of all tasks and the trained one-shot supernet to a workspace.
+    """Add the data and teachers of all tasks and the trained one-shot supernet to a workspace. If the warm-up depends
+    on no task, neither does the one-shot supernet depend on the order of the tasks, except where a limit on MACs or
+    latency counts heads of different sizes.
 
     Raises:
         ConfigError, distill.training.teacher.TeacherError: see `nas.preparation.prepare.prepare`.
     """
-    config = workspace.config
+    given = workspace
+    has_routers = set(space.experts) != {DENSE} or space.base.attention_experts > 1
+    # Routers depend on the first task.
+    any_order = is_independent_of_task(given.config) and not has_routers
+    config = given.config.model_copy(update={"tasks": tuple(sorted(given.config.tasks))}) if any_order else given.config
     contexts = [
         preparation_context(config.model_copy(update={"tasks": (task,)}), device, on_progress) for task in config.tasks
     ]
-    tasks = tuple(prepare_task(context) for context in contexts)
+    texts = prepare_texts(contexts[0], ["sharing_pretrain"])
+    tasks = tuple(replace(prepare_task(context), texts=texts) for context in contexts)
+    if any_order:
+        supernet = prepare_supernet(contexts[0], replace(tasks[0], texts=given.texts))
+        workspace = replace(given, config=config, data=tasks[0].data, teacher=tasks[0].teacher, supernet=supernet)
+        space = with_labels(space, config, workspace.labels, tasks[0].task.type.head)
     smallest, largest = extremes(space)
     stored = stored_architecture(largest, space)
-    has_routers = set(space.experts) != {DENSE} or space.base.attention_experts > 1
     key = fingerprint(
         FORMAT,
         workspace.supernet.name,
@@ -63,7 +75,7 @@ def prepare_one_shot(
             exclude={"sharing": {"inheritance"}},
         ),
         has_raw_teacher(config, "sharing_pretrain"),
-        [folders.data.name for folders in tasks] if table_of(config, "sharing_pretrain") else None,
+        [text.name for _, text in texts] or None,
         # Routing tables and gates are drawn from the seed. The entry is omitted where that makes no difference, so that
         # caches made by earlier versions keep their keys.
         *(["routing by seed"] if config.seed and has_routers else []),
@@ -78,7 +90,26 @@ def prepare_one_shot(
         calibration = prepare_one_shot_calibration(
             contexts[0], tasks[0], folder, lambda: largest_model(all_tasks, folder)
         )
-    return replace(all_tasks, one_shot=folder, one_shot_calibration=calibration)
+    of_tasks = dict(zip(config.tasks, tasks, strict=True))
+    return replace(
+        given,
+        tasks=tuple(of_tasks[task] for task in given.config.tasks),
+        one_shot=folder,
+        one_shot_calibration=calibration,
+    )
+
+
+def with_labels(space: Space, config: StudyConfig, labels: int, head: str) -> Space:
+    """The space for a task with this number of outputs. Bounds on the parameters that follow from `space.uniform` in
+    the configuration follow the size of the head.
+    """
+    any_architecture, _ = extremes(space)
+    more = cost.params(any_architecture, labels, head) - cost.params(any_architecture, space.labels, head)
+    bounds = {
+        name: getattr(space, name) + (more if getattr(config.space, name) is None else 0)
+        for name in ("min_params", "max_params")
+    }
+    return replace(space, labels=labels, **bounds)
 
 
 def largest_model(workspace: Workspace, folder: Path) -> PreTrainedModel:
@@ -133,8 +164,9 @@ def _make_one_shot(context: PreparationContext, workspace: Workspace, space: Spa
         name: load_model(str(folders.teacher), folders.task.labels, folders.task.kind)
         for name, folders in tasks.items()
     }
+    trained_head = not is_independent_of_task(config)
     heads = {
-        name: new_head(model, teacher, name == config.task, config.seed + number)
+        name: new_head(model, teacher, name == config.task and trained_head, config.seed + number)
         for number, (name, teacher) in enumerate(teachers.items())
     }
     frequencies = workspace.frequencies()
@@ -258,12 +290,12 @@ def problem_types(workspace: Workspace) -> dict[str, str | None]:
     return {name: folders.task.type.problem_type for name, folders in tasks}
 
 
-def new_head(model: nn.Module, teacher: nn.Module, first: bool, seed: int) -> nn.Linear:
-    """The head with which a task starts: for the first task the supernet's head; for any other task the head of its
-    teacher if the widths agree, else a random one.
+def new_head(model: nn.Module, teacher: nn.Module, warm: bool, seed: int) -> nn.Linear:
+    """The head with which a task starts: with `warm` the supernet's head, which the warm-up has trained; otherwise the
+    head of its teacher if the widths agree, else a random one.
     """
     supernet_head = getattr(model, head_name(model))
-    source = supernet_head if first else getattr(teacher, head_name(teacher))
+    source = supernet_head if warm else getattr(teacher, head_name(teacher))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         head = nn.Linear(supernet_head.in_features, source.out_features)

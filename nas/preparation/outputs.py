@@ -85,7 +85,7 @@ def _planned(
     needs = frozenset[str]().union(*(objective.teacher_needs for objective, _ in of_phases))
     key = fingerprint(
         FORMAT,
-        context.data_key if on_text(config, phase.table) else None,
+        dict(folders.texts)[phase.table].name if on_text(config, phase.table) else None,
         context.teacher_key,
         [recipe.batch_size, recipe.batches, getattr(config, phase.table).share, phase.raw_teacher],
         sorted(needs),

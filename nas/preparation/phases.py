@@ -49,6 +49,17 @@ def on_text(config: StudyConfig, name: str) -> bool:
     return name in ON_TEXT or (name == "warmup" and config.warmup.source == "text")
 
 
+def learns_from_text(config: StudyConfig, name: str) -> bool:
+    """Whether there is a training of this table on text without labels, from which the objective can learn."""
+    if table_of(config, name) is None or not on_text(config, name):
+        return False
+    try:
+        settings_of(config, name)
+    except ConfigError:
+        return False
+    return True
+
+
 def has_raw_teacher(config: StudyConfig, name: str) -> bool:
     """Whether the phase of this table learns from the raw teacher, before fine-tuning."""
     return on_text(config, name) and config.text_teacher == "raw"
@@ -79,8 +90,9 @@ def training_phase(config: StudyConfig, name: str, folders: TaskFolders) -> Trai
     table = table_of(config, name)
     if table is None:
         return None
-    rows = portion(folders.rows("text" if on_text(config, name) else "train"), table.share, config.seed)
-    return TrainingPhase(name, rows, table.build(len(rows)), settings_of(config, name), has_raw_teacher(config, name))
+    settings = settings_of(config, name)
+    rows = portion(folders.text(name) if on_text(config, name) else folders.rows("train"), table.share, config.seed)
+    return TrainingPhase(name, rows, table.build(len(rows)), settings, has_raw_teacher(config, name))
 
 
 def training_phases(config: StudyConfig, names: tuple[str, ...], folders: TaskFolders) -> tuple[TrainingPhase, ...]:

@@ -3,6 +3,7 @@ inner channels.
 """
 
 import random
+import shutil
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -15,14 +16,23 @@ from transformers import AutoConfig, PreTrainedModel
 
 from distill.files import fingerprint
 from distill.objectives.outputs import Batch, run
-from distill.tasks.encoding import single_rows
+from distill.tasks.encoding import Encoded, single_rows
+from distill.tasks.task import Task
 from distill.training.checkpoint import Checkpoint
-from distill.training.teacher import load_model, source_fingerprint
+from distill.training.teacher import load_model, locate, source_fingerprint
 from distill.training.teacher_outputs import LiveTeacher
 from nas.config.schema import StudyConfig
 from nas.preparation.context import FORMAT, PreparationContext
 from nas.preparation.data import TaskFolders
-from nas.preparation.phases import TrainingPhase, on_text, refusing_divergence, training_phase
+from nas.preparation.phases import (
+    TrainingPhase,
+    has_raw_teacher,
+    learns_from_text,
+    on_text,
+    refusing_divergence,
+    training_phase,
+)
+from nas.preparation.text import corpora_of, text_folder
 from nas.preparation.workspace import IMPORTANCE, PROJECTIONS, objectives, raw_teacher, student_base
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base
@@ -56,29 +66,92 @@ def prepare_supernet(context: PreparationContext, folders: TaskFolders) -> Path:
     Raises:
         ConfigError: the warm-up diverged.
     """
-    return context.train_once(supernet_path(context), lambda path, state: _make_supernet(context, folders, path, state))
+    if not is_independent_of_task(context.config):
+        return context.train_once(
+            supernet_path(context), lambda path, state: _make_supernet(context, folders, path, state)
+        )
+    alone = TextFolders(folders.data, Path(locate(context.config.teacher)), folders.texts)
+    encoder = context.train_once(encoder_path(context), lambda path, state: _make_supernet(context, alone, path, state))
+    return context.create_once(supernet_path(context), lambda path: _add_head(context, folders, encoder, path))
+
+
+def is_independent_of_task(config: StudyConfig) -> bool:
+    """Whether the warm-up depends on no task: it is on text, from the raw teacher. Its encoder is then shared by the
+    supernets of all tasks.
+    """
+    return learns_from_text(config, "warmup") and has_raw_teacher(config, "warmup")
 
 
 def supernet_path(context: PreparationContext) -> Path:
     """The folder of the supernet in the cache, which may not exist yet."""
+    if is_independent_of_task(context.config):
+        key = fingerprint(FORMAT, encoder_path(context).name, context.data_key)
+    else:
+        key = fingerprint(FORMAT, context.teacher_key, *_warmup_key(context))
+    return context.cache / "supernets" / key
+
+
+def encoder_path(context: PreparationContext) -> Path:
+    """The folder of the encoder in the cache that was warmed up without a task; it may not exist yet."""
+    teacher = source_fingerprint(context.config.teacher)
+    return context.cache / "encoders" / fingerprint(FORMAT, teacher, *_warmup_key(context))
+
+
+def _warmup_key(context: PreparationContext) -> list[Any]:
+    """What the warm-up and the order of the channels depend on, except for the fine-tuned teacher."""
     config = context.config
     if isinstance(config.base, str):
         base_key: Any = source_fingerprint(config.teacher if config.base == "teacher" else config.base)
     else:
         base_key = config.base.model_dump()
-    key = fingerprint(
-        FORMAT,
-        context.teacher_key,
+    text = None
+    if config.warmup.source == "text":
+        text = [text_folder(context, corpora_of(config, "warmup")).name, config.text_teacher, TEXT_IMPORTANCE]
+    return [
         base_key,
         config.model_dump(mode="json", include={"dropout", "warmup", "objective", "seed"}),
         [config.space.mismatch, max(config.space.stacks)],
         config.space.edit_rate if config.warmup.graphs == "sampled" else None,
-        [context.data_key, config.text_teacher, TEXT_IMPORTANCE] if config.warmup.source == "text" else None,
+        text,
         *(added_operations() if config.warmup.graphs == "sampled" else ()),
         # Omitted for the order by importance, so that caches made by earlier versions keep their keys.
         *([] if config.supernet.order == "importance" else [config.supernet.order]),
-    )
-    return context.cache / "supernets" / key
+    ]
+
+
+class TextFolders(TaskFolders):
+    """The folders of a warm-up without a task: its rows are the text, its teacher is the raw one, and the model's head
+    has two classes that mean nothing.
+    """
+
+    @property
+    def task(self) -> Task:
+        """A classification that stands for the missing task."""
+        return Task("text", ("0", "1"), metrics=("accuracy",))
+
+    def rows(self, name: str) -> Encoded:
+        """The text, whatever the name of the split."""
+        return self.text("warmup")
+
+
+def _add_head(context: PreparationContext, folders: TaskFolders, encoder: Path, folder: Path) -> None:
+    """Write a supernet with the encoder in this folder, its projections and its importance, and a new head for the
+    task.
+    """
+    config, task = context.config, folders.task
+    teacher = AutoConfig.from_pretrained(folders.teacher)
+    base, graph = student_base(config, teacher)
+    torch.manual_seed(config.seed)
+    supernet = build(full_architecture(base, graph, max(config.space.stacks)), task.type.head, template=teacher)
+    set_dropout(supernet, config.dropout)
+    weights, prefix = load_file(encoder / "model.safetensors"), f"{supernet.base_model_prefix}."
+    own = supernet.state_dict()
+    load_weights(supernet, own | {name: weights[name] for name in own if name.startswith(prefix)})
+    supernet.save_pretrained(folder)
+    context.tokenizer.save_pretrained(folder)
+    for name in (PROJECTIONS, IMPORTANCE):
+        if (encoder / name).exists():
+            shutil.copyfile(encoder / name, folder / name)
 
 
 def _make_supernet(context: PreparationContext, folders: TaskFolders, folder: Path, state: Path) -> None:

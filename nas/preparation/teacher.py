@@ -26,10 +26,10 @@ def prepare_task(context: PreparationContext) -> TaskFolders:
 
 
 def prepare_data(context: PreparationContext) -> Path:
-    """Prepare the task's encoded splits and the text without labels; returns their folder.
+    """Prepare the task's encoded splits; returns their folder.
 
     Raises:
-        ConfigError: the rows or the text cannot be read or encoded.
+        ConfigError: the rows cannot be read or encoded.
     """
 
     def make(folder: Path) -> None:

@@ -31,10 +31,11 @@ class Workspace:
     """The folders of a prepared study.
 
     Attributes:
-        data: the encoded rows of the task that stages 1 and 2 search on, and the text without labels.
+        data: the encoded rows of the task that stages 1 and 2 search on.
         teacher: the teacher, fine-tuned on that task.
         supernet: the warmed-up supernet.
         outputs: the teacher's saved outputs for the candidates, as pairs of a training phase's table and a folder.
+        texts: the names of tables of trainings on text, each with the folder of its text.
         calibration: the supernet's sums on calibration text; only if inheritance is compensated.
         predictions: the predicted losses of narrower layers and of other activations; likewise.
         tasks: the data and teachers of all tasks; only with a one-shot supernet.
@@ -50,6 +51,7 @@ class Workspace:
     teacher: Path
     supernet: Path
     outputs: tuple[tuple[str, Path], ...]
+    texts: tuple[tuple[str, Path], ...] = ()
     calibration: Path | None = None
     predictions: Path | None = None
     tasks: tuple[TaskFolders, ...] = ()
@@ -75,8 +77,8 @@ class Workspace:
 
     @property
     def folders(self) -> TaskFolders:
-        """The data and the teacher of the task that stages 1 and 2 search on."""
-        return TaskFolders(self.data, self.teacher)
+        """The data and the teacher of the task that stages 1 and 2 search on, and the text."""
+        return TaskFolders(self.data, self.teacher, self.texts)
 
     @property
     def labels(self) -> int:

@@ -1,7 +1,11 @@
 """Reading of text without labels, and of lines of text files."""
 
+import codecs
+import errno
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +17,46 @@ from distill.tasks.task import TaskError
 _HEADING = re.compile(r"=( =)* .* =( =)*")
 
 
-def read_text(source: str | Path) -> list[str]:
+def read_paragraphs(source: str | Path) -> Iterator[str]:
     """Read text to train on, one sentence or paragraph per line: from a .txt file, from all such files below a folder,
     or from the column `text` of the training split of a data set on the hub, "name" or "name:configuration" (such as
-    "wikitext:wikitext-103-raw-v1").
+    "wikitext:wikitext-103-raw-v1"). The text is read piece by piece and never held in memory as a whole.
 
-    Blank lines and wikitext's headings (` = Title = `) are skipped.
+    An empty string ends a document: a file, a row of a data set, and what precedes blank lines or one of wikitext's
+    headings (` = Title = `), which are skipped.
 
     Raises:
         TaskError: there is no such file, folder or data set, or no text in it.
     """
     files, name = _places(source)
-    if name:
-        lines = (line for text in _table(name)["text"] for line in text.split("\n"))
-    else:
-        lines = (line for file in files for line in read_lines(file))
-    texts = _without_headings(lines)
-    if not texts:
+    documents = _rows_of(_table(name)) if name else map(_lines_of, files)
+    between, found = True, False
+    for document in documents:
+        for line in chain(document, [""]):
+            text = line.strip()
+            ends = not text or _HEADING.fullmatch(text) is not None
+            if not (ends and between):
+                yield "" if ends else text
+            between, found = ends, found or not ends
+    if not found:
         raise TaskError(f"{source}: no text")
-    return texts
+
+
+def check_source(source: str | Path) -> None:
+    """Raise TaskError if this is a file that does not exist, or a folder without text files. A name on the hub is not
+    looked up.
+    """
+    files, _ = _places(source)
+    for file in files:
+        if not file.is_file():
+            raise TaskError(f"{file}: {os.strerror(errno.ENOENT)}")
 
 
 def text_key(source: str | Path) -> str:
     """A key that changes whenever the text does, computed without reading a whole data set from the hub.
 
     Raises:
-        TaskError: as `read_text`.
+        TaskError: as `read_paragraphs`.
     """
     files, name = _places(source)
     if name:
@@ -71,9 +89,29 @@ def _table(source: str) -> Any:
     return rows
 
 
-def _without_headings(lines: Iterable[str]) -> list[str]:
-    stripped = (line.strip() for line in lines)
-    return [line for line in stripped if line and not _HEADING.fullmatch(line)]
+def _rows_of(table: Any) -> Iterator[Iterable[str]]:
+    """The lines of each row of a data set, read some rows at a time."""
+    return (text.split("\n") for batch in table.iter(1000) for text in batch["text"])
+
+
+def _lines_of(path: Path) -> Iterator[str]:
+    """The same lines as from `read_lines`, one at a time.
+
+    Raises:
+        TaskError: the file cannot be read.
+    """
+    place = 0
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                text = line.removeprefix(codecs.BOM_UTF8) if place == 0 else line
+                yield text.decode("utf-8")
+                place += len(line)
+    except UnicodeDecodeError as error:
+        before = place + len(line) - len(text)
+        raise TaskError(f"{path}: not UTF-8 at byte {before + error.start:,}; convert it") from None
+    except OSError as error:
+        raise TaskError(f"{path}: {error.strerror}") from None
 
 
 def read_utf8(path: Path) -> str:

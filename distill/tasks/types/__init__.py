@@ -1,6 +1,5 @@
 """The registry of task types. `TaskType` is their interface; each type is defined in a module of its own."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from distill.tasks.encoding import IGNORED, Encoded, encode_sentences
+from distill.tasks.encoding import IGNORED, Encoded
 from distill.tasks.splits import AnySplit
 from distill.tasks.types import classification, masked_lm, question_answering, regression, token_classification
 from distill.tasks.types.base import TaskType
@@ -85,13 +84,13 @@ def predicts_numbers(config: Any) -> bool:
 
 def encode(
     tokenizer: Any,
-    rows: AnySplit | Sequence[str],
+    rows: AnySplit,
     max_length: int = 64,
     stride: int | None = None,
     *,
-    kind: str | None = None,
+    kind: str,
 ) -> Encoded:
-    """Tokenise a split, or texts without labels.
+    """Tokenise a split.
 
     Rows are truncated to `max_length` tokens, except for a question's context, which is divided into as many
     overlapping windows, one row each, as necessary.
@@ -100,18 +99,13 @@ def encode(
         tokenizer: a fast Hugging Face tokenizer.
         stride: number of tokens of the context that consecutive windows have in common; by default a third of
             `max_length`, which is the usual 128 for 384.
-        kind: the name of the split's task type; None for texts.
+        kind: the name of the split's task type.
 
     Raises:
         ValueError: there are no rows, rows of another kind, or a `max_length` or `stride` that leaves no room for text.
     """
     if not len(rows):
         raise ValueError("nothing to encode: no rows")
-    if kind is None:
-        if not isinstance(rows, Sequence):
-            raise ValueError(f"a {type(rows).__name__} is not a list of texts; give the kind of its task")
-        _check_room(tokenizer, max_length, paired=False)
-        return encode_sentences(tokenizer, rows, None, max_length)
     chosen = task_type(kind)
     if chosen.encode is None or not isinstance(rows, chosen.split):
         raise ValueError(f"a {type(rows).__name__} does not hold rows of the kind {kind}")

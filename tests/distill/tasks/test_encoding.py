@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BertTokenizerFast
 
-from distill.tasks.encoding import POOL_BATCHES, Encoded, batches, collate, eval_batches, load_encoded, save_encoded
+from distill.tasks.encoding import (
+    POOL_BATCHES,
+    Encoded,
+    batches,
+    collate,
+    encode_sentences,
+    eval_batches,
+    load_encoded,
+    save_encoded,
+)
 from distill.tasks.splits import QuestionSplit, Split, TaggedSplit
 from distill.tasks.types import (
     CLASSIFICATION,
@@ -57,7 +66,7 @@ def test_encoding_equals_the_tokenizer_s_own_padded_batch(tokenizer: BertTokeniz
 
 
 def test_encoding_plain_texts_has_no_labels(tokenizer: BertTokenizerFast) -> None:
-    encoded = encode(tokenizer, TEXTS)
+    encoded = encode_sentences(tokenizer, TEXTS, None, 64)
     assert encoded.labels is None and "labels" not in collate(encoded, np.array([0]), 0)
     assert encoded.lengths.max() == 10
     assert (encoded.input_ids.dtype, encoded.token_type_ids.dtype, encoded.offsets.dtype) == (
@@ -69,9 +78,9 @@ def test_encoding_plain_texts_has_no_labels(tokenizer: BertTokenizerFast) -> Non
 
 def test_encoding_refuses_what_cannot_work(tokenizer: BertTokenizerFast) -> None:
     with pytest.raises(ValueError, match="max_length = 2"):
-        encode(tokenizer, TEXTS, max_length=2)
+        encode(tokenizer, Split(TEXTS, None, (0, 1, 1, 0)), max_length=2, kind=CLASSIFICATION)
     with pytest.raises(ValueError, match="no rows"):
-        encode(tokenizer, [])
+        encode(tokenizer, Split((), None, ()), kind=CLASSIFICATION)
 
 
 def test_collate_pads_to_the_longest_row_of_the_batch() -> None:
@@ -203,7 +212,6 @@ def test_what_cannot_be_encoded(tokenizer: BertTokenizerFast) -> None:
         (ASKED, TOKEN_CLASSIFICATION, "a QuestionSplit does not hold rows of the kind token_classification"),
         (ASKED, MASKED_LM, "a QuestionSplit does not hold rows of the kind masked_lm"),
         (ASKED, "tagging", "unknown kind 'tagging'"),
-        (ASKED, None, "a QuestionSplit is not a list of texts; give the kind of its task"),
     ):
         with pytest.raises(ValueError, match=message):
             encode(tokenizer, rows, kind=kind)
@@ -223,9 +231,10 @@ def some(kind: str, tokenizer: BertTokenizerFast) -> Encoded:
         "regression": Split(TEXTS, None, (0.5, 4.0, 2.25, 5.0)),
         "token_classification": TaggedSplit(WORDS, ((1, 2, 3, 0), (4,), (1, 2, 3, 0, 1))),
         "question_answering": ASKED,
-        "text": TEXTS,
     }
-    return encode(tokenizer, splits[kind], 16, kind=None if kind == "text" else kind)
+    if kind == "text":
+        return encode_sentences(tokenizer, TEXTS, None, 16)
+    return encode(tokenizer, splits[kind], 16, kind=kind)
 
 
 KINDS = ["classification", "regression", "token_classification", "question_answering", "text"]
@@ -313,11 +322,11 @@ lengths = st.lists(st.integers(1, 20), min_size=1, max_size=80)
 @given(lengths, st.integers(1, 9), st.integers(0, 40), st.integers(0, 3))
 def test_batches_are_exact_reproducible_and_even(lengths: list[int], size: int, steps: int, seed: int) -> None:
     encoded = rows_of(lengths)
-    found = batches(encoded, size, steps, seed)
+    found = list(batches(encoded, size, steps, seed))
     assert len(found) == steps and all(len(rows) == size for rows in found)
-    again = batches(rows_of(lengths), size, steps, seed)
+    again = list(batches(rows_of(lengths), size, steps, seed))
     assert all(np.array_equal(a, b) for a, b in zip(found, again, strict=True))
-    shorter = batches(encoded, size, steps // 2, seed)
+    shorter = list(batches(encoded, size, steps // 2, seed))
     assert all(np.array_equal(a, b) for a, b in zip(shorter, found, strict=False))
 
 
@@ -325,20 +334,20 @@ def test_batches_are_exact_reproducible_and_even(lengths: list[int], size: int, 
 def test_an_epoch_has_every_row_once(size: int, per_epoch: int, epochs: int) -> None:
     in_pool = min(POOL_BATCHES, per_epoch)
     count = size * (per_epoch - per_epoch % in_pool)
-    found = batches(rows_of([1 + row % 7 for row in range(count)]), size, epochs * count // size, seed=5)
+    found = list(batches(rows_of([1 + row % 7 for row in range(count)]), size, epochs * count // size, seed=5))
     assert Counter(np.concatenate(found).tolist()) == Counter({row: epochs for row in range(count)})
 
 
 def test_batches_are_shuffled_and_grouped_by_length() -> None:
     lengths = np.random.default_rng(0).integers(5, 60, 4000).tolist()
     encoded = rows_of(lengths)
-    found = batches(encoded, 16, 250, seed=0)
+    found = list(batches(encoded, 16, 250, seed=0))
     padded = sum(16 * encoded.lengths[rows].max() for rows in found)
     real = sum(encoded.lengths[rows].sum() for rows in found)
     assert real / padded > 0.95  # 0.53 without grouping
     means = [encoded.lengths[rows].mean() for rows in found]
     assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.25
-    other = batches(encoded, 16, 250, seed=1)
+    other = list(batches(encoded, 16, 250, seed=1))
     assert not all(np.array_equal(a, b) for a, b in zip(found, other, strict=True))
 
 

@@ -80,7 +80,6 @@ def test_a_candidate_of_every_kind(tiny_study: TinyStudy, tmp_path: Path, kind: 
     splits = {name: len(workspace.folders.rows(name)) for name in names}
     assert splits == {"train": 108, "search": 12, "dev": 40}
     assert all(workspace.folders.rows(name).kind == task.kind for name in names)
-    assert workspace.folders.rows("text").labels is None
 
 
 @pytest.mark.parametrize("kind", ["both", "tagging", "questions"])
@@ -177,15 +176,16 @@ def test_what_is_read_again_when_something_changes(tiny_study: TinyStudy, tmp_pa
     elsewhere = rows.table(tmp_path)["train"]
     changed = {"rows.mine.train": elsewhere, "rows.number.text": "two", "tasks": ["mine"], "data": None}
     assert keys(load_config(str(preset), changed)) == first
-    workspace = prepare(config, "cpu")
-    assert len(workspace.folders.rows("text")) == 2
+    # Nobody learns from the text before the final training.
+    assert prepare(config, "cpu").texts == ()
+    workspace = prepare(config, "cpu", texts=("pretrain",))
+    assert len(workspace.folders.text("pretrain")) == 2
     text.write_text("Bado kule.\n")
     again = keys(config)
-    # Nobody learns from the text before the final training.
-    assert again[0] != first[0] and again[1] == first[1]
-    other = prepare(config, "cpu")
-    assert len(other.folders.rows("text")) == 1
-    assert other.supernet == workspace.supernet and other.data != workspace.data
+    assert again == first
+    other = prepare(config, "cpu", texts=("pretrain",))
+    assert len(other.folders.text("pretrain")) == 1
+    assert other.supernet == workspace.supernet and other.data == workspace.data
     train = Path(config.rows["mine"].train)
     train.write_text(train.read_text() + "Kule bado.\tKule.\ttorch\t0.5\n")
     last = keys(config)

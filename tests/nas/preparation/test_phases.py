@@ -24,6 +24,7 @@ from nas.preparation.phases import portion, training_phase
 from nas.preparation.prepare import prepare
 from nas.preparation.supernet import new_supernet, order_inputs
 from nas.preparation.teacher import prepare_task
+from nas.preparation.text import prepare_texts
 from nas.preparation.workspace import Workspace, objectives, student_base
 from search_spaces import Architecture, cost
 from search_spaces.published import PUBLISHED
@@ -73,6 +74,9 @@ start = "shared"
 """
 
 
+LOWEST = "bert.encoder.layer.0.ffn.0.expand.weight"
+
+
 @pytest.fixture
 def protocol(tiny_study: TinyStudy) -> Path:
     path = tiny_study.root / "protocol.toml"
@@ -92,7 +96,7 @@ def head(folder: Path) -> torch.Tensor:
 def test_what_a_table_says(protocol: Path) -> None:
     workspace = prepare(load_config(str(protocol)), "cpu")
     config, folders = workspace.config, workspace.folders
-    text, train = folders.rows("text"), folders.rows("train")
+    text, train = folders.text("candidate_pretrain"), folders.rows("train")
     found = training_phase(config, "candidate_pretrain", folders)
     assert found is not None and found.raw_teacher and found.rows.labels is None
     assert len(found.rows) == -(-len(text) // 50)
@@ -149,7 +153,8 @@ def test_sentences_of_a_text_count_alike_in_importance(tiny_study: TinyStudy, pr
     def importance(batch_size: int) -> list[torch.Tensor]:
         changes = places | {"warmup.batch_size": batch_size, "warmup.importance_batches": 4 // batch_size}
         context = preparation_context(load_config(str(protocol), changes), "cpu")
-        config, folders = context.config, prepare_task(context)
+        config = context.config
+        folders = replace(prepare_task(context), texts=prepare_texts(context, ["warmup"]))
         teacher = AutoConfig.from_pretrained(folders.teacher)
         phase = training_phase(config, "warmup", folders)
         assert phase is not None and sorted(phase.rows.lengths)[0] < sorted(phase.rows.lengths)[-1]
@@ -216,6 +221,43 @@ def test_epochs_of_several_tasks(protocol: Path) -> None:
 
 def alone(config: StudyConfig, task: str) -> StudyConfig:
     return config.model_copy(update={"tasks": (task,)})
+
+
+def test_one_warm_up_on_text_for_all_tasks(tiny_study: TinyStudy, protocol: Path) -> None:
+    config = load_config(str(protocol), {"seed": 11})
+    said: list[list[str]] = []
+    found = []
+    before = set((tiny_study.cache / "encoders").glob("*"))
+    for task in config.tasks:
+        said.append([])
+        found.append(prepare(alone(config, task), "cpu", lambda what, share: said[-1].append(what), outputs=False))
+    assert len(set((tiny_study.cache / "encoders").glob("*")) - before) == 1
+    assert "supernet: warm-up" in said[0] and "teacher: fine-tuning" in said[1] and "supernet: warm-up" not in said[1]
+    one, other = (load_file(workspace.supernet / "model.safetensors") for workspace in found)
+    assert one["classifier.weight"].shape != other["classifier.weight"].shape
+    assert all(torch.equal(one[name], other[name]) for name in one if name.startswith("bert."))
+    assert all(torch.equal(*pair) for pair in zip(found[0].importance(), found[1].importance(), strict=True))
+    # The task's own teacher has no part in it, but a teacher that was fine-tuned on the task would have.
+    finetuned = prepare(alone(config.model_copy(update={"text_teacher": "task"}), config.task), "cpu", outputs=False)
+    assert not torch.equal(load_file(finetuned.supernet / "model.safetensors")[LOWEST], one[LOWEST])
+
+
+def test_one_shared_supernet_for_all_tasks_in_any_order(protocol: Path) -> None:
+    given = load_config(str(protocol))
+    scores, folders = [], set()
+    for tasks in (given.tasks, given.tasks[::-1]):
+        config = given.model_copy(update={"tasks": tasks})
+        workspace = prepare(config, "cpu", outputs=False)
+        base, graph = workspace.base()
+        start = Architecture.uniform(base, graph=graph)
+        space = budgeted_space(config, base, graph, workspace.labels, start=start, vary=frozenset({SIZES}))
+        shared = prepare_one_shot(workspace, space, "cpu")
+        assert [folder.task.name for folder in shared.tasks] == list(tasks)
+        folders.add(shared.one_shot)
+        evaluator = OneShotEvaluator(shared, "cpu")
+        scores.append(evaluator.evaluate(half(workspace)).value)
+        assert evaluator.student(half(workspace)).config.num_labels == workspace.labels
+    assert len(folders) == 1 and scores[0] == scores[1]
 
 
 def test_a_student_cut_out_of_the_shared_supernet(protocol: Path) -> None:

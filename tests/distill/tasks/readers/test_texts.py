@@ -4,9 +4,21 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from distill.tasks.readers.texts import read_lines, read_text, text_key
+from distill.tasks.readers.texts import read_lines, read_paragraphs, text_key
 from distill.tasks.task import TaskError
 from tests.distill.real import DATA, needs_data
+
+
+def read_text(source: str | Path) -> list[str]:
+    return [text for text in read_paragraphs(source) if text]
+
+
+def test_documents_end_with_an_empty_string(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n\none\ntwo\n\n\nthree\n = Title = \n\nfour")
+    (tmp_path / "b.txt").write_text("five\n\n")
+    (tmp_path / "c.txt").write_text("\n")
+    expected = ["one", "two", "", "three", "", "four", "", "five", ""]
+    assert list(read_paragraphs(tmp_path)) == expected
 
 
 def test_a_file_and_a_folder(tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""Encodes the text without labels on which a study's trainings may learn; it is kept in the user's cache."""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+from distill.tasks.readers import embedded
+from distill.tasks.readers.texts import read_paragraphs, text_key
+from distill.tasks.task import TaskError
+from distill.tasks.text import save_text, stored_text_key
+from nas.config.recipes import TextRecipeTable
+from nas.config.schema import ConfigError, StudyConfig
+from nas.preparation.context import PreparationContext
+from nas.preparation.phases import learns_from_text
+
+
+def prepare_texts(context: PreparationContext, tables: Iterable[str]) -> tuple[tuple[str, Path], ...]:
+    """Prepare the text of those of these tables of the configuration whose trainings learn from text; returns the names
+    of these tables, each with the folder of its text.
+
+    Raises:
+        ConfigError: the text cannot be read or encoded.
+    """
+    chosen = [table for table in tables if learns_from_text(context.config, table)]
+    return tuple((table, _prepare_text(context, corpora_of(context.config, table))) for table in chosen)
+
+
+def corpora_of(config: StudyConfig, table: str) -> tuple[str, ...] | None:
+    """The sources of the text of this training; None: the text of this installation."""
+    own = getattr(config, table)
+    return own.corpus if isinstance(own, TextRecipeTable) and own.corpus is not None else config.corpus
+
+
+def text_folder(context: PreparationContext, corpora: tuple[str, ...] | None) -> Path:
+    """The folder of the encoded text in the cache, which may not exist yet.
+
+    Raises:
+        ConfigError: a file or data set does not exist.
+    """
+    try:
+        sources = [context.corpus().fingerprint] if corpora is None else [text_key(source) for source in corpora]
+    except TaskError as error:
+        raise ConfigError(f"corpus: {error}") from None
+    config = context.config
+    return context.cache / "texts" / stored_text_key(sources, context.tokenizer, config.max_length, config.pack_text)
+
+
+def _prepare_text(context: PreparationContext, corpora: tuple[str, ...] | None) -> Path:
+    def make(folder: Path) -> None:
+        context.on_progress("text without labels", None)
+        paragraphs: Iterator[str]
+        if corpora is None:
+            paragraphs = iter(embedded.text_corpus(context.corpus()))
+        else:
+            paragraphs = chain.from_iterable(read_paragraphs(source) for source in corpora)
+        config = context.config
+        try:
+            save_text(paragraphs, context.tokenizer, config.max_length, folder, config.pack_text)
+        except TaskError as error:
+            raise ConfigError(f"corpus: {error}") from None
+        except ValueError as error:
+            raise ConfigError(f"max_length: {error}") from None
+
+    return context.create_once(text_folder(context, corpora), make)
