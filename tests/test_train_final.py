@@ -203,7 +203,7 @@ def test_mistakes(tiny_study: TinyStudy, searched: Path, tmp_path: Path, capsys:
     assert "unknown preset 'dem'; did you mean 'demo'?" in refused([given, "--preset", "dem"], capsys)
     assert "--seed: must be from 0" in refused([given, *elsewhere, "--seed", "-1"], capsys)
     assert "train_final.py: --batch-size: Input should be greater than" in refused([given, "--batch-size", "0"], capsys)
-    assert "required: architecture" in refused([], capsys)
+    assert "give an architecture to train, or --evaluate CHECKPOINT" in refused([], capsys)
     published = tmp_path / "published.json"
     PUBLISHED["efficientbert"].save(published)
     assert "base" in refused([published, *elsewhere], capsys)

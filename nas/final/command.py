@@ -2,12 +2,14 @@
 
     python train_final.py results/demo/architecture.json [--out DIR]
     python train_final.py results/demo/architecture.json --task rte --data glue --teacher MODEL --out DIR
+    python train_final.py results/demo/architecture.json --tasks sst2,rte,cola --data glue --out DIR
     python train_final.py efficientbert --preset efficientbert-tiny --transfer --out DIR
+    python train_final.py --evaluate DIR --tasks sst2,rte,cola --data glue [--predict PREDICTIONS]
     accelerate launch train_final.py ...                                  (several processes)
 
 The student inherits its weights from the study's supernet and learns from the teacher, first on unlabelled text, then
 on the task. It is evaluated on the whole dev split, together with the teacher and with the base model after the same
-training.
+training. With several tasks there is a student for each, in a subfolder of its name.
 """
 
 import argparse
@@ -20,7 +22,7 @@ from distill.training.progress import loading
 from nas.choices import described_presets
 from nas.config.load import Given, load_config
 from nas.config.schema import ConfigError
-from nas.final.folder import make_folder
+from nas.final.folder import make_folder, make_folder_of_tasks
 from search_spaces.published import PUBLISHED, load
 
 
@@ -28,7 +30,9 @@ def parser() -> Parser:
     """The command line's options."""
     result = Parser(prog="train_final.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     result.add_argument(
-        "architecture", help="architecture.json of a study, a file of that format, or the name of a published one"
+        "architecture",
+        nargs="?",
+        help="architecture.json of a study, a file of that format, or the name of a published one",
     )
     result.add_argument(
         "--out", type=Path, help="folder of the checkpoint (default: the folder final beside the architecture)"
@@ -44,12 +48,26 @@ def parser() -> Parser:
     )
     group = result.add_argument_group("in place of the preset's")
     group.add_argument("--teacher", metavar="MODEL", help="a BERT-like encoder: folder, or name on the hub")
-    group.add_argument("--task", action=listing(tasks), metavar="NAME", help="the task; '?' lists the tasks")
+    which = group.add_mutually_exclusive_group()
+    which.add_argument("--task", action=listing(tasks), metavar="NAME", help="the task; '?' lists the tasks")
+    which.add_argument(
+        "--tasks", action=listing(tasks), metavar="NAMES", help="several tasks, separated by commas, in turn"
+    )
     group.add_argument("--data", metavar="DIR", help="folder of the task's official files")
     group.add_argument("--max-length", type=int, metavar="N", help="longer rows are truncated to N tokens")
     group.add_argument("--steps", type=int, metavar="N", help="training steps on the task")
     group.add_argument("--batch-size", type=int, metavar="N", help="rows per batch on the task")
     group.add_argument("--learning-rate", type=float, metavar="X", help="peak learning rate on the task")
+    group = result.add_argument_group("without training")
+    group.add_argument(
+        "--evaluate",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="only score a trained student, or any checkpoint with a head for the task, on the dev split",
+    )
+    group.add_argument(
+        "--predict", type=Path, metavar="DIR", help="with --evaluate: write GLUE's files for the test splits"
+    )
     result.add_argument("--seed", type=int, help="seed of batch order and dropout (default: the study's)")
     result.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"])
     result.add_argument(
@@ -61,11 +79,18 @@ def parser() -> Parser:
     return result
 
 
+def tasks_given(options: argparse.Namespace) -> tuple[str, list[str] | None]:
+    """The option that gives the tasks, and the first of them: the others replace it one after the other."""
+    if options.tasks:
+        return "--tasks", options.tasks.split(",")[:1]
+    return "--task", options.task and [options.task]
+
+
 def overrides(options: argparse.Namespace) -> dict[str, Given]:
     """The values that the options give in place of the configuration's, by dotted path."""
     values = {
         "teacher": Given("--teacher", options.teacher),
-        "tasks": Given("--task", options.task and [options.task]),
+        "tasks": Given(*tasks_given(options)),
         "data": Given("--data", options.data),
         "max_length": Given("--max-length", options.max_length),
         "final.steps": Given("--steps", options.steps),
@@ -75,11 +100,48 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
     return {place: given for place, given in values.items() if given.value is not None}
 
 
+def check(options: argparse.Namespace) -> None:
+    """Raise ConfigError for options that do not go together."""
+    if options.evaluate is None:
+        if options.predict is not None:
+            raise ConfigError("--predict: give the trained student by --evaluate CHECKPOINT")
+        if options.architecture is None:
+            raise ConfigError("give an architecture to train, or --evaluate CHECKPOINT to measure one that is trained")
+        return
+    for name in ("architecture", "out", "steps", "batch_size", "learning_rate", "tensorboard"):
+        if getattr(options, name) is not None:
+            given = name if name == "architecture" else f"--{name.replace('_', '-')}"
+            raise ConfigError(f"--evaluate trains nothing: leave out {given}")
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Evaluate a checkpoint without training; returns the exit status."""
+    stored = next((file for file in sorted(options.evaluate.glob("**/config.toml")) if file.is_file()), None)
+    config = load_config(options.preset or (str(stored) if stored else "demo"), overrides(options))
+    with loading(options.quiet):
+        from nas.final.evaluation import Evaluation, run_evaluation
+
+    return run_evaluation(
+        Evaluation(
+            config=config,
+            checkpoint=options.evaluate,
+            tasks=options.tasks.split(",") if options.tasks else [config.task],
+            predictions=options.predict,
+            device=options.device,
+            quiet=options.quiet,
+            as_json=options.json,
+        )
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
 
     def command() -> int:
+        check(options)
+        if options.evaluate is not None:
+            return evaluate(options)
         architecture = load(options.architecture)
         folder = Path(options.architecture).parent
         study_config = folder / "config.toml"
@@ -88,28 +150,30 @@ def main(argv: list[str] | None = None) -> int:
         preset = options.preset or (str(study_config) if study_config.exists() else "demo")
         config = load_config(preset, overrides(options))
         out = options.out or folder / "final"
+        tasks = options.tasks.split(",") if options.tasks else []
         if is_first_process():
-            make_folder(out, options.resume)
+            make = make_folder_of_tasks if tasks else make_folder
+            make(out, options.resume)
         seed = config.seed if options.seed is None else options.seed
         if not 0 <= seed < 2**31:
             raise ConfigError(f"--seed: must be from 0 to {2**31 - 1}, not {seed}")
 
         with loading(options.quiet):
             from nas.final.run import FinalRun, run
+            from nas.final.tasks import run_tasks
 
-        return run(
-            FinalRun(
-                config=config,
-                architecture=architecture,
-                out=out,
-                seed=seed,
-                device=options.device,
-                transfer=options.transfer,
-                skip_base=options.skip_base,
-                tensorboard=options.tensorboard,
-                quiet=options.quiet,
-                as_json=options.json,
-            )
+        final = FinalRun(
+            config=config,
+            architecture=architecture,
+            out=out,
+            seed=seed,
+            device=options.device,
+            transfer=options.transfer,
+            skip_base=options.skip_base,
+            tensorboard=options.tensorboard,
+            quiet=options.quiet,
+            as_json=options.json,
         )
+        return run_tasks(final, tasks, options.resume) if tasks else run(final)
 
     return interruptible("train_final.py", command, "the same command with --resume continues it")

@@ -18,8 +18,9 @@ from distill.training.evaluation import Load
 from distill.training.progress import Progress
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluate import Evaluator
+from nas.final.evaluation import dev_contributions
 from nas.final.folder import STATE
-from nas.final.measurements import Measurements, measure, table
+from nas.final.measurements import Measurements, compared, measure, table
 from nas.final.training import curve, final_phases, starting_point, train
 from nas.preparation.phases import FINAL
 from nas.preparation.prepare import prepare
@@ -42,6 +43,8 @@ class FinalRun:
         transfer: apply the layers of `architecture` to the configuration's base.
         skip_base: do not train and evaluate the base model.
         tensorboard: the folder for logged losses.
+        also: tasks with the same training rows, on whose dev splits the models are scored too.
+        one_of_several: do not print the results, because the table of several tasks is printed.
         quiet: print only the results.
         as_json: print the results as JSON on stdout, and progress on stderr.
     """
@@ -54,6 +57,8 @@ class FinalRun:
     transfer: bool = False
     skip_base: bool = False
     tensorboard: Path | None = None
+    also: tuple[str, ...] = ()
+    one_of_several: bool = False
     quiet: bool = False
     as_json: bool = False
 
@@ -111,13 +116,22 @@ def run(final: FinalRun) -> int:
         progress.update("measuring", None)
         of_teacher = {TEACHER: Architecture.uniform(base, graph=graph)} if final.config.base == "teacher" else {}
         measurements = measure(evaluator, models, of_teacher | architectures, loads_of=STUDENT, reference=TEACHER)
-    metrics = metrics_of(final, evaluator, measurements, losses)
+        also = {name: _scores(final.config, name, models, evaluator) for name in final.also}
+    metrics = metrics_of(final, evaluator, measurements, losses) | ({"also": also} if also else {})
     save(final, architecture, models[STUDENT], evaluator, metrics)
+    if final.one_of_several:
+        return DONE
     if final.as_json:
         print(json.dumps(metrics, indent=2))
     else:
         print_results(final, evaluator, measurements, console)
     return DONE
+
+
+def _scores(config: StudyConfig, name: str, models: dict[str, PreTrainedModel], evaluator: Evaluator) -> dict[str, Any]:
+    """The metrics of the models on the dev split of another task."""
+    task, rows = dev_contributions(config, name, evaluator.tokenizer, models, evaluator.accelerator)
+    return {"metrics": task.metrics, "models": compared(task, rows, TEACHER)}
 
 
 def check_resumed(final: FinalRun) -> None:

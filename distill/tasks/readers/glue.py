@@ -125,6 +125,13 @@ def load(name: str, data: Path | None = None) -> TaskData[Split]:
     return TaskData(source.task, train, search, splits[1])
 
 
+def trained_on(name: str) -> str:
+    """The task, of any reader, on whose rows a model for this one is trained: itself, or another one that has the same
+    training rows and another dev split.
+    """
+    return {"mnli_mismatched": "mnli"}.get(name, name)
+
+
 def kind(name: str) -> str:
     """The kind of a task of `TASKS`."""
     return TASKS[name].task.kind

@@ -1,0 +1,102 @@
+"""The test splits of GLUE, which have no labels, and the files in which predictions for them are submitted."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from distill.files import write_text
+from distill.tasks.readers import hub
+from distill.tasks.readers.columns import column_problem
+from distill.tasks.readers.glue import TASKS, Source
+from distill.tasks.readers.texts import read_lines
+from distill.tasks.splits import Split
+from distill.tasks.task import TaskError
+from distill.tasks.types import REGRESSION
+
+# Task -> the name of its file in a submission, the official file of its test split, and that split on the hub.
+SUBMISSIONS = {
+    "cola": ("CoLA.tsv", "test.tsv", "test"),
+    "sst2": ("SST-2.tsv", "test.tsv", "test"),
+    "mrpc": ("MRPC.tsv", "test.tsv", "test"),
+    "stsb": ("STS-B.tsv", "test.tsv", "test"),
+    "qqp": ("QQP.tsv", "test.tsv", "test"),
+    "mnli": ("MNLI-m.tsv", "test_matched.tsv", "test_matched"),
+    "mnli_mismatched": ("MNLI-mm.tsv", "test_mismatched.tsv", "test_mismatched"),
+    "qnli": ("QNLI.tsv", "test.tsv", "test"),
+    "rte": ("RTE.tsv", "test.tsv", "test"),
+    "wnli": ("WNLI.tsv", "test.tsv", "test"),
+}
+# The first column of a test file, and of a submission.
+INDEX = "index"
+
+
+def read_test(name: str, data: Path | None = None) -> tuple[list[str], Split]:
+    """The indices and the rows of a task's test split, from the official file in the folder `data` or from the hub. All
+    labels are 0.
+
+    Raises:
+        TaskError: the task has no test split, or it cannot be read.
+    """
+    if name not in SUBMISSIONS:
+        raise TaskError(f"the task {name!r} has no test split to predict; there are those of {', '.join(SUBMISSIONS)}")
+    source = TASKS[name]
+    _, file, split = SUBMISSIONS[name]
+    if data is None:
+        table = hub.columns(source.hub[0], split, source.hub[1])
+        problem = column_problem(source.hub_texts, table)
+        if problem:
+            raise TaskError(f"{':'.join(filter(None, source.hub))}: {problem}")
+        texts: list[Sequence[str]] = list(zip(*(table[column] for column in source.hub_texts), strict=True))
+        indices = [str(index) for index in table.get("idx", range(len(texts)))]
+    else:
+        indices, texts = _read(source, _place(source, data, file))
+    first, *second = zip(*texts, strict=True)
+    return indices, Split(first, second[0] if second else None, (0,) * len(texts))
+
+
+def write_submission(name: str, indices: Sequence[str], predictions: Sequence[Any], folder: Path) -> Path:
+    """Write the file of a task's predictions; returns its path.
+
+    Args:
+        predictions: indices of classes, or numbers. GLUE takes names of classes in inference tasks and indices in all
+            others; numbers are cut to the range of STS-B, 0 to 5.
+    """
+    source, (file, _, _) = TASKS[name], SUBMISSIONS[name]
+    if source.task.kind == REGRESSION:
+        values = [f"{min(5.0, max(0.0, float(value))):.3f}" for value in predictions]
+    elif source.numbers:
+        values = [str(int(value)) for value in predictions]
+    else:
+        values = [source.task.labels[int(value)] for value in predictions]
+    rows = "".join(f"{index}\t{value}\n" for index, value in zip(indices, values, strict=True))
+    write_text(folder / file, f"index\tprediction\n{rows}")
+    return folder / file
+
+
+def _place(source: Source, data: Path, file: str) -> Path:
+    for folder in (data / source.folder, data):
+        if (folder / file).is_file():
+            return folder / file
+    raise TaskError(f"{data}: there is no {file} of the task {source.task.name!r}, nor in a subfolder {source.folder}")
+
+
+def _read(source: Source, path: Path) -> tuple[list[str], list[Sequence[str]]]:
+    lines = read_lines(path)
+    header = lines[0].split("\t") if lines else []
+    # QQP calls the index "id".
+    index = "id" if source.task.name == "qqp" else INDEX
+    problem = column_problem((index, *source.texts), header)
+    if problem:
+        raise TaskError(f"{path}: {problem}")
+    place, *texts = (header.index(column) for column in (index, *source.texts))
+    indices: list[str] = []
+    rows: list[Sequence[str]] = []
+    for number, line in enumerate(lines[1:], 2):
+        cells = line.split("\t")
+        if len(cells) != len(header):
+            raise TaskError(f"{path}:{number}: {len(cells)} tab-separated cells; the header has {len(header)}")
+        indices.append(cells[place])
+        rows.append([cells[text] for text in texts])
+    if not rows:
+        raise TaskError(f"{path}: no rows")
+    return indices, rows

@@ -1,0 +1,223 @@
+"""Final trainings on several tasks of GLUE, their evaluation without training, and the submission of test splits."""
+
+import json
+import random
+from fractions import Fraction
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from distill.tasks.readers.glue import TASKS
+from distill.tasks.readers.glue_test import SUBMISSIONS
+from distill.tasks.types import REGRESSION
+from nas.config.load import load_config
+from nas.final.command import main
+from nas.preparation.workspace import base_of_study
+from search_spaces import Architecture
+from tests.nas.tiny_study import TinyStudy
+
+CHOSEN = ("rte", "mnli", "mnli_mismatched", "stsb")
+TRAINED = ("rte", "mnli", "stsb")
+WORDS = ["Bado", "kule", "moni", "nipa", "rufi", "sebo", "dole", "paru", "fi"]
+FOLDERS = {"rte": "RTE", "mnli": "MNLI", "stsb": "STS-B", "cola": "CoLA"}
+
+
+def sentence(rng: random.Random) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(2, 6)))
+
+
+def write_rows(path: Path, task: str, count: int, rng: random.Random, labelled: bool = True) -> None:
+    source = TASKS[task]
+    header = ["index", *source.texts, *([source.label] if labelled else [])]
+    lines = ["\t".join(header)]
+    for index in range(count):
+        label = (
+            f"{rng.random() * 5:.2f}" if source.task.kind == REGRESSION else rng.choice(source.task.labels or ("0",))
+        )
+        lines.append("\t".join([str(index), *(sentence(rng) for _ in source.texts), *([label] if labelled else [])]))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data, rng = tmp_path_factory.mktemp("glue"), random.Random(0)
+    for task in CHOSEN:
+        folder = data / FOLDERS.get(task, "MNLI")
+        write_rows(folder / "train.tsv", "mnli" if task == "mnli_mismatched" else task, 60, rng)
+        write_rows(folder / TASKS[task].dev_file, task, 20, rng)
+        write_rows(folder / SUBMISSIONS[task][1], task, 9, rng, labelled=False)
+    return data
+
+
+@pytest.fixture(scope="module")
+def given(shared_study: TinyStudy, glue: Path) -> list[str]:
+    """The options that all commands share."""
+    steps = (
+        ("[finetune]\nsteps = 60\n", "[finetune]\nsteps = 4\n"),
+        ("[pretrain]\nsteps = 3\n", "[pretrain]\nsteps = 0\n"),
+    )
+    preset = shared_study.variant(shared_study.root / "glue.toml", *steps)
+    return ["--preset", str(preset), "--data", str(glue), "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def architecture(given: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    base, graph = base_of_study(load_config(given[1]))
+    path = tmp_path_factory.mktemp("searched") / "architecture.json"
+    Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2)).save(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def trained(given: list[str], architecture: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("several") / "out"
+    arguments = [architecture, *given, "--tasks", ",".join(CHOSEN), "--steps", "4", "--out", str(out), "--quiet"]
+    assert main(arguments) == 0
+    return out
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(shared_study: TinyStudy, module_monkeypatch: pytest.MonkeyPatch) -> None:
+    module_monkeypatch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
+
+
+@pytest.fixture(scope="module")
+def module_monkeypatch() -> Any:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield monkeypatch
+
+
+def metrics(folder: Path) -> Any:
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def test_one_student_for_each_task(trained: Path) -> None:
+    assert {folder.name for folder in trained.iterdir() if folder.is_dir()} == set(TRAINED)
+    found = metrics(trained)
+    assert list(found["tasks"]) == list(CHOSEN)
+    for task in TRAINED:
+        own = metrics(trained / task)
+        assert own["task"] == task and found["tasks"][task] == {key: own[key] for key in ("metrics", "models")}
+    # One training of MNLI is scored on both dev splits.
+    mismatched = found["tasks"]["mnli_mismatched"]
+    assert mismatched == metrics(trained / "mnli")["also"]["mnli_mismatched"]
+    assert mismatched["models"].keys() == {"teacher", "student", "base model"}
+    for model in ("teacher", "student", "base model"):
+        first = [row["models"][model][row["metrics"][0]]["value"] for row in found["tasks"].values()]
+        assert found["mean"][model] == pytest.approx(fmean(first))
+
+
+def test_resuming_what_is_finished_trains_nothing(
+    trained: Path, given: list[str], architecture: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [architecture, *given, "--tasks", ",".join(CHOSEN), "--steps", "4", "--out", str(trained)]
+    assert main(arguments) == 2
+    assert "exists and is not empty" in capsys.readouterr().err
+    before = {path: path.stat().st_mtime_ns for path in trained.glob("*/*")}
+    assert main([*arguments, "--resume"]) == 0
+    printed = capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in trained.glob("*/*")} == before
+    found = metrics(trained)
+    for name, row in found["tasks"].items():
+        score = row["models"]["student"][row["metrics"][0]]
+        (line,) = (line for line in printed.splitlines() if line.split()[:1] == [name])
+        assert f"{score['value']:.4f} ± {score['standard_error']:.4f}" in line
+    assert f"{found['mean']['student']:.4f}" in printed
+
+
+def test_evaluation_gives_the_same_scores(trained: Path, given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--evaluate", str(trained), *given[2:], "--tasks", ",".join(CHOSEN), "--json"]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    stored = metrics(trained)["tasks"]
+    for task in CHOSEN:
+        for metric in stored[task]["metrics"]:
+            for part in ("value", "standard_error"):
+                expected = stored[task]["models"]["student"][metric][part]
+                assert found["tasks"][task][metric][part] == pytest.approx(expected, nan_ok=True), task
+    # One checkpoint and the task that it was trained on.
+    assert main(["--evaluate", str(trained / "rte"), *given[2:]]) == 0
+    printed = capsys.readouterr().out
+    assert f"{found['tasks']['rte']['accuracy']['value']:.4f}" in printed and "mean" not in printed
+
+
+def test_submissions(trained: Path, given: list[str], glue: Path, tmp_path: Path) -> None:
+    arguments = ["--evaluate", str(trained), *given[2:], "--tasks", ",".join(CHOSEN), "--predict", str(tmp_path)]
+    assert main(arguments) == 0
+    assert {file.name for file in tmp_path.iterdir()} == {"RTE.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "STS-B.tsv"}
+    for task in CHOSEN:
+        file, test_file, _ = SUBMISSIONS[task]
+        header, *lines = (tmp_path / file).read_text().splitlines()
+        assert header == "index\tprediction"
+        folder = trained / ("mnli" if task == "mnli_mismatched" else task)
+        model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        _, *rows = (glue / FOLDERS.get(task, "MNLI") / test_file).read_text().splitlines()
+        for line, row in zip(lines, rows, strict=True):
+            index, *texts = row.split("\t")
+            with torch.inference_mode():
+                logits = model(**tokenizer(*texts, return_tensors="pt", truncation=True, max_length=24)).logits[0]
+            found_index, value = line.split("\t")
+            assert found_index == index
+            if task == "stsb":
+                assert float(value) == pytest.approx(min(5, max(0, float(logits))), abs=0.02)
+            elif logits.sort(descending=True).values[0] - logits.sort(descending=True).values[1] > 0.02:
+                assert value == TASKS[task].task.labels[int(logits.argmax())]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "rte,rte"], "--tasks: a task is named twice"),
+        (["--tasks", "rte,mnlii"], "unknown task 'mnlii'; did you mean 'mnli'"),
+        (["--tasks", "rte,cola"], "there is no train.tsv and dev.tsv of the task 'cola'"),
+        (["--evaluate", "x"], "leave out architecture"),
+    ],
+)
+def test_mistakes_in_tasks(
+    arguments: list[str],
+    message: str,
+    given: list[str],
+    architecture: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([architecture, *given, "--out", str(tmp_path / "out"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_mistakes_in_evaluations(
+    trained: Path, given: list[str], glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, message in (
+        (["--evaluate", str(tmp_path)], "neither a checkpoint nor a folder with one"),
+        (["--evaluate", str(trained), "--tasks", "cola"], "there is no train.tsv"),
+        (["--evaluate", str(trained / "rte"), "--task", "stsb"], "head"),
+        (["--evaluate", str(trained), "--steps", "3"], "--evaluate trains nothing: leave out --steps"),
+        (["--predict", str(tmp_path)], "--predict: give the trained student by --evaluate"),
+        ([], "give an architecture to train, or --evaluate CHECKPOINT"),
+    ):
+        assert main([*arguments, *given[2:]]) == 2
+        assert message in capsys.readouterr().err, arguments
+    test = glue / "RTE" / "test.tsv"
+    whole = test.read_text()
+    arguments = ["--evaluate", str(trained), *given[2:], "--task", "rte", "--predict", str(tmp_path)]
+    for content, message in (
+        ("index\tsentence1\n0\ta\n", "no column 'sentence2'"),
+        ("index\tsentence1\tsentence2\n", "no rows"),
+        ("index\tsentence1\tsentence2\n0\ta\n", "test.tsv:2: 2 tab-separated cells; the header has 3"),
+        ("", "no column"),
+        (None, "there is no test.tsv of the task 'rte'"),
+    ):
+        test.unlink(missing_ok=True)
+        if content is not None:
+            test.write_text(content)
+        assert main(arguments) == 2
+        assert message in capsys.readouterr().err, content
+    test.write_text(whole)
+    assert not list(tmp_path.iterdir())
