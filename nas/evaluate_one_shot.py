@@ -32,6 +32,7 @@ class OneShotEvaluator:
         self.tasks = {
             name: (folders.task, folders.rows("search"), folders.split("search"))
             for name, folders in zip(config.tasks, workspace.tasks, strict=True)
+            if name == config.task or config.stage3.scored_on == "mean"
         }
         self.head = workspace.tasks[0].task.type.head
         stored = Architecture.load(workspace.one_shot / "architecture.json")
@@ -67,8 +68,9 @@ class OneShotEvaluator:
         rungs: Sequence[Fraction] = (),
         report: ReportScore = ignore_score,
     ) -> Score:
-        """Score a candidate by the mean over the tasks of each task's first metric on its search split. Nothing is
-        trained, so seed and rungs make no difference and no intermediate scores are reported.
+        """Score a candidate by the mean, over all tasks or the first one alone (`stage3.scored_on`), of each task's
+        first metric on its search split. Nothing is trained, so seed and rungs make no difference and no intermediate
+        scores are reported.
 
         Raises:
             distill.training.loop.Diverged: a logit is not finite.

@@ -153,7 +153,7 @@ class Search:
         if plan.table.evaluation == "one_shot":
             return prepare_one_shot(self.workspace, plan.space, self.cluster.device, self.on_progress)
         if plan.table.evaluation == "untrained":
-            of_all_tasks = plan.stage == "3"
+            of_all_tasks = plan.stage == "3" and self.config.stage3.scored_on == "mean"
             return prepare_untrained(self.workspace, plan.table, of_all_tasks, self.cluster.device, self.on_progress)
         return self.workspace
 

@@ -130,18 +130,18 @@ HELD_OUT = 2_000
 """The maximum number of training rows that are held out to score candidates during the search."""
 
 
-def hold_out(train: S, seed: int = 0) -> tuple[S, S]:
+def hold_out(train: S, seed: int = 0, share: float | None = None) -> tuple[S, S]:
     """Split training rows into remaining training rows and the search split.
 
-    The latter gets a tenth of the rows, at most `HELD_OUT` (or slightly more, since rows with the same text, and
-    questions about the same context, stay together).
+    The latter gets this share of the rows; without it a tenth, at most `HELD_OUT`. It may be slightly more, since rows
+    with the same text, and questions about the same context, stay together.
 
     Raises:
         TaskError: there are too few rows.
     """
     keys = train.keys()
     copies = Counter(keys)
-    wanted = min(HELD_OUT, max(1, len(train) // 10))
+    wanted = max(1, min(HELD_OUT, len(train) // 10) if share is None else round(share * len(train)))
     held: set[Hashable] = set()
     for row in np.random.default_rng(seed).permutation(len(train)):
         if wanted <= 0:

@@ -245,9 +245,14 @@ class StageTable(Table):
 
 
 class Stage3Table(StageTable):
-    """The same for stage 3, with another default."""
+    """The same for stage 3, with another default.
+
+    Attributes:
+        scored_on: the score of a candidate is its mean over all tasks, or that on the first task alone.
+    """
 
     evaluation: Literal["trained", "untrained", "one_shot"] = "one_shot"
+    scored_on: Literal["mean", "first"] = "mean"
 
 
 Goal = Literal["score", "params", "macs", "latency"]
@@ -274,6 +279,7 @@ class StudyConfig(Table):
         pack_text: whether consecutive paragraphs of a document are put together to rows of at most `max_length` tokens;
             otherwise every paragraph is a row.
         rows: tasks on the user's own files.
+        search_share: the share of the training rows that is held out to score candidates; None: a tenth, at most 2,000.
         goals: what is optimised, "score" or two goals such as "score,params".
         max_length: rows are cut to this many tokens.
         dropout: of students, in training.
@@ -300,6 +306,7 @@ class StudyConfig(Table):
     corpus: Corpora | None = None
     pack_text: bool = False
     rows: dict[str, RowsTable] = Field(default_factory=dict)
+    search_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
     goals: Annotated[tuple[Goal, ...], BeforeValidator(_goals)] = ("score",)
     max_length: Annotated[int, Field(ge=8, le=512)] = 128
     dropout: Share = 0.1

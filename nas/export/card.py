@@ -185,7 +185,7 @@ class Card:
             f"## Latency\n\nSentences of {self.latency.tokens} tokens without padding on {machine['processor']}, "
             f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}, measured in turns; medians with "
             "quartiles. Speeds are relative to the teacher in PyTorch. Teacher and base model are measured with random "
-            f"weights.\n\n{markdown(headings(), self.latency.rows())}\n\n{said}"
+            f"weights.\n\n{markdown(headings(self.latency), self.latency.rows())}\n\n{said}"
         )
 
     def _architecture(self) -> str:

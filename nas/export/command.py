@@ -60,6 +60,18 @@ def parser() -> Parser:
         metavar="N",
         help="length of the sentences for the latency (default: that of metrics.json, or 32)",
     )
+    result.add_argument(
+        "--batches",
+        type=lambda value: tuple(map(positive, value.split(","))),
+        metavar="N,N",
+        help="sentences in a batch for the latency (default: 1,32)",
+    )
+    result.add_argument(
+        "--rounds",
+        type=positive,
+        metavar="N",
+        help="times that every model is timed (default: 30, or fewer if they take long)",
+    )
     result.add_argument("--threads", type=positive, metavar="N", help="threads for torch and ONNX (default: torch's)")
     result.add_argument("--skip-latency", action="store_true", help="do not measure latencies")
     result.add_argument("--skip-scores", action="store_true", help="do not measure what int8 costs on the dev split")
@@ -93,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 labels=tuple(options.labels),
                 tokens=options.tokens,
                 threads=options.threads,
+                **({"batches": options.batches} if options.batches else {}),
+                rounds=options.rounds,
                 latency=not options.skip_latency,
                 scores=not options.skip_scores,
                 quiet=options.quiet,

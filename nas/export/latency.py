@@ -16,6 +16,7 @@ from nas.latency.table import WHOLE_ROUNDS, example
 
 TEACHER, BASE_MODEL, STUDENT = "teacher", "base model", "student"
 TORCH, ONNX, INT8 = "torch", "ONNX", "ONNX int8"
+# The numbers of sentences in a batch that are timed unless others are given.
 BATCHES = (1, 32)
 
 Forward = Callable[[Batch], object]
@@ -35,22 +36,28 @@ class Timing:
 
 @torch.inference_mode()
 def timings(
-    forwards: Mapping[tuple[str, str], Forward], vocabulary: int, tokens: int, rounds: int = WHOLE_ROUNDS
+    forwards: Mapping[tuple[str, str], Forward],
+    vocabulary: int,
+    tokens: int,
+    rounds: int | None = None,
+    batches: Sequence[int] = BATCHES,
 ) -> list[Timing]:
     """Time all models in turns, so that what else the machine does disturbs all of them alike.
 
     In each round a model runs twice and the second pass is timed: the first one refills the processor's caches, which
-    the other models have used in the meantime. If the rounds take too long, there are fewer (`bounded`).
+    the other models have used in the meantime.
 
     Args:
         forwards: by model and form, a forward pass.
         tokens: the number of tokens of each sentence, without padding.
+        rounds: None: `WHOLE_ROUNDS`, or fewer if they take too long (`bounded`).
+        batches: the numbers of sentences in a batch.
     """
     found = []
-    for size in BATCHES:
+    for size in batches:
         batch = example(vocabulary, size, tokens, "cpu")
         seconds: dict[tuple[str, str], list[float]] = {key: [] for key in forwards}
-        for _ in bounded(rounds):
+        for _ in bounded(WHOLE_ROUNDS) if rounds is None else range(rounds):
             for key, forward in forwards.items():
                 forward(batch)
                 begun = time.perf_counter()
@@ -145,16 +152,17 @@ class LatencyReport:
         return result
 
 
-def headings() -> list[str]:
+def headings(report: LatencyReport) -> list[str]:
     """The headings of the columns of `LatencyReport.rows`."""
-    columns = [(f"batch {batch}: ms (quartiles)", "speed") for batch in BATCHES]
+    batches = dict.fromkeys(found.batch for found in report.timings)
+    columns = [(f"batch {batch}: ms (quartiles)", "speed") for batch in batches]
     return ["model", "form", *(heading for pair in columns for heading in pair)]
 
 
 def table(report: LatencyReport) -> Table:
     """The report as a table for the terminal; speeds are relative to the teacher's in torch."""
     result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for number, heading in enumerate(headings()):
+    for number, heading in enumerate(headings(report)):
         result.add_column(heading, justify="left" if number < 2 else "right", no_wrap=True)
     for row in report.rows():
         result.add_row(*row)

@@ -56,6 +56,8 @@ class Export:
     labels: tuple[str, ...] = ()
     tokens: int | None = None
     threads: int | None = None
+    batches: tuple[int, ...] = latency.BATCHES
+    rounds: int | None = None
     latency: bool = True
     scores: bool = True
     quiet: bool = False
@@ -220,7 +222,7 @@ def measure(
                     quantize(path, Path(folder) / f"{name}-int8.onnx")
                     measured[name, INT8] = OnnxModel(Path(folder) / f"{name}-int8.onnx").run
         progress.update("latency", None)
-        found = timings(measured | forwards, model.config.vocab_size, tokens)
+        found = timings(measured | forwards, model.config.vocab_size, tokens, export.rounds, export.batches)
         progress.finish()
     return LatencyReport(tokens, found, macs, machine(export.onnx))
 

@@ -82,7 +82,12 @@ def preparation_context(
 
     on_progress("reading the rows", None)
     data_key = fingerprint(
-        FORMAT, data.rows_key(config, corpus), source_fingerprint(config.teacher), config.task, config.max_length
+        FORMAT,
+        data.rows_key(config, corpus),
+        source_fingerprint(config.teacher),
+        config.task,
+        config.max_length,
+        *([] if config.search_share is None else [config.search_share]),
     )
     return PreparationContext(
         config=config,

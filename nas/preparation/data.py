@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from distill.tasks.corpora import Corpus
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded
 from distill.tasks.readers import embedded, load_task, reader_of
 from distill.tasks.readers.tables import table_task
-from distill.tasks.splits import AnySplit
-from distill.tasks.task import Task, TaskData, TaskError, load_split, save_split
+from distill.tasks.splits import AnySplit, joined
+from distill.tasks.task import Task, TaskData, TaskError, hold_out, load_split, save_split
 from distill.tasks.text import load_text
 from distill.tasks.types import CLASSIFICATION, REGRESSION, encode, task_type
 from nas.config.schema import ConfigError, RowsTable, StudyConfig
@@ -101,8 +101,19 @@ def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
     """The rows of the task that stages 1 and 2 search on.
 
     Raises:
-        ConfigError: they cannot be read.
+        ConfigError: they cannot be read, or are too few to hold some out.
     """
+    data = _read(config, corpus)
+    if config.search_share is None:
+        return data
+    try:
+        train, search = hold_out(joined(data.train, data.search), share=config.search_share)
+    except TaskError as error:
+        raise ConfigError(f"search_share: {error}") from None
+    return replace(data, train=train, search=search)
+
+
+def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
     name = config.task
     try:
         if name in config.rows:

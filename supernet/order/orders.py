@@ -79,6 +79,11 @@ def at_random(inputs: OrderInputs) -> Scores:
     ]
 
 
+def unsorted(inputs: OrderInputs) -> Scores:
+    """The order in which the warm-up has left them, as EfficientBERT slices them."""
+    return [[_descending(torch.arange(block.expand.out_features)) for block in blocks] for blocks in inputs.blocks]
+
+
 def _descending(order_E: Tensor) -> Tensor:
     """Scores that put the channels into this order."""
     scores_E = torch.empty(len(order_E))
@@ -91,4 +96,5 @@ ORDERS: dict[str, Callable[[OrderInputs], Scores]] = {
     "reconstruction": by_reconstruction,
     "magnitude": by_magnitude,
     "random": at_random,
+    "unsorted": unsorted,
 }

@@ -18,6 +18,11 @@ def test_models_take_turns_and_warm_up() -> None:
     assert [(timing.model, timing.form, timing.batch) for timing in found] == [
         (model, form, size) for size in BATCHES for model, form in keys
     ]
+    calls.clear()
+    found = timings(forwards, vocabulary=10, tokens=7, rounds=2, batches=(128,))
+    assert {timing.batch for timing in found} == {128} and calls == [
+        (key[0], (128, 7)) for key in keys for _ in "ab"
+    ] * 2
     assert all(0 <= timing.lower_ms <= timing.median_ms <= timing.upper_ms for timing in found)
 
 
@@ -80,7 +85,7 @@ def test_without_a_teacher() -> None:
 def test_rows_and_json() -> None:
     found = report()
     assert found.rows()[3] == (STUDENT, ONNX, "4.00 (3.00 to 6.00)", "5.00×", "100.00 (99.00 to 102.00)", "2.00×")
-    assert all(len(row) == len(headings()) for row in found.rows())
+    assert all(len(row) == len(headings(found)) for row in found.rows())
     written = json.loads(json.dumps(found.to_json()))
     assert written["predicted_speedup"] == 3
     assert written["speedups"][1] == {"form": ONNX, "batch": 1, "same_form": 3.0, "torch_teacher": 5.0}

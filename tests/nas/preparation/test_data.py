@@ -23,7 +23,7 @@ from nas.evaluate import Evaluator
 from nas.evaluate_one_shot import OneShotEvaluator
 from nas.preparation import data
 from nas.preparation.context import preparation_context
-from nas.preparation.data import stored_task
+from nas.preparation.data import TaskFolders, stored_task
 from nas.preparation.one_shot import prepare_one_shot, weights_file
 from nas.preparation.phases import TrainingPhase
 from nas.preparation.prepare import prepare
@@ -162,6 +162,21 @@ def test_expert_loads_of_stage_3_are_of_all_tasks(tiny_study: TinyStudy, tmp_pat
 def keys(config: StudyConfig) -> tuple[str, str]:
     context = preparation_context(config, "cpu")
     return context.data_key, context.teacher_key
+
+
+def test_the_share_that_is_held_out(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    preset = study(tiny_study, tmp_path / "rows", "both")
+    given = load_config(str(preset))
+    sizes = {}
+    for share in (None, 0.05, 0.5):
+        config = given.model_copy(update={"search_share": share})
+        data = prepare_data(preparation_context(config, "cpu"))
+        sizes[share] = {name: len(TaskFolders(data, data).rows(name)) for name in ("train", "search", "dev")}
+    assert sizes[None] == {"train": 108, "search": 12, "dev": 40}
+    assert sizes[0.05] == {"train": 114, "search": 6, "dev": 40}
+    assert sizes[0.5] == {"train": 60, "search": 60, "dev": 40}
+    with pytest.raises(ConfigError, match="search_share"):
+        load_config(str(preset), {"search_share": 1.5})
 
 
 def test_what_is_read_again_when_something_changes(tiny_study: TinyStudy, tmp_path: Path) -> None:

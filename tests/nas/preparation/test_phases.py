@@ -258,6 +258,17 @@ def test_one_shared_supernet_for_all_tasks_in_any_order(protocol: Path) -> None:
         scores.append(evaluator.evaluate(half(workspace)).value)
         assert evaluator.student(half(workspace)).config.num_labels == workspace.labels
     assert len(folders) == 1 and scores[0] == scores[1]
+    # The score on the first task alone; the mean of both is the mean over the tasks.
+    stage3 = given.stage3.model_copy(update={"scored_on": "first"})
+    alone_scores = []
+    for tasks in (given.tasks, given.tasks[::-1]):
+        config = given.model_copy(update={"tasks": tasks, "stage3": stage3})
+        order = [folder for task in tasks for folder in shared.tasks if folder.task.name == task]
+        first = replace(shared, config=config, tasks=tuple(order), data=order[0].data, teacher=order[0].teacher)
+        evaluator = OneShotEvaluator(first, "cpu")
+        assert list(evaluator.tasks) == [tasks[0]]
+        alone_scores.append(evaluator.evaluate(half(workspace)).value)
+    assert sum(alone_scores) / 2 == pytest.approx(scores[0]) and alone_scores[0] != alone_scores[1]
 
 
 def test_a_student_cut_out_of_the_shared_supernet(protocol: Path) -> None:

@@ -48,4 +48,5 @@ def test_each_is_what_its_name_says(model: nn.Module) -> None:
     moments = block_moments(model, BATCHES, sampled_loss(0))
     selection = forward_selection(moments[1][1], block.project.weight.detach())
     assert torch.equal(found["reconstruction"][1][1].argsort(descending=True), selection.order_E)
+    assert found["unsorted"][1][1].argsort(descending=True).tolist() == list(range(BASE.inner))
     assert not torch.equal(found["random"][1][1], ORDERS["random"](order_inputs(model, 1))[1][1])
