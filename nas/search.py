@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from distill.cli import DONE, INTERRUPTED, guard, is_first_process
+from distill.cli import DONE, INTERRUPTED, guard, is_first_process, several_processes
 from distill.training.progress import loading
 from nas import interrupt
 from nas.config.load import load_config
@@ -110,7 +110,8 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         search = Search(
             config,
             folder,
-            prepare(config, options.device, progress.update),
+            # One process saves the teacher's outputs, when the search begins.
+            prepare(config, options.device, progress.update, outputs=not several_processes()),
             cluster,
             storage=storage,
             say=progress.say,

@@ -3,12 +3,13 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import InitProcessGroupKwargs, set_seed
 from torch import nn
 from transformers import get_linear_schedule_with_warmup
 
@@ -44,7 +45,10 @@ def make_accelerator(device: str = "auto", mixed_precision: bool = True) -> Acce
         bf16 = bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
     else:
         bf16 = torch.cuda.is_bf16_supported()
-    return Accelerator(cpu=cpu, mixed_precision="bf16" if bf16 and mixed_precision else "no")
+    # Processes may wait for one that reads and encodes a large corpus.
+    patience = InitProcessGroupKwargs(timeout=timedelta(days=2))
+    precision = "bf16" if bf16 and mixed_precision else "no"
+    return Accelerator(cpu=cpu, mixed_precision=precision, kwargs_handlers=[patience])
 
 
 def train(

@@ -47,7 +47,7 @@ class PreparationContext:
 
     def create_once(self, path: Path, make: Callable[[Path], None]) -> Path:
         """Create the file or folder `path` of the cache by `make` unless it exists; see `create_on_every_node`."""
-        return create_on_every_node(path, lambda draft, state: make(draft), self.accelerator)
+        return create_on_every_node(path, lambda draft, state: make(draft), self.accelerator, together=False)
 
     def train_once(self, path: Path, make: Callable[[Path, Path], None]) -> Path:
         """As `create_once`, for what takes long to train: `make` is also given a folder for the state of the training,

@@ -16,13 +16,17 @@ from nas.config.schema import ConfigError
 CHUNK = 64 * 2**20
 
 
-def create_on_every_node(path: Path, make: Callable[[Path, Path], None], accelerator: Accelerator) -> Path:
+def create_on_every_node(
+    path: Path, make: Callable[[Path, Path], None], accelerator: Accelerator, *, together: bool = True
+) -> Path:
     """The file or folder `path`, which afterwards exists in the cache of every node.
 
-    All processes call `make` if the path is missing in the cache of the first process, because `make` may be a training
-    in which all of them take part. The first process keeps the result and sends a copy to the nodes that lack it.
+    If the path is missing in the cache of the first process, this process makes it, keeps it, and sends a copy to the
+    nodes that lack it.
 
     Args:
+        together: whether the other processes call `make` too, because it is a training in which all of them take part.
+            Otherwise they wait.
         make: called with a draft of `path`, which it creates, and a folder for its state. What the first process saves
             there is in that folder in all processes if an earlier attempt to make `path` was interrupted.
 
@@ -42,8 +46,8 @@ def create_on_every_node(path: Path, make: Callable[[Path, Path], None], acceler
         )
     if not first_process["exists"]:
         if accelerator.is_main_process:
-            _create(path, make, lambda state: _transfer(state, None, accelerator))
-        else:
+            _create(path, make, lambda state: _transfer(state, None, accelerator) if together else None)
+        elif together:
             with tempfile.TemporaryDirectory() as scratch:
                 state = Path(scratch) / "state"
                 _transfer(None, state, accelerator)

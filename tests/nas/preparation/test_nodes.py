@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from distill.files import STATE_PREFIX
 from nas.preparation.prepare import prepare
 from tests.nas.tiny_study import PROJECT, TIMEOUT, TinyStudy
 
@@ -23,7 +24,10 @@ from nas.preparation import nodes
 nodes.CHUNK = 5
 cache, accelerator = Path(sys.argv[1]), Accelerator(cpu=True)
 
-def make(draft):
+def make(draft, state):
+    if draft.name == "new":
+        # The state of an interrupted training, which only the first process has kept.
+        assert (state / "half").read_text() == "done"
     # All processes take part, as in a training.
     total = accelerator.reduce(torch.tensor([1.0 + accelerator.process_index]), reduction="sum")
     if draft.name == "file":
@@ -35,6 +39,11 @@ def make(draft):
 
 for name in ("of the first", "of the second", "of both", "new", "file"):
     assert nodes.create_on_every_node(cache / name, make, accelerator) == cache / name
+def make_alone(draft, state):
+    assert accelerator.process_index == 0
+    draft.write_text("alone")
+
+nodes.create_on_every_node(cache / "alone", make_alone, accelerator, together=False)
 try:
     nodes.create_on_every_node(cache / f"own-{accelerator.process_index}", make, accelerator)
 except ConfigError as error:
@@ -82,11 +91,14 @@ def test_every_node_has_what_the_first_one_keeps(tmp_path: Path) -> None:
                 (cache / name / "inner").mkdir(parents=True)
                 (cache / name / "inner" / "text").write_text(f"there before in {cache.name}")
                 (cache / name / "empty").touch()
+    (caches[0] / f"{STATE_PREFIX}new").mkdir()
+    (caches[0] / f"{STATE_PREFIX}new" / "half").write_text("done")
     outs = launched(KEEP, [[cache] for cache in caches], caches)
     assert all("1 of 2 processes would make another" in out and "which makes own-0" in out for out in outs)
     for cache in caches:
         kept = {file.name: file for file in cache.iterdir() if not file.name.startswith("own")}
         assert kept.pop("file").read_text() == "made of 3"
+        assert kept.pop("alone").read_text() == "alone"
         texts = {name: (folder / "inner" / "text").read_text() for name, folder in kept.items()}
         assert texts == {
             "of the first": "there before in a",
