@@ -21,6 +21,7 @@ from benchmarks.report import Report
 from benchmarks.search.table import LABELS, Table, load
 from nas.samplers import SAMPLERS, Proposer, ZeroCostProxy
 from nas.samplers.lanas import N_STARTUP_TRIALS, LaNAS
+from nas.samplers.lanas_published import LaNASPublished
 from nas.study import ledger
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
@@ -55,8 +56,8 @@ def improvements(scores: Sequence[float]) -> list[tuple[int, float]]:
     return [(int(place) + 1, round(float(best[place]), 6)) for place in rises]
 
 
-class Published(LaNAS):
-    """LaNAS as published, except for its constants: choices as numbers, and random members of the leaf."""
+class Tree(LaNAS):
+    """The tree of classifiers alone: choices as numbers, and random members of the leaf."""
 
     def __init__(self, space: Space, seed: int, proxy: ZeroCostProxy) -> None:
         super().__init__(space, seed)
@@ -73,7 +74,7 @@ class Published(LaNAS):
         return range(len(new))
 
 
-class Encoded(Published):
+class Encoded(Tree):
     """With the encoding of the widths."""
 
     features = LaNAS.features
@@ -90,25 +91,23 @@ class Mutated(Encoded):
 
 def with_late_proxy(space: Space, seed: int, proxy: ZeroCostProxy) -> Proposer:
     """LaNAS with the proxy, and with as many random proposals as without it."""
-    sampler = LaNAS(space, seed, proxy)
-    sampler.n_startup_trials = N_STARTUP_TRIALS
-    return sampler
+    return LaNAS(space, seed, proxy, first_random=N_STARTUP_TRIALS)
 
 
-class Treeless(LaNAS):
+def treeless(space: Space, seed: int, proxy: ZeroCostProxy) -> Proposer:
     """All of LaNAS but the tree."""
-
-    min_samples_leaf = MAX_EVALUATIONS
+    return LaNAS(space, seed, proxy, leaf_size=MAX_EVALUATIONS)
 
 
 ABLATION: dict[str, MakeSampler] = {
-    "published rule": Published,
+    "lanas-published": LaNASPublished,
+    "tree of classifiers": Tree,
     "+ encoding": Encoded,
     "+ mutation": Mutated,
     "+ surrogate": lambda space, seed, proxy: LaNAS(space, seed),
     "+ importance": with_late_proxy,
     "+ two random proposals, not five (lanas)": LaNAS,
-    "lanas without the tree": Treeless,
+    "lanas without the tree": treeless,
 }
 
 
