@@ -76,9 +76,9 @@ class Progress:
         """The progress callback: show that a fraction `share` of `what` is done; None if the fraction is unknown."""
         if what != self.what:
             self.finish()
-            self.what, self.since = what, time.monotonic()
+            self.what, self.since, self.last_printed_share = what, time.monotonic(), 0.0
             # A resumed training starts in the middle.
-            self.first_share = self.last_printed_share = share or 0.0
+            self.first_share = share or 0.0
         self.share = share
         if not self.console.is_terminal and share and share >= self.last_printed_share + 0.25:
             self.last_printed_share = share

@@ -257,7 +257,11 @@ def test_count_refuses(value: object) -> None:
         ("space.max_latency", "12", "space.max_latency: a latency is "),
         ("stage1.trials", 0, "stage1.trials: "),
         ("stage1.trials", 2.5, "stage1.trials: "),
-        ("stage1.sampler", "genetic", "stage1.sampler: there is no sampler 'genetic' (samplers: lanas, lanas-published, evolution, "),
+        (
+            "stage1.sampler",
+            "genetic",
+            "stage1.sampler: there is no sampler 'genetic' (samplers: lanas, lanas-published, evolution, ",
+        ),
         ("stage1.trails", 3, "stage1.trails: "),
         ("stage1", 3, "stage1: "),
         ("warmup.graphs", "relu", "warmup.graphs: "),
