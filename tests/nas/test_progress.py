@@ -139,9 +139,9 @@ def test_parts_that_the_cache_has_are_not_counted(monkeypatch: pytest.MonkeyPatc
 def test_a_resumed_piece_counts_from_where_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_ = Clock(monkeypatch)
     progress = Progress(Console(file=io.StringIO(), width=200))
-    progress.update("teacher: fine-tuning", 0.8)
-    assert progress.left_of_piece() is None and progress.line() == "teacher: fine-tuning 80% (0:00)"
+    progress.update("teacher: fine-tuning", 0.5)
+    assert progress.left_of_piece() is None and progress.line() == "teacher: fine-tuning 50% (0:00)"
     clock_.now += 30
-    progress.update("teacher: fine-tuning", 0.9)
+    progress.update("teacher: fine-tuning", 0.75)
     assert progress.left_of_piece() == pytest.approx(30)
-    assert progress.line() == "teacher: fine-tuning 90% (0:30, 0:30 left)"
+    assert progress.line() == "teacher: fine-tuning 75% (0:30, 0:30 left)"

@@ -260,7 +260,7 @@ def test_count_refuses(value: object) -> None:
         (
             "stage1.sampler",
             "genetic",
-            "stage1.sampler: there is no sampler 'genetic' (samplers: lanas, lanas-published, evolution, ",
+            "stage1.sampler: there is no sampler 'genetic' (samplers: lanas, lanas-published, ",
         ),
         ("stage1.trails", 3, "stage1.trails: "),
         ("stage1", 3, "stage1: "),
