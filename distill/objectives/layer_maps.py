@@ -33,7 +33,7 @@ def groups(student_layers: int, teacher_layers: int) -> tuple[tuple[int, ...], .
 
 def overlapping_groups(student_layers: int, teacher_layers: int) -> tuple[tuple[int, ...], ...]:
     """The groups of `groups`, each but the first together with the last layer of the group before it: layers 1 to 3, 3
-    to 6, 6 to 9 and 9 to 12 for 4 student layers and 12 of the teacher (MicroBERT, section 3.3).
+    to 6, 6 to 9 and 9 to 12 for 4 student layers and 12 of the teacher (MicroBERT, section 3.2).
 
     Raises:
         ValueError: as `uniform`.
