@@ -202,7 +202,4 @@ def sampler_of(plan: Plan, workspace: Workspace, seed: int | None = None) -> Pro
     else:
         losses = PredictedLosses.load(workspace.predictions, *workspace.base())
         proxy = lru_cache(65_536)(lambda architecture: -losses.of(architecture))
-    settings = {} if plan.table.lanas is None else plan.table.lanas.given()
-    chosen: Any = SAMPLERS[plan.table.sampler]
-    sampler: Proposer = chosen(plan.space, workspace.config.seed if seed is None else seed, proxy, **settings)
-    return sampler
+    return SAMPLERS[plan.table.sampler](plan.space, workspace.config.seed if seed is None else seed, proxy)

@@ -21,7 +21,6 @@ from benchmarks.report import Report
 from benchmarks.search.table import LABELS, Table, load
 from nas.samplers import SAMPLERS, Proposer, ZeroCostProxy
 from nas.samplers.lanas import N_STARTUP_TRIALS, LaNAS
-from nas.samplers.lanas_published import LaNASPublished
 from nas.study import ledger
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
@@ -56,8 +55,8 @@ def improvements(scores: Sequence[float]) -> list[tuple[int, float]]:
     return [(int(place) + 1, round(float(best[place]), 6)) for place in rises]
 
 
-class Tree(LaNAS):
-    """The tree of classifiers alone: choices as numbers, and random members of the leaf."""
+class Published(LaNAS):
+    """LaNAS as published, except for its constants: choices as numbers, and random members of the leaf."""
 
     def __init__(self, space: Space, seed: int, proxy: ZeroCostProxy) -> None:
         super().__init__(space, seed)
@@ -74,7 +73,7 @@ class Tree(LaNAS):
         return range(len(new))
 
 
-class Encoded(Tree):
+class Encoded(Published):
     """With the encoding of the widths."""
 
     features = LaNAS.features
@@ -91,23 +90,25 @@ class Mutated(Encoded):
 
 def with_late_proxy(space: Space, seed: int, proxy: ZeroCostProxy) -> Proposer:
     """LaNAS with the proxy, and with as many random proposals as without it."""
-    return LaNAS(space, seed, proxy, first_random=N_STARTUP_TRIALS)
+    sampler = LaNAS(space, seed, proxy)
+    sampler.n_startup_trials = N_STARTUP_TRIALS
+    return sampler
 
 
-def treeless(space: Space, seed: int, proxy: ZeroCostProxy) -> Proposer:
+class Treeless(LaNAS):
     """All of LaNAS but the tree."""
-    return LaNAS(space, seed, proxy, leaf_size=MAX_EVALUATIONS)
+
+    min_samples_leaf = MAX_EVALUATIONS
 
 
 ABLATION: dict[str, MakeSampler] = {
-    "lanas-published": LaNASPublished,
-    "tree of classifiers": Tree,
+    "published rule": Published,
     "+ encoding": Encoded,
     "+ mutation": Mutated,
     "+ surrogate": lambda space, seed, proxy: LaNAS(space, seed),
     "+ importance": with_late_proxy,
     "+ two random proposals, not five (lanas)": LaNAS,
-    "lanas without the tree": treeless,
+    "lanas without the tree": Treeless,
 }
 
 

@@ -209,29 +209,6 @@ class SupernetTable(Table):
             raise ConfigError(f"supernet.order: there is no {self.order!r}{meant} (orders: {', '.join(ORDERS)})")
 
 
-class LanasTable(Table):
-    """Settings of the samplers `lanas` and `lanas-published`; those that are left out have the sampler's defaults.
-
-    Attributes:
-        exploration: the factor of the exploration term: in standard deviations of the scores' ranks for `lanas` (1), in
-            the unit of the score for `lanas-published` (0.1).
-        leaf_size: the least number of trials on either side of a split: 5 for `lanas`, 1 for `lanas-published`.
-        first_random: proposals are random until so many trials have a score: 5, or 2 with a zero-cost proxy, for
-            `lanas`; 10 for `lanas-published`.
-        refit_every: the tree is learned again after so many trials: at growing intervals for `lanas`, 20 for
-            `lanas-published`.
-    """
-
-    exploration: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    leaf_size: Annotated[int, Field(ge=1)] | None = None
-    first_random: Annotated[int, Field(ge=1)] | None = None
-    refit_every: Annotated[int, Field(ge=1)] | None = None
-
-    def given(self) -> dict[str, Any]:
-        """The settings that are not left out."""
-        return self.model_dump(exclude_none=True)
-
-
 class StageTable(Table):
     """What a stage may spend, and how it searches.
 
@@ -244,7 +221,6 @@ class StageTable(Table):
         rows: untrained candidates are scored on so many rows of the search split; None: on all.
         trials: how many candidates are evaluated, baselines included.
         sampler: a key of `nas.samplers.SAMPLERS`.
-        lanas: settings of the samplers `lanas` and `lanas-published`.
         confirm: how many of the best candidates are trained again, with fresh seeds, before the winner is chosen; the
             best baseline is trained again in any case.
         confirm_seeds: how many fresh seeds each of them is trained with.
@@ -260,7 +236,6 @@ class StageTable(Table):
     rows: Annotated[int, Field(ge=1)] | None = None
     trials: Annotated[int, Field(ge=1, le=1_000_000)]
     sampler: SamplerName = "lanas"
-    lanas: LanasTable | None = None
     confirm: Annotated[int, Field(ge=1)] = 3
     confirm_seeds: Annotated[int, Field(ge=0)] = 2
     edit_rate: Share | None = None
@@ -380,17 +355,6 @@ class StudyConfig(Table):
                 if len(self.goals) == 1:
                     wanted = f"{sampler} is for two goals"
                 raise ValueError(f"{name}.sampler is {sampler} and goals are {','.join(self.goals)}: {wanted}")
-        return self
-
-    @model_validator(mode="after")
-    def _only_lanas_has_settings(self) -> "StudyConfig":
-        for name in ("stage1", "stage2", "stage3"):
-            stage = getattr(self, name)
-            if stage.lanas is not None and not stage.sampler.startswith("lanas"):
-                raise ValueError(
-                    f"{name}.lanas: {stage.sampler} has no such settings; choose lanas or lanas-published, or leave "
-                    f"{name}.lanas out"
-                )
         return self
 
     @model_validator(mode="after")

@@ -33,8 +33,6 @@ PROXY_SAMPLES, PROXY_TOLERANCE = 200, 1e-9
 PHASE, GROWTH = 10, 1.5
 # The exploration constant of the upper confidence bounds, in standard deviations of the scores.
 EXPLORATION = 1.0
-# The minimum number of trials on either side of a split.
-LEAF_SIZE = 5
 # The candidates for a proposal: RANDOM random members, and NEIGHBOURS neighbours of each of the leaf's PARENTS best
 # trials.
 RANDOM, PARENTS, NEIGHBOURS = 12, 2, 8
@@ -74,23 +72,12 @@ class LaNAS(RandomSampler):
     """
 
     n_objectives = (1,)
+    # The minimum number of trials on either side of a split.
+    min_samples_leaf = 5
 
-    def __init__(
-        self,
-        space: Space,
-        seed: int,
-        proxy: ZeroCostProxy | None = None,
-        *,
-        exploration: float = EXPLORATION,
-        leaf_size: int = LEAF_SIZE,
-        first_random: int | None = None,
-        refit_every: int | None = None,
-    ) -> None:
+    def __init__(self, space: Space, seed: int, proxy: ZeroCostProxy | None = None) -> None:
         super().__init__(space, seed, None if proxy is None else normalised(proxy, space))
-        self.exploration, self.leaf_size, self.refit_every = exploration, leaf_size, refit_every
-        if first_random is None:
-            first_random = N_STARTUP_TRIALS if self.proxy is None else N_STARTUP_TRIALS_WITH_PROXY
-        self.n_startup_trials = first_random
+        self.n_startup_trials = N_STARTUP_TRIALS if self.proxy is None else N_STARTUP_TRIALS_WITH_PROXY
 
     def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
         informative = self.informative(observations)
@@ -104,7 +91,7 @@ class LaNAS(RandomSampler):
         """New candidates in the chosen leaf, those with the greatest expected improvement first."""
         architectures = [observation.architecture for observation in observations]
         features, values = self.features(architectures), ranks(observations)
-        path = descend(features, values, self.leaf_size, self.exploration, self.refit_every)
+        path = descend(features, values, self.min_samples_leaf)
         leaf = path[-1].rows
         best = [architectures[row] for row in leaf[np.argsort(-values[leaf], kind="stable")]]
         known = set(architectures)
@@ -168,28 +155,19 @@ def ranks(observations: Sequence[Observation]) -> np.ndarray:
 
 
 @UNCHECKED
-def descend(
-    features: np.ndarray,
-    values: np.ndarray,
-    leaf_size: int,
-    exploration: float = EXPLORATION,
-    refit_every: int | None = None,
-) -> list[Region]:
+def descend(features: np.ndarray, values: np.ndarray, min_samples_leaf: int) -> list[Region]:
     """The path from the root to a leaf, always into the child with the higher upper confidence bound
 
-        mean + 2 exploration sqrt(2 ln(trials of the parent) / trials of the child)     (Wang et al., equation 3)
+        mean + 2 EXPLORATION sqrt(2 ln(trials of the parent) / trials of the child)     (Wang et al., equation 3)
 
-    The tree is learned from the first trials only: a multiple of `refit_every` of them, or if that is None as many as
-    `PHASE` and `GROWTH` say. A region is split by a classifier that learns
+    The tree is learned from the first trials only (`PHASE`, `GROWTH`). A region is split by a classifier that learns
     which of these trials in the region have a score above their median. Every trial, also a later one, counts as a
     visit of the regions to which the classifiers assign it. A region is a leaf if one side of its split would have
-    fewer than `leaf_size` of the trials from which the tree is learned.
+    fewer than `min_samples_leaf` of the trials from which the tree is learned.
     """
     learned = PHASE
     while learned * GROWTH <= len(values):
         learned = int(learned * GROWTH)
-    if refit_every is not None:
-        learned = max(1, len(values) // refit_every) * refit_every
     path = [Region(np.arange(len(values)))]
     while True:
         rows = path[-1].rows
@@ -197,17 +175,17 @@ def descend(
         above = values[train_rows] > np.median(values[train_rows])
         if not above.any():  # the median equals the highest score
             above = values[train_rows] == values[train_rows].max()
-        if len(train_rows) < 2 * leaf_size or above.all():
+        if len(train_rows) < 2 * min_samples_leaf or above.all():
             return path
         classifier = Ridge().fit(features[train_rows], np.where(above, 1.0, -1.0))
         sides = classifier.predict(features[rows]) > 0
         children = [Region(rows[sides == good], classifier, good) for good in (True, False)]
-        if min((child.rows < learned).sum() for child in children) < leaf_size:
+        if min((child.rows < learned).sum() for child in children) < min_samples_leaf:
             return path
 
         def bound(child: Region, parent: int = len(rows)) -> float:
             visits = len(child.rows)
-            return float(values[child.rows].mean() + 2 * exploration * np.sqrt(2 * np.log(parent) / visits))
+            return float(values[child.rows].mean() + 2 * EXPLORATION * np.sqrt(2 * np.log(parent) / visits))
 
         path.append(max(children, key=bound))
 
