@@ -209,6 +209,10 @@ class SupernetTable(Table):
             raise ConfigError(f"supernet.order: there is no {self.order!r}{meant} (orders: {', '.join(ORDERS)})")
 
 
+# Those keys of a stage that are settings of its sampler, of which each has its own (`nas.samplers.Proposer.settings`).
+SAMPLER_SETTINGS = ("exploration", "leaf_size", "first_random", "refit_every")
+
+
 class StageTable(Table):
     """What a stage may spend, and how it searches.
 
@@ -221,6 +225,14 @@ class StageTable(Table):
         rows: untrained candidates are scored on so many rows of the search split; None: on all.
         trials: how many candidates are evaluated, baselines included.
         sampler: a key of `nas.samplers.SAMPLERS`.
+        exploration: the constant of the upper confidence bounds, for `lanas` in standard deviations of the scores
+            (default 1), for `lanas-published` in units of the score (default 0.1).
+        leaf_size: `lanas` and `lanas-published` do not split a region if one part would have fewer trials (defaults 5
+            and 1).
+        first_random: proposals of `lanas` and `lanas-published` are random until this many trials have a score
+            (defaults 5, or 2 with a zero-cost proxy, and 10).
+        refit_every: `lanas` and `lanas-published` learn their trees again after this many trials (defaults: at 1.5
+            times as many, and 20).
         confirm: how many of the best candidates are trained again, with fresh seeds, before the winner is chosen; the
             best baseline is trained again in any case.
         confirm_seeds: how many fresh seeds each of them is trained with.
@@ -236,12 +248,30 @@ class StageTable(Table):
     rows: Annotated[int, Field(ge=1)] | None = None
     trials: Annotated[int, Field(ge=1, le=1_000_000)]
     sampler: SamplerName = "lanas"
+    exploration: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    leaf_size: Annotated[int, Field(ge=1)] | None = None
+    first_random: Annotated[int, Field(ge=1)] | None = None
+    refit_every: Annotated[int, Field(ge=1)] | None = None
     confirm: Annotated[int, Field(ge=1)] = 3
     confirm_seeds: Annotated[int, Field(ge=0)] = 2
     edit_rate: Share | None = None
     rungs: tuple[PositiveShare, ...] = ()
     stop: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
     stop_untrained: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+
+    def sampler_settings(self) -> dict[str, float]:
+        """The settings of the sampler that are given, as keyword arguments; the sampler has defaults for the others."""
+        return {name: value for name in SAMPLER_SETTINGS if (value := getattr(self, name)) is not None}
+
+    @model_validator(mode="after")
+    def _sampler_has_settings(self) -> "StageTable":
+        from nas.samplers import SAMPLERS
+
+        for name in self.sampler_settings():
+            if name not in SAMPLERS[self.sampler].settings:
+                having = " and ".join(known for known, kind in SAMPLERS.items() if name in kind.settings)
+                raise ValueError(f"{name} is a setting of {having}, which {self.sampler} does not have: leave it out")
+        return self
 
 
 class Stage3Table(StageTable):
