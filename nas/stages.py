@@ -2,7 +2,7 @@
 (EfficientBERT, section 3.3).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -191,8 +191,8 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
 
 
 def sampler_of(plan: Plan, workspace: Workspace, seed: int | None = None) -> Proposer:
-    """The sampler of a stage. Its zero-cost proxy is the predicted loss or, where candidates are sliced, the share of
-    the supernet's importance that a candidate keeps.
+    """The sampler of a stage, with the settings of its table. Its zero-cost proxy is the predicted loss or, where
+    candidates are sliced, the share of the supernet's importance that a candidate keeps.
 
     Args:
         seed: by default the study's.
@@ -202,7 +202,6 @@ def sampler_of(plan: Plan, workspace: Workspace, seed: int | None = None) -> Pro
     else:
         losses = PredictedLosses.load(workspace.predictions, *workspace.base())
         proxy = lru_cache(65_536)(lambda architecture: -losses.of(architecture))
-    settings = {} if plan.table.lanas is None else plan.table.lanas.given()
-    chosen: Any = SAMPLERS[plan.table.sampler]
-    sampler: Proposer = chosen(plan.space, workspace.config.seed if seed is None else seed, proxy, **settings)
-    return sampler
+    make: Callable[..., Proposer] = SAMPLERS[plan.table.sampler]
+    seed = workspace.config.seed if seed is None else seed
+    return make(plan.space, seed, proxy, **plan.table.sampler_settings())

@@ -3,7 +3,7 @@
 A sampler's search is an Optuna study in memory, one trial after the other, whose scores are those of the table (see
 `tabulate`). Samplers get the zero-cost proxy that a search gives them: the share of the supernet's neuron importance
 that an architecture keeps. The table counts evaluations until the first architecture of the best 1 %; the drawing shows
-the best score so far. With --ablation the parts of LaNAS take the place of the samplers. Constants of samplers were
+the best score so far. With --ablation the parts of `lanas` take the place of the samplers. Constants of samplers were
 chosen on other seeds, from 1,000 on.
 """
 
@@ -21,7 +21,7 @@ from benchmarks.report import Report
 from benchmarks.search.table import LABELS, Table, load
 from nas.samplers import SAMPLERS, Proposer, ZeroCostProxy
 from nas.samplers.lanas import N_STARTUP_TRIALS, LaNAS
-from nas.samplers.lanas_published import LaNASPublished
+from nas.samplers.lanas_published import PublishedLaNAS
 from nas.study import ledger
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
@@ -56,7 +56,7 @@ def improvements(scores: Sequence[float]) -> list[tuple[int, float]]:
     return [(int(place) + 1, round(float(best[place]), 6)) for place in rises]
 
 
-class Tree(LaNAS):
+class Plain(LaNAS):
     """The tree of classifiers alone: choices as numbers, and random members of the leaf."""
 
     def __init__(self, space: Space, seed: int, proxy: ZeroCostProxy) -> None:
@@ -74,7 +74,7 @@ class Tree(LaNAS):
         return range(len(new))
 
 
-class Encoded(Tree):
+class Encoded(Plain):
     """With the encoding of the widths."""
 
     features = LaNAS.features
@@ -89,25 +89,15 @@ class Mutated(Encoded):
         yield from candidates
 
 
-def with_late_proxy(space: Space, seed: int, proxy: ZeroCostProxy) -> Proposer:
-    """LaNAS with the proxy, and with as many random proposals as without it."""
-    return LaNAS(space, seed, proxy, first_random=N_STARTUP_TRIALS)
-
-
-def treeless(space: Space, seed: int, proxy: ZeroCostProxy) -> Proposer:
-    """All of LaNAS but the tree."""
-    return LaNAS(space, seed, proxy, leaf_size=MAX_EVALUATIONS)
-
-
 ABLATION: dict[str, MakeSampler] = {
-    "lanas-published": LaNASPublished,
-    "tree of classifiers": Tree,
+    "lanas-published": PublishedLaNAS,
+    "tree of classifiers": Plain,
     "+ encoding": Encoded,
     "+ mutation": Mutated,
     "+ surrogate": lambda space, seed, proxy: LaNAS(space, seed),
-    "+ importance": with_late_proxy,
+    "+ importance": lambda space, seed, proxy: LaNAS(space, seed, proxy, first_random=N_STARTUP_TRIALS),
     "+ two random proposals, not five (lanas)": LaNAS,
-    "lanas without the tree": treeless,
+    "lanas without the tree": lambda space, seed, proxy: LaNAS(space, seed, proxy, leaf_size=MAX_EVALUATIONS),
 }
 
 
@@ -145,7 +135,10 @@ def describe(report: Report, table: Table) -> None:
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--ablation", action="store_true", help="the parts of LaNAS in place of the samplers")
+    # A sampler for two goals cannot be compared on one score.
+    names = [name for name, kind in SAMPLERS.items() if 1 in kind.n_objectives]
+    parser.add_argument("--samplers", nargs="+", default=names, choices=names, help="default: all for one goal")
+    parser.add_argument("--ablation", action="store_true", help="the parts of lanas in place of the samplers")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="searches of each sampler; default: %(default)s")
     parser.add_argument("--first-seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the best scores so far")
@@ -155,10 +148,8 @@ def run(options: Namespace, report: Report) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     table = load()
     describe(report, table)
-    # A sampler for two goals cannot be compared on one score.
-    samplers: Mapping[str, MakeSampler] = {name: SAMPLERS[name] for name in SAMPLERS if name != "nsga2"}
-    if options.ablation:
-        samplers = ABLATION
+    chosen: Mapping[str, MakeSampler] = {name: SAMPLERS[name] for name in options.samplers}
+    samplers = ABLATION if options.ablation else chosen
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     rows, curves, results = [], {}, {}
     for name, sampler in samplers.items():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from nas.config.schema import ConfigError, StudyConfig
+from nas.config.schema import SAMPLER_SETTINGS, ConfigError, StageTable, StudyConfig
 from search_spaces.errors import did_you_mean
 
 
@@ -74,20 +74,31 @@ def parse_config(text: str, name: str, overrides: Mapping[str, Any] | None = Non
         ConfigError: see `load_config`.
     """
     tables = _extended(_parsed(text, name), name, (name,))
-    options = {}
+    options, given = {}, {}
     for place, value in (overrides or {}).items():
         if isinstance(value, Given):
             options[place], value = value
         outer, *inner = place.split(".")
         if inner and not isinstance(tables.get(outer, {}), dict):
             continue  # the validation below reports this mistake
-        for key in reversed(inner):
-            value = {key: value}
-        tables = merged(tables, {outer: value})
+        given[place] = value
+    tables = merged(tables, _nested(given))
     try:
         return StudyConfig.model_validate(tables)
     except ValidationError as error:
         raise ConfigError(_first_mistake(error, name, options)) from None
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with these values, which are given by dotted path."""
+    result: dict[str, Any] = {}
+    for place, value in values.items():
+        *outer, key = place.split(".")
+        table = result
+        for name in outer:
+            table = table.setdefault(name, {})
+        table[key] = dict(value) if isinstance(value, dict) else value
+    return result
 
 
 def _first_mistake(error: ValidationError, name: str, options: Mapping[str, str]) -> str:
@@ -195,9 +206,12 @@ def _absolute_rows(tables: dict[str, Any], preset: Path) -> dict[str, Any]:
 
 def merged(base: dict[str, Any], overriding: dict[str, Any]) -> dict[str, Any]:
     """The tables of `base` with those of `overriding` merged into them, key by key. An objective with another name
-    replaces the whole table of the objective, because it has other settings.
+    replaces the whole table of the objective, because it has other settings, and another sampler those of the sampler.
     """
     replaced = {ALTERNATIVES[key] for key in overriding if key in ALTERNATIVES} - overriding.keys()
+    sampler = base.get("sampler", StageTable.model_fields["sampler"].default)
+    if overriding.get("sampler", sampler) != sampler:
+        replaced |= set(SAMPLER_SETTINGS)
     result: dict[str, Any] = {key: value for key, value in base.items() if key not in replaced}
     for key, value in overriding.items():
         old: Any = result.get(key)

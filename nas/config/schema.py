@@ -209,27 +209,8 @@ class SupernetTable(Table):
             raise ConfigError(f"supernet.order: there is no {self.order!r}{meant} (orders: {', '.join(ORDERS)})")
 
 
-class LanasTable(Table):
-    """Settings of the samplers `lanas` and `lanas-published`; those that are left out have the sampler's defaults.
-
-    Attributes:
-        exploration: the factor of the exploration term: in standard deviations of the scores' ranks for `lanas` (1), in
-            the unit of the score for `lanas-published` (0.1).
-        leaf_size: the least number of trials on either side of a split: 5 for `lanas`, 1 for `lanas-published`.
-        first_random: proposals are random until so many trials have a score: 5, or 2 with a zero-cost proxy, for
-            `lanas`; 10 for `lanas-published`.
-        refit_every: the tree is learned again after so many trials: at growing intervals for `lanas`, 20 for
-            `lanas-published`.
-    """
-
-    exploration: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    leaf_size: Annotated[int, Field(ge=1)] | None = None
-    first_random: Annotated[int, Field(ge=1)] | None = None
-    refit_every: Annotated[int, Field(ge=1)] | None = None
-
-    def given(self) -> dict[str, Any]:
-        """The settings that are not left out."""
-        return self.model_dump(exclude_none=True)
+# Those keys of a stage that are settings of its sampler, of which each has its own (`nas.samplers.Proposer.settings`).
+SAMPLER_SETTINGS = ("exploration", "leaf_size", "first_random", "refit_every")
 
 
 class StageTable(Table):
@@ -244,7 +225,14 @@ class StageTable(Table):
         rows: untrained candidates are scored on so many rows of the search split; None: on all.
         trials: how many candidates are evaluated, baselines included.
         sampler: a key of `nas.samplers.SAMPLERS`.
-        lanas: settings of the samplers `lanas` and `lanas-published`.
+        exploration: the constant of the upper confidence bounds, for `lanas` in standard deviations of the scores
+            (default 1), for `lanas-published` in units of the score (default 0.1).
+        leaf_size: `lanas` and `lanas-published` do not split a region if one part would have fewer trials (defaults 5
+            and 1).
+        first_random: proposals of `lanas` and `lanas-published` are random until this many trials have a score
+            (defaults 5, or 2 with a zero-cost proxy, and 10).
+        refit_every: `lanas` and `lanas-published` learn their trees again after this many trials (defaults: at 1.5
+            times as many, and 20).
         confirm: how many of the best candidates are trained again, with fresh seeds, before the winner is chosen; the
             best baseline is trained again in any case.
         confirm_seeds: how many fresh seeds each of them is trained with.
@@ -260,13 +248,30 @@ class StageTable(Table):
     rows: Annotated[int, Field(ge=1)] | None = None
     trials: Annotated[int, Field(ge=1, le=1_000_000)]
     sampler: SamplerName = "lanas"
-    lanas: LanasTable | None = None
+    exploration: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    leaf_size: Annotated[int, Field(ge=1)] | None = None
+    first_random: Annotated[int, Field(ge=1)] | None = None
+    refit_every: Annotated[int, Field(ge=1)] | None = None
     confirm: Annotated[int, Field(ge=1)] = 3
     confirm_seeds: Annotated[int, Field(ge=0)] = 2
     edit_rate: Share | None = None
     rungs: tuple[PositiveShare, ...] = ()
     stop: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
     stop_untrained: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+
+    def sampler_settings(self) -> dict[str, float]:
+        """The settings of the sampler that are given, as keyword arguments; the sampler has defaults for the others."""
+        return {name: value for name in SAMPLER_SETTINGS if (value := getattr(self, name)) is not None}
+
+    @model_validator(mode="after")
+    def _sampler_has_settings(self) -> "StageTable":
+        from nas.samplers import SAMPLERS
+
+        for name in self.sampler_settings():
+            if name not in SAMPLERS[self.sampler].settings:
+                having = " and ".join(known for known, kind in SAMPLERS.items() if name in kind.settings)
+                raise ValueError(f"{name} is a setting of {having}, which {self.sampler} does not have: leave it out")
+        return self
 
 
 class Stage3Table(StageTable):
@@ -380,17 +385,6 @@ class StudyConfig(Table):
                 if len(self.goals) == 1:
                     wanted = f"{sampler} is for two goals"
                 raise ValueError(f"{name}.sampler is {sampler} and goals are {','.join(self.goals)}: {wanted}")
-        return self
-
-    @model_validator(mode="after")
-    def _only_lanas_has_settings(self) -> "StudyConfig":
-        for name in ("stage1", "stage2", "stage3"):
-            stage = getattr(self, name)
-            if stage.lanas is not None and not stage.sampler.startswith("lanas"):
-                raise ValueError(
-                    f"{name}.lanas: {stage.sampler} has no such settings; choose lanas or lanas-published, or leave "
-                    f"{name}.lanas out"
-                )
         return self
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 from nas.samplers.evolution import Evolution
 from nas.samplers.lanas import LaNAS
-from nas.samplers.lanas_published import LaNASPublished
+from nas.samplers.lanas_published import PublishedLaNAS
 from nas.samplers.local import LocalSearch
 from nas.samplers.nsga2 import NSGA2
 from nas.samplers.proposer import Proposer, SamplerError, ZeroCostProxy
@@ -11,7 +11,7 @@ from nas.samplers.tpe import TPE
 
 SAMPLERS: dict[str, type[Proposer]] = {
     "lanas": LaNAS,
-    "lanas-published": LaNASPublished,
+    "lanas-published": PublishedLaNAS,
     "evolution": Evolution,
     "local": LocalSearch,
     "random": RandomSampler,

@@ -1,25 +1,20 @@
-"""LaNAS (Wang et al., 2019): a tree of classifiers that is learned from the scores divides the space into good and bad
-regions.
+"""A variant of LaNAS (Wang et al., 2019): a tree of classifiers that is learned from the scores divides the space into
+good and bad regions. See `lanas_published` for the original.
 """
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 
 import numpy as np
 from optuna.trial import TrialState
 from scipy.stats import norm, rankdata
-from sklearn import config_context
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 from sklearn.linear_model import Ridge
-from threadpoolctl import ThreadpoolController
 
-from nas.samplers.encoding import encode, widths
 from nas.samplers.proposer import ZeroCostProxy
-from nas.samplers.random import RandomSampler
+from nas.samplers.regions import UNCHECKED, Path, Region, TreeSampler, descend, split, within
 from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
 from search_spaces.neighbourhood import neighbours
@@ -29,12 +24,12 @@ from search_spaces.spaces import Space
 N_STARTUP_TRIALS, N_STARTUP_TRIALS_WITH_PROXY = 5, 2
 # A proxy is normalised by this many random members. Its values count as equal below this relative deviation.
 PROXY_SAMPLES, PROXY_TOLERANCE = 200, 1e-9
+# The minimum number of trials on either side of a split.
+LEAF_SIZE = 5
 # The tree is learned from the first PHASE trials, and again whenever there are GROWTH times as many.
 PHASE, GROWTH = 10, 1.5
 # The exploration constant of the upper confidence bounds, in standard deviations of the scores.
 EXPLORATION = 1.0
-# The minimum number of trials on either side of a split.
-LEAF_SIZE = 5
 # The candidates for a proposal: RANDOM random members, and NEIGHBOURS neighbours of each of the leaf's PARENTS best
 # trials.
 RANDOM, PARENTS, NEIGHBOURS = 12, 2, 8
@@ -42,38 +37,17 @@ RANDOM, PARENTS, NEIGHBOURS = 12, 2, 8
 REGION = 100
 # The prior variances of the surrogate's smooth part and of the noise.
 SMOOTH, NOISE = 0.5, 0.2
-# The inputs of the classifiers and of the surrogate come from this module, so scikit-learn need not validate them.
-UNCHECKED = config_context(assume_finite=True, skip_parameter_validation=True)
 
 
-@dataclass(frozen=True)
-class Region:
-    """A node of the tree.
+class LaNAS(TreeSampler):
+    """LaNAS with a surrogate: upper confidence bounds choose a leaf of the tree, and the candidates in it are proposed
+    in the order of their expected improvement by a Gaussian process. A zero-cost proxy is a further feature, scaled to
+    mean 0 and variance 1 over random members of the space.
 
-    Attributes:
-        rows: the indices of its trials.
-        classifier: separates it from its sibling; None at the root.
-        good: whether it is on the classifier's positive side.
+    Args:
+        first_random: None: `N_STARTUP_TRIALS`, or `N_STARTUP_TRIALS_WITH_PROXY` with a proxy that tells members apart.
+        refit_every: the tree is learned again after so many trials; None: at `GROWTH` times as many.
     """
-
-    rows: np.ndarray
-    classifier: Ridge | None = None
-    good: bool = True
-
-    def has(self, features: np.ndarray) -> np.ndarray:
-        """Whether the classifier assigns each row of features to this region."""
-        if self.classifier is None:
-            return np.ones(len(features), dtype=bool)
-        return (self.classifier.predict(features) > 0) == self.good
-
-
-class LaNAS(RandomSampler):
-    """LaNAS: upper confidence bounds choose a leaf of the tree, and the candidates in it are proposed in the order of
-    their expected improvement by a Gaussian process. A zero-cost proxy is a further feature, scaled to mean 0 and
-    variance 1 over random members of the space.
-    """
-
-    n_objectives = (1,)
 
     def __init__(
         self,
@@ -86,25 +60,18 @@ class LaNAS(RandomSampler):
         first_random: int | None = None,
         refit_every: int | None = None,
     ) -> None:
-        super().__init__(space, seed, None if proxy is None else normalised(proxy, space))
-        self.exploration, self.leaf_size, self.refit_every = exploration, leaf_size, refit_every
+        proxy = None if proxy is None else normalised(proxy, space)
         if first_random is None:
-            first_random = N_STARTUP_TRIALS if self.proxy is None else N_STARTUP_TRIALS_WITH_PROXY
-        self.n_startup_trials = first_random
+            first_random = N_STARTUP_TRIALS if proxy is None else N_STARTUP_TRIALS_WITH_PROXY
+        super().__init__(space, seed, proxy, exploration=exploration, leaf_size=leaf_size, first_random=first_random)
+        self.refit_every = refit_every
 
-    def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
-        informative = self.informative(observations)
-        if sum(observation.values is not None for observation in informative) >= self.n_startup_trials:
-            with blas_libraries().limit(limits=1):
-                proposed = self.ordered(informative, rng)
-            yield from proposed
-        yield from super().propose(observations, rng)
-
-    def ordered(self, observations: Sequence[Observation], rng: random.Random) -> list[Architecture]:
+    def from_leaf(self, observations: Sequence[Observation], rng: random.Random) -> list[Architecture]:
         """New candidates in the chosen leaf, those with the greatest expected improvement first."""
         architectures = [observation.architecture for observation in observations]
         features, values = self.features(architectures), ranks(observations)
-        path = descend(features, values, self.leaf_size, self.exploration, self.refit_every)
+        learned = learned_trials(len(values), self.refit_every)
+        path = path_to_leaf(features, values, learned, self.leaf_size, self.exploration)
         leaf = path[-1].rows
         best = [architectures[row] for row in leaf[np.argsort(-values[leaf], kind="stable")]]
         known = set(architectures)
@@ -119,7 +86,7 @@ class LaNAS(RandomSampler):
 
     def features(self, architectures: Sequence[Architecture]) -> np.ndarray:
         """One row of features for each architecture: its encoding, and the value of the proxy if there is one."""
-        encoded = encode(architectures, widths(self.space))
+        encoded = super().features(architectures)
         if self.proxy is None:
             return encoded
         return np.column_stack((encoded, [self.proxy(architecture) for architecture in architectures]))
@@ -134,12 +101,6 @@ class LaNAS(RandomSampler):
     def order(self, new: np.ndarray, features: np.ndarray, values: np.ndarray) -> Iterable[int]:
         """The row numbers of `new`, the best first, by a surrogate that is fitted to `features` and `values`."""
         return np.argsort(-expected_improvement(fit(features, values), new), kind="stable")
-
-
-@cache
-def blas_libraries() -> ThreadpoolController:
-    """Controls the threads of the BLAS libraries; a sampler's small problems are solved faster on a single thread."""
-    return ThreadpoolController().select(user_api="blas")
 
 
 def normalised(proxy: ZeroCostProxy, space: Space) -> ZeroCostProxy | None:
@@ -167,61 +128,47 @@ def ranks(observations: Sequence[Observation]) -> np.ndarray:
     return values
 
 
-@UNCHECKED
-def descend(
-    features: np.ndarray,
-    values: np.ndarray,
-    leaf_size: int,
-    exploration: float = EXPLORATION,
-    refit_every: int | None = None,
-) -> list[Region]:
-    """The path from the root to a leaf, always into the child with the higher upper confidence bound
-
-        mean + 2 exploration sqrt(2 ln(trials of the parent) / trials of the child)     (Wang et al., equation 3)
-
-    The tree is learned from the first trials only: a multiple of `refit_every` of them, or if that is None as many as
-    `PHASE` and `GROWTH` say. A region is split by a classifier that learns
-    which of these trials in the region have a score above their median. Every trial, also a later one, counts as a
-    visit of the regions to which the classifiers assign it. A region is a leaf if one side of its split would have
-    fewer than `leaf_size` of the trials from which the tree is learned.
+def learned_trials(trials: int, refit_every: int | None) -> int:
+    """From how many of the trials the tree is learned: the first `PHASE`, and then `GROWTH` times as many as before, or
+    `refit_every` more than before.
     """
-    learned = PHASE
-    while learned * GROWTH <= len(values):
-        learned = int(learned * GROWTH)
     if refit_every is not None:
-        learned = max(1, len(values) // refit_every) * refit_every
-    path = [Region(np.arange(len(values)))]
-    while True:
+        return PHASE + max(0, trials - PHASE) // refit_every * refit_every
+    learned = PHASE
+    while learned * GROWTH <= trials:
+        learned = int(learned * GROWTH)
+    return learned
+
+
+@UNCHECKED
+def path_to_leaf(
+    features: np.ndarray, values: np.ndarray, learned: int, leaf_size: int, exploration: float
+) -> list[Region]:
+    """The path from the root to the leaf with the highest upper confidence bounds.
+
+    A region is split by a classifier that learns which of the first `learned` trials in the region have a score above
+    their median. Every trial, also a later one, counts as a visit of the regions to which the classifiers assign it. A
+    region is a leaf if one side of its split would have fewer than `leaf_size` of the trials from which the tree is
+    learned.
+
+    Args:
+        features: (trials, features).
+        values: (trials,), see `ranks`.
+    """
+
+    def children(path: Path) -> tuple[Region, Region] | None:
         rows = path[-1].rows
         train_rows = rows[rows < learned]
         above = values[train_rows] > np.median(values[train_rows])
         if not above.any():  # the median equals the highest score
             above = values[train_rows] == values[train_rows].max()
         if len(train_rows) < 2 * leaf_size or above.all():
-            return path
+            return None
         classifier = Ridge().fit(features[train_rows], np.where(above, 1.0, -1.0))
-        sides = classifier.predict(features[rows]) > 0
-        children = [Region(rows[sides == good], classifier, good) for good in (True, False)]
-        if min((child.rows < learned).sum() for child in children) < leaf_size:
-            return path
+        parts = split(path[-1], classifier, classifier.predict(features[rows]) > 0)
+        return None if min((part.rows < learned).sum() for part in parts) < leaf_size else parts
 
-        def bound(child: Region, parent: int = len(rows)) -> float:
-            visits = len(child.rows)
-            return float(values[child.rows].mean() + 2 * exploration * np.sqrt(2 * np.log(parent) / visits))
-
-        path.append(max(children, key=bound))
-
-
-@UNCHECKED
-def within(path: Sequence[Region], features: np.ndarray) -> np.ndarray:
-    """The indices of those rows of `features` that lie in the deepest region of the path with at least one row."""
-    rows = np.arange(len(features))
-    for region in path:
-        deeper = rows[region.has(features[rows])]
-        if not len(deeper):
-            break
-        rows = deeper
-    return rows
+    return descend(len(values), children, lambda rows: float(values[rows].mean()), exploration)
 
 
 @UNCHECKED

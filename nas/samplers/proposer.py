@@ -43,6 +43,8 @@ class Proposer(BaseSampler):
 
     # The numbers of objectives that the sampler supports.
     n_objectives: ClassVar[tuple[int, ...]] = (1,)
+    # The names of the keyword arguments that a stage may give, see `nas.config.schema.SAMPLER_SETTINGS`.
+    settings: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, space: Space, seed: int, proxy: ZeroCostProxy | None = None) -> None:
         self.space = space

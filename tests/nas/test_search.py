@@ -221,6 +221,18 @@ def test_options_that_cannot_be(arguments: list[str], message: str, capsys: pyte
         ([('"library"', '"libary"')], "unknown task 'libary'"),
         ([('"neighbours"', '"library"')], "tasks: a task is named twice"),
         ([("max_length = 24", "max_length = 512")], "max_length"),
+        (
+            [('sampler = "random"', 'sampler = "random"\nexploration = 0.5')],
+            "stage1: exploration is a setting of lanas and lanas-published, which random does not have: leave it out",
+        ),
+        (
+            [('sampler = "random"', 'sampler = "lanas-published"\nexploration = -1')],
+            "stage1.exploration: Input should be greater than or equal to 0",
+        ),
+        (
+            [('sampler = "evolution"', 'sampler = "lanas"\nfirst_randm = 3')],
+            "stage2.first_randm: unknown key; did you mean 'first_random'?",
+        ),
     ],
 )
 def test_presets_that_cannot_be(

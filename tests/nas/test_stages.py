@@ -1,6 +1,7 @@
 """What each stage varies, starts from and passes on."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -8,16 +9,18 @@ from pathlib import Path
 import pytest
 
 from nas.config.load import load_config
-from nas.config.schema import ConfigError
+from nas.config.schema import SAMPLER_SETTINGS, ConfigError
 from nas.finalists import WINNER
 from nas.preparation.one_shot import extremes
 from nas.preparation.workspace import Workspace
+from nas.samplers import SAMPLERS
 from nas.stages import (
     UNIFORM,
     WINNER_WITH_BASE_GRAPHS,
     all_base_graphs,
     check_start,
     plan,
+    sampler_of,
     start_of,
 )
 from nas.study.folder import Folder
@@ -28,6 +31,30 @@ from tests.nas.tiny_study import TinyStudy
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 DEMO = load_config("demo")
+
+
+@pytest.mark.parametrize("stage", ["1", "single"])
+@pytest.mark.parametrize("sampler", ["lanas", "lanas-published"])
+def test_the_settings_of_a_stage_reach_its_sampler(
+    sampler: str, stage: str, tiny_study: TinyStudy, workspace: Workspace
+) -> None:
+    given = {"exploration": 0.25, "leaf_size": 3, "first_random": 4, "refit_every": 6}
+
+    def made(settings: Mapping[str, float]) -> dict[str, float | None]:
+        overrides = {f"stage1.{name}": value for name, value in ({**settings, "sampler": sampler}).items()}
+        config = load_config(str(tiny_study.preset), overrides)
+        made = sampler_of(plan(config, workspace, stage, None, ()), workspace, seed=11)
+        assert (made.seed, type(made)) == (11, SAMPLERS[sampler])
+        return {name: getattr(made, name) for name in SAMPLER_SETTINGS}
+
+    assert made(given) == given
+    defaults = {
+        "lanas": {"exploration": 1.0, "leaf_size": 5, "first_random": 2, "refit_every": None},
+        "lanas-published": {"exploration": 0.1, "leaf_size": 1, "first_random": 10, "refit_every": 20},
+    }[sampler]
+    assert made({}) == defaults
+    for name, value in given.items():
+        assert made({name: value}) == defaults | {name: value}
 
 
 def test_plans(tiny_study: TinyStudy, workspace: Workspace) -> None:

@@ -59,3 +59,5 @@ def test_raw_numbers_are_of_every_search(
     assert set(content["results"]) == {"lanas", "lanas-published", "evolution", "local", "random", "tpe"}
     assert all(len(of["evaluations until good"]) == 2 for of in content["results"].values())
     assert "| random" in capsys.readouterr().out
+    assert main(["samplers", "--seeds", "2", "--samplers", "random", "local", "--json", str(path)]) == 0
+    assert set(json.loads(path.read_text())["results"]) == {"random", "local"}

@@ -1,5 +1,6 @@
 """Presets, configuration files, overrides, and which of them are refused."""
 
+import re
 import subprocess
 import sys
 from fractions import Fraction
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nas.config.load import load_config, parse_config, presets
-from nas.config.schema import ConfigError, StudyConfig
+from nas.config.schema import SAMPLER_SETTINGS, ConfigError, StudyConfig
 from nas.config.values import count
 
 DEMO = load_config("demo")
@@ -263,6 +264,11 @@ def test_count_refuses(value: object) -> None:
             "stage1.sampler: there is no sampler 'genetic' (samplers: lanas, lanas-published, ",
         ),
         ("stage1.trails", 3, "stage1.trails: "),
+        ("stage1.exploration", -0.1, "stage1.exploration: Input should be greater than or equal to 0"),
+        ("stage1.exploration", float("inf"), "stage1.exploration: "),
+        ("stage1.leaf_size", 0, "stage1.leaf_size: "),
+        ("stage2.first_random", 0, "stage2.first_random: "),
+        ("stage3.refit_every", 2.5, "stage3.refit_every: "),
         ("stage1", 3, "stage1: "),
         ("warmup.graphs", "relu", "warmup.graphs: "),
     ],
@@ -294,6 +300,34 @@ def test_settings_that_an_objective_has_not(objective: dict[str, object], messag
     with pytest.raises(ConfigError) as caught:
         table.check()
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("setting", SAMPLER_SETTINGS)
+def test_settings_that_a_sampler_has_not(setting: str) -> None:
+    given = {"stage2": {"sampler": "evolution", setting: 3}}
+    message = f"demo: stage2: {setting} is a setting of lanas and lanas-published, which evolution does not have: leave"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config("demo", given)
+
+
+def test_another_sampler_replaces_the_settings_of_the_sampler(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('extends = "demo"\n[stage1]\nexploration = 0.5\n[stage2]\nleaf_size = 3\n')
+    path = str(tmp_path / "a.toml")
+    assert load_config(path).stage1.sampler_settings() == {"exploration": 0.5}
+    assert load_config(path, {"stage1.sampler": "lanas"}).stage1.exploration == 0.5
+    config = load_config(path, {"stage1.sampler": "evolution"})
+    assert config.stage1.sampler_settings() == {}
+    assert config.stage2.sampler_settings() == {"leaf_size": 3}
+    both = [("stage1.sampler", "lanas-published"), ("stage1.leaf_size", 4)]
+    for given in (both, both[::-1]):
+        assert load_config(path, dict(given)).stage1.sampler_settings() == {"leaf_size": 4}
+    (tmp_path / "b.toml").write_text('extends = "a.toml"\n[stage1]\nsampler = "lanas-published"\nfirst_random = 7\n')
+    assert load_config(str(tmp_path / "b.toml")).stage1.sampler_settings() == {"first_random": 7}
+
+
+def test_settings_that_are_not_given_leave_no_trace() -> None:
+    text = load_config("demo").to_toml()
+    assert not any(setting in text for setting in SAMPLER_SETTINGS)
 
 
 def test_loading_a_configuration_needs_no_torch() -> None:

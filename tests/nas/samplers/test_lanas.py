@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import islice, pairwise
-from math import log2
+from math import log, log2, sqrt
 
 import numpy as np
 import pytest
@@ -26,18 +26,20 @@ from nas.samplers.encoding import (
     widths,
 )
 from nas.samplers.lanas import (
+    EXPLORATION,
     GROWTH,
     N_STARTUP_TRIALS,
     N_STARTUP_TRIALS_WITH_PROXY,
     PHASE,
     LaNAS,
-    descend,
     expected_improvement,
     fit,
+    learned_trials,
     normalised,
+    path_to_leaf,
     ranks,
-    within,
 )
+from nas.samplers.regions import Path, within
 from nas.study.ledger import Observation
 from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes, Space
 from search_spaces.equivalence import function_key
@@ -183,9 +185,14 @@ def plane(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return features, features[:, 0]
 
 
+def descend(features: np.ndarray, values: np.ndarray, leaf_size: int = 5, exploration: float = EXPLORATION) -> Path:
+    """The path to the chosen leaf, of a tree that is learned again when it is by default."""
+    return path_to_leaf(features, values, learned_trials(len(values), None), leaf_size, exploration)
+
+
 def test_the_tree_parts_good_from_bad() -> None:
     features, values = plane(200)
-    path = descend(features, values, 5)
+    path = descend(features, values)
     assert len(path) > 2
     means = [values[region.rows].mean() for region in path]
     # Always to the better side, as that is so much better that its visits do not matter.
@@ -207,7 +214,7 @@ def test_visits_turn_the_search_to_the_other_side() -> None:
         features = np.concatenate((np.full((5, 1), -1.0), np.full((5 + right, 1), 1.0)))
         values = np.concatenate((np.full(5, -0.3), np.full(5, 0.3), rng.normal(0, 0.01, right)))
         assert len(values) < PHASE * GROWTH
-        return float(features[descend(features, values, 5)[1].rows[0], 0])
+        return float(features[descend(features, values)[1].rows[0], 0])
 
     assert side(0) == 1.0
     assert side(4) == -1.0
@@ -219,7 +226,7 @@ def test_the_tree_changes_at_phases_only() -> None:
     features = np.stack((values, rng.normal(size=40)), axis=1)
 
     def root(count: int) -> np.ndarray:
-        classifier = descend(features[:count], values[:count], 5)[1].classifier
+        classifier = descend(features[:count], values[:count])[1].classifier
         assert classifier is not None
         return classifier.coef_
 
@@ -231,7 +238,7 @@ def test_the_tree_changes_at_phases_only() -> None:
 
 def test_equal_scores_are_one_region() -> None:
     features, _ = plane(30)
-    assert len(descend(features, np.zeros(30), 5)) == 1
+    assert len(descend(features, np.zeros(30))) == 1
 
 
 @pytest.mark.parametrize("good", [True, False])
@@ -240,18 +247,39 @@ def test_many_equal_scores_are_parted_from_the_others(good: bool) -> None:
     features, _ = plane(30)
     values = np.tile([0.0, 0.0, 1.0], 10) if good else np.tile([0.0, 1.0, 1.0], 10)
     features[:, 0] = values
-    path = descend(features, values, 5)
+    path = descend(features, values)
     assert values[path[1].rows].min() == values[path[1].rows].max()
 
 
 def test_less_than_two_leaves_are_one() -> None:
     features, values = plane(9)
-    assert len(descend(features, values, 5)) == 1
+    assert len(descend(features, values)) == 1
+    path = descend(features, values, leaf_size=2)
+    assert len(path) > 1 and len(path[-1].rows) >= 2
+
+
+@pytest.mark.parametrize("exploration", [0.0, 0.1, EXPLORATION, 5.0])
+def test_the_side_is_that_of_the_higher_bound(exploration: float) -> None:
+    """Compared with equation 3, for every number of trials on the better side."""
+    for later in range(5):
+        features = np.array([[-1.0]] * 5 + [[1.0]] * (5 + later))
+        values = np.array([-0.3] * 5 + [0.3] * (5 + later))
+        root = log(10 + later)
+        bad, good = (mean + 2 * exploration * sqrt(2 * root / visits) for mean, visits in ((-0.3, 5), (0.3, 5 + later)))
+        assert descend(features, values, exploration=exploration)[1].good == (good > bad)
+
+
+def test_the_tree_is_learned_again_after_so_many_trials() -> None:
+    assert [learned_trials(count, 7) for count in (3, 10, 16, 17, 23, 24, 40)] == [10, 10, 10, 17, 17, 24, 38]
+    by_default = sorted({learned_trials(count, None) for count in range(60)})
+    assert by_default == [10, 15, 22, 33, 49]
+    # 22 trials have 1.5 times as many as 15 only with the 23rd.
+    assert [learned_trials(count, None) for count in (14, 15, 22, 23)] == [10, 15, 15, 22]
 
 
 def test_candidates_in_the_deepest_region_that_has_any() -> None:
     features, values = plane(200)
-    path = descend(features, values, 5)
+    path = descend(features, values)
     everywhere, _ = plane(500, 1)
     leaf = within(path, everywhere)
     assert 0 < len(leaf) < 250

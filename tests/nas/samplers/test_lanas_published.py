@@ -1,143 +1,228 @@
-"""LaNAS as published: regressions, bounds and the way down the tree, against computations by hand."""
+"""The published LaNAS: its splits, bounds and phases, and that proposals are random members of the chosen leaf."""
 
 import random
-from math import inf, log, log2, sqrt
-from pathlib import Path
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+from math import log, log2, sqrt
+from statistics import mean
 
 import numpy as np
 import pytest
 from optuna.trial import TrialState
-from sklearn.linear_model import LinearRegression
 
-from nas.config.load import load_config
-from nas.config.schema import ConfigError
-from nas.preparation.prepare import prepare
-from nas.samplers.lanas import LaNAS, descend
-from nas.samplers.lanas_published import HEIGHT, LaNASPublished, Split
-from nas.stages import plan, sampler_of
+from nas.samplers.encoding import encode, widths
+from nas.samplers.lanas_published import DRAWS, HEIGHT, PublishedLaNAS, Regression, path_to_leaf
+from nas.samplers.regions import Path, Region
 from nas.study.ledger import Observation
-from search_spaces.architecture import Architecture
-from tests.nas.samplers.test_samplers import SPACE
-from tests.nas.tiny_study import TinyStudy
+from search_spaces import Architecture, Base, Space
+from search_spaces.equivalence import function_key
+
+BASE = Base(depth=3, width=24, heads=4, inner=64, vocabulary=50, positions=20)
+SPACE = Space(BASE, (1, 2), tuple(Fraction(1, n) for n in (1, 2, 4, 16)), 1, 10**9)
 
 
-def sampler(**settings: float) -> LaNASPublished:
-    return LaNASPublished(SPACE, 0, **settings)  # type: ignore[arg-type]
-
-
-def data(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def problem(count: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Features, and scores that are a linear function of them with noise."""
     rng = np.random.default_rng(seed)
-    features = rng.normal(size=(count, 3))
-    return features, features @ [0.3, -0.2, 0.1] + 0.05 * rng.normal(size=count) + 0.7
+    features = rng.normal(size=(count, width))
+    return features, features @ rng.normal(size=width) + rng.normal(0, 0.3, count) + 5
 
 
-def test_a_split_is_a_least_squares_regression_at_the_mean() -> None:
-    features, scores = data(40)
-    split = Split.fit(features, scores)
-    reference = LinearRegression().fit(features, scores)
-    np.testing.assert_allclose(split.weights[:-1], reference.coef_, rtol=1e-8)
-    assert split.mean == pytest.approx(scores.mean())
-    new, _ = data(200, seed=1)
-    assert np.array_equal(split.good(new), reference.predict(new) >= scores.mean())
+@pytest.mark.parametrize(("count", "width"), [(40, 3), (12, 11), (10, 30)])
+def test_a_node_is_split_by_the_regression_of_the_score(count: int, width: int) -> None:
+    """Compared with the normal equations, or, with fewer trials than features, with the interpolation that has the
+    smallest norm. The threshold is the mean of the predictions.
+    """
+    features, scores = problem(count, width)
+    if count > width:
+        with_bias = np.column_stack((features, np.ones(count)))
+        solution = np.linalg.solve(with_bias.T @ with_bias, with_bias.T @ scores)
+        weights, bias = solution[:-1], solution[-1]
+    else:
+        centred = features - features.mean(axis=0)
+        # One of the centred trials depends on the others.
+        weights = centred[1:].T @ np.linalg.solve(centred[1:] @ centred[1:].T, (scores - scores.mean())[1:])
+        bias = (scores - features @ weights).mean()
+    threshold = (features @ weights + bias).mean()
+    unseen = np.random.default_rng(1).normal(size=(200, width))
+    root, child, *_ = path_to_leaf(features, scores, count, 1, 0.0)
+    assert child.has(unseen).tolist() == ((unseen @ weights + bias > threshold) == child.good).tolist()
+    # Those that are learned from are on the side of their own scores, whatever is predicted for them.
+    assert child.good and set(child.rows) == {row for row in root.rows if scores[row] >= mean(scores)}
+    assert threshold == pytest.approx(mean(scores))
+    regression = child.classifier
+    assert regression is not None
+    assert regression.predict(unseen) + threshold == pytest.approx(unseen @ weights + bias)
 
 
-def test_the_bound_is_equation_3() -> None:
-    scores = np.array([0.5, 0.7, 0.9])
-    assert sampler(exploration=0.2).bound(scores, 12) == pytest.approx(0.7 + 2 * 0.2 * sqrt(2 * log(12) / 3))
-    assert sampler().bound(np.array([]), 12) == inf
-
-
-def test_the_way_down_the_tree() -> None:
-    features, scores = data(10)
-    above = scores >= scores.mean()
-    # Without exploration the better side is chosen at every node.
-    path = sampler(exploration=0.0).descend(features, scores)
-    assert all(good for _, good in path) and 1 <= len(path) <= HEIGHT - 1
-    assert path[0][0].mean == pytest.approx(scores.mean())
-    assert path[1][0].mean == pytest.approx(scores[above].mean())
-    # With very much exploration the side with fewer trials is chosen.
-    _, chosen = sampler(exploration=1e6).descend(features, scores)[0]
-    assert chosen == (above.sum() < (~above).sum()) or above.sum() == (~above).sum()
-    # A leaf has at least `leaf_size` trials on either side.
-    assert not sampler(leaf_size=6).descend(features, scores)
-    assert not sampler().descend(features, np.full(10, 0.5))
-    many = data(400)
-    assert len(sampler(exploration=0.0, first_random=400).descend(*many)) == HEIGHT - 1
-
-
-def test_the_tree_is_learned_again_at_intervals() -> None:
-    features, scores = data(50)
-    own = sampler(exploration=0.0)
-    means = [own.descend(features[:count], scores[:count])[0][0].mean for count in (10, 29, 30, 49, 50)]
-    assert means == pytest.approx([scores[:learned].mean() for learned in (10, 10, 30, 30, 50)])
-    # In between, trials count for the side on which the regression puts them, whatever their score.
-    later = np.concatenate([scores[:10], np.full(19, -50.0)])
-    split, good = own.descend(features[:29], later)[0]
-    sides = np.concatenate([scores[:10] >= split.mean, split.good(features[10:29])])
-    assert later[sides == good].mean() >= later[sides != good].mean()
-
-
-def test_proposals_are_members_of_the_leaf() -> None:
-    rng = random.Random(0)
-    observations = []
-    for _ in range(12):
-        member = SPACE.sample(rng)
-        total = sum(genes.stack * genes.expansion for genes in member.layers)
-        observations.append(Observation(member, "", TrialState.COMPLETE, (float(total),)))
-    own = sampler(exploration=0.0)
-    path = own.descend(
-        own.features([observation.architecture for observation in observations]),
-        np.array([observation.values[0] for observation in observations if observation.values]),
+def test_directions_of_rounding_errors_are_ignored() -> None:
+    """Columns that are equal up to rounding share their weight; none is explained by the difference."""
+    features, scores = problem(30, 2)
+    noise = np.random.default_rng(2).normal(0, 1e-8, 30)
+    doubled = np.column_stack((features, features[:, 0] + noise))
+    expected = Regression.fit(features, scores).weights
+    assert Regression.fit(doubled, scores).weights == pytest.approx(
+        [expected[0] / 2, expected[1], expected[0] / 2], rel=1e-3
     )
-    proposals = own.propose(observations, random.Random(1))
-    for _ in range(20):
-        features = own.features([next(proposals)])
-        assert all(split.good(features)[0] == good for split, good in path)
-    # Before there are enough trials, proposals are random.
-    few = own.propose(observations[:9], random.Random(1))
-    assert next(few) == next(super(LaNASPublished, own).propose(observations[:9], random.Random(1)))
 
 
-def test_a_linear_score_is_followed() -> None:
-    rng = random.Random(0)
-
-    def total(member: Architecture) -> float:
-        widths = [log2(genes.stack * genes.inner(member.base)) for genes in member.layers]
-        return sum(place * width for place, width in enumerate(widths))
-
-    members = [SPACE.sample(rng) for _ in range(400)]
-    observations = [Observation(member, "", TrialState.COMPLETE, (total(member),)) for member in members]
-    proposals = sampler(leaf_size=20).propose(observations, rng)
-    proposed = [total(next(proposals)) for _ in range(40)]
-    drawn = [total(member) for member in members]
-    assert np.mean(proposed) > np.mean(drawn) + np.std(drawn)
+def two_sides(later: Sequence[tuple[float, float]] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """Five trials on the bad side (-1) with a score of 0.5 and five on the good side (1) with 0.6, and later ones, each
+    with a side and a score.
+    """
+    sides = [-1.0] * 5 + [1.0] * 5 + [side for side, _ in later]
+    return np.array(sides)[:, None], np.array([0.5] * 5 + [0.6] * 5 + [score for _, score in later])
 
 
-def test_settings_of_a_stage_reach_the_sampler(tiny_study: TinyStudy, tmp_path: Path) -> None:
-    given = {"exploration": 0.3, "leaf_size": 2, "first_random": 4, "refit_every": 3}
-    lines = "".join(f"{name} = {value}\n" for name, value in given.items())
-    for name, kind in (("lanas", LaNAS), ("lanas-published", LaNASPublished)):
-        stage = ('[stage1]\ntrials = 6\nsampler = "random"\n', f'[stage1]\ntrials = 6\nsampler = "{name}"\n')
-        preset = tiny_study.variant(tmp_path / f"{name}.toml", stage)
-        preset.write_text(f"{preset.read_text()}\n[stage1.lanas]\n{lines}")
-        config = load_config(str(preset))
-        workspace = prepare(config, "cpu")
-        own = sampler_of(plan(config, workspace, "1", None, ()), workspace)
-        assert type(own) is kind
-        first = own.n_startup_trials if isinstance(own, LaNAS) else own.first_random  # type: ignore[attr-defined]
-        found = own.exploration, own.leaf_size, first, own.refit_every  # type: ignore[attr-defined]
-        assert found == tuple(given.values())
-    for changes, message in (
-        ({"stage2.lanas.exploration": 0.5}, "stage2.lanas: evolution has no such settings; choose lanas or"),
-        ({"stage1.sampler": "lanas", "stage1.lanas.leaf_size": 0}, "stage1.lanas.leaf_size"),
-        ({"stage1.sampler": "lanas", "stage1.lanas.exploration": -1.0}, "stage1.lanas.exploration"),
+@pytest.mark.parametrize("score", [float("nan"), 0.41])
+@pytest.mark.parametrize("exploration", [0.0, 0.1, 0.3])
+def test_the_side_is_that_of_the_higher_bound(exploration: float, score: float) -> None:
+    """Compared with the formula, for any number of later trials on the good side: running ones are visits, and the
+    scores of others change the mean.
+    """
+    chosen = []
+    for later in range(25):
+        features, scores = two_sides([(1.0, score)] * later)
+        _, child, *deeper = path_to_leaf(features, scores, 10, 1, exploration)
+        mean_of_good = 0.6 if np.isnan(score) else (5 * 0.6 + later * score) / (5 + later)
+        good = mean_of_good + 2 * exploration * sqrt(2 * log(10 + later) / (5 + later))
+        bad = 0.5 + 2 * exploration * sqrt(2 * log(10 + later) / 5)
+        assert child.good == (good > bad)
+        assert not deeper  # all scores on a side are equal
+        chosen.append(child.good)
+    # Without exploration only lower scores turn the search.
+    assert set(chosen) == ({True} if exploration == 0.0 and np.isnan(score) else {True, False})
+
+
+def test_later_trials_are_on_the_side_that_is_predicted() -> None:
+    features, scores = two_sides([(-1.0, 0.9), (1.0, 0.1), (1.0, float("nan"))])
+    _, child = path_to_leaf(features, scores, 10, 1, 0.0)
+    assert child.good == (mean([0.6] * 5 + [0.1]) > mean([0.5] * 5 + [0.9]))
+    assert child.rows.tolist() == [0, 1, 2, 3, 4, 10]
+
+
+def test_trials_without_a_score_are_not_learned_from() -> None:
+    features, scores = problem(30, 4)
+    failed = np.full(30, np.nan)
+    mixed = np.stack((failed, scores), axis=1).ravel()
+    rows = np.repeat(features, 2, axis=0)
+    clean, other = (path_to_leaf(*given, 20, 1, 0.0)[1].classifier for given in ((features, scores), (rows, mixed)))
+    assert isinstance(clean, Regression) and isinstance(other, Regression)
+    assert clean.weights == pytest.approx(other.weights)
+
+
+def test_the_tree_has_its_height_and_its_leaves_their_size() -> None:
+    features, scores = problem(500, 4)
+    path = path_to_leaf(features, scores, 500, 1, 0.0)
+    assert len(path) == HEIGHT
+    assert all(set(child.rows) < set(parent.rows) for parent, child in pairwise(path))
+    for leaf_size in (1, 20, 60, 300):
+        path = path_to_leaf(features, scores, 500, leaf_size, 0.0)
+        assert all(min(len(child.rows), len(parent.rows) - len(child.rows)) >= leaf_size
+                   for parent, child in pairwise(path))  # fmt: skip
+    assert len(path) == 1
+    assert len(path_to_leaf(features, np.full(500, 0.1), 500, 1, 0.0)) == 1
+
+
+def wanted(architecture: Architecture) -> float:
+    """A score that rewards many channels in the first layer and few in the others."""
+    first, *others = (log2(genes.inner(BASE)) for genes in architecture.layers)
+    return first - sum(others)
+
+
+def trials(count: int, state: TrialState = TrialState.COMPLETE, first_seed: int = 0) -> list[Observation]:
+    members = [SPACE.sample(random.Random(first_seed + seed)) for seed in range(count)]
+    values = [(wanted(one),) if state == TrialState.COMPLETE else None for one in members]
+    return [Observation(one, function_key(one), state, value) for one, value in zip(members, values, strict=True)]
+
+
+class Recording(PublishedLaNAS):
+    """Remembers the paths to the leaves that it chose."""
+
+    def members(self, path: Path, known: set[Architecture], rng: random.Random) -> list[Architecture]:
+        self.path = path
+        return super().members(path, known, rng)
+
+
+def test_a_random_member_of_the_leaf_is_proposed() -> None:
+    """It is the first new one in the leaf among random members."""
+    observations = trials(40)
+    known = {one.architecture for one in observations}
+    sampler = Recording(SPACE, 0)
+
+    def in_leaf(member: Architecture) -> bool:
+        features = encode([member], widths(SPACE))
+        return all(region.has(features)[0] for region in sampler.path)
+
+    for seed in range(5):
+        proposed = next(sampler.propose(observations, random.Random(seed)))
+        assert len(sampler.path) > 2
+        rng = random.Random(seed)
+        drawn = (SPACE.sample(rng) for _ in range(DRAWS))
+        assert proposed == next(member for member in drawn if member not in known and in_leaf(member))
+
+
+def test_the_first_proposals_are_random() -> None:
+    sampler = PublishedLaNAS(SPACE, 0, first_random=12)
+    for observations, learns in (
+        (trials(11), False),
+        (trials(12), True),
+        ([*trials(11), *trials(20, TrialState.RUNNING, 100), *trials(5, TrialState.FAIL, 200)], False),
+        (trials(30, TrialState.PRUNED), False),
     ):
-        with pytest.raises(ConfigError, match=message):
-            load_config(str(tiny_study.preset), changes)
+        proposed = [next(sampler.propose(observations, random.Random(seed))) for seed in range(12)]
+        assert (proposed != [SPACE.sample(random.Random(seed)) for seed in range(12)]) == learns
 
 
-def test_an_interval_of_lanas() -> None:
-    features, values = data(30)
-    every = descend(features, values, 5, 1.0, 30)
-    by_default = descend(features, values, 5, 1.0)
-    assert not np.array_equal(every[1].has(features), by_default[1].has(features))
+def test_the_tree_is_learned_again_after_so_many_scores() -> None:
+    sampler = Recording(SPACE, 0, first_random=10, refit_every=6)
+
+    def root(observations: list[Observation]) -> bytes:
+        next(sampler.propose(observations, random.Random(0)))
+        classifier = sampler.path[1].classifier
+        assert isinstance(classifier, Regression)
+        return classifier.centre.tobytes() + classifier.weights.tobytes()
+
+    roots = [root(trials(count)) for count in range(10, 29)]
+    assert [one != other for one, other in pairwise(roots)] == [count % 6 == 4 for count in range(11, 29)]
+    # Running trials do not count.
+    assert root([*trials(15), *trials(20, TrialState.RUNNING, 100)]) == roots[0]
+
+
+def test_a_leaf_that_no_member_is_in() -> None:
+    """The deepest node that has members takes its place."""
+    features = encode([one.architecture for one in trials(20)], widths(SPACE)).astype(float)
+    nothing = Regression(np.zeros(features.shape[1]), np.zeros(features.shape[1]))
+    half = Regression.fit(features, np.array([wanted(one.architecture) for one in trials(20)]))
+    root, rows = Region(np.arange(20)), np.arange(5)
+    path = [root, Region(rows, half), Region(rows, nothing), Region(rows, half, good=False)]
+    found = PublishedLaNAS(SPACE, 0).members(path, set(), random.Random(0))
+    assert 0.2 * DRAWS < len(found) < 0.8 * DRAWS
+    assert all(half.predict(encode([one], widths(SPACE)))[0] > 0 for one in found)
+
+
+@pytest.mark.parametrize(("exploration", "parts"), [(0.0, False), (3.0, True)])
+def test_running_trials_turn_the_search_to_other_leaves(exploration: float, parts: bool) -> None:
+    sampler = Recording(SPACE, 0, exploration=exploration)
+    observations, leaves = trials(30), set()
+    for seed in range(24):
+        proposed = next(sampler.propose(observations, random.Random(seed)))
+        observations.append(Observation(proposed, function_key(proposed), TrialState.RUNNING, None))
+        leaves.add(tuple(region.good for region in sampler.path))
+    assert (len(leaves) > 1) == parts
+
+
+def test_proposals_go_towards_better_ones() -> None:
+    sampler = PublishedLaNAS(SPACE, 0, exploration=0.0)
+    proposed = [wanted(next(sampler.propose(trials(50), random.Random(seed)))) for seed in range(30)]
+    drawn = [wanted(SPACE.sample(random.Random(seed))) for seed in range(300)]
+    assert mean(proposed) > mean(drawn) + 1
+
+
+def test_the_proxy_is_not_used() -> None:
+    with_proxy, alone = (
+        [next(PublishedLaNAS(SPACE, 0, proxy).propose(trials(30), random.Random(seed))) for seed in range(5)]
+        for proxy in (wanted, None)
+    )
+    assert with_proxy == alone
