@@ -42,14 +42,11 @@ class Critic(nn.Module):
         fake_ND = _of_sentences(self.student_features(student), batch).detach()
         return (_mean_softplus(-self.layers(real_ND)) + _mean_softplus(self.layers(fake_ND))) / 2
 
-    def deception(self, student: Outputs, batch: Batch, saturating: bool = False) -> Tensor:
-        """The student's adversarial loss -log D(student), or if `saturating` log(1 - D(student)), mean over sentences.
-        Gradients flow to all but the critic.
-        """
+    def deception(self, student: Outputs, batch: Batch) -> Tensor:
+        """The student's adversarial loss -log D(student), mean over sentences. Gradients flow to all but the critic."""
         frozen = {name: parameter.detach() for name, parameter in self.layers.named_parameters()}
         fake_ND = _of_sentences(self.student_features(student), batch)
-        scores_N1 = functional_call(self.layers, frozen, (fake_ND,))
-        return -_mean_softplus(scores_N1) if saturating else _mean_softplus(-scores_N1)
+        return _mean_softplus(-functional_call(self.layers, frozen, (fake_ND,)))
 
 
 def _of_sentences(features_BD: Tensor, batch: Batch) -> Tensor:

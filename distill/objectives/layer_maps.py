@@ -31,16 +31,6 @@ def groups(student_layers: int, teacher_layers: int) -> tuple[tuple[int, ...], .
     return tuple(tuple(range(end - size + 1, end + 1)) for end in range(size, teacher_layers + 1, size))
 
 
-def overlapping_groups(student_layers: int, teacher_layers: int) -> tuple[tuple[int, ...], ...]:
-    """The groups of `groups`, each but the first together with the last layer of the group before it: layers 1 to 3, 3
-    to 6, 6 to 9 and 9 to 12 for 4 student layers and 12 of the teacher (MicroBERT, section 3.2).
-
-    Raises:
-        ValueError: as `uniform`.
-    """
-    return tuple(tuple(range(max(1, group[0] - 1), group[-1] + 1)) for group in groups(student_layers, teacher_layers))
-
-
 def pairs(student_layers: int, teacher_layers: int, choice: str = "all") -> Pairs:
     """Pairs (student state, teacher state) of the uniform map.
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from distill.objectives.layer_maps import groups, overlapping_groups, pairs, patient, uniform
+from distill.objectives.layer_maps import groups, pairs, patient, uniform
 
 
 def test_uniform() -> None:
@@ -70,9 +70,3 @@ def test_patient_pairs_that_do_not_exist() -> None:
         patient(6, 4, "last")
     with pytest.raises(ValueError, match="unknown choice of layers 'all': choose one of skip, last"):
         patient(6, 12, "all")
-
-
-def test_overlapping_groups_are_those_of_microbert() -> None:
-    expected = [(1, 2, 3), (3, 4, 5, 6), (6, 7, 8, 9), (9, 10, 11, 12)]
-    assert list(overlapping_groups(4, 12)) == expected
-    assert overlapping_groups(1, 3) == ((1, 2, 3),)

@@ -28,7 +28,7 @@ def first_states(given: Case, project: torch.nn.Module | None) -> tuple[np.ndarr
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("layers", ["average", "last", "overlapping"])
+@pytest.mark.parametrize("layers", ["average", "last"])
 @pytest.mark.parametrize("width", [12, 6])
 @pytest.mark.parametrize("paper_compatible", [False, True])
 def test_microbert(kind: str, layers: str, width: int, paper_compatible: bool) -> None:
@@ -38,11 +38,11 @@ def test_microbert(kind: str, layers: str, width: int, paper_compatible: bool) -
     weights = {"alignment": 0.7, "soft": 0.3, "labels": 0.9, "adversarial": 0.2, "balance": 0.1}
     objective = microbert(*given.configs, temperature=2.0, layers=layers, paper_compatible=paper_compatible, **weights)
     assert objective.needs == {LOGITS, HIDDEN_STATES, ROUTINGS}
-    every = (3, 6) if layers == "last" else range(1, 7)
+    every = range(1, 7) if layers == "average" else (3, 6)
     assert objective.teacher_needs == {LOGITS} | of_layers(HIDDEN_STATES, every)
     assert set(objective.projections) == ({"hidden"} if width != 12 else set())
     project = objective.projections["hidden"] if width != 12 else None
-    groups = {"average": [(1, 2, 3), (4, 5, 6)], "last": [(3,), (6,)], "overlapping": [(1, 2, 3), (3, 4, 5, 6)]}[layers]
+    groups = {"average": [(1, 2, 3), (4, 5, 6)], "last": [(3,), (6,)]}[layers]
     counted = [max(given.lengths)] * 3 if paper_compatible else given.lengths
     alignment = sum(
         references.pooled(
@@ -65,46 +65,6 @@ def test_microbert(kind: str, layers: str, width: int, paper_compatible: bool) -
     assert reached(given) == {"logits", "hidden_states.1", "hidden_states.2", "routings.0", "routings.1"}
     assert all(parameter.grad.abs().sum() > 0 for parameter in objective.parameters())
     assert all(parameter.grad is None for parameter in objective.critic.parameters())
-
-
-@pytest.mark.parametrize("width", [12, 6])
-def test_the_published_terms(width: int) -> None:
-    """Equation 3 on embeddings, and equation 11 on the predictions."""
-    given = case(widths=(width, 12), lengths=(5, 3, 1))
-    for config in given.configs:
-        config.num_labels = given.student.logits.shape[1]
-    weights = {"alignment": 0.0, "soft": 0.0, "labels": 0.0, "balance": 0.0}
-    objective = microbert(
-        *given.configs, adversarial=0.2, embeddings=0.5, critic_input="predictions", saturating=True, **weights
-    )
-    assert objective.needs == {LOGITS, HIDDEN_STATES} and objective.teacher_needs == {LOGITS} | of_layers(
-        HIDDEN_STATES, [0]
-    )
-    project = objective.projections["embedding"] if width != 12 else None
-    assert set(objective.projections) == ({"embedding"} if width != 12 else set())
-    student, teacher = mapped(given.student.hidden_states[0], project), array(given.teacher.hidden_states[0])
-    squares = [
-        (student[row, token] - teacher[row, token]) ** 2
-        for row, length in enumerate(given.lengths)
-        for token in range(length)
-    ]
-    fake = logit(objective.critic, array(given.student.logits))
-    losing = references.mean([math.log(1 - 1 / (1 + math.exp(-value))) for value in fake])
-    loss = objective(*given.given)
-    assert loss.item() == exactly(0.5 * float(np.mean(squares)) + 0.2 * losing)
-    loss.backward()
-    assert reached(given) == {"logits", "hidden_states.0"}
-    real = logit(objective.critic, array(given.teacher.logits))
-    expected = references.mean([math.log1p(math.exp(-value)) for value in real])
-    expected += references.mean([math.log1p(math.exp(value)) for value in fake])
-    assert objective.critic.loss(*given.given).item() == exactly(expected / 2)
-
-
-def test_predictions_of_tokens_have_no_critic() -> None:
-    given = case(kind="token_classification")
-    objective = microbert(*given.configs, critic_input="predictions")
-    with pytest.raises(ValueError, match='critic_input = "predictions" is for predictions of whole sentences'):
-        objective(*given.given)
 
 
 @pytest.mark.parametrize("width", [12, 6])
@@ -187,9 +147,7 @@ def test_sentences_of_padding_alone() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"layers": "all"}, "unknown choice of layers 'all': choose average, overlapping or last"),
-        ({"critic_input": "cls"}, "unknown critic_input 'cls': choose states or predictions"),
-        ({"embeddings": -0.5}, "embeddings=-0.5: a weight must be a finite number of at least 0"),
+        ({"layers": "all"}, "unknown choice of layers 'all': choose average or last"),
         ({"critic_learning_rate": 0.0}, "critic_learning_rate=0.0: must be a finite number above 0"),
         ({"temperature": -1.0}, "temperature=-1.0: must be a finite number above 0"),
         ({"adversarial": -1.0}, "adversarial=-1.0: a weight must be a finite number of at least 0"),
