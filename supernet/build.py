@@ -67,8 +67,8 @@ def config_of(architecture: Architecture, labels: int = 2, template: PretrainedC
     Args:
         labels: the number of outputs.
         template: configuration, usually of the supernet or the teacher, from which settings outside the architecture
-            are copied (label names, dropout, epsilon of LayerNorm, padding token, scale of gates). Without it,
-            `BertConfig`'s defaults are used.
+            are copied (label names, dropout, epsilon of LayerNorm, padding token). Without it, `BertConfig`'s defaults
+            are used.
     """
     base = architecture.base
     ffn = []
@@ -104,8 +104,6 @@ def config_of(architecture: Architecture, labels: int = 2, template: PretrainedC
     )
     for name in INHERITED if template is not None else ():
         setattr(config, name, getattr(template, name))
-    # Only a student's configuration has it.
-    config.gate_scale = getattr(template, "gate_scale", config.gate_scale)
     return config
 
 

@@ -58,13 +58,6 @@ def parser() -> Parser:
         "--capacity", type=_ratio, help="limit on an expert's tokens, such as 1.25 times an equal share (default: none)"
     )
     split.add_argument(
-        "--gate-scale",
-        default="experts",
-        choices=["experts", "probability"],
-        help="a gate multiplies an expert's output by its probability times experts / top-k, which starts close to the "
-        "dense FFN, or by its probability alone, as MoEBERT's released code does (default: %(default)s)",
-    )
-    split.add_argument(
         "--attention-experts", type=int, default=1, help="attention experts of every layer, chosen by a gate"
     )
     thin = result.add_mutually_exclusive_group()

@@ -68,7 +68,6 @@ def remove_experts(
     loads: Sequence[Load],
     unused: Mapping[int, Sequence[int]],
     fuse: bool,
-    scaled: bool = True,
 ) -> tuple[dict[str, Tensor], Architecture]:
     """Remove experts from a mixture; returns the new weights and architecture.
 
@@ -81,7 +80,6 @@ def remove_experts(
         loads: the loads of all its routers.
         unused: the numbers of the experts to remove, by layer.
         fuse: replace the most similar remaining expert by the mean of itself and the removed ones, weighted by load.
-        scaled: whether gates multiply outputs by the number of experts (`gate_scale = "experts"`).
 
     Raises:
         ExpertsError: a layer has no such expert, or would keep none; or experts behind a gate have a graph that does
@@ -93,7 +91,7 @@ def remove_experts(
         name = next(name for name in weights if f"encoder.layer.{layer}.ffn." in name)
         prefix = name[: name.index("ffn.")]
         tensors = {name: tensor for name, tensor in weights.items() if name.startswith(prefix)}
-        new_tensors, layers[layer] = _layer_without(tensors, prefix, layers[layer], layer, loads, removed, fuse, scaled)
+        new_tensors, layers[layer] = _layer_without(tensors, prefix, layers[layer], layer, loads, removed, fuse)
         for name in tensors:
             del result[name]
         result |= new_tensors
@@ -108,7 +106,6 @@ def _layer_without(
     loads: Sequence[Load],
     removed: Sequence[int],
     fuse: bool,
-    scaled: bool,
 ) -> tuple[dict[str, Tensor], Genes]:
     """The tensors and genes of a layer without some experts."""
     count = genes.experts.count
@@ -118,25 +115,24 @@ def _layer_without(
         raise ExpertsError(
             f"layers[{layer}] has experts 0 to {count - 1}, of which at least one must remain; cannot remove {numbers}"
         )
-    smaller = _with_count(genes, len(remaining))
-    # The router multiplies outputs by E / K, which becomes smaller while the gate's probabilities hardly increase.
-    scale = Fraction(count, genes.experts.top_k) / Fraction(smaller.experts.count, smaller.experts.top_k)
-    if not (scaled and genes.experts.kind.learned):
-        scale = Fraction(1)
-    if scale != 1 and genes.graph.nodes[-1].op != "project":
+    learned = genes.experts.kind.learned
+    if learned and genes.graph.nodes[-1].op != "project":
         raise ExpertsError(
             f"layers[{layer}]: with fewer experts behind a gate the output of `project` has to be scaled, and it is "
             f"not the last operation of {genes.graph}"
         )
+    smaller = _with_count(genes, len(remaining))
     maps = {name: tensor for name, tensor in tensors.items() if _MAPS.fullmatch(name.removeprefix(prefix))}
     heirs = _heirs(maps.values(), remaining, removed)
     share_E = torch.tensor([load.shares for load in ffn_loads(loads, layer)]).mean(dim=0).double()
+    # The router multiplies outputs by E / K, which becomes smaller while the gate's probabilities hardly increase.
+    scale = Fraction(count, genes.experts.top_k) / Fraction(smaller.experts.count, smaller.experts.top_k)
     result = {}
     for name, tensor in tensors.items():
         if name in maps:
             kept = _fused(tensor, remaining, heirs, share_E) if fuse else tensor[remaining].clone()
             kept = kept if len(remaining) > 1 else kept[0]
-            result[name] = kept * float(scale) if scale != 1 and ".project." in name else kept
+            result[name] = kept * float(scale) if learned and ".project." in name else kept
         elif _GATE.fullmatch(name.removeprefix(prefix)):
             if len(remaining) > 1:
                 result[name] = tensor[remaining].clone()

@@ -1,7 +1,6 @@
 """Split the feed-forward networks of a dense BERT into experts (MoEBERT, section 3.1)."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import replace
 from fractions import Fraction
 
@@ -77,7 +76,6 @@ def split_model(
     scores: list[list[Tensor]],
     frequencies: Tensor | None = None,
     seed: int = 0,
-    gate_scale: str = "experts",
 ) -> PreTrainedModel:
     """Split a dense model into a mixture of experts of this architecture; returns the mixture in eval mode.
 
@@ -85,12 +83,9 @@ def split_model(
         scores: experts receive channels in descending order of these scores, see `channel_scores`.
         frequencies: frequency of every token id (vocabulary,), for routings that need it.
         seed: seed for routing tables and gates.
-        gate_scale: as in `supernet.model.configuration_nas_bert.NasBertConfig`.
     """
     supernet = from_teacher(dense, stack=1)
     weights = sort_channels(supernet.state_dict(), scores, supernet.config)
-    template = deepcopy(dense.config)
-    template.gate_scale = gate_scale
-    model = build(architecture, labels=dense.config.num_labels, template=template)
+    model = build(architecture, labels=dense.config.num_labels, template=dense.config)
     load_weights(model, inherit(weights, architecture, frequencies, seed))
     return model.eval()

@@ -66,7 +66,7 @@ def split_and_train(options: argparse.Namespace, rows: Rows, accelerator: Accele
     batches = list(training_batches(rows.train, options.batch_size, options.importance_batches, options.seed, pad_id))
     scores = channel_scores(dense, batches, options.split, options.seed)
     frequencies = token_frequencies(rows.train, dense.config.vocab_size)
-    model = split_model(dense, architecture, scores, frequencies, options.seed, options.gate_scale)
+    model = split_model(dense, architecture, scores, frequencies, options.seed)
     yield Stage("split", model, architecture)
     if options.steps:
         objective = moebert(
@@ -107,8 +107,7 @@ def thin_out(options: argparse.Namespace, batches: Sequence[Batch], accelerator:
     fuse = options.fuse is not None
     try:
         unused = unused_experts(architecture, loads, options.fuse if fuse else options.drop)
-        scaled = config.gate_scale == "experts"
-        weights, smaller = remove_experts(model.state_dict(), architecture, loads, unused, fuse, scaled)
+        weights, smaller = remove_experts(model.state_dict(), architecture, loads, unused, fuse)
     except ExpertsError as error:
         raise ExpertsError(f"{folder}: {error}") from None
     thinner = build(smaller, labels=config.num_labels, template=config)

@@ -24,8 +24,6 @@ class NasBertConfig(BertConfig):
         head_experts: prediction layers of a sequence classifier, among which a gate chooses for each sentence.
         router_jitter_noise: amplitude j of the noise, uniform from 1 - j to 1 + j, by which the input of a gate is
             multiplied in training (Switch).
-        gate_scale: the factor by which the output of an expert behind a gate is multiplied: its probability times the
-            number of experts, divided by how many are chosen, `"experts"`; or its probability alone, `"probability"`.
         embedding_size: the width of a factorised word embedding over trigrams (MobileBERT), or `None`.
     """
 
@@ -39,7 +37,6 @@ class NasBertConfig(BertConfig):
     attention_experts: int = 1
     head_experts: int = 1
     router_jitter_noise: float = 0.01
-    gate_scale: str = "experts"
     trigram_input: bool = True
     normalization_type: str = "layer_norm"
 

@@ -95,12 +95,8 @@ class GateRouter(Router, ABC):
 
     The output of an expert is multiplied by its probability times E / K (summing over the K experts, this is 1 for
     uniform probabilities). As they are nearly uniform at initialisation, a mixture that is split from a dense model
-    starts close to its function. With `gate_scale = "probability"` in the model's configuration it is multiplied by its
-    probability alone, as in MiniMoE and Switch, which start from random weights, and in MoEBERT's released code, where
-    a mixture starts at about 1 / E of the dense FFN's output.
-
-    Raises:
-        ValueError: the configuration has another `gate_scale`.
+    starts close to its function. MiniMoE and Switch, which start from random weights, multiply by the probability
+    alone.
 
     A subclass defines the gate's input by `gate_inputs`. It must not add parameters to `weight`, since inheritance and
     the one-shot supernet slice that by rows.
@@ -112,10 +108,6 @@ class GateRouter(Router, ABC):
     def __init__(self, experts: Mapping[str, Any], config: Any, batched: bool = False) -> None:
         super().__init__(experts, config, batched)
         self.jitter = config.router_jitter_noise
-        scales = {"experts": self.count / self.top_k, "probability": 1.0}
-        if config.gate_scale not in scales:
-            raise ValueError(f"gate_scale: must be {' or '.join(scales)}, not {config.gate_scale!r}")
-        self.scale = scales[config.gate_scale]
         self.weight = nn.Parameter(torch.empty(self.count, config.hidden_size))
 
     @abstractmethod
@@ -146,7 +138,7 @@ class GateRouter(Router, ABC):
                 for of_sentences in (chosen_RK, experts_RK)
             )
         dispatch = self.dispatch(experts_NK, full_BTD.shape[:2], tokens)
-        weight_S = chosen_NK.reshape(-1)[dispatch.pair_S] * self.scale
+        weight_S = chosen_NK.reshape(-1)[dispatch.pair_S] * (self.count / self.top_k)
         if valid_R is not None and not tokens.dense:
             experts_RK, probabilities_RE = experts_RK[valid_R], probabilities_RE[valid_R]
         return Routing(experts_RK, probabilities_RE, dispatch, weight_S)

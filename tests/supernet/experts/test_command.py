@@ -17,7 +17,6 @@ from search_spaces import Architecture, Experts, FFNGraph
 from supernet.build import build
 from supernet.experts.command import main
 from supernet.experts.stages import ARCHITECTURE
-from supernet.model.dispatch import Tokens
 from tests.tiny import BASE, bert
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -231,34 +230,3 @@ def test_a_checkpoint_of_another_shape(fixtures: Path, tmp_path: Path, capsys: p
         assert main([str(tmp_path / source), *arguments[1:]]) == 2
         shown = capsys.readouterr().err
         assert message in shown and shown.count("\n") == 1
-
-
-def test_gates_that_multiply_by_the_probability_alone(fixtures: Path) -> None:
-    options = ("--experts", "2", "--routing", "token_gate", "--seed", "3")
-    for name, scale in (("scaled", "experts"), ("plain", "probability")):
-        assert main(command(fixtures, "bert", f"gate-{name}", *options, "--gate-scale", scale)) == 0
-    scaled, plain = (
-        AutoModelForSequenceClassification.from_pretrained(fixtures / f"gate-{name}", trust_remote_code=True).eval()
-        for name in ("scaled", "plain")
-    )
-    assert (scaled.config.gate_scale, plain.config.gate_scale) == ("experts", "probability")
-    assert all(tensor.equal(plain.state_dict()[name]) for name, tensor in scaled.state_dict().items())
-    ids = torch.randint(5, 40, (3, 7), generator=torch.Generator().manual_seed(0))
-    # The first layer's branch is half as large: twice the probability, or the probability.
-    branches = []
-    for model in (scaled, plain):
-        found: list[torch.Tensor] = []
-        block = model.bert.encoder.layer[0].ffn[0]
-        with torch.inference_mode():
-            states = model.bert.embeddings(ids)
-            router = block.router if hasattr(block, "router") else None
-            assert router is not None
-            found.append(router(states, Tokens(ids, None)).weight_S)
-        branches += found
-    torch.testing.assert_close(branches[0], 2 * branches[1])
-    with torch.inference_mode():
-        assert not torch.allclose(scaled(input_ids=ids).logits, plain(input_ids=ids).logits, atol=1e-4)
-    # The students of a supernet, and what is left after experts were dropped, keep the scale.
-    assert main(command(fixtures, "gate-plain", "gate-thin", "--drop", "3/2")) == 0
-    thin = AutoModelForSequenceClassification.from_pretrained(fixtures / "gate-thin", trust_remote_code=True)
-    assert thin.config.gate_scale == "probability"

@@ -151,13 +151,3 @@ def test_experts_of_attention_and_head_are_named_and_stay() -> None:
         unused_experts(dense, loads, Fraction(1, 2))
     with pytest.raises(ExpertsError, match=r"no feed-forward network of the model has experts$"):
         unused_experts(Architecture.uniform(BASE), [], Fraction(1, 2))
-
-
-def test_outputs_behind_a_gate_of_plain_probabilities_keep_their_size() -> None:
-    architecture, model = mixture("token_gate")
-    weights = model.state_dict()
-    kept, _ = remove_experts(weights, architecture, loads_of(model), {0: [1]}, fuse=False, scaled=False)
-    scaled, _ = remove_experts(weights, architecture, loads_of(model), {0: [1]}, fuse=False)
-    name = next(name for name in kept if name.startswith("bert.encoder.layer.0.") and ".project.weight" in name)
-    assert torch.equal(kept[name], weights[name][[0, 2, 3]])
-    torch.testing.assert_close(scaled[name], kept[name] * 4 / 3)

@@ -202,17 +202,11 @@ def test_mixed_precision(batched: bool) -> None:
         assert layer.weight.grad.dtype == torch.float32
 
 
-def router(
-    routing: str,
-    count: int = 4,
-    top_k: int = 1,
-    jitter: float = 0.0,
-    gate_scale: str = "experts",
-    **options: object,
-) -> Router:
+def router(routing: str, count: int = 4, top_k: int = 1, jitter: float = 0.0, **options: object) -> Router:
     genes = {"count": count, "routing": routing, "top_k": top_k, "capacity": options.pop("capacity", None)}
-    config = SimpleNamespace(vocab_size=20, hidden_size=WIDTH, router_jitter_noise=jitter, gate_scale=gate_scale)
-    module = router_class(genes)(genes, config, **options)
+    module = router_class(genes)(
+        genes, SimpleNamespace(vocab_size=20, hidden_size=WIDTH, router_jitter_noise=jitter), **options
+    )
     for table in module.buffers():
         table.copy_(torch.randint(count, (20,), generator=generator(3)))
     return drawn(module).eval()
@@ -254,19 +248,12 @@ def test_ids_that_a_table_does_not_have() -> None:
             router(routing)(hidden_BTD, Tokens(None, None))
 
 
-def test_unknown_scales_of_gates() -> None:
-    with pytest.raises(ValueError, match="gate_scale: must be experts or probability, not 'none'"):
-        router("token_gate", gate_scale="none")
-
-
 @LAYOUTS
-@pytest.mark.parametrize("gate_scale", ["experts", "probability"])
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 @pytest.mark.parametrize("mask", [MASK, None])
 @pytest.mark.parametrize("routing", ["token_gate", "sentence_gate"])
-def test_a_gate_is_a_softmax(routing: str, mask: Tensor | None, top_k: int, gate_scale: str, batched: bool) -> None:
-    module = router(routing, top_k=top_k, gate_scale=gate_scale, batched=batched).double()
-    scale = 4 / top_k if gate_scale == "experts" else 1
+def test_a_gate_is_a_softmax(routing: str, mask: Tensor | None, top_k: int, batched: bool) -> None:
+    module = router(routing, top_k=top_k, batched=batched).double()
     hidden_BTD = torch.randn(*MASK.shape, WIDTH, generator=generator(0), dtype=torch.float64)
     decision = decide(module, mask)
     probabilities, best, weights = [], [], {}
@@ -282,7 +269,7 @@ def test_a_gate_is_a_softmax(routing: str, mask: Tensor | None, top_k: int, gate
             best.append(e_E.argsort(descending=True)[:top_k].tolist())
             for token in range(5) if routing == "sentence_gate" else (place,):
                 for choice, expert in enumerate(best[-1]):
-                    weights[sentence * 5 + token, choice] = probabilities[-1][expert] * scale
+                    weights[sentence * 5 + token, choice] = probabilities[-1][expert] * 4 / top_k
     torch.testing.assert_close(decision.probabilities, torch.stack(probabilities), rtol=1e-12, atol=1e-12)
     assert decision.experts.tolist() == best
     sent = decision.dispatch
