@@ -1,7 +1,7 @@
 """Loss terms, and the objective as their weighted sum."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,3 +96,9 @@ def check_positive(**numbers: float) -> None:
     for name, number in numbers.items():
         if not 0 < number < math.inf:
             raise ValueError(f"{name}={number}: must be a finite number above 0")
+
+
+def check_choice(name: str, value: str, known: Collection[str]) -> None:
+    """Raise ValueError for a value that is not among the known ones."""
+    if value not in known:
+        raise ValueError(f"{name}={value!r}: choose one of {', '.join(known)}")

@@ -1,12 +1,19 @@
 """The critic: a discriminator that is trained adversarially against the student."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
 from distill.objectives.outputs import Batch, Outputs
+
+# The forms of the student's adversarial loss, with D = sigmoid(score): -log D, whose gradient is large while the critic
+# wins, and the student's part of the minimax game, log(1 - D) (Goodfellow et al., 2014).
+ADVERSARIAL_FORMS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "non_saturating": lambda scores: F.softplus(-scores),
+    "minimax": lambda scores: -F.softplus(scores),
+}
 
 
 class Critic(nn.Module):
@@ -17,18 +24,21 @@ class Critic(nn.Module):
 
     Args:
         width: of the features.
-        student_features, teacher_features: map the outputs of a model to its features, (B, width).
+        student_features, teacher_features: map the outputs of a model and the batch to features (N, width), of
+            sentences or tokens, without padding.
+        form: the student's adversarial loss, a key of `ADVERSARIAL_FORMS`.
     """
 
     def __init__(
         self,
         width: int,
-        student_features: Callable[[Outputs], Tensor],
-        teacher_features: Callable[[Outputs], Tensor],
+        student_features: Callable[[Outputs, Batch], Tensor],
+        teacher_features: Callable[[Outputs, Batch], Tensor],
         learning_rate: float = 1e-4,
+        form: str = "non_saturating",
     ) -> None:
         super().__init__()
-        self.learning_rate = learning_rate
+        self.learning_rate, self.form = learning_rate, form
         self.student_features, self.teacher_features = student_features, teacher_features
         self.layers = nn.Sequential(
             nn.Linear(width, 256), nn.LeakyReLU(0.2), nn.Linear(256, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1)
@@ -36,24 +46,23 @@ class Critic(nn.Module):
 
     def loss(self, student: Outputs, teacher: Outputs, batch: Batch) -> Tensor:
         """The critic's loss: the mean of the binary cross-entropies -log D(teacher) and -log(1 - D(student)), each a
-        mean over sentences. Gradients flow to the critic only.
+        mean over the N features. Gradients flow to the critic only.
         """
-        real_ND = _of_sentences(self.teacher_features(teacher), batch).detach()
-        fake_ND = _of_sentences(self.student_features(student), batch).detach()
-        return (_mean_softplus(-self.layers(real_ND)) + _mean_softplus(self.layers(fake_ND))) / 2
+        real_ND = self.teacher_features(teacher, batch).float().detach()
+        fake_ND = self.student_features(student, batch).float().detach()
+        return (_mean(F.softplus(-self._scores(real_ND))) + _mean(F.softplus(self._scores(fake_ND)))) / 2
 
     def deception(self, student: Outputs, batch: Batch) -> Tensor:
-        """The student's adversarial loss -log D(student), mean over sentences. Gradients flow to all but the critic."""
+        """The student's adversarial loss, mean over the N features. Gradients flow to all but the critic."""
         frozen = {name: parameter.detach() for name, parameter in self.layers.named_parameters()}
-        fake_ND = _of_sentences(self.student_features(student), batch)
-        return _mean_softplus(-functional_call(self.layers, frozen, (fake_ND,)))
+        fake_ND = self.student_features(student, batch).float()
+        return _mean(ADVERSARIAL_FORMS[self.form](functional_call(self.layers, frozen, (fake_ND,)).float()))
+
+    def _scores(self, features_ND: Tensor) -> Tensor:
+        """The logits of D, (N, 1): softplus(-x) = -log D, softplus(x) = -log(1 - D)."""
+        return self.layers(features_ND).float()
 
 
-def _of_sentences(features_BD: Tensor, batch: Batch) -> Tensor:
-    """The features in float32, without those of sentences that consist of padding only."""
-    return features_BD[batch["attention_mask"].any(dim=1)].float()
-
-
-def _mean_softplus(scores_N1: Tensor) -> Tensor:
-    """softplus(-x) = -log sigmoid(x), softplus(x) = -log(1 - sigmoid(x))."""
-    return F.softplus(scores_N1.float()).sum() / max(1, len(scores_N1))
+def _mean(values_N1: Tensor) -> Tensor:
+    """The mean; 0 if there are no values."""
+    return values_N1.sum() / max(1, len(values_N1))

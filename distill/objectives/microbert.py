@@ -3,27 +3,43 @@
 The weights, the critic's shape and its learning rate are those of the released code, except for the adversarial loss
 L_S, which it does not have; the paper only gives the weight 1 of the labels.
 
-Differences of paper and code from this implementation, and from each other:
-- Layers. The paper averages the teacher's layers 1-3, 3-6, 6-9, 9-12 in one place, every three layers in another; the
-  code averages states 0-2, 3-5, 6-8, 9-11 for student *states* 0 to 3, and uses 12 for 4. Here groups are equal and
-  disjoint, 1-3 to 10-12.
-- L_S. The paper minimises log(1 - D), whose gradient vanishes while D wins; the usual form used here has the same fixed
-  point. The code has no such loss: the student too minimises the critic's own loss, which helps the critic, and the
-  critic's gradients are never cleared. D's input is [CLS] states in the code, as here, and predictions in the paper.
-- The critic's loss is the mean of its two parts, as in the paper's text; equation 13 and the code add them.
-- Equation 3, on embeddings, is not used in equation 9, in the code, or here.
+What paper and code say differently, and the settings for it:
+- `layers`. Section 3.2 of the paper averages the teacher's layers 1-3, 3-6, 6-9 and 9-12 ("overlapping"), section 4.1
+  every three layers ("average"), and the variant with which section 4.3 compares takes layers 3, 6, 9 and 12 ("last").
+  The code averages states 0-2, 3-5, 6-8, 9-11 for student *states* 0 to 3, and uses 12 for 4.
+- `adversarial_form`. The paper's student minimises log(1 - D) (equation 11: "minimax"), whose gradient vanishes while D
+  wins; the usual "non_saturating" form -log D has the same fixed point. The code has no such loss: the student too
+  minimises the critic's own loss, which helps the critic, and the critic's gradients are never cleared.
+- `critic_input`. The paper's D reads the models' predicted outputs, T(x) and S(x) in equation 10, without saying before
+  or after a softmax. "logits" takes them as equation 6 does, where the predicted vectors z are logits. The code's D
+  reads [CLS] states ("cls_state").
+- `embedding`. Equations 1, 3 and 7 have a term on the embedding output, with a transform W_e of its own; equation 9,
+  which sums up what is minimised, and the code do not. Its features are those of equation 3, all tokens, since the
+  three of equation 8 are defined for "each layer".
+- The critic's loss is the mean of its two parts, as in the paper's text; equation 13 and the code add them. With Adam
+  the factor makes hardly any difference.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from distill.objectives import layer_maps, losses, terms
-from distill.objectives.base import Objective, Term, check_positive, check_weights, sum_of
-from distill.objectives.critic import Critic
-from distill.objectives.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
-from distill.objectives.spec import ObjectiveSpec
+from distill.objectives.base import Objective, Term, check_choice, check_positive, check_weights, sum_of
+from distill.objectives.critic import ADVERSARIAL_FORMS, Critic
+from distill.objectives.outputs import HIDDEN_STATES, LOGITS, Batch, Outputs, of_layers
+from distill.objectives.spec import ObjectiveSpec, Settings
+from distill.tasks.types import QUESTION_ANSWERING, task_type
+
+# The teacher's layers whose states are averaged for each student layer.
+LAYERS: dict[str, Callable[[int, int], tuple[tuple[int, ...], ...]]] = {
+    "average": layer_maps.groups,
+    "overlapping": layer_maps.overlapping_groups,
+    "last": lambda student, teacher: tuple((layer,) for layer in layer_maps.uniform(student, teacher)),
+}
+CRITIC_INPUTS = ("cls_state", "logits")
 
 
 def microbert(
@@ -34,43 +50,60 @@ def microbert(
     soft: float = 0.9,
     labels: float = 1.0,
     adversarial: float = 1.0,
+    embedding: float = 0.0,
     temperature: float = 1.0,
     layers: str = "average",
+    adversarial_form: str = "non_saturating",
+    critic_input: str = "cls_state",
     balance: float = 0.01,
     critic_learning_rate: float = 1e-4,
     paper_compatible: bool = False,
 ) -> Objective:
-    """MicroBERT's objective: equation 9, with the student's part of equation 10:
+    """MicroBERT's objective: equation 9, with the student's part of equation 10 and optionally equation 3:
 
-        alignment L_FAL + soft L_pred + labels CE(labels) + adversarial L_S.
+        alignment L_FAL + soft L_pred + labels CE(labels) + adversarial L_S + embedding L_embd.
 
     L_FAL (equation 8): for each student layer, the mean square error of three features (B, 3, width), the [CLS] state
     and the mean and the maximum over valid tokens; mean over sentences, features and channels, summed over layers.
     L_pred (equation 6): cross-entropy with the teacher's probabilities at the temperature, without a factor T^2, mean
     over sentences, labelled tokens or answer boundaries; for a regression the mean square error with the teacher's
     prediction. L_S = -log D(z), mean over sentences, where z is the student's last [CLS] state and D the `Critic` that
-    distinguishes it from the teacher's. A narrower student's states pass through one learned transform.
+    distinguishes it from the teacher's. L_embd (equation 3): mean square error of the embedding outputs (B, T, width),
+    over valid tokens and channels. A narrower student's states pass through one learned transform, its embedding output
+    through another.
 
     Args:
         student, teacher: Hugging Face configurations.
-        layers: student layer m learns from the "average" of the teacher's m-th group of layers, or from the "last"
-            layer of that group (3, 6, 9, 12, as in the paper's other variant).
+        embedding: lambda_0 of equation 1, for which the paper gives no value.
+        layers: student layer m learns from the "average" of the teacher's m-th group of layers (1-3, 4-6, 7-9, 10-12),
+            from the average of "overlapping" groups (1-3, 3-6, 6-9, 9-12; section 3.2), or from the "last" layer of
+            each group (3, 6, 9, 12, the paper's other variant).
+        adversarial_form: "non_saturating", L_S = -log D(z), or "minimax", L_S = log(1 - D(z)), which is negative
+            (equation 11).
+        critic_input: what z is: "cls_state", or the "logits" of the predictions (equation 10): (C,) for each sentence
+            or labelled token, the number of a regression, or both boundaries' logits for each token of an answer's
+            text. A critic of logits belongs to the classes of one task, and cannot read words (masked-LM).
         balance: weight of the load-balancing loss of the student's routers.
         critic_learning_rate: learning rate of the critic's Adam optimiser.
-        paper_compatible: as in the released code, include padding in the pooling, and average L_pred over the classes.
+        paper_compatible: as in the released code, include padding in the pooling, and average L_pred over the classes;
+            L_embd then includes padding too.
 
     Raises:
-        ValueError: the student's depth does not divide the teacher's, the choice of layers is unknown, or a number is
-            out of its range.
+        ValueError: the student's depth does not divide the teacher's, a choice is unknown, or a number is out of its
+            range.
     """
-    check_weights(alignment=alignment, soft=soft, labels=labels, adversarial=adversarial, balance=balance)
+    check_weights(
+        alignment=alignment, soft=soft, labels=labels, adversarial=adversarial, embedding=embedding, balance=balance
+    )
     check_positive(temperature=temperature, critic_learning_rate=critic_learning_rate)
-    if layers not in ("average", "last"):
-        raise ValueError(f"unknown choice of layers {layers!r}: choose average or last")
+    check_choice("layers", layers, LAYERS)
+    check_choice("adversarial_form", adversarial_form, ADVERSARIAL_FORMS)
+    check_choice("critic_input", critic_input, CRITIC_INPUTS)
     depth = student.num_hidden_layers
-    groups = layer_maps.groups(depth, teacher.num_hidden_layers)
-    sources = groups if layers == "average" else tuple(group[-1:] for group in groups)
-    maps = terms.transforms(student, teacher, [depth] if alignment or adversarial else [])
+    sources = LAYERS[layers](depth, teacher.num_hidden_layers)
+    reads_states = critic_input == "cls_state"
+    mapped = [depth] if alignment or (adversarial and reads_states) else []
+    maps = terms.transforms(student, teacher, mapped + [0] * bool(embedding))
 
     def align(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
         assert t is not None
@@ -79,21 +112,32 @@ def microbert(
         pairs = enumerate(averages, start=1)
         return sum_of(losses.pooled_mse(terms.transformed(s, m, maps), average, mask_BT) for m, average in pairs)
 
-    critic = Critic(
-        teacher.hidden_size,
-        lambda s: terms.transformed(s, depth, maps)[:, 0],
-        lambda t: t.hidden_states[-1][:, 0],
-        critic_learning_rate,
-    )
     states = frozenset({HIDDEN_STATES})
-    last = of_layers(HIDDEN_STATES, [teacher.num_hidden_layers])
-    teacher_needs = of_layers(HIDDEN_STATES, {n for group in sources for n in group})
+    if reads_states:
+        critic = Critic(
+            teacher.hidden_size,
+            lambda s, batch: _first_tokens(terms.transformed(s, depth, maps), batch),
+            lambda t, batch: _first_tokens(t.hidden_states[-1], batch),
+            critic_learning_rate,
+            adversarial_form,
+        )
+        needs, teacher_needs = states, of_layers(HIDDEN_STATES, [teacher.num_hidden_layers])
+    else:
+        width = teacher.num_labels
+
+        def predictions(outputs: Outputs, batch: Batch) -> Tensor:
+            return _predictions(outputs, batch, width)
+
+        critic = Critic(width, predictions, predictions, critic_learning_rate, adversarial_form)
+        needs = teacher_needs = frozenset({LOGITS})
+    averaged = of_layers(HIDDEN_STATES, {n for group in sources for n in group})
     return Objective(
         [
-            Term("alignment", alignment, states, align, teacher_needs),
+            Term("alignment", alignment, states, align, averaged),
             terms.soft_cross_entropy("soft", soft, temperature, paper_compatible),
             terms.labels(labels),
-            Term("adversarial", adversarial, states, lambda s, _t, batch: critic.deception(s, batch), last),
+            Term("adversarial", adversarial, needs, lambda s, _t, batch: critic.deception(s, batch), teacher_needs),
+            terms.hidden("embedding", embedding, [(0, 0)], maps, padding=paper_compatible),
             terms.balance(balance),
         ],
         maps,
@@ -101,4 +145,42 @@ def microbert(
     )
 
 
-MICROBERT = ObjectiveSpec(microbert, without_labels={"labels": 0.0, "soft": 0.0})
+def _first_tokens(states_BTD: Tensor, batch: Batch) -> Tensor:
+    """The first tokens' states (N, D), without those of sentences that consist of padding only."""
+    return states_BTD[:, 0][batch["attention_mask"].any(dim=1)]
+
+
+def _predictions(outputs: Outputs, batch: Batch, width: int) -> Tensor:
+    """The logits (N, width) of the sentences or tokens for which something is predicted.
+
+    Raises:
+        ValueError: there is another number of logits.
+    """
+    logits, mask_BT = outputs.logits, batch["attention_mask"].bool()
+    if outputs.kind == QUESTION_ANSWERING:
+        logits_ND = logits.transpose(1, 2)[mask_BT]
+    elif logits.dim() == 2:
+        logits_ND = logits[mask_BT.any(dim=1)]
+    else:
+        distributions = task_type(outputs.kind).distributions
+        assert distributions is not None  # only sentences have numbers
+        logits_ND = distributions(logits, batch)
+    if logits_ND.shape[-1] != width:
+        raise ValueError(
+            f"critic_input='logits': the critic reads {width} logits at a time, and the model predicts "
+            f"{logits_ND.shape[-1]:,}; the critic of masked words, or of several tasks, must read cls_state"
+        )
+    return logits_ND
+
+
+def _of_one_task(settings: Settings) -> bool:
+    """A critic of logits has a parameter for every class."""
+    return settings.get("critic_input") == "logits" and bool(settings.get("adversarial", True))
+
+
+MICROBERT = ObjectiveSpec(
+    microbert,
+    # Without labels no head is trained whose predictions a critic could read.
+    without_labels={"labels": 0.0, "soft": 0.0, "critic_input": "cls_state"},
+    of_one_task=_of_one_task,
+)

@@ -66,6 +66,8 @@ class ObjectiveSpec:
         phases: maps the settings of a training to its phases.
         row_arguments: maps the training rows (None if models are only being checked) to further keyword arguments of
             the factory. Such an objective is bound to these rows and cannot be used for several tasks.
+        of_one_task: whether an objective with these settings cannot be used for several tasks for another reason, such
+            as parameters for each class.
         training_context: context manager in which `distill.training.distillation.distil` runs each phase.
     """
 
@@ -75,6 +77,7 @@ class ObjectiveSpec:
     needs_teacher: bool = True
     phases: Callable[[Settings], tuple[ObjectivePhase, ...]] = single_phase
     row_arguments: Callable[[Encoded | None], Mapping[str, Any]] | None = None
+    of_one_task: Callable[[Settings], bool] = lambda _settings: False
     training_context: TrainingContext | None = None
 
     @property
@@ -103,6 +106,10 @@ class ObjectiveSpec:
     def settings_with_labels(self, settings: Settings) -> dict[str, Setting]:
         """`settings`, completed by `with_labels`, the defaults for rows with labels."""
         return {**self.with_labels, **settings}
+
+    def shares_tasks(self, settings: Settings) -> bool:
+        """Whether one objective with these settings can be used for several tasks."""
+        return self.row_arguments is None and not self.of_one_task(settings)
 
     def make(
         self, settings: Settings, student: Any, teacher: Any, rows: Encoded | None = None, seed: int = 0

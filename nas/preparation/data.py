@@ -86,10 +86,10 @@ def check_tasks(config: StudyConfig) -> None:
             f"tasks: {' and '.join(config.tasks)} need different heads, but stage 3 shares one model; "
             "search in separate studies"
         )
-    if len(config.tasks) > 1 and OBJECTIVES[config.objective.name].row_arguments is not None:
-        raise ConfigError(
-            f"tasks: {config.objective.name} works with the rows of a single task; give one task, or another objective"
-        )
+    objective_spec, settings = OBJECTIVES[config.objective.name], config.objective.settings()
+    if len(config.tasks) > 1 and not objective_spec.shares_tasks(settings):
+        name = config.objective.name + (" with these settings" if objective_spec.of_one_task(settings) else "")
+        raise ConfigError(f"tasks: {name} works with the rows of a single task; give one task, or another objective")
 
 
 def row_kind(rows: RowsTable) -> str:

@@ -36,6 +36,27 @@ def filled(changes: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
             {"objective": "minilmv2"},
             "--objective minilmv2: teacher_layer=5: the teacher has 4 layers: 1 to 4, or 0, the last",
         ),
+        (
+            ["--set", "adversarial_form=log"],
+            {"objective": "microbert"},
+            "--objective microbert: adversarial_form='log': choose one of non_saturating, minimax",
+        ),
+        (
+            ["--set", "critic_input=pooled"],
+            {"objective": "microbert"},
+            "--objective microbert: critic_input='pooled': choose one of cls_state, logits",
+        ),
+        (
+            ["--set", "layers=overlap"],
+            {"objective": "microbert"},
+            "--objective microbert: layers='overlap': choose one of average, overlapping, last",
+        ),
+        (["--set", "embedding=-1"], {"objective": "microbert"}, "--objective microbert: embedding=-1.0: a weight must"),
+        (
+            ["--masked-lm", "--set", "critic_input=logits"],
+            {"objective": "microbert", "corpus": "FIXTURES/text.txt", "teacher": "FIXTURES/words"},
+            "--objective microbert: critic_input='logits': the critic reads 2 logits at a time, and the model predicts",
+        ),
         (["--set", "negatives=99999999999"], {"objective": "codir"}, "negatives=99999999999: from 1 to 65,536"),
         (["--set", "until=nan"], {"objective": "theseus"}, "--objective theseus: until=nan: must be between 0 and 1"),
         (["--set", "temperature=0", "--set", "prediction=0"], {"objective": "tinybert"}, "temperature=0.0"),

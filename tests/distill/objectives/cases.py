@@ -105,6 +105,7 @@ def case(
             hidden_size=width,
             num_hidden_layers=depth,
             num_attention_heads=number,
+            num_labels={REGRESSION: 1, QUESTION_ANSWERING: 2, MASKED_LM: 2}.get(kind, classes),
             problem_type=REGRESSION if kind == REGRESSION else None,
         )
         for width, depth, number in zip(widths, depths, heads, strict=True)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from distill.objectives.layer_maps import groups, pairs, patient, uniform
+from distill.objectives.layer_maps import groups, overlapping_groups, pairs, patient, uniform
 
 
 def test_uniform() -> None:
@@ -19,7 +19,8 @@ def test_uniform() -> None:
 def test_depths_that_do_not_divide(student: int, teacher: int) -> None:
     depths = ", ".join(str(depth) for depth in (1, 2, 3, 4, 6, 12) if teacher % depth == 0)
     message = f"^{teacher} teacher layers cannot be shared out evenly to {student} student layers: "
-    for function in (uniform, groups, pairs, patient) if student > 1 else (uniform, groups, pairs):
+    evenly = (uniform, groups, overlapping_groups, pairs)
+    for function in (*evenly, patient) if student > 1 else evenly:
         with pytest.raises(ValueError, match=f"{message}use a student whose depth is one of {depths}$"):
             function(student, teacher)
 
@@ -31,6 +32,15 @@ def test_groups() -> None:
             found = groups(student, size * student)
             assert [layer for group in found for layer in group] == list(range(1, size * student + 1))
             assert {len(group) for group in found} == {size}
+
+
+def test_overlapping_groups() -> None:
+    assert overlapping_groups(4, 12) == ((1, 2, 3), (3, 4, 5, 6), (6, 7, 8, 9), (9, 10, 11, 12))  # MicroBERT
+    for student in range(1, 13):
+        for size in range(1, 4):
+            found = overlapping_groups(student, size * student)
+            expected = [range(max(1, size * m), size * (m + 1) + 1) for m in range(student)]
+            assert found == tuple(map(tuple, expected))
 
 
 def test_pairs() -> None:

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from distill.objectives import Critic, microbert
+from distill.objectives.microbert import MICROBERT
 from distill.objectives.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, of_layers
+from distill.tasks.types import CLASSIFICATION, IGNORED, MASKED_LM, QUESTION_ANSWERING, REGRESSION
 from tests.distill.objectives import references
 from tests.distill.objectives.cases import KINDS, Case, array, case, exactly, hard, mapped, reached, soft
 
@@ -28,7 +30,7 @@ def first_states(given: Case, project: torch.nn.Module | None) -> tuple[np.ndarr
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("layers", ["average", "last"])
+@pytest.mark.parametrize("layers", ["average", "overlapping", "last"])
 @pytest.mark.parametrize("width", [12, 6])
 @pytest.mark.parametrize("paper_compatible", [False, True])
 def test_microbert(kind: str, layers: str, width: int, paper_compatible: bool) -> None:
@@ -38,11 +40,12 @@ def test_microbert(kind: str, layers: str, width: int, paper_compatible: bool) -
     weights = {"alignment": 0.7, "soft": 0.3, "labels": 0.9, "adversarial": 0.2, "balance": 0.1}
     objective = microbert(*given.configs, temperature=2.0, layers=layers, paper_compatible=paper_compatible, **weights)
     assert objective.needs == {LOGITS, HIDDEN_STATES, ROUTINGS}
-    every = range(1, 7) if layers == "average" else (3, 6)
+    every = (3, 6) if layers == "last" else range(1, 7)
     assert objective.teacher_needs == {LOGITS} | of_layers(HIDDEN_STATES, every)
     assert set(objective.projections) == ({"hidden"} if width != 12 else set())
     project = objective.projections["hidden"] if width != 12 else None
-    groups = {"average": [(1, 2, 3), (4, 5, 6)], "last": [(3,), (6,)]}[layers]
+    overlapping = [(1, 2, 3), (3, 4, 5, 6)]
+    groups = {"average": [(1, 2, 3), (4, 5, 6)], "overlapping": overlapping, "last": [(3,), (6,)]}[layers]
     counted = [max(given.lengths)] * 3 if paper_compatible else given.lengths
     alignment = sum(
         references.pooled(
@@ -83,6 +86,104 @@ def test_the_critics_loss(width: int) -> None:
     assert not reached(given)
     assert all(parameter.grad is None for parameter in objective.parameters())
     assert all(parameter.grad.abs().sum() > 0 for parameter in critic.parameters())
+
+
+@pytest.mark.parametrize("paper_compatible", [False, True])
+@pytest.mark.parametrize("width", [12, 6])
+def test_the_embedding_term(width: int, paper_compatible: bool) -> None:
+    """Equation 3: all tokens, and a transform of its own."""
+    shape = {"widths": (width, 12), "lengths": (4, 4, 4) if paper_compatible else (5, 3, 1)}
+    given = case(**shape)
+    none = {"alignment": 0, "soft": 0, "labels": 0, "adversarial": 0}
+    objective = microbert(*given.configs, embedding=0.4, paper_compatible=paper_compatible, **none)
+    assert objective.needs == {HIDDEN_STATES, ROUTINGS} and objective.teacher_needs == of_layers(HIDDEN_STATES, [0])
+    assert set(objective.projections) == (set() if width == 12 else {"embedding"})
+    project = None if width == 12 else objective.projections["embedding"]
+    student, teacher = mapped(given.student.hidden_states[0], project), array(given.teacher.hidden_states[0])
+    expected = exactly(0.4 * references.hidden(student, teacher, given.lengths))
+    loss = objective(*given.given)
+    assert loss.item() == expected
+    loss.backward()
+    assert reached(given) == {"hidden_states.0"}
+    if not paper_compatible:
+        assert objective(*case(**shape, extra=3).given).item() == expected
+    both = microbert(*given.configs, embedding=0.4)
+    assert set(both.projections) == (set() if width == 12 else {"hidden", "embedding"})
+
+
+def predictions(given: Case) -> tuple[np.ndarray, np.ndarray]:
+    """The logits that a critic reads, one row for each sentence, labelled token or token of an answer's text."""
+    student, teacher = (array(side.logits) for side in given.given[:2])
+    places = references.tokens(given.lengths)
+    if given.student.kind == QUESTION_ANSWERING:
+        rows = [(row, slice(None), token) for row, token in places]
+    elif given.student.kind in (CLASSIFICATION, REGRESSION):
+        rows = [(row,) for row in range(len(given.lengths))]
+    else:
+        rows = [place for place in places if given.batch["labels"][place] != IGNORED]
+    return np.array([student[row] for row in rows]), np.array([teacher[row] for row in rows])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != MASKED_LM])
+@pytest.mark.parametrize("form", ["non_saturating", "minimax"])
+def test_a_critic_of_predictions(kind: str, form: str) -> None:
+    """Equations 10 to 12, by sigmoid and logarithm."""
+    given = case(kind, widths=(6, 12))
+    settings = {"adversarial_form": form, "critic_input": "logits"}
+    objective = microbert(*given.configs, alignment=0, soft=0, labels=0, adversarial=0.3, balance=0, **settings)
+    assert objective.needs == objective.teacher_needs == {LOGITS} and not objective.projections
+    critic = objective.critic
+    with torch.no_grad():
+        for parameter in critic.parameters():
+            parameter.mul_(3)  # away from D = 1/2
+    fake, real = ([1 / (1 + math.exp(-value)) for value in logit(critic, rows)] for rows in predictions(given))
+    losses = {"non_saturating": [-math.log(d) for d in fake], "minimax": [math.log(1 - d) for d in fake]}[form]
+    loss = objective(*given.given)
+    assert loss.item() == exactly(0.3 * references.mean(losses))
+    loss.backward()
+    assert reached(given) == {"logits"}
+    assert all(parameter.grad is None for parameter in critic.parameters())
+    given.student.logits.grad = None
+    critics = critic.loss(*given.given)
+    told, refused = [-math.log(d) for d in real], [-math.log(1 - d) for d in fake]
+    assert critics.item() == exactly((references.mean(told) + references.mean(refused)) / 2)
+    critics.backward()
+    assert not reached(given) and all(parameter.grad.abs().sum() > 0 for parameter in critic.parameters())
+    again = case(kind, widths=(6, 12), extra=3)
+    assert objective(*again.given).item() == pytest.approx(loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("critic_input", ["cls_state", "logits"])
+def test_the_forms_gradients(critic_input: str) -> None:
+    """Of one sentence: -log D is followed at the rate 1 - D, log(1 - D) at the rate D, in the same direction."""
+    gradients = []
+    for form in ("non_saturating", "minimax"):
+        given = case(lengths=(4,))
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            settings = {"adversarial_form": form, "critic_input": critic_input}
+            objective = microbert(*given.configs, alignment=0, soft=0, labels=0, **settings)
+        for parameter in objective.critic.parameters():
+            parameter.data *= 3
+        objective(*given.given).backward()
+        states = critic_input == "cls_state"
+        tensor = given.student.hidden_states[-1] if states else given.student.logits
+        gradients.append(array(tensor.grad))
+        read = array(tensor)[:, 0] if states else array(tensor)
+    d = 1 / (1 + math.exp(-logit(objective.critic, read)[0]))
+    assert abs(d - 0.5) > 0.05
+    np.testing.assert_allclose(gradients[1] * (1 - d), gradients[0] * d, rtol=1e-4)
+
+
+def test_a_critic_of_logits_reads_those_of_one_task() -> None:
+    given = case(MASKED_LM, classes=50)
+    objective = microbert(*given.configs, critic_input="logits")
+    with pytest.raises(ValueError, match=r"the critic reads 2 logits at a time, and the model predicts 50; the critic"):
+        objective.critic.loss(*given.given)
+    assert not MICROBERT.shares_tasks({"critic_input": "logits"})
+    for shared in ({}, {"critic_input": "cls_state"}, {"critic_input": "logits", "adversarial": 0.0}):
+        assert MICROBERT.shares_tasks(shared)
+    assert MICROBERT.settings_without_labels()["critic_input"] == "cls_state"
 
 
 def test_the_students_optimiser_does_not_see_the_critic() -> None:
@@ -147,7 +248,10 @@ def test_sentences_of_padding_alone() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"layers": "all"}, "unknown choice of layers 'all': choose average or last"),
+        ({"layers": "all"}, "layers='all': choose one of average, overlapping, last"),
+        ({"adversarial_form": "log"}, "adversarial_form='log': choose one of non_saturating, minimax"),
+        ({"critic_input": "states"}, "critic_input='states': choose one of cls_state, logits"),
+        ({"embedding": -0.1}, "embedding=-0.1: a weight must be a finite number of at least 0"),
         ({"critic_learning_rate": 0.0}, "critic_learning_rate=0.0: must be a finite number above 0"),
         ({"temperature": -1.0}, "temperature=-1.0: must be a finite number above 0"),
         ({"adversarial": -1.0}, "adversarial=-1.0: a weight must be a finite number of at least 0"),

@@ -279,6 +279,14 @@ def test_data_of_the_command_line(tiny_study: TinyStudy, tmp_path: Path) -> None
             {"tasks": ["mine", "number"], "objective": {"name": "codir"}, "data": None},
             "tasks: codir works with the rows of a single task",
         ),
+        (
+            {
+                "tasks": ["mine", "number"],
+                "objective": {"name": "microbert", "critic_input": "logits"},
+                "data": None,
+            },
+            "tasks: microbert with these settings works with the rows of a single task",
+        ),
         ({"tasks": ["mein"]}, r"unknown task 'mein'.*, or tables \[rows.NAME\] in the configuration"),
         ({"rename": "library"}, "rows.library: another task has this name"),
         ({"rename": "train"}, "rows.train: this name cannot be used; choose one such as my_rows"),
