@@ -60,12 +60,26 @@ def parser() -> Parser:
     split.add_argument(
         "--attention-experts", type=int, default=1, help="attention experts of every layer, chosen by a gate"
     )
-    thin = result.add_mutually_exclusive_group()
+    split.add_argument(
+        "--head-experts",
+        type=int,
+        default=1,
+        help="prediction layers of the head (MicroBERT), chosen by a gate; they start random, so give --steps",
+    )
+    thinning = result.add_argument_group("thinning out")
+    thin = thinning.add_mutually_exclusive_group()
     thin.add_argument(
         "--drop", type=_ratio, metavar="SHARE", help="drop experts whose load is below this part of an equal share"
     )
     thin.add_argument(
         "--fuse", type=_ratio, metavar="SHARE", help="instead fuse such experts with the one that is most similar"
+    )
+    thinning.add_argument(
+        "--part",
+        default="ffn",
+        choices=["ffn", "head"],
+        help="whose experts --drop and --fuse remove: the FFNs', or the prediction layers of the head (default: "
+        "%(default)s)",
     )
     rows = result.add_argument_group("rows")
     rows.add_argument(
@@ -121,6 +135,10 @@ def check(options: argparse.Namespace) -> None:
     thins = options.drop is not None or options.fuse is not None
     if thins == (options.experts is not None):
         raise ExpertsError("give --experts N to split a dense checkpoint, or --drop or --fuse to thin out a mixture")
+    if options.part != "ffn" and not thins:
+        raise ExpertsError(
+            f"--part {options.part}: says what --drop and --fuse remove; add one of these, or leave it out"
+        )
     if (options.task is None) == (options.train is None):
         raise ExpertsError("give the rows: --task NAME, or --train FILE and --dev FILE")
     if options.data is not None and options.task is None:

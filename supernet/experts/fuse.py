@@ -1,8 +1,9 @@
 """Pruning of experts after training: rarely used experts are dropped, or fused with the most similar one.
 
-These are the compression and the fusion of MicroBERT, section 3.4, which gives no rules for them. Only experts of FFNs
-are removed: an architecture must have the same number of attention experts in all layers, and a head with one
-prediction layer computes another function.
+These are the compression and the fusion of MicroBERT, section 3.4, which gives no rules for them. The only experts of
+that paper are prediction layers (equations 4 and 5); here the experts of FFNs can be removed as well. Attention experts
+cannot, since an architecture must have the same number of them in all layers. Two prediction layers must remain: a head
+with a single one is a linear classifier, which computes another function.
 """
 
 import re
@@ -15,50 +16,70 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from distill.training.evaluation import Load
-from search_spaces.architecture import DENSE, Architecture, Base, Genes
+from search_spaces.architecture import DENSE, Architecture, Genes
 from supernet.experts import ExpertsError
 
-_MAPS = re.compile(r"ffn\.\d+\.(?:expand|gate|project)\.(?:weight|bias)")
-_GATE = re.compile(r"ffn\.\d+\.router\.weight")
+# In place of a layer's number, as in `Load.layer`.
+HEAD = -1
+LEAST_OF_HEAD = 2
+
+_MAPS = re.compile(r"(?:ffn\.\d+\.(?:expand|gate|project)|inner|outer)\.(?:weight|bias)")
+_OUTPUT_MAPS = re.compile(r"(?:ffn\.\d+\.project|outer)\.(?:weight|bias)")
+_GATE = re.compile(r"(?:ffn\.\d+\.)?router\.weight")
 
 
-def ffn_loads(loads: Sequence[Load], layer: int) -> list[Load]:
-    """The loads of the routers of a layer's FFN: a single one for a table, or one per block for gates."""
-    return [load for load in loads if load.layer == layer and load.part.startswith("ffn")]
+def loads_of(loads: Sequence[Load], place: int) -> list[Load]:
+    """The loads of the routers of a layer's FFN: a single one for a table, or one per block for gates. For `HEAD`, the
+    load of the head's gate.
+    """
+    return [load for load in loads if load.layer == place and load.part.startswith("head" if place == HEAD else "ffn")]
 
 
-def untouched_experts(base: Base) -> str:
-    """A description of the experts that are never removed; empty if the model has none."""
-    attention, head = base.attention_experts, base.head_experts
-    parts = [f"{attention} of every attention"] * (attention > 1) + [f"{head} of the head"] * (head > 1)
-    return " and ".join(parts)
+def untouched_experts(architecture: Architecture, part: str = "ffn") -> str:
+    """A description of the experts outside this part, "ffn" or "head"; empty if the model has none."""
+    base = architecture.base
+    ffn = any(genes.experts.count > 1 for genes in architecture.layers)
+    parts = [f"{base.attention_experts} of every attention"] * (base.attention_experts > 1)
+    parts += [f"{base.head_experts} of the head"] * (base.head_experts > 1 and part != "head")
+    return " and ".join(parts + ["those of the feed-forward networks"] * (ffn and part != "ffn"))
 
 
-def unused_experts(architecture: Architecture, loads: Sequence[Load], share: Fraction) -> dict[int, list[int]]:
-    """The experts whose load is below `share` of an equal load in all blocks of their layer; at least one expert of a
-    layer is kept.
+def unused_experts(
+    architecture: Architecture, loads: Sequence[Load], share: Fraction, part: str = "ffn"
+) -> dict[int, list[int]]:
+    """The experts whose load is below `share` of an equal load, in all blocks of their layer. At least one expert of a
+    layer is kept, and two of the head.
+
+    Args:
+        part: "ffn" for the experts of all FFNs, "head" for the prediction layers of the head.
 
     Returns:
-        The numbers of the unused experts by layer, without layers that have none.
+        The numbers of the unused experts by layer, or by `HEAD`, without those that have none.
 
     Raises:
-        ExpertsError: no layer has experts in its FFN.
+        ExpertsError: this part has no experts that could be removed.
     """
-    if all(genes.experts.count == 1 for genes in architecture.layers):
-        others = untouched_experts(architecture.base)
-        suffix = f"; those that it has, {others}, cannot be removed" if others else ""
-        raise ExpertsError(f"no feed-forward network of the model has experts{suffix}")
+    if part == "head":
+        counts, least = {HEAD: architecture.base.head_experts}, LEAST_OF_HEAD
+        fault = (
+            f"the head needs at least {least + 1} prediction layers, since {least} must remain; it has {counts[HEAD]}"
+        )
+    else:
+        counts, least = {layer: genes.experts.count for layer, genes in enumerate(architecture.layers)}, 1
+        fault = "no feed-forward network of the model has experts"
+    if all(count <= least for count in counts.values()):
+        others = untouched_experts(architecture, part)
+        raise ExpertsError(fault + (f"; those that it has, {others}, are not removed" if others else ""))
     unused: dict[int, list[int]] = {}
-    for layer, genes in enumerate(architecture.layers):
-        shares = [load.shares for load in ffn_loads(loads, layer)]
-        if genes.experts.count == 1 or not shares:
+    for place, count in counts.items():
+        shares = [load.shares for load in loads_of(loads, place)]
+        if count == 1 or not shares:
             continue
         highest = [max(of_expert) for of_expert in zip(*shares, strict=True)]
-        experts = [expert for expert, load in enumerate(highest) if load < share / genes.experts.count]
-        if len(experts) == genes.experts.count:
-            experts.remove(highest.index(max(highest)))
-        if experts:
-            unused[layer] = experts
+        experts = [expert for expert, load in enumerate(highest) if load < share / count]
+        lowest_first = sorted(experts, key=lambda expert: (highest[expert], -expert))
+        if removed := sorted(lowest_first[: count - least]):
+            unused[place] = removed
     return unused
 
 
@@ -78,71 +99,97 @@ def remove_experts(
     Args:
         weights: state dict of a mixture.
         loads: the loads of all its routers.
-        unused: the numbers of the experts to remove, by layer.
+        unused: the numbers of the experts to remove, by layer, or by `HEAD` for prediction layers.
         fuse: replace the most similar remaining expert by the mean of itself and the removed ones, weighted by load.
 
     Raises:
-        ExpertsError: a layer has no such expert, or would keep none; or experts behind a gate have a graph that does
+        ExpertsError: there is no such expert, or too few would remain; or experts behind a gate have a graph that does
             not end in `project`, whose output has to be scaled.
     """
     result = dict(weights)
-    layers = list(architecture.layers)
-    for layer, removed in unused.items():
-        name = next(name for name in weights if f"encoder.layer.{layer}.ffn." in name)
-        prefix = name[: name.index("ffn.")]
+    base, layers = architecture.base, list(architecture.layers)
+    for place, removed in unused.items():
+        if place == HEAD:
+            prefix = "classifier."
+            remaining = _remaining("the head", base.head_experts, LEAST_OF_HEAD, removed)
+            scale = Fraction(base.head_experts, len(remaining))
+            base = replace(base, head_experts=len(remaining))
+        else:
+            name = next(name for name in weights if f"encoder.layer.{place}.ffn." in name)
+            prefix = name[: name.index("ffn.")]
+            genes = layers[place]
+            remaining = _remaining(f"layers[{place}]", genes.experts.count, 1, removed)
+            layers[place] = _with_count(genes, len(remaining))
+            scale = _output_scale(genes, layers[place], place)
         tensors = {name: tensor for name, tensor in weights.items() if name.startswith(prefix)}
-        new_tensors, layers[layer] = _layer_without(tensors, prefix, layers[layer], layer, loads, removed, fuse)
         for name in tensors:
             del result[name]
-        result |= new_tensors
-    return result, Architecture(architecture.base, tuple(layers))
+        share_E = torch.tensor([load.shares for load in loads_of(loads, place)]).mean(dim=0).double()
+        result |= _without(tensors, prefix, remaining, removed, share_E if fuse else None, scale)
+    return result, Architecture(base, tuple(layers))
 
 
-def _layer_without(
-    tensors: Mapping[str, Tensor],
-    prefix: str,
-    genes: Genes,
-    layer: int,
-    loads: Sequence[Load],
-    removed: Sequence[int],
-    fuse: bool,
-) -> tuple[dict[str, Tensor], Genes]:
-    """The tensors and genes of a layer without some experts."""
-    count = genes.experts.count
+def _remaining(name: str, count: int, least: int, removed: Sequence[int]) -> list[int]:
+    """The numbers of the remaining experts."""
     remaining = [expert for expert in range(count) if expert not in removed]
-    if len(remaining) != count - len(set(removed)) or not remaining:
+    if len(remaining) != count - len(set(removed)) or len(remaining) < least:
         numbers = ", ".join(map(str, removed))
+        must = {1: "one", LEAST_OF_HEAD: "two"}[least]
         raise ExpertsError(
-            f"layers[{layer}] has experts 0 to {count - 1}, of which at least one must remain; cannot remove {numbers}"
+            f"{name} has experts 0 to {count - 1}, of which at least {must} must remain; cannot remove {numbers}"
         )
-    learned = genes.experts.kind.learned
-    if learned and genes.graph.nodes[-1].op != "project":
+    return remaining
+
+
+def _output_scale(before: Genes, after: Genes, layer: int) -> Fraction:
+    """The factor by which the experts' outputs must be multiplied.
+
+    A gate multiplies outputs by E / K, which becomes smaller while its probabilities hardly increase.
+    """
+    if not before.experts.kind.learned:
+        return Fraction(1)
+    if before.graph.nodes[-1].op != "project":
         raise ExpertsError(
             f"layers[{layer}]: with fewer experts behind a gate the output of `project` has to be scaled, and it is "
-            f"not the last operation of {genes.graph}"
+            f"not the last operation of {before.graph}"
         )
-    smaller = _with_count(genes, len(remaining))
+    return Fraction(before.experts.count, before.experts.top_k) / Fraction(after.experts.count, after.experts.top_k)
+
+
+def _without(
+    tensors: Mapping[str, Tensor],
+    prefix: str,
+    remaining: Sequence[int],
+    removed: Sequence[int],
+    share_E: Tensor | None,
+    scale: Fraction,
+) -> dict[str, Tensor]:
+    """The tensors of a layer or of the head without some experts.
+
+    Args:
+        share_E: the experts' loads, if removed experts are fused with remaining ones.
+        scale: the factor for the outputs of the experts.
+    """
     maps = {name: tensor for name, tensor in tensors.items() if _MAPS.fullmatch(name.removeprefix(prefix))}
     heirs = _heirs(maps.values(), remaining, removed)
-    share_E = torch.tensor([load.shares for load in ffn_loads(loads, layer)]).mean(dim=0).double()
-    # The router multiplies outputs by E / K, which becomes smaller while the gate's probabilities hardly increase.
-    scale = Fraction(count, genes.experts.top_k) / Fraction(smaller.experts.count, smaller.experts.top_k)
     result = {}
     for name, tensor in tensors.items():
+        inside = name.removeprefix(prefix)
         if name in maps:
-            kept = _fused(tensor, remaining, heirs, share_E) if fuse else tensor[remaining].clone()
+            kept = tensor[list(remaining)].clone() if share_E is None else _fused(tensor, remaining, heirs, share_E)
             kept = kept if len(remaining) > 1 else kept[0]
-            result[name] = kept * float(scale) if learned and ".project." in name else kept
-        elif _GATE.fullmatch(name.removeprefix(prefix)):
+            result[name] = kept * float(scale) if _OUTPUT_MAPS.fullmatch(inside) else kept
+        elif _GATE.fullmatch(inside):
             if len(remaining) > 1:
-                result[name] = tensor[remaining].clone()
-        elif name == f"{prefix}router.table":
+                result[name] = tensor[list(remaining)].clone()
+        elif inside == "router.table":
             if len(remaining) > 1:
+                count = len(remaining) + len(set(removed))
                 new_numbers = [remaining.index(heirs.get(expert, expert)) for expert in range(count)]
                 result[name] = torch.tensor(new_numbers, dtype=tensor.dtype)[tensor.long()]
         else:
             result[name] = tensor
-    return result, smaller
+    return result
 
 
 def _heirs(maps: Iterable[Tensor], remaining: Sequence[int], removed: Sequence[int]) -> dict[int, int]:

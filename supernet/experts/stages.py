@@ -60,8 +60,9 @@ def split_and_train(options: argparse.Namespace, rows: Rows, accelerator: Accele
         top_k=options.top_k,
         capacity=options.capacity,
         attention_experts=options.attention_experts,
+        head_experts=options.head_experts,
     )
-    dense_base = replace(architecture.base, attention_experts=1)
+    dense_base = replace(architecture.base, attention_experts=1, head_experts=1)
     yield Stage("dense", dense, Architecture.uniform(dense_base, architecture.layers[0].graph))
     batches = list(training_batches(rows.train, options.batch_size, options.importance_batches, options.seed, pad_id))
     scores = channel_scores(dense, batches, options.split, options.seed)
@@ -106,12 +107,13 @@ def thin_out(options: argparse.Namespace, batches: Sequence[Batch], accelerator:
     loads = expert_load(model, batches, accelerator=accelerator)
     fuse = options.fuse is not None
     try:
-        unused = unused_experts(architecture, loads, options.fuse if fuse else options.drop)
+        unused = unused_experts(architecture, loads, options.fuse if fuse else options.drop, options.part)
         weights, smaller = remove_experts(model.state_dict(), architecture, loads, unused, fuse)
     except ExpertsError as error:
         raise ExpertsError(f"{folder}: {error}") from None
     thinner = build(smaller, labels=config.num_labels, template=config)
     load_weights(thinner, weights)
-    untouched = untouched_experts(architecture.base)
-    note = f"only the experts of feed-forward networks are removed; the {untouched} stay" if untouched else ""
+    untouched = untouched_experts(architecture, options.part)
+    removed_from = "the head" if options.part == "head" else "feed-forward networks"
+    note = f"only the experts of {removed_from} are removed; the {untouched} stay" if untouched else ""
     yield Stage("fused" if fuse else "dropped", thinner.eval(), smaller, note)

@@ -95,6 +95,8 @@ def test_split_train_thin_out_and_load_as_a_stranger(fixtures: Path) -> None:
         (["--experts", "4", "--label", "text"], "the column 'text' is named twice"),
         (["--experts", "4", "--text", "kind", "--label", "text"], "is not one of bad, good"),
         (["--drop", "1/4"], "has no architecture.json"),
+        (["--experts", "4", "--head-experts", "0"], "base.head_experts: must be from 1 to 64, not 0"),
+        (["--experts", "4", "--part", "head"], "--part head: says what --drop and --fuse remove"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -169,7 +171,7 @@ def test_mixtures_that_cannot_be_thinned_are_refused(fixtures: Path, capsys: pyt
         ),
         "attention": (
             Architecture.uniform(replace(BASE, attention_experts=2)),
-            "no feed-forward network of the model has experts; those that it has, 2 of every attention, cannot be remo",
+            "no feed-forward network of the model has experts; those that it has, 2 of every attention, are not remove",
         ),
         "plain": (Architecture.uniform(BASE), "no feed-forward network of the model has experts\n"),
     }
@@ -189,6 +191,28 @@ def test_experts_of_attention_and_head_are_said_to_stay(fixtures: Path, capsys: 
     assert "only the experts of feed-forward networks are removed; the 2 of every attention and 3 of the h" in output
     smaller = Architecture.load(fixtures / "thinner" / ARCHITECTURE)
     assert smaller.base == base and any(genes.experts.count < 4 for genes in smaller.layers)
+
+
+def test_prediction_layers(fixtures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A head of four is made, trained, and fused; a stranger loads it."""
+    split = ["--experts", "1", "--head-experts", "4", "--steps", "2"]
+    assert main(command(fixtures, "bert", "predicting", *split)) == 0
+    report = json.loads((fixtures / "predicting" / "metrics.json").read_text())
+    assert [load["part"] for load in report["models"]["split"]["expert_load"]] == ["head"]
+    assert report["models"]["dense"]["params"] < report["models"]["split"]["params"]
+    capsys.readouterr()
+    assert main(command(fixtures, "predicting", "predicting-less", "--fuse", "4", "--part", "head")) == 0
+    assert "fused: accuracy" in capsys.readouterr().out
+    smaller = Architecture.load(fixtures / "predicting-less" / ARCHITECTURE)
+    assert smaller.base.head_experts == 2
+    model = AutoModelForSequenceClassification.from_pretrained(fixtures / "predicting-less", trust_remote_code=True)
+    assert model.classifier.inner.weight.shape[0] == model.config.head_experts == 2
+    assert main(command(fixtures, "predicting-less", "never", "--fuse", "4", "--part", "head")) == 2
+    errors = capsys.readouterr().err
+    assert (
+        "the head needs at least 3 prediction layers, since 2 must remain; it has 2" in errors
+        and errors.count("\n") == 1
+    )
 
 
 def test_everything_random_depends_on_the_seed(fixtures: Path) -> None:

@@ -142,12 +142,82 @@ def test_experts_of_attention_and_head_are_named_and_stay() -> None:
     architecture = Architecture.uniform(base, expansion=THIRD, experts=Experts(2, HALF))
     loads = [Load(-1, "head", (1.0, 0.0, 0.0)), Load(0, "attention", (1.0, 0.0)), Load(0, "ffn", (0.5, 0.5))]
     assert unused_experts(architecture, loads, Fraction(1, 2)) == {}
-    assert untouched_experts(base) == "2 of every attention and 3 of the head"
-    assert untouched_experts(BASE) == ""
+    assert untouched_experts(architecture) == "2 of every attention and 3 of the head"
+    assert untouched_experts(architecture, "head") == "2 of every attention and those of the feed-forward networks"
+    assert untouched_experts(Architecture.uniform(BASE)) == ""
     dense = Architecture.uniform(base)
     with pytest.raises(
-        ExpertsError, match="has experts; those that it has, 2 of every attention and 3 of the head, ca"
+        ExpertsError, match="has experts; those that it has, 2 of every attention and 3 of the head, are not removed"
     ):
         unused_experts(dense, loads, Fraction(1, 2))
     with pytest.raises(ExpertsError, match=r"no feed-forward network of the model has experts$"):
         unused_experts(Architecture.uniform(BASE), [], Fraction(1, 2))
+    two = Architecture.uniform(replace(BASE, head_experts=2))
+    with pytest.raises(
+        ExpertsError, match=r"^the head needs at least 3 prediction layers, since 2 must remain; it has 2$"
+    ):
+        unused_experts(two, loads, Fraction(1, 2), "head")
+
+
+def prediction_layers(count: int = 4) -> tuple[Architecture, torch.nn.Module]:
+    """A dense encoder whose head has so many prediction layers."""
+    architecture = Architecture.uniform(replace(BASE, head_experts=count))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = shaken(build(architecture, labels=3), scale=1.0)
+    return architecture, model.eval()
+
+
+def test_unused_prediction_layers() -> None:
+    """Two remain, those with the highest loads; of equal loads the first."""
+    architecture, _ = prediction_layers()
+    for shares, share, expected in (
+        ((0.7, 0.01, 0.28, 0.01), Fraction(1, 4), {-1: [1, 3]}),
+        ((0.02, 0.9, 0.04, 0.04), Fraction(1), {-1: [0, 3]}),
+        ((0.0, 0.0, 0.0, 1.0), Fraction(4), {-1: [1, 2]}),
+        ((0.25, 0.25, 0.25, 0.25), Fraction(1), {}),
+    ):
+        assert unused_experts(architecture, [Load(-1, "head", shares)], share, "head") == expected
+
+
+@torch.no_grad()
+def head_by_hand(model: torch.nn.Module, kept: dict[int, tuple[torch.Tensor, ...]], scale: float) -> torch.Tensor:
+    """Equations 4 and 5 with the gate's rows and the prediction layers of these experts only."""
+    rows = []
+    for x in model.bert(**inputs(batch(12))).pooler_output:
+        probabilities = torch.softmax(torch.stack([model.classifier.router.weight[e] @ x for e in kept]), dim=0)
+        chosen = int(probabilities.argmax())
+        inner, inner_bias, outer, outer_bias = list(kept.values())[chosen]
+        output = outer @ torch.softmax(inner @ x + inner_bias, dim=0) + outer_bias
+        rows.append(scale * probabilities[chosen] * output)
+    return torch.stack(rows)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fuse", [False, True])
+def test_prediction_layers_are_dropped_or_fused(fuse: bool) -> None:
+    architecture, model = prediction_layers()
+    head = model.classifier
+    tensors = (head.inner.weight, head.inner.bias, head.outer.weight, head.outer.bias)
+    for tensor in tensors:  # the last is like the first
+        tensor[3] = tensor[0] + 0.01 * tensor[3]
+    share = (0.4, 0.3, 0.2, 0.1)
+    weights, smaller = remove_experts(model.state_dict(), architecture, [Load(-1, "head", share)], {-1: [3]}, fuse=fuse)
+    assert smaller == Architecture.uniform(replace(BASE, head_experts=3))
+    kept = {expert: tuple(tensor[expert] for tensor in tensors) for expert in range(3)}
+    if fuse:
+        kept[0] = tuple((0.4 * tensor[0] + 0.1 * tensor[3]) / 0.5 for tensor in tensors)
+    # What the gate multiplies by goes from 4 p to 3 p; the outputs make up for it.
+    expected = head_by_hand(model, kept, scale=4.0)
+    torch.testing.assert_close(rebuilt(weights, smaller)(**inputs(batch(12))).logits, expected)
+    for name, tensor in model.state_dict().items():
+        if not name.startswith("classifier."):
+            assert torch.equal(weights[name], tensor)
+
+
+@pytest.mark.parametrize("removed", [[4], [0, 1, 2]])
+def test_prediction_layers_that_cannot_be_removed(removed: list[int]) -> None:
+    architecture, model = prediction_layers()
+    loads = [Load(-1, "head", (0.25,) * 4)]
+    with pytest.raises(ExpertsError, match="the head has experts 0 to 3, of which at least two must remain; cannot re"):
+        remove_experts(model.state_dict(), architecture, loads, {-1: removed}, fuse=False)
