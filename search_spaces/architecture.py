@@ -44,6 +44,7 @@ LARGEST = {
     "head_experts": 64,
 }
 LARGEST_COUNT = 64
+GATE_SCALES = ("relative", "probability")
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,9 @@ class Base:
             output maps, and a gate chooses one expert for each token (this is the x of MiniMoE's "x,y experts").
         head_experts: number of prediction layers of a classifier, among which a gate chooses one for each sentence
             (MicroBERT, equations 4 and 5); 1 is the usual linear classifier.
+        gate_scale: by what the output of an expert behind a gate is multiplied: "relative", its probability times E /
+            top_k, which is 1 if the gate is undecided, so that a mixture starts close to the dense layer it is split
+            from; or "probability", the probability alone, as in MoEBERT (equations 2 and 3), MiniMoE and Switch.
 
     Raises:
         ArchitectureError: a value is of the wrong type or size, or the heads do not divide the width.
@@ -81,6 +85,7 @@ class Base:
     mismatch: str = "narrow"
     attention_experts: int = 1
     head_experts: int = 1
+    gate_scale: str = "relative"
 
     def __post_init__(self) -> None:
         for name, largest in LARGEST.items():
@@ -88,7 +93,7 @@ class Base:
             if name == "embedding" and value is None:
                 continue
             check_integer(f"base.{name}", value, largest)
-        for name, choices in (("gelu", ("tanh", "erf")), ("mismatch", MISMATCH)):
+        for name, choices in (("gelu", ("tanh", "erf")), ("mismatch", MISMATCH), ("gate_scale", GATE_SCALES)):
             value = getattr(self, name)
             if value not in choices:
                 expected = " or ".join(map(repr, choices))
@@ -114,7 +119,7 @@ class Experts:
             layer; "balanced_hash", a table that balances the tokens' frequencies; "token_gate" or "sentence_gate", a
             learned gate on the token's hidden state or on the mean over its sentence.
         top_k: number of experts that process each token. Their outputs are summed, weighted by the gate's probabilities
-            or, with hash routing, by 1 / top_k.
+            (see `Base.gate_scale`) or, with hash routing, by 1 / top_k.
         capacity: an expert processes at most the first ceil(capacity * top_k * tokens / E) tokens of a sentence that
             are routed to it. Tokens beyond that only pass through the residual connection. None means no limit.
 
@@ -324,8 +329,8 @@ class Architecture:
         """JSON-serialisable values; the inverse of `from_json`."""
         base = asdict(self.base)
         # Studies store keys derived from this JSON. Omitting these fields at their defaults keeps stored keys valid.
-        for name in ("attention_experts", "head_experts"):
-            if base[name] == 1:
+        for name, default in (("attention_experts", 1), ("head_experts", 1), ("gate_scale", GATE_SCALES[0])):
+            if base[name] == default:
                 del base[name]
         layers = [
             {"graph": genes.graph.to_json(), "stack": genes.stack, "expansion": str(genes.expansion)}

@@ -100,6 +100,7 @@ def config_of(architecture: Architecture, labels: int = 2, template: PretrainedC
         embedding_size=base.embedding,
         attention_experts=base.attention_experts,
         head_experts=base.head_experts,
+        gate_scale=base.gate_scale,
         auto_map=AUTO_MAP,
     )
     for name in INHERITED if template is not None else ():

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # The fields of a base that may differ from the checkpoint's because they do not affect the shapes of inherited weights.
-FREE = ("attention_experts", "head_experts", "gelu", "mismatch", "depth")
+FREE = ("attention_experts", "head_experts", "gate_scale", "gelu", "mismatch", "depth")
 
 
 # The file of a checkpoint with its architecture.

@@ -368,7 +368,8 @@ def test_experts_that_a_search_does_not_draw(
 ) -> None:
     given = small(tiny_study, tmp_path / "study", "rows")
     dense = Architecture.load(given.architecture)
-    architecture = replace(dense, base=replace(dense.base, attention_experts=2, head_experts=3))
+    base = replace(dense.base, attention_experts=2, head_experts=3, gate_scale="probability")
+    architecture = replace(dense, base=base)
     architecture.save(given.architecture)
     out = tmp_path / "final"
     assert main([str(argument) for argument in given.arguments(out)]) == 0
@@ -382,6 +383,7 @@ def test_experts_that_a_search_does_not_draw(
     assert (row["params"], row["params_active"]) == (cost.params(architecture, 3), cost.params_active(architecture, 3))
     model = NasBertForSequenceClassification.from_pretrained(out)
     assert (model.config.attention_experts, model.config.head_experts) == (2, 3)
+    assert model.config.gate_scale == "probability"
     tagging = small(tiny_study, tmp_path / "tagging", "tagging")
     architecture.save(tagging.architecture)
     message = refused(tagging.arguments(tmp_path / "never"), capsys)

@@ -166,8 +166,10 @@ def check_head(architecture: Architecture, kind: str) -> None:
 
 
 def without_experts(base: Base) -> Base:
-    """The base without the experts in attention and head, which belong to an architecture but not to a study."""
-    return replace(base, attention_experts=1, head_experts=1)
+    """The base without what belongs to an architecture but not to a study: experts in attention and head, and the scale
+    of gates.
+    """
+    return replace(base, attention_experts=1, head_experts=1, gate_scale="relative")
 
 
 def metrics_of(

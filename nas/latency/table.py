@@ -223,7 +223,9 @@ def table_path(
     # Operations are part of the key only if they were added, so that tables of this package's operations keep theirs.
     measured = [*sorted(kinds), *added_operations()]
     widths = sorted(set(inner_widths))
-    key = fingerprint(FORMAT, asdict(base), teacher_settings, widths, batch, tokens, device_and_versions, measured)
+    # What the outputs of experts are multiplied by does not change how long it takes.
+    base_settings = {name: value for name, value in asdict(base).items() if name != "gate_scale"}
+    key = fingerprint(FORMAT, base_settings, teacher_settings, widths, batch, tokens, device_and_versions, measured)
     return cache / "latencies" / f"{key}.json"
 
 

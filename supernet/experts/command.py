@@ -22,6 +22,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from distill.choices import listing, tasks
 from distill.cli import DONE, Parser, device, interruptible
 from distill.files import save_pretrained
+from search_spaces.architecture import GATE_SCALES
 from search_spaces.numbers import fraction
 from search_spaces.routing import ROUTINGS
 from supernet.experts import ExpertsError
@@ -65,6 +66,13 @@ def parser() -> Parser:
         type=int,
         default=1,
         help="prediction layers of the head (MicroBERT), chosen by a gate; they start random, so give --steps",
+    )
+    split.add_argument(
+        "--gate-scale",
+        default="relative",
+        choices=GATE_SCALES,
+        help="multiply outputs by a gate's probability relative to an equal one, so that the mixture starts close to "
+        "the dense model, or by the probability alone as MoEBERT (default: %(default)s)",
     )
     thinning = result.add_argument_group("thinning out")
     thin = thinning.add_mutually_exclusive_group()

@@ -103,16 +103,17 @@ def remove_experts(
         fuse: replace the most similar remaining expert by the mean of itself and the removed ones, weighted by load.
 
     Raises:
-        ExpertsError: there is no such expert, or too few would remain; or experts behind a gate have a graph that does
-            not end in `project`, whose output has to be scaled.
+        ExpertsError: there is no such expert, or too few would remain; or experts behind a gate of relative scale have
+            a graph that does not end in `project`, whose output has to be scaled.
     """
     result = dict(weights)
     base, layers = architecture.base, list(architecture.layers)
+    relative = base.gate_scale == "relative"
     for place, removed in unused.items():
         if place == HEAD:
             prefix = "classifier."
             remaining = _remaining("the head", base.head_experts, LEAST_OF_HEAD, removed)
-            scale = Fraction(base.head_experts, len(remaining))
+            scale = Fraction(base.head_experts, len(remaining)) if relative else Fraction(1)
             base = replace(base, head_experts=len(remaining))
         else:
             name = next(name for name in weights if f"encoder.layer.{place}.ffn." in name)
@@ -120,7 +121,7 @@ def remove_experts(
             genes = layers[place]
             remaining = _remaining(f"layers[{place}]", genes.experts.count, 1, removed)
             layers[place] = _with_count(genes, len(remaining))
-            scale = _output_scale(genes, layers[place], place)
+            scale = _output_scale(genes, layers[place], place) if relative else Fraction(1)
         tensors = {name: tensor for name, tensor in weights.items() if name.startswith(prefix)}
         for name in tensors:
             del result[name]
@@ -144,7 +145,8 @@ def _remaining(name: str, count: int, least: int, removed: Sequence[int]) -> lis
 def _output_scale(before: Genes, after: Genes, layer: int) -> Fraction:
     """The factor by which the experts' outputs must be multiplied.
 
-    A gate multiplies outputs by E / K, which becomes smaller while its probabilities hardly increase.
+    A gate whose scale is "relative" multiplies outputs by E / K, which becomes smaller while its probabilities hardly
+    increase.
     """
     if not before.experts.kind.learned:
         return Fraction(1)

@@ -27,6 +27,7 @@ def mixture_architecture(
     capacity: Fraction | None = None,
     attention_experts: int = 1,
     head_experts: int = 1,
+    gate_scale: str = "relative",
 ) -> Architecture:
     """The architecture of a BERT of this configuration whose FFNs are split into `experts` experts.
 
@@ -36,14 +37,14 @@ def mixture_architecture(
         shared: number of channels that all experts have in common; by default 2/3 of the width (MoEBERT), or with
             `copy` all of them.
         routing, top_k, capacity: as in `Experts`.
-        attention_experts, head_experts: as in `Base`. A head with experts starts with random weights.
+        attention_experts, head_experts, gate_scale: as in `Base`. A head with experts starts with random weights.
 
     Raises:
         ArchitectureError: `width` or `shared` is out of its range, or the experts are invalid on this base.
         distill.training.teacher.TeacherError: the configuration's activation is not among the operations.
     """
     base, graph = base_of_teacher(config)
-    base = replace(base, attention_experts=attention_experts, head_experts=head_experts)
+    base = replace(base, attention_experts=attention_experts, head_experts=head_experts, gate_scale=gate_scale)
     if width is None:
         width = base.inner if copy else base.inner // max(1, experts)
     for name, value, smallest, largest in (("width", width, 1, base.inner), ("shared", shared, 0, width)):

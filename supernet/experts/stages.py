@@ -61,8 +61,9 @@ def split_and_train(options: argparse.Namespace, rows: Rows, accelerator: Accele
         capacity=options.capacity,
         attention_experts=options.attention_experts,
         head_experts=options.head_experts,
+        gate_scale=options.gate_scale,
     )
-    dense_base = replace(architecture.base, attention_experts=1, head_experts=1)
+    dense_base = replace(architecture.base, attention_experts=1, head_experts=1, gate_scale="relative")
     yield Stage("dense", dense, Architecture.uniform(dense_base, architecture.layers[0].graph))
     batches = list(training_batches(rows.train, options.batch_size, options.importance_batches, options.seed, pad_id))
     scores = channel_scores(dense, batches, options.split, options.seed)

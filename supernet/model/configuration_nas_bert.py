@@ -22,6 +22,8 @@ class NasBertConfig(BertConfig):
         mismatch: `"narrow"` or `"wide"`: what a binary operation does with inputs of different widths.
         attention_experts: experts of every layer's attention, among which a gate chooses for each token.
         head_experts: prediction layers of a sequence classifier, among which a gate chooses for each sentence.
+        gate_scale: `"relative"` or `"probability"`: by what the output of an expert behind a gate is multiplied, its
+            probability times count / top_k, or its probability.
         router_jitter_noise: amplitude j of the noise, uniform from 1 - j to 1 + j, by which the input of a gate is
             multiplied in training (Switch).
         embedding_size: the width of a factorised word embedding over trigrams (MobileBERT), or `None`.
@@ -36,6 +38,7 @@ class NasBertConfig(BertConfig):
     embedding_size: int | None = None
     attention_experts: int = 1
     head_experts: int = 1
+    gate_scale: str = "relative"
     router_jitter_noise: float = 0.01
     trigram_input: bool = True
     normalization_type: str = "layer_norm"

@@ -93,10 +93,12 @@ class TableRouter(Router):
 class GateRouter(Router, ABC):
     """Sends tokens to the K experts with the highest probability softmax(weight x), with a learned `weight` (E, D).
 
-    The output of an expert is multiplied by its probability times E / K (summing over the K experts, this is 1 for
-    uniform probabilities). As they are nearly uniform at initialisation, a mixture that is split from a dense model
-    starts close to its function. MiniMoE and Switch, which start from random weights, multiply by the probability
-    alone.
+    With `gate_scale` = "relative", the output of an expert is multiplied by its probability times E / K (summing over
+    the K experts, this is 1 for uniform probabilities). As they are nearly uniform at initialisation, a mixture that is
+    split from a dense model starts close to its function. With "probability" it is multiplied by the probability alone,
+    as in MoEBERT (equations 2 and 3), MiniMoE and Switch: a mixture starts at 1 / E of its dense layers' outputs.
+    MoEBERT's released code, whose experts contain the residual connection and the LayerNorm, multiplies what comes
+    after these; here it is always the output before the residual connection, as in MiniMoE.
 
     A subclass defines the gate's input by `gate_inputs`. It must not add parameters to `weight`, since inheritance and
     the one-shot supernet slice that by rows.
@@ -108,6 +110,10 @@ class GateRouter(Router, ABC):
     def __init__(self, experts: Mapping[str, Any], config: Any, batched: bool = False) -> None:
         super().__init__(experts, config, batched)
         self.jitter = config.router_jitter_noise
+        scales = {"relative": self.count / self.top_k, "probability": 1.0}
+        if config.gate_scale not in scales:
+            raise ValueError(f"config.gate_scale is {config.gate_scale!r}; known are {', '.join(scales)}")
+        self.scale = scales[config.gate_scale]
         self.weight = nn.Parameter(torch.empty(self.count, config.hidden_size))
 
     @abstractmethod
@@ -138,7 +144,7 @@ class GateRouter(Router, ABC):
                 for of_sentences in (chosen_RK, experts_RK)
             )
         dispatch = self.dispatch(experts_NK, full_BTD.shape[:2], tokens)
-        weight_S = chosen_NK.reshape(-1)[dispatch.pair_S] * (self.count / self.top_k)
+        weight_S = chosen_NK.reshape(-1)[dispatch.pair_S] * self.scale
         if valid_R is not None and not tokens.dense:
             experts_RK, probabilities_RE = experts_RK[valid_R], probabilities_RE[valid_R]
         return Routing(experts_RK, probabilities_RE, dispatch, weight_S)

@@ -69,7 +69,8 @@ def genes_of_layers(draw: st.DrawFn) -> Genes:
 @st.composite
 def architectures(draw: st.DrawFn) -> Architecture:
     """Any valid architecture of three small layers."""
-    base = replace(BASE, attention_experts=draw(st.sampled_from([1, 1, 2, 3])))
+    gate_scale = draw(st.sampled_from(["relative", "relative", "probability"]))
+    base = replace(BASE, attention_experts=draw(st.sampled_from([1, 1, 2, 3])), gate_scale=gate_scale)
     return Architecture(base, tuple(draw(st.lists(genes_of_layers(), min_size=3, max_size=3))))
 
 

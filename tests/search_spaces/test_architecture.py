@@ -100,6 +100,7 @@ FAULTS: list[tuple[str, object, str]] = [
     ("layers", {}, "layers: must be a list, not {}"),
     ("layers", [], "layers: 0 given, but base.depth is 4"),
     ("layers.2", 7, "layers[2]: must be a JSON object, not 7"),
+    ("base.gate_scale", "plain", "base.gate_scale: must be 'relative' or 'probability', not 'plain'"),
     ("base.attention_experts", 0, "base.attention_experts: must be from 1 to 64, not 0"),
     ("layers.2.experts", 7, "layers[2].experts: must be a JSON object, not 7"),
     ("layers.2.experts", {}, "layers[2].experts: the key 'count' is missing"),
@@ -300,6 +301,13 @@ def test_genes_check_their_expansion(expansion: Any) -> None:
 def test_the_number_of_layers_is_checked() -> None:
     with pytest.raises(ArchitectureError, match=r"layers: 3 given, but base\.depth is 4"):
         Architecture(SMALL.base, SMALL.layers[:3])
+
+
+def test_the_scale_of_gates_is_written_where_it_is_not_the_usual_one() -> None:
+    assert "gate_scale" not in SMALL.to_json()["base"]
+    plain = replace(SMALL, base=replace(SMALL.base, gate_scale="probability"))
+    assert plain.to_json()["base"] == {**SMALL.to_json()["base"], "gate_scale": "probability"}
+    assert Architecture.from_json(plain.to_json()) == plain != SMALL
 
 
 def test_which_architectures_have_experts() -> None:

@@ -200,6 +200,7 @@ def test_keys_of_experts() -> None:
         key(top_k=2),
         key(capacity=Fraction(5, 4)),
         key(replace(base, attention_experts=2)),
+        key(replace(base, gate_scale="probability")),
     ]
     assert len({key(), *others}) == 1 + len(others)
 

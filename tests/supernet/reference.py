@@ -33,6 +33,7 @@ def by_token(
     hidden_BTD: Tensor,
     ids_BT: Tensor,
     mask_BT: Tensor,
+    relative: bool = True,
 ) -> Tensor:
     """What a block of these experts returns.
 
@@ -40,6 +41,7 @@ def by_token(
         dense: a block for each expert; the LayerNorm is the first one's.
         experts: an entry of `NasBertConfig.ffn`.
         chooser: the table of a hash, or the weight of a gate.
+        relative: whether a gate's probability is divided by the one with which all would share alike.
     """
     count, top_k, routing = experts["count"], experts["top_k"], experts["routing"]
     sentences = []
@@ -57,7 +59,8 @@ def by_token(
                 asked_D = states_TD[mask_T].mean(dim=0) if routing == "sentence_gate" else state_D
                 odds_E = (chooser @ asked_D).exp()
                 order = odds_E.argsort(descending=True)[:top_k].tolist()
-                passed = [(expert, odds_E[expert] / odds_E.sum() * count / top_k) for expert in order]
+                equal = top_k / count if relative else 1
+                passed = [(expert, odds_E[expert] / odds_E.sum() / equal) for expert in order]
             else:
                 passed = []
             for expert, share in passed:

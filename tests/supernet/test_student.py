@@ -55,7 +55,7 @@ def test_the_teachers_own_architecture_is_the_teacher(checkpoint: Path, tmp_path
 
 @torch.no_grad()
 def test_fewer_layers_are_the_last_of_each_group(checkpoint: Path, tmp_path: Path) -> None:
-    base = replace(OWN, depth=2, head_experts=3)
+    base = replace(OWN, depth=2, head_experts=3, gate_scale="probability")
     half = Genes(GELU, 1, Fraction(1, 2), Experts(2, shared=Fraction(1, 2)))
     name = saved(Architecture(base, (Genes(GELU), half)), tmp_path)
     assert main([name, "--like", str(checkpoint), "--out", str(tmp_path / "student")]) == 0

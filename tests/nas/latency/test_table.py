@@ -29,6 +29,7 @@ from nas.latency.table import (
     line,
     measure_whole,
     summary,
+    table_path,
 )
 from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes
 from search_spaces.operations import UNARY, Operation
@@ -82,6 +83,15 @@ def measure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measure]:
 @pytest.fixture(scope="module")
 def table(measure: Measure) -> LatencyTable:
     return measure()
+
+
+def test_what_gates_multiply_by_needs_no_other_table(tmp_path: Path) -> None:
+    given = {"batch": 1, "tokens": 6, "device": "cpu", "cache": tmp_path}
+    paths = [
+        table_path(replace(BASE, **changes), BertConfig(**SIZES), WIDTHS, **given)
+        for changes in ({}, {"gate_scale": "probability"}, {"attention_experts": 2})
+    ]
+    assert paths[0] == paths[1] != paths[2]
 
 
 def priced(base: Base = BASE) -> LatencyTable:

@@ -239,6 +239,23 @@ def test_everything_random_depends_on_the_seed(fixtures: Path) -> None:
             assert not torch.equal(tensors[one][layer + name], tensors[other][layer + name]), name
 
 
+def test_the_scale_of_gates(fixtures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is in the checkpoint's configuration and architecture, also after thinning out; the weights are the same."""
+    options = ["--experts", "4", "--routing", "token_gate"]
+    for name, given in (("gate", []), ("plain-gate", ["--gate-scale", "probability"])):
+        assert main(command(fixtures, "bert", name, *options, *given)) == 0
+    relative, plain = (load_file(fixtures / name / "model.safetensors") for name in ("gate", "plain-gate"))
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in relative.items())
+    assert "gate_scale" not in json.loads((fixtures / "gate" / ARCHITECTURE).read_text())["base"]
+    assert main(command(fixtures, "plain-gate", "plain-thin", "--fuse", "3")) == 0
+    for name in ("plain-gate", "plain-thin"):
+        assert Architecture.load(fixtures / name / ARCHITECTURE).base.gate_scale == "probability"
+        assert json.loads((fixtures / name / "config.json").read_text())["gate_scale"] == "probability"
+    with pytest.raises(SystemExit) as stop:
+        main(command(fixtures, "bert", "never", *options, "--gate-scale", "plain"))
+    assert stop.value.code == 2 and "--gate-scale: invalid choice: 'plain'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "x", "1/0", "1e9"])
 def test_shares_that_are_none(fixtures: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
     with pytest.raises(SystemExit) as stop:

@@ -159,9 +159,27 @@ def test_experts_of_attention_and_head_are_named_and_stay() -> None:
         unused_experts(two, loads, Fraction(1, 2), "head")
 
 
-def prediction_layers(count: int = 4) -> tuple[Architecture, torch.nn.Module]:
+@pytest.mark.parametrize("gate_scale", ["relative", "probability"])
+def test_outputs_behind_a_gate_of_relative_scale_are_scaled(gate_scale: str) -> None:
+    """By 4 / 3: the gate itself multiplies by 3 / 4 of what it did."""
+    base, gate = replace(BASE, gate_scale=gate_scale), Experts(4, HALF, "token_gate")
+    architecture = Architecture.uniform(base, expansion=THIRD, experts=gate)
+    before = build(architecture, labels=3).state_dict()
+    loads = [Load(layer, "ffn", (0.25,) * 4) for layer in range(3)]
+    after, smaller = remove_experts(before, architecture, loads, {1: [3]}, fuse=False)
+    assert smaller.base == base and smaller.layers[1].experts.count == 3
+    name = "bert.encoder.layer.1.ffn.0.project.weight"
+    scale = {"relative": 4 / 3, "probability": 1}[gate_scale]
+    torch.testing.assert_close(after[name], scale * before[name][:3], rtol=1e-6, atol=0)
+    ends = FFNGraph.parse("tanh(project(gelu(expand(x))))")
+    tanh = Architecture.uniform(base, ends, expansion=THIRD, experts=gate)
+    if gate_scale == "probability":  # nothing to scale
+        remove_experts(build(tanh, labels=3).state_dict(), tanh, loads, {1: [3]}, fuse=False)
+
+
+def prediction_layers(count: int = 4, gate_scale: str = "relative") -> tuple[Architecture, torch.nn.Module]:
     """A dense encoder whose head has so many prediction layers."""
-    architecture = Architecture.uniform(replace(BASE, head_experts=count))
+    architecture = Architecture.uniform(replace(BASE, head_experts=count, gate_scale=gate_scale))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = shaken(build(architecture, labels=3), scale=1.0)
@@ -195,20 +213,21 @@ def head_by_hand(model: torch.nn.Module, kept: dict[int, tuple[torch.Tensor, ...
 
 @torch.no_grad()
 @pytest.mark.parametrize("fuse", [False, True])
-def test_prediction_layers_are_dropped_or_fused(fuse: bool) -> None:
-    architecture, model = prediction_layers()
+@pytest.mark.parametrize("gate_scale", ["relative", "probability"])
+def test_prediction_layers_are_dropped_or_fused(gate_scale: str, fuse: bool) -> None:
+    architecture, model = prediction_layers(gate_scale=gate_scale)
     head = model.classifier
     tensors = (head.inner.weight, head.inner.bias, head.outer.weight, head.outer.bias)
     for tensor in tensors:  # the last is like the first
         tensor[3] = tensor[0] + 0.01 * tensor[3]
     share = (0.4, 0.3, 0.2, 0.1)
     weights, smaller = remove_experts(model.state_dict(), architecture, [Load(-1, "head", share)], {-1: [3]}, fuse=fuse)
-    assert smaller == Architecture.uniform(replace(BASE, head_experts=3))
+    assert smaller == Architecture.uniform(replace(BASE, head_experts=3, gate_scale=gate_scale))
     kept = {expert: tuple(tensor[expert] for tensor in tensors) for expert in range(3)}
     if fuse:
         kept[0] = tuple((0.4 * tensor[0] + 0.1 * tensor[3]) / 0.5 for tensor in tensors)
-    # What the gate multiplies by goes from 4 p to 3 p; the outputs make up for it.
-    expected = head_by_hand(model, kept, scale=4.0)
+    # Where the gate multiplies by 3 p after 4 p, the outputs make up for it.
+    expected = head_by_hand(model, kept, scale=4.0 if gate_scale == "relative" else 1.0)
     torch.testing.assert_close(rebuilt(weights, smaller)(**inputs(batch(12))).logits, expected)
     for name, tensor in model.state_dict().items():
         if not name.startswith("classifier."):

@@ -21,10 +21,10 @@ EXPERTS = 3
 ARCHITECTURE = Architecture.uniform(replace(BASE, head_experts=EXPERTS))
 
 
-def make(seed: int = 0, labels: int = 5) -> Any:
+def make(seed: int = 0, labels: int = 5, architecture: Architecture = ARCHITECTURE) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = build(ARCHITECTURE, labels=labels)
+        model = build(architecture, labels=labels)
     return shaken(model, seed, scale=1.0).eval()
 
 
@@ -38,14 +38,17 @@ def expected(model: Any, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         probabilities = torch.softmax(head.router.weight @ x, dim=0)
         e = int(probabilities.argmax())
         inner = torch.softmax(head.inner.weight[e] @ x + head.inner.bias[e], dim=0)
-        rows.append(probabilities[e] * EXPERTS * (head.outer.weight[e] @ inner + head.outer.bias[e]))
+        scale = {"relative": EXPERTS, "probability": 1}[model.config.gate_scale]
+        rows.append(probabilities[e] * scale * (head.outer.weight[e] @ inner + head.outer.bias[e]))
         chosen.append(e)
     return torch.stack(rows), torch.tensor(chosen)
 
 
 @torch.no_grad()
-def test_equations_4_and_5(accelerator: Accelerator) -> None:
-    model, features = make(), batch(12, labels=5)
+@pytest.mark.parametrize("gate_scale", ["relative", "probability"])
+def test_equations_4_and_5(gate_scale: str, accelerator: Accelerator) -> None:
+    architecture = Architecture.uniform(replace(BASE, head_experts=EXPERTS, gate_scale=gate_scale))
+    model, features = make(architecture=architecture), batch(12, labels=5)
     logits, chosen = expected(model, features)
     outputs = run(model, features, frozenset({LOGITS, ROUTINGS}))
     torch.testing.assert_close(outputs.logits, logits)

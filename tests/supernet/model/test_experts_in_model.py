@@ -1,5 +1,6 @@
 """Models with experts: what else is in the batch makes no difference, and what is saved is what is loaded."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification
 
 from distill.objectives.outputs import ATTENTION_SCORES, RELATIONS, ROUTINGS, Outputs, dot_products, run
 from search_spaces import GELU, Architecture, Experts, FFNGraph, Genes
@@ -32,6 +34,11 @@ KINDS: dict[str, tuple[tuple[Experts, Experts, Experts], int]] = {
     "token_gate with capacity": ((Experts(4, QUARTER, "token_gate", 2, Fraction(3, 4)),) * 3, 1),
     "sentence_gate": ((Experts(4, QUARTER, "sentence_gate"), Experts(3, QUARTER, "sentence_gate", 2)) * 2, 1),
     "attention": ((Experts(),) * 3, 3),
+    # Gates that multiply by their probability alone.
+    "probability": (
+        (Experts(4, QUARTER, "token_gate"), Experts(4, QUARTER, "token_gate", 2), Experts(2, routing="sentence_gate")),
+        2,
+    ),
     "everything": ((Experts(4), Experts(4, QUARTER, "token_gate"), Experts(2, routing="sentence_gate")), 2),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -42,7 +49,8 @@ def architecture(kind: str) -> Architecture:
     experts, attention_experts = KINDS[kind]
     shapes = zip((GELU, GEGLU, MIXING), (1, 2, 2), experts, strict=False)
     layers = tuple(Genes(graph, stack, QUARTER, own) for graph, stack, own in shapes)
-    return Architecture(replace(BASE, attention_experts=attention_experts), layers)
+    gate_scale = "probability" if kind == "probability" else "relative"
+    return Architecture(replace(BASE, attention_experts=attention_experts, gate_scale=gate_scale), layers)
 
 
 def make(kind: str, head: str = "classification", seed: int = 0) -> Any:
@@ -151,11 +159,12 @@ def test_every_block_of_every_layer_token_by_token(kind: str) -> None:
             blank = partial(FFNBlock, entry["program"], entry["widths"], entry["inner"], narrow)
             dense = [one.double().eval() for one in dense_blocks(block, blank, entry["experts"]["count"])]
             mask_BT, ids_BT = features["attention_mask"], features["input_ids"]
-            state_BTD = by_token(dense, entry["experts"], chooser(router), state_BTD, ids_BT, mask_BT)
+            relative = kind != "probability"
+            state_BTD = by_token(dense, entry["experts"], chooser(router), state_BTD, ids_BT, mask_BT, relative)
         torch.testing.assert_close(after_BTD, state_BTD, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["attention", "everything"])
+@pytest.mark.parametrize("kind", ["attention", "everything", "probability"])
 def test_attention_experts_token_by_token(kind: str) -> None:
     model, features = make(kind).double(), inputs(batch(4, 7))
     attention, recorded = model.bert.encoder.layer[1].attention, []
@@ -177,7 +186,8 @@ def test_attention_experts_token_by_token(kind: str) -> None:
             part = slice(head * size, (head + 1) * size)
             scores = query[:, part] @ key[:, part].T / size**0.5
             heads.append(scores.softmax(dim=-1) @ value[:, part])
-        shares = torch.stack([len(odd) * odd.max() / odd.sum() for odd in odds])[:, None]
+        scale = 1 if kind == "probability" else KINDS[kind][1]
+        shares = torch.stack([scale * odd.max() / odd.sum() for odd in odds])[:, None]
         change = shares * mapped(attention.output.dense, torch.cat(heads, dim=1))
         expected = attention.output.LayerNorm(tokens + change)
         torch.testing.assert_close(after_BTD[row, :length], expected, rtol=1e-9, atol=1e-9)
@@ -259,6 +269,19 @@ def test_what_a_hash_cannot_route(kind: str) -> None:
     model.resize_token_embeddings(60, mean_resizing=False)
     with pytest.raises(ValueError, match="token id 57 is not in the routing table of 50 ids"):
         model(input_ids=torch.tensor([[3, 57, 50]]))
+
+
+@each_kind
+def test_the_configuration_says_what_gates_multiply_by(kind: str, tmp_path: Path) -> None:
+    """Checkpoints without the setting are from before it existed."""
+    model, features = make(kind), inputs(batch(4, 9))
+    logits, _ = last_states(model, features)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config.pop("gate_scale") == ("probability" if kind == "probability" else "relative")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path, trust_remote_code=True).eval()
+    assert torch.equal(last_states(loaded, features)[0], logits) == (kind != "probability")
 
 
 @pytest.mark.parametrize("kind", GATED[:-1])  # without "everything", where one layer has a hash

@@ -202,11 +202,12 @@ def test_mixed_precision(batched: bool) -> None:
         assert layer.weight.grad.dtype == torch.float32
 
 
-def router(routing: str, count: int = 4, top_k: int = 1, jitter: float = 0.0, **options: object) -> Router:
+def router(
+    routing: str, count: int = 4, top_k: int = 1, jitter: float = 0.0, scale: str = "relative", **options: object
+) -> Router:
     genes = {"count": count, "routing": routing, "top_k": top_k, "capacity": options.pop("capacity", None)}
-    module = router_class(genes)(
-        genes, SimpleNamespace(vocab_size=20, hidden_size=WIDTH, router_jitter_noise=jitter), **options
-    )
+    config = SimpleNamespace(vocab_size=20, hidden_size=WIDTH, router_jitter_noise=jitter, gate_scale=scale)
+    module = router_class(genes)(genes, config, **options)
     for table in module.buffers():
         table.copy_(torch.randint(count, (20,), generator=generator(3)))
     return drawn(module).eval()
@@ -277,6 +278,37 @@ def test_a_gate_is_a_softmax(routing: str, mask: Tensor | None, top_k: int, batc
     for token, choice in (sent.slot_NK >= 0).nonzero().tolist():
         weight = decision.weight_S[sent.slot_NK[token, choice]]
         torch.testing.assert_close(weight, weights[token, choice], rtol=1e-12, atol=1e-12)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+@pytest.mark.parametrize("routing", ["token_gate", "sentence_gate"])
+def test_the_scale_of_a_gate(routing: str, top_k: int, batched: bool) -> None:
+    """The plain probability, or to the bit the same times E / K; nothing else changes."""
+    relative, plain = (
+        decide(router(routing, top_k=top_k, batched=batched, scale=scale), dtype=torch.float32)
+        for scale in ("relative", "probability")
+    )
+    assert torch.equal(plain.probabilities, relative.probabilities) and torch.equal(plain.experts, relative.experts)
+    sent = plain.dispatch
+    assert torch.equal(sent.slot_NK, relative.dispatch.slot_NK)
+    assert torch.equal(relative.weight_S, plain.weight_S * (4 / top_k))
+    probabilities = iter(zip(plain.probabilities, plain.experts, strict=True))
+    chosen = [p_E[experts_K] for p_E, experts_K in probabilities]
+    lengths = MASK.sum(dim=1).tolist()
+    if routing == "sentence_gate":
+        chosen = [own for own, length in zip(chosen, lengths, strict=False) for _ in range(length)]
+    tokens = MASK.reshape(-1).nonzero().flatten().tolist()
+    for token, own in zip(tokens, chosen, strict=True):
+        assert torch.equal(plain.weight_S[sent.slot_NK[token]], own)
+    if top_k == 4:
+        totals = plain.weight_S[sent.slot_NK[tokens]].sum(dim=1)
+        torch.testing.assert_close(totals, torch.ones(len(tokens)))
+
+
+def test_scales_that_do_not_exist() -> None:
+    with pytest.raises(ValueError, match=r"^config.gate_scale is 'plain'; known are relative, probability$"):
+        router("token_gate", scale="plain")
 
 
 @pytest.mark.parametrize("routing", ["token_gate", "sentence_gate"])
