@@ -446,6 +446,31 @@ def test_a_student_that_starts_as_a_slice_of_stage_3_s_supernet(tiny_study: Tiny
     assert any(not torch.equal(tensor, inherited[name]) for name, tensor in stored.items())
 
 
+def test_a_student_that_starts_from_random_weights(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    """EfficientBERT's table 2 without warm-up: nothing of the supernet is in the student, nor in the base model."""
+    preset = study(tiny_study, tmp_path, "both", pretrain=rate(0), final=rate(0) | {"start": "random"})
+    config = load_config(str(preset))
+    workspace = prepare(config, "cpu")
+    base, graph = workspace.base()
+    architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2))
+    architecture.save(tmp_path / "architecture.json")
+    stored = []
+    for name in ("one", "two"):
+        given = [tmp_path / "architecture.json", "--preset", preset, "--out", tmp_path / name]
+        assert main([str(argument) for argument in given]) == 0
+        stored.append(load_file(tmp_path / name / "model.safetensors"))
+    inherited = Evaluator(workspace, "cpu").student(architecture).state_dict()
+    # Biases and LayerNorms start as constants, everything else is random.
+    maps = [name for name, tensor in stored[0].items() if tensor.ndim == 2]
+    assert len(maps) > 10 and not any(torch.equal(stored[0][name], inherited[name]) for name in maps)
+    assert all(torch.equal(tensor, stored[1][name]) for name, tensor in stored[0].items())
+    # The base model, which would otherwise start as the fine-tuned teacher, is random too.
+    facts = json.loads((tmp_path / "one" / "metrics.json").read_text())
+    models, first = facts["models"], facts["metrics"][0]
+    assert models["base model"]["params"] == models["teacher"]["params"]
+    assert models["base model"][first]["value"] != models["teacher"][first]["value"]
+
+
 @pytest.mark.slow
 def test_two_processes_share_the_batches(tiny_study: TinyStudy, tmp_path: Path) -> None:
     given = small(tiny_study, tmp_path / "study", "rows", pretrain=rate(4), final=rate(120))

@@ -143,7 +143,7 @@ class FinalTable(EarlyStoppingTable):
 
     Attributes:
         start: whether the student inherits from the warmed-up supernet ("supernet") or from the one-shot supernet of
-            stage 3 ("shared").
+            stage 3 ("shared"), or starts from random weights ("random"), as does then the base model.
     """
 
-    start: Literal["supernet", "shared"] = "supernet"
+    start: Literal["supernet", "shared", "random"] = "supernet"

@@ -2,7 +2,7 @@
 
     python train_final.py results/demo/architecture.json [--out DIR]
     python train_final.py results/demo/architecture.json --task rte --data glue --teacher MODEL --out DIR
-    python train_final.py results/demo/architecture.json --tasks sst2,rte,cola --data glue --out DIR
+    python train_final.py results/demo/architecture.json --tasks sst2,rte,cola --data glue --out DIR [--workers 2]
     python train_final.py efficientbert --preset efficientbert-tiny --transfer --out DIR
     python train_final.py --evaluate DIR --tasks sst2,rte,cola --data glue [--predict PREDICTIONS]
     accelerate launch train_final.py ...                                  (several processes)
@@ -17,7 +17,7 @@ from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
 from distill.choices import listing, tasks
-from distill.cli import Parser, add_output_options, device, interruptible, is_first_process
+from distill.cli import Parser, add_output_options, device, interruptible, is_first_process, several_processes
 from distill.training.progress import loading
 from nas.choices import described_presets
 from nas.config.load import Given, load_config
@@ -50,9 +50,7 @@ def parser() -> Parser:
     group.add_argument("--teacher", metavar="MODEL", help="a BERT-like encoder: folder, or name on the hub")
     which = group.add_mutually_exclusive_group()
     which.add_argument("--task", action=listing(tasks), metavar="NAME", help="the task; '?' lists the tasks")
-    which.add_argument(
-        "--tasks", action=listing(tasks), metavar="NAMES", help="several tasks, separated by commas, in turn"
-    )
+    which.add_argument("--tasks", action=listing(tasks), metavar="NAMES", help="several tasks, separated by commas")
     group.add_argument("--data", metavar="DIR", help="folder of the task's official files")
     group.add_argument("--max-length", type=int, metavar="N", help="longer rows are truncated to N tokens")
     group.add_argument("--steps", type=int, metavar="N", help="training steps on the task")
@@ -68,6 +66,9 @@ def parser() -> Parser:
     group.add_argument(
         "--predict", type=Path, metavar="DIR", help="with --evaluate: write GLUE's files for the test splits"
     )
+    group = result.add_argument_group("several tasks side by side, on Ray")
+    group.add_argument("--workers", type=int, metavar="N", help="tasks to train at a time (default: 1, without Ray)")
+    group.add_argument("--address", metavar="HOST:PORT", help="a running Ray cluster, whose nodes share --out")
     result.add_argument("--seed", type=int, help="seed of batch order and dropout (default: the study's)")
     result.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"])
     result.add_argument(
@@ -102,6 +103,13 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
 
 def check(options: argparse.Namespace) -> None:
     """Raise ConfigError for options that do not go together."""
+    if options.workers is not None and options.workers < 1:
+        raise ConfigError(f"--workers: must be at least 1, not {options.workers}")
+    side_by_side = "--workers" if options.workers is not None else "--address" if options.address is not None else None
+    if side_by_side and (not options.tasks or options.evaluate is not None):
+        raise ConfigError(f"{side_by_side}: only several --tasks are trained side by side")
+    if side_by_side and several_processes():
+        raise ConfigError(f"{side_by_side}: this launch has several processes, which train one task together")
     if options.evaluate is None:
         if options.predict is not None:
             raise ConfigError("--predict: give the trained student by --evaluate CHECKPOINT")
@@ -174,6 +182,13 @@ def main(argv: list[str] | None = None) -> int:
             quiet=options.quiet,
             as_json=options.json,
         )
-        return run_tasks(final, tasks, options.resume) if tasks else run(final)
+        if not tasks:
+            return run(final)
+        cluster = None
+        if (options.workers or 1) > 1 or options.address is not None:
+            from nas.cluster import Cluster
+
+            cluster = Cluster(workers=options.workers or 1, address=options.address, device=options.device)
+        return run_tasks(final, tasks, options.resume, cluster)
 
     return interruptible("train_final.py", command, "the same command with --resume continues it")

@@ -104,6 +104,8 @@ def run(final: FinalRun) -> int:
         phases = final_phases(evaluator, progress.warn)
         # The one-shot supernet has not learned the base model's sizes, so only the student may start from it.
         build = {STUDENT: starting_point(evaluator, architecture, final.device, progress.update)}
+        if final.config.final.start == "random":
+            build[BASE_MODEL] = build[STUDENT]
         models: dict[str, PreTrainedModel] = {TEACHER: evaluator.teacher().eval()}
         losses: dict[str, LossesByPhase] = {}
         for name, genes in architectures.items():

@@ -1,12 +1,12 @@
-"""The final training on several tasks, one after the other, and the table of their scores."""
+"""The final training on several tasks, one after the other or side by side on Ray, and the table of their scores."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -21,29 +21,34 @@ from nas.final.folder import METRICS, make_folder
 from nas.final.run import FinalRun, run
 from nas.preparation.data import check_tasks, rows_key
 
+# Ray is imported only where it is used.
+if TYPE_CHECKING:
+    from nas.cluster import Cluster
 
-def run_tasks(final: FinalRun, tasks: Sequence[str], resume: bool) -> int:
+
+def run_tasks(final: FinalRun, tasks: Sequence[str], resume: bool, cluster: "Cluster | None" = None) -> int:
     """Train and measure a student for every task, in the folders `final.out`/TASK; write and print the table of their
     scores. Returns the exit status.
 
     Tasks with the same training rows, MNLI with its two dev splits, are trained on once.
+
+    Args:
+        resume: leave out tasks that are finished, and continue those that were begun.
+        cluster: where as many tasks as it has workers are trained at a time; None: in this process, one by one.
 
     Raises:
         UserError: as `nas.final.run.run`.
     """
     check_tasks_of(final, tasks)
     trained = list(dict.fromkeys(map(trained_on, tasks)))
-    for task in trained:
-        folder = final.out / task
-        if resume and (folder / METRICS).exists():
-            continue
-        if is_first_process():
-            make_folder(folder, resume)
-        # Only a one-shot supernet is trained on several tasks together.
-        others = [other for other in trained if other != task and final.config.final.start == "shared"]
-        also = tuple(other for other in tasks if other != task and trained_on(other) == task)
-        config = final.config.model_copy(update={"tasks": (task, *others)})
-        run(replace(final, config=config, out=folder, also=also, one_of_several=True))
+    runs = list(_unfinished(final, tasks, trained, resume))
+    if cluster is None:
+        for one in runs:
+            run(one)
+    else:
+        from nas.final.side_by_side import run_all
+
+        run_all(runs, cluster)
     if not is_first_process():
         return DONE
     found = scores_of_tasks(final.out, tasks)
@@ -56,6 +61,21 @@ def run_tasks(final: FinalRun, tasks: Sequence[str], resume: bool) -> int:
         console.print(table_of_tasks(found))
         console.print(f"wrote {final.out}: a checkpoint for each of {', '.join(trained)}")
     return DONE
+
+
+def _unfinished(final: FinalRun, tasks: Sequence[str], trained: Sequence[str], resume: bool) -> Iterator[FinalRun]:
+    """The training on each task of `trained`, whose folder is made; with `resume` without those that are finished."""
+    for task in trained:
+        folder = final.out / task
+        if resume and (folder / METRICS).exists():
+            continue
+        if is_first_process():
+            make_folder(folder, resume)
+        # Only a one-shot supernet is trained on several tasks together.
+        others = [other for other in trained if other != task and final.config.final.start == "shared"]
+        also = tuple(other for other in tasks if other != task and trained_on(other) == task)
+        config = final.config.model_copy(update={"tasks": (task, *others)})
+        yield replace(final, config=config, out=folder, also=also, one_of_several=True)
 
 
 def check_tasks_of(final: FinalRun, tasks: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 
+import torch
 from transformers import PreTrainedModel
 
 from distill.objectives import OBJECTIVES
@@ -19,6 +20,7 @@ from nas.preparation.phases import FINAL, ON_TEXT, TrainingPhase, refusing_diver
 from nas.preparation.workspace import projections
 from nas.stages import plan
 from search_spaces.architecture import Architecture
+from supernet.build import build
 
 # The table of a phase in the configuration -> the name of the phase in progress lines and logs.
 PHASE_NAMES = {"pretrain": "pre-training", "final": "fine-tuning"}
@@ -53,15 +55,24 @@ def final_phases(evaluator: Evaluator, warn: Callable[[str], None]) -> list[Trai
 def starting_point(
     evaluator: Evaluator, architecture: Architecture, device: str, on_progress: ProgressCallback
 ) -> Callable[[Architecture], PreTrainedModel]:
-    """A function that builds the student with weights of the warmed-up supernet or, with `final.start = "shared"`, of
-    stage 3's one-shot supernet, which is trained first if it is not in the cache.
+    """A function that builds the student with the weights that `final.start` says: those of the warmed-up supernet, of
+    stage 3's one-shot supernet, which is trained first if it is not in the cache, or random ones.
     """
     config, workspace = evaluator.config, evaluator.workspace
-    if config.final.start != "shared":
+    if config.final.start == "supernet":
         return evaluator.student
+    if config.final.start == "random":
+        return partial(_from_scratch, evaluator)
     limits = limits_of(config, workspace, device, on_progress)
     space = plan(config, workspace, "3", architecture, limits).space
     return OneShotEvaluator(prepare_one_shot(workspace, space, device, on_progress), device).student
+
+
+def _from_scratch(evaluator: Evaluator, architecture: Architecture) -> PreTrainedModel:
+    """A model with random weights, which the seed of the study decides."""
+    with torch.random.fork_rng():
+        torch.manual_seed(evaluator.config.seed)
+        return build(architecture, evaluator.task.type.head, template=evaluator.supernet_config)
 
 
 def train(
@@ -89,7 +100,10 @@ def train(
         on_progress(label, step / steps)
         log_loss(step, loss)
 
-    learned, by_phase = projections(evaluator.workspace.supernet), dict[str, list[float]]()
+    # A student from random weights has no use for projections of the supernet's states.
+    from_supernet = evaluator.config.final.start != "random"
+    learned = projections(evaluator.workspace.supernet) if from_supernet else {}
+    by_phase: dict[str, list[float]] = {}
     for phase in phases:
         label = PHASE_NAMES[phase.table]
         with (
