@@ -204,7 +204,8 @@ def resolve_duplicate(study: optuna.Study, number: int) -> bool:
 
 def _copy_result(study: optuna.Study, earlier: FrozenTrial, number: int) -> None:
     trial = study.get_trials(deepcopy=False)[number]
-    copied = {key: attribute(earlier, key) for key in earlier.user_attrs.keys() | FOR_PROGRAMS - {CHOICES}}
+    # What was drawn, and how many workers the earlier trial lost, is not a result.
+    copied = {key: attribute(earlier, key) for key in (earlier.user_attrs.keys() | FOR_PROGRAMS) - {CHOICES, ATTEMPT}}
     missing = {key: value for key, value in copied.items() if attribute(trial, key) is None and value is not None}
     _set(study, number, missing)
     _end(study, number, earlier.state, earlier.values if earlier.state == TrialState.COMPLETE else None)

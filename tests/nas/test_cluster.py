@@ -78,20 +78,24 @@ def node(*arguments: str) -> Iterator[Node]:
                 Node(process).kill()
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[tuple[str, Node, Node]]:
-    """The address of a cluster, its head node and its other node."""
+@contextlib.contextmanager
+def head_node() -> Iterator[tuple[str, Node]]:
+    """Run a cluster of one node during the block: its address, and the node."""
     folder = tempfile.mkdtemp(prefix="ray-")  # short, as the paths of sockets must be
     with socket.socket() as free:
         free.bind(("", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     port = address.rpartition(":")[2]
-    with (
-        node("--head", "--port", port, "--temp-dir", folder, "--include-dashboard", "false") as head,
-        node("--address", address) as other,
-    ):
-        yield address, head, other
+    with node("--head", "--port", port, "--temp-dir", folder, "--include-dashboard", "false") as head:
+        yield address, head
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[tuple[str, Node, Node]]:
+    """The address of a cluster, its head node and its other node."""
+    with head_node() as (address, head), node("--address", address) as other:
+        yield address, head, other
 
 
 @pytest.fixture(autouse=True)
@@ -132,26 +136,25 @@ def test_workers_know_the_extensions_of_the_search(
     assert result.stdout.split()[-1] == "json"
 
 
-@pytest.mark.slow
-def test_a_node_is_lost(nodes: tuple[str, Node, Node], searched: Path, tiny_study: TinyStudy, tmp_path: Path) -> None:
-    """Its trial is run again on the other node."""
-    address, head, other = nodes
-    folder = tmp_path / "s"
+def losing_a_node(
+    tiny_study: TinyStudy, folder: Path, head: Node, other: Node, study: str, command: tuple[object, ...]
+) -> None:
+    """Run a search and kill the other node while both evaluate a trial of this study; the trial is run again."""
 
     def both_are_training() -> bool:
         training = [*head.workers(), *other.workers()]
         for one in training:
             one.suspend()
         time.sleep(0.5)  # what they had reported is written down
-        if len(training) == 2 and states(folder)["RUNNING"] == 2:
+        if len(training) == 2 and states(folder, study)["RUNNING"] == 2:
             return True
         for one in training:
             one.resume()
         return False
 
-    with tiny_study.running(*tiny_study.search(tmp_path, "--study", "s", "--address", address)) as process:
+    with tiny_study.running(*command) as process:
         wait(process, both_are_training)
-        running = [trial.number for trial in trials_of(folder) if trial.state == TrialState.RUNNING]
+        running = [trial.number for trial in trials_of(folder, study) if trial.state == TrialState.RUNNING]
         other.kill()
         for one in head.workers():
             one.resume()
@@ -159,11 +162,37 @@ def test_a_node_is_lost(nodes: tuple[str, Node, Node], searched: Path, tiny_stud
     assert process.returncode == 0, error
     assert "Traceback" not in error
     assert "lost its worker and is re-queued" in output
-    trials = trials_of(folder)
-    lost = [trial.number for trial in trials if trial.user_attrs.get(ledger.ATTEMPT) == 2]
+    lost = [trial.number for trial in trials_of(folder, study) if trial.user_attrs.get(ledger.ATTEMPT) == 2]
     assert len(lost) == 1
     assert lost[0] in running
-    assert list(map(facts, trials)) == list(map(facts, trials_of(searched)))
+
+
+@pytest.mark.slow
+def test_a_node_is_lost(nodes: tuple[str, Node, Node], searched: Path, tiny_study: TinyStudy, tmp_path: Path) -> None:
+    address, head, other = nodes
+    command = tiny_study.search(tmp_path, "--study", "s", "--address", address)
+    losing_a_node(tiny_study, tmp_path / "s", head, other, "stage-1", command)
+    assert list(map(facts, trials_of(tmp_path / "s"))) == list(map(facts, trials_of(searched)))
+
+
+@pytest.mark.slow
+def test_a_node_is_lost_in_every_stage(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    """A search of three stages on two nodes that share a cache has the trials of a search in peace."""
+    preset = tiny_study.variant(tmp_path / "s.toml", ("trials = 8", "trials = 30"))
+    given = ("--preset", preset, "--study", "s", "--workers", "2")
+    result = tiny_study.run("-m", "nas.search", "--stage", "all", *given, "--out", tmp_path / "peace")
+    assert result.returncode == 0, result.stderr
+    folder = tmp_path / "war" / "s"
+    with head_node() as (address, head):
+        for stage in ("1", "2", "3"):
+            here = ("--out", folder.parent, "--address", address)
+            with node("--address", address) as other:
+                command = ("-m", "nas.search", "--stage", stage, *given, *here)
+                losing_a_node(tiny_study, folder, head, other, f"stage-{stage}", command)
+            expected = trials_of(tmp_path / "peace" / "s", f"stage-{stage}")
+            assert list(map(facts, trials_of(folder, f"stage-{stage}"))) == list(map(facts, expected))
+    winners = [(where / "s" / "architecture.json").read_text() for where in (tmp_path / "peace", folder.parent)]
+    assert winners[0] == winners[1]
 
 
 @pytest.mark.parametrize("address", ["nonsense", "ray://127.0.0.1:10001", "127.0.0.1", "", "http://127.0.0.1:8265"])

@@ -270,6 +270,8 @@ def test_an_exhausted_space_ends_the_stage_once_nothing_is_running(
     assert resumed.suggest("e") == second
     assert resumed.suggest("f") is None
     ledger.complete(study, second["number"], 0.6, {})
+    # A lost worker is none of the duplicates' business, which get the trial's result.
+    assert [trial.number for trial in study.trials if ledger.ATTEMPT in trial.user_attrs] == [second["number"]]
     assert resumed.suggest("g") == Proposals.FINISHED
     assert Proposals(study, space, "random", workspace, 10).suggest("h") == Proposals.FINISHED
     assert len(study.trials) == 2 + MAX_DUPLICATES
