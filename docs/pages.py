@@ -40,6 +40,7 @@ GUIDES: dict[str, str | dict[str, str]] = {
         "Distillation alone": "distillation.md",
         "Several processors and machines": "cluster.md",
         "Architectures": "architectures.md",
+        "The papers": "papers.md",
         "Adding something of your own": "extending.md",
     },
     "Presets and configuration": "configuration.md",

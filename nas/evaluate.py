@@ -219,7 +219,10 @@ class Evaluator:
         """The teacher's saved outputs for this phase, or None. Outputs are saved for candidates with the study's own
         seed, so they fit no other training.
         """
-        if seed != self.config.seed or not any(phase is candidate_phase for candidate_phase in self.training_phases):
+        # A final training has no text for candidates, so their phases cannot be made there.
+        if seed != self.config.seed or phase.table not in CANDIDATE:
+            return None
+        if not any(phase is candidate_phase for candidate_phase in self.training_phases):
             return None
         return self.saved_outputs.get(phase.table)
 

@@ -18,9 +18,10 @@ from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluate import Evaluator
 from nas.evaluate_one_shot import OneShotEvaluator
+from nas.final.training import final_phases
 from nas.preparation.context import preparation_context
 from nas.preparation.one_shot import prepare_one_shot, turns_of
-from nas.preparation.phases import portion, training_phase
+from nas.preparation.phases import FINAL, portion, training_phase
 from nas.preparation.prepare import prepare
 from nas.preparation.supernet import new_supernet, order_inputs
 from nas.preparation.teacher import prepare_task
@@ -195,6 +196,20 @@ def test_candidates_learn_from_text_before_the_task(protocol: Path) -> None:
     apart = sum(float((tensor - other[name]).square().sum()) for name, tensor in moved.items())
     far = sum(float((tensor - start.state_dict()[name]).square().sum()) for name, tensor in moved.items())
     assert far > 0 and apart < 0.01 * far
+
+
+def test_a_final_training_needs_no_text_for_candidates(protocol: Path) -> None:
+    short = {"steps": 2, "batch_size": 8, "learning_rate": 1e-3}
+    config = load_config(str(protocol), {"pretrain": short, "final": short})
+    workspace = prepare(config, "cpu", outputs=False, texts=("warmup", *FINAL))
+    assert "candidate_pretrain" not in dict(workspace.folders.texts)
+    evaluator, model = Evaluator(workspace, "cpu"), Evaluator(workspace, "cpu").student(half(workspace))
+    before = model.classifier.weight.detach().clone()
+    phases = final_phases(evaluator, pytest.fail)
+    assert [phase.table for phase in phases] == list(FINAL)
+    for phase in phases:
+        evaluator.distil(model, phase, config.seed, {})
+    assert not torch.equal(before, model.classifier.weight)
 
 
 def test_a_disk_without_room(protocol: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,298 @@
+"""docs/papers.md, walked: every test that it names exists, every command parses, and its smallest form runs."""
+
+import ast
+import json
+import random
+import re
+import shlex
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import tomli_w
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+from benchmarks.catalogue import CATALOGUE
+from distill.__main__ import main as distill_main
+from distill.__main__ import parser as distill_parser
+from distill.tasks.readers.glue import TASKS
+from nas import inspect, search
+from nas.config.load import load_config
+from nas.export import command as export
+from nas.final import command as final
+from nas.options import parser as search_parser
+from nas.report import command as report
+from search_spaces import PUBLISHED
+from supernet import student
+from supernet.experts import command as experts
+from tests.checkout import ROOT
+
+PAGE = ROOT / "docs" / "papers.md"
+# The program of a command -> its parser and its function.
+PROGRAMS: dict[str, tuple[Callable[[], ArgumentParser], Callable[[list[str]], int]]] = {
+    "nas.search": (search_parser, search.main),
+    "nas.inspect": (inspect.parser, inspect.main),
+    "nas.report": (report.parser, report.main),
+    "nas.export": (export.parser, export.main),
+    "train_final.py": (final.parser, final.main),
+    "distill": (distill_parser, distill_main),
+    "supernet.experts": (experts.parser, experts.main),
+    "supernet.student": (student.parser, student.main),
+}
+BENCHMARKS = "benchmarks"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of one of the page's tables."""
+
+    part: str
+    command: str
+    test: str
+    difference: str
+
+
+def rows() -> list[Row]:
+    text = PAGE.read_text(encoding="utf-8")
+    found = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:2] == "| "]
+    assert all(len(cells) == 4 for cells in found), [cells for cells in found if len(cells) != 4]
+    return [Row(*cells) for cells in found if cells[0] != "part"]
+
+
+def commands() -> list[str]:
+    """The commands of the page, each once."""
+    text = PAGE.read_text(encoding="utf-8")
+    found = re.findall(r"`python (?:-m )?([^`]+)`", text) + re.findall(r"^    python (?:-m )?(.+)$", text, re.M)
+    return list(dict.fromkeys(found))
+
+
+def test_rows_are_whole() -> None:
+    assert len(rows()) > 50
+    for row in rows():
+        assert row.part and row.difference, row
+        assert re.fullmatch(r"`[\w/]+\.py::\w+`", row.test), row.test
+
+
+@pytest.mark.parametrize("named", sorted({row.test.strip("`") for row in rows()}))
+def test_tests_exist(named: str) -> None:
+    file, _, name = named.partition("::")
+    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+    assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}, named
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_parse(command: str) -> None:
+    program, *words = shlex.split(command)
+    if program == BENCHMARKS:
+        name, *words = words
+        module = import_module(f"benchmarks.{CATALOGUE[name].module}")
+        parser = ArgumentParser()
+        module.add_options(parser)
+        parser.parse_args(words)
+        return
+    options = PROGRAMS[program][0]().parse_args(words)
+    if program == "nas.inspect":
+        assert options.architecture in PUBLISHED
+    preset = getattr(options, "preset", None)
+    if preset is not None and preset != "scratch.toml":
+        load_config(preset)
+
+
+# The trainings of the published presets, shortened; their models, spaces and budgets stay.
+SHORT = {"steps": 2, "batch_size": 4}
+PHASES = ("finetune", "candidate_pretrain", "candidate", "sharing_pretrain", "sharing", "pretrain", "warmup", "final")
+STAGE = {"trials": 2, "confirm": 1, "confirm_seeds": 0}
+WORDS = [first + second for first in "bdfgklmnprst" for second in "aeiou"]
+
+
+class World:
+    """A folder with a small model, text and rows for the names in capitals of the page."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def fresh(self, name: str) -> Path:
+        """A path that does not exist yet."""
+        return self.folder / f"{name}-{sum(1 for _ in self.folder.iterdir())}"
+
+    def bert(self, name: str, inner: int, layers: int) -> Path:
+        """A checkpoint in BERT's vocabulary and depth, but 96 wide."""
+        path = self.folder / name
+        if not path.exists():
+            pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+            pieces += [f"unused{number}" for number in range(30522 - len(pieces))]
+            BertTokenizerFast(vocab={piece: number for number, piece in enumerate(pieces)}).save_pretrained(path)
+            config = BertConfig(hidden_size=96, num_hidden_layers=layers, intermediate_size=inner, num_labels=2)
+            BertForSequenceClassification(config).save_pretrained(path)
+        return path
+
+    @cached_property
+    def text(self) -> Path:
+        path, rng = self.folder / "text", random.Random(0)
+        path.mkdir()
+        lines = (" ".join(rng.choices(WORDS, k=rng.randint(5, 12))).capitalize() + "." for _ in range(200))
+        (path / "all.txt").write_text("\n".join(lines) + "\n")
+        return path
+
+    @cached_property
+    def glue(self) -> Path:
+        path, rng = self.folder / "glue", random.Random(0)
+        for task in ("sst2", "rte", "mnli", "mnli_mismatched"):
+            write_rows(path, task, "train.tsv", 40, rng)
+            write_rows(path, task, TASKS[task].dev_file, 12, rng)
+            write_rows(path, task, "test.tsv", 6, rng, labelled=False)
+        return path
+
+    @cached_property
+    def squad(self) -> Path:
+        path, rng = self.folder / "squad", random.Random(0)
+        path.mkdir()
+        for name in ("train", "dev"):
+            paragraphs = []
+            for number in range(20):
+                context = rng.choices(WORDS, k=8)
+                answer = {"text": context[-1], "answer_start": len(" ".join(context[:-1])) + 1}
+                asked = {"id": f"{number}", "question": context[0], "answers": [answer]}
+                paragraphs.append({"context": " ".join(context), "qas": [asked]})
+            content = {"version": "1.1", "data": [{"title": "", "paragraphs": paragraphs}]}
+            (path / f"{name}.json").write_text(json.dumps(content))
+        return path
+
+    @cached_property
+    def searched(self) -> Path:
+        """The folder of a search that has ended with the published architecture."""
+        path = self.folder / "searched"
+        path.mkdir()
+        PUBLISHED["efficientbert"].save(path / "architecture.json")
+        return path
+
+    def preset(self, name: str) -> Path:
+        """The preset with short trainings, on the small model and text."""
+        start = {"start": "random"} if name == "scratch.toml" else {}
+        published = "efficientbert" if start else name
+        config = load_config(published)
+        tables = {phase: SHORT for phase in PHASES if getattr(config, phase) is not None}
+        tables["warmup"] = SHORT | {"importance_batches": 2}
+        tables["final"] = SHORT | start
+        if config.pretrain.steps == 0:
+            tables["pretrain"] = {"steps": 0, "batch_size": 4}
+        teacher = self.bert("bert", 3072, 12)
+        # TinyBERT's six layers of 768 are copied from a checkpoint, here a smaller one.
+        base = {"base": str(self.bert("six", 3072, 6))} if isinstance(config.base, str) else {}
+        settings = {
+            "extends": published,
+            "teacher": str(teacher),
+            "corpus": str(self.text),
+            "max_length": 16,
+            "tasks": ["sst2"],
+            "data": str(self.glue),
+            **base,
+            **{phase: table for phase, table in tables.items()},
+            **{f"stage{number}": STAGE for number in (1, 2, 3)},
+        }
+        if base or published == "moe":  # budgets that belong to other widths
+            settings["space"] = {"min_params": 1, "max_params": "200M", "max_macs": "100G"}
+        path = self.folder / f"{Path(name).stem}.toml"
+        path.write_text(tomli_w.dumps(settings))
+        return path
+
+    @cached_property
+    def trained(self) -> Path:
+        """Students of two tasks, as `train_final.py --tasks` leaves them."""
+        out = self.folder / "trained"
+        given = ["--preset", str(self.preset("efficientbert")), "--tasks", "sst2,rte", "--data", str(self.glue)]
+        assert final.main(["efficientbert", *given, "--out", str(out), "--skip-base", "--quiet"]) == 0
+        return out
+
+    @cached_property
+    def study(self) -> Path:
+        out = self.folder / "results"
+        given = ["--stage", "1", "--preset", str(self.preset("efficientbert")), "--out", str(out)]
+        assert search.main([*given, "--study", "efficientbert", "--workers", "1"]) == 0
+        return out / "efficientbert"
+
+    @cached_property
+    def mixture(self) -> Path:
+        out = self.folder / "mixture"
+        given = ["--experts", "2", "--head-experts", "4", "--task", "sst2", "--data", str(self.glue)]
+        more = ["--max-length", "16", "--importance-batches", "1", "--out", str(out)]
+        assert experts.main([str(self.bert("bert", 3072, 12)), *given, *more]) == 0
+        return out
+
+    def smallest(self, program: str, words: Sequence[str]) -> list[str]:
+        """The command with the files of this folder for the names in capitals, and with few and small steps."""
+        names: dict[str, Callable[[], object]] = {
+            "TEACHER": lambda: self.bert("bert", 3072, 12),
+            "bert-base-uncased": lambda: self.bert("bert", 3072, 12),
+            "LARGE": lambda: self.bert("large", 4096, 24),
+            "GLUE": lambda: self.glue,
+            "SQUAD": lambda: self.squad,
+            "TEXT": lambda: self.text,
+            "ARCH": lambda: self.searched / "architecture.json",
+            "MIXTURE": lambda: self.mixture,
+            "PREDICTIONS": lambda: self.fresh("predictions"),
+            "results/efficientbert": lambda: self.study,
+        }
+        outputs = {"nas.export": lambda: self.trained / "sst2", "nas.report": lambda: self.trained / "sst2"}
+        result: list[str] = []
+        for place, word in enumerate(words):
+            before = words[place - 1] if place else ""
+            if before == "--preset":
+                result.append(str(self.preset(word)))
+            elif before == "--evaluate":
+                result.append(str(self.trained))
+            elif before == "--out":
+                result.append(str(self.fresh("out")))
+            elif word == "OUT":
+                result.append(str(outputs[program]()))
+            elif before == "--tasks" and program == "train_final.py" and "mnli" in word:
+                result.append("mnli,mnli_mismatched,rte")
+            elif before in ("--steps", "--rounds"):
+                result.append("2")
+            elif before == "--batches":
+                result.append("3")
+            else:
+                result.append(str(names[word]()) if word in names else word)
+        small = ["--max-length", "16"]
+        more = {
+            "distill": [*small, "--batch-size", "4", *([] if "--steps" in words else ["--steps", "2"])],
+            "supernet.experts": [*small, "--importance-batches", "1", "--batch-size", "4"],
+            "nas.search": ["--out", str(self.fresh("results")), "--workers", "1"],
+            "nas.export": ["--out", str(self.fresh("export")), "--skip-scores"],
+            "nas.report": ["--out", str(self.fresh("report") / "report.html")],
+        }
+        skip = ["--skip-base"] if program == "train_final.py" and "--evaluate" not in words else []
+        return [*result, *more.get(program, []), *skip]
+
+
+def write_rows(data: Path, task: str, file: str, count: int, rng: random.Random, labelled: bool = True) -> None:
+    """A file in GLUE's layout."""
+    source = TASKS[task]
+    folder = data / source.folder
+    columns = ["index", *source.texts, *([source.label] if labelled else [])]
+    lines = ["\t".join(columns)]
+    for number in range(count):
+        texts = [" ".join(rng.choices(WORDS, k=6)) for _ in source.texts]
+        classes = source.task.labels
+        label = str(rng.randrange(len(classes))) if source.numbers else rng.choice(classes)
+        lines.append("\t".join([str(number), *texts, *([label] if labelled else [])]))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [one for one in commands() if not one.startswith(BENCHMARKS)])
+def test_the_smallest_form_runs(command: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Benchmarks are run by their own tests."""
+    monkeypatch.setenv("FFN_NAS_CACHE", str(world.folder / "cache"))
+    program, *words = shlex.split(command)
+    assert PROGRAMS[program][1](world.smallest(program, words)) == 0
