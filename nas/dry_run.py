@@ -240,7 +240,7 @@ def show_space(console: Console, config: StudyConfig, space: Space, stage: str) 
             f"  sizes: {sizes} for a layer, {rounded(all_sizes)} for all{kept if config.keep is None else ''}"
         )
     if space.varies_graphs:
-        graphs = count_graphs(space.activation, space.gated)
+        graphs = count_graphs(space.activation, space.gated, space.max_height)
         console.print(f"  graphs: {rounded(graphs)} for a layer, some of which compute the same function")
     console.print("budget:")
     if config.keep is not None:

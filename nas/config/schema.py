@@ -27,6 +27,7 @@ from nas.config.values import (
 )
 from search_spaces.architecture import DENSE, Base
 from search_spaces.errors import UserError, did_you_mean
+from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
 
 
 class ConfigError(UserError, ValueError):
@@ -88,6 +89,9 @@ class SpaceTable(Table):
             distance to the smallest architecture.
         edit_rate: the probability with which samples have another operation than the base graph.
         gated: whether graphs may have a second linear map beside `expand`.
+        max_height: the arguments of binary operations may be binary operations themselves, in graphs whose longest path
+            has at most this number of operations; 7 in EfficientBERT's released code. None: before `expand`, between
+            the linear maps and after `project` a graph has at most one binary operation each.
         mismatch: whether binary operations cut the wider value ("narrow") or pad the narrower one ("wide").
     """
 
@@ -102,6 +106,7 @@ class SpaceTable(Table):
     max_latency: Latency | None = None
     edit_rate: Share = 0.1
     gated: bool = False
+    max_height: Annotated[int, Field(ge=MIN_HEIGHT, le=MAX_HEIGHT)] | None = None
     mismatch: Literal["narrow", "wide"] = "narrow"
 
     @field_validator("stacks")

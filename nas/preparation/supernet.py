@@ -135,6 +135,7 @@ def _warmup_key(context: PreparationContext) -> list[Any]:
         config.space.edit_rate if config.warmup.graphs == "sampled" else None,
         text,
         *(added_operations() if config.warmup.graphs == "sampled" else ()),
+        *([config.space.max_height] if config.warmup.graphs == "sampled" and config.space.max_height else ()),
         # Omitted for the order by importance, so that caches made by earlier versions keep their keys.
         *([] if config.supernet.order == "importance" else [config.supernet.order]),
     ]
@@ -349,7 +350,10 @@ def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[]
     if config.warmup.graphs == "gelu":
         return None
     full = Architecture.uniform(base, graph=graph)
-    space = Space(base, (1,), (Fraction(1),), 1, cost.params(full), config.space.edit_rate, graph=graph)
+    table = config.space
+    space = Space(
+        base, (1,), (Fraction(1),), 1, cost.params(full), table.edit_rate, graph=graph, max_height=table.max_height
+    )
     rng = random.Random(config.seed)
     return lambda: [genes.graph for genes in space.sample(rng).layers]
 

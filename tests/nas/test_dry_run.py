@@ -114,7 +114,8 @@ class Exhaustive:
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_number_of_graphs(monkeypatch: pytest.MonkeyPatch, gated: bool) -> None:
     """With few operations, all choices can be made one after the other."""
-    monkeypatch.setattr("search_spaces.grammar.UNARY", ("gelu",))
+    for module in ("grammar", "spelling"):
+        monkeypatch.setattr(f"search_spaces.{module}.UNARY", ("gelu",))
     monkeypatch.setattr("search_spaces.grammar.BINARY", ("add",))
     found: set[str] = set()
     given: list[int] | None = []
