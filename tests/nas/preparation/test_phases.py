@@ -352,4 +352,5 @@ def test_the_paper_s_presets_are_of_its_models() -> None:
         assert PUBLISHED["efficientbert"].transferred(published.base) == published
         space = budgeted_space(config, published.base, Architecture.uniform(published.base).layers[0].graph, 3)
         assert space.min_params <= cost.params(published, 3) <= space.max_params
+        assert space.max_height == 7 and all(space.spells(genes.graph) for genes in published.layers)
         assert all(genes.expansion in space.expansions and genes.stack in space.stacks for genes in published.layers)
