@@ -203,6 +203,7 @@ def budgeted_space(
         vary=vary,
         experts=table.experts,
         head=head,
+        max_height=table.max_height,
     )
 
 

@@ -41,7 +41,7 @@ from nas.preparation.data import TaskFolders, row_kind, stored_task
 from nas.preparation.outputs import outputs_paths
 from nas.preparation.phases import CANDIDATE, learns_from_text
 from nas.preparation.predictions import predictions_path
-from nas.preparation.supernet import encoder_path, is_independent_of_task, supernet_path
+from nas.preparation.supernet import context_of_source, encoder_path, is_independent_of_task, supernet_path
 from nas.preparation.text import corpora_of, text_folder
 from nas.preparation.workspace import Workspace, base_of_study
 from nas.progress import Part, shown
@@ -138,11 +138,17 @@ def made_of(config: StudyConfig, context: PreparationContext | None, device: str
     texts = {table: text_folder(context, corpora_of(config, table)) if context else None for table in tables}
     for path in dict.fromkeys(texts.values()):
         yield Made("encoded text", "", path)
-    if is_independent_of_task(config):
-        yield Made("pre-trained encoder", "supernet: warm-up", encoder_path(context) if context else None)
-        yield Made("supernet", "", supernet)
-    else:
-        yield Made("supernet", "supernet: warm-up", supernet)
+    independent = is_independent_of_task(config)
+    path_of = encoder_path if independent else supernet_path
+    warm_up = "supernet: warm-up"
+    if config.cut_from is not None:
+        source = context_of_source(context) if context else None
+        yield Made("supernet to cut from", warm_up, path_of(source) if source else None)
+        warm_up = ""
+    if independent:
+        yield Made("pre-trained encoder", warm_up, encoder_path(context) if context else None)
+        warm_up = ""
+    yield Made("supernet", warm_up, supernet)
     if config.supernet.inheritance == "compensated":
         yield Made("calibration", "", calibration_path(context, supernet) if context and supernet else None)
         losses = predictions_path(context, supernet) if context and supernet else None
@@ -234,7 +240,7 @@ def show_space(console: Console, config: StudyConfig, space: Space, stage: str) 
             f"  sizes: {sizes} for a layer, {rounded(all_sizes)} for all{kept if config.keep is None else ''}"
         )
     if space.varies_graphs:
-        graphs = count_graphs(space.activation, space.gated)
+        graphs = count_graphs(space.activation, space.gated, space.max_height)
         console.print(f"  graphs: {rounded(graphs)} for a layer, some of which compute the same function")
     console.print("budget:")
     if config.keep is not None:

@@ -104,9 +104,10 @@ class Estimator:
         largest = Architecture.uniform(base, graph, max(config.space.stacks))
         batches = config.warmup.importance_batches * config.warmup.batch_size
         warmup = self.sentences(config.warmup)
+        warmed = Architecture.uniform(*base_of_study(config.cut_from or config), max(config.space.stacks))
         parts = [
             Part("teacher: fine-tuning", 1, self._train(largest, self.sentences(config.finetune))),
-            Part("supernet: warm-up", 1, self._train(largest, warmup) + self._seconds(largest, warmup)),
+            Part("supernet: warm-up", 1, self._train(warmed, warmup) + self._seconds(warmed, warmup)),
             Part("supernet: order of its channels", 1, 2 * self._train(largest, batches)),
         ]
         if config.supernet.inheritance == "compensated":

@@ -11,47 +11,56 @@ while graphs that break the rules of EfficientBERT (section 3.2: no activation o
 linear map, no binary operation on two equal arguments) cannot be expressed. With `gated`, `mid` may also use
 `gate(pre)`, a second linear map: GeGLU is `mul(gelu(expand(x)),gate(x))`.
 
+With `max_height`, the arguments of a binary operation may be binary operations themselves; `search_spaces.trees` is the
+grammar of these graphs.
+
 In this module values are represented by their formulas; `FFNGraph.parse` converts the final one to a graph.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
+from search_spaces.spelling import (
+    PLAIN,
+    Trial,
+    activate,
+    activation_of,
+    activations,
+    arguments,
+    is_activated,
+    outermost,
+    without_activation,
+)
+from search_spaces.trees import choices_of_tree, count_trees, suggest_tree
 
-PLAIN = "plain"
 SEGMENTS = ("pre", "mid", "post")
 
 
-class Trial(Protocol):
-    """The part of `optuna.Trial` that a space needs."""
-
-    def suggest_categorical(self, name: str, choices: Sequence[str]) -> str: ...
-
-    def suggest_float(self, name: str, low: float, high: float) -> float: ...
-
-
-def suggest_graph(trial: Trial, name: str, activation: str, gated: bool) -> FFNGraph:
+def suggest_graph(trial: Trial, name: str, activation: str, gated: bool, max_height: int | None = None) -> FFNGraph:
     """The graph that a trial's choices define. The names of all parameters start with `name`.
 
     Taking the first choice of every parameter gives `project(activation(expand(x)))`.
     """
+    if max_height is not None:
+        return FFNGraph.parse(suggest_tree(trial, name, activation, gated, max_height))
     pre = _suggest_segment(trial, f"{name}/pre", "none", "x", {})
     earlier = _earlier_values(pre)
     mid = _suggest_segment(trial, f"{name}/mid", activation, f"expand({pre})", earlier | _gate(pre, gated))
     return FFNGraph.parse(_suggest_segment(trial, f"{name}/post", "none", f"project({mid})", earlier))
 
 
-def count_graphs(activation: str, gated: bool) -> int:
+def count_graphs(activation: str, gated: bool, max_height: int | None = None) -> int:
     """The number of graphs that `suggest_graph` can return, counted as they are spelled: some of them compute the same
     function.
     """
+    if max_height is not None:
+        return count_trees(gated, max_height)
     total = 0
     # How many choices there are after `pre` depends only on whether it may be used again, and whether it is activated.
     kinds: dict[tuple[int, bool], list[str]] = {}
     for pre in _segments("none", "x", {}):
-        kinds.setdefault((len(_earlier_values(pre)), _is_activated(pre)), []).append(pre)
+        kinds.setdefault((len(_earlier_values(pre)), is_activated(pre)), []).append(pre)
     for alike in kinds.values():
         earlier = _earlier_values(alike[0])
         middles = _segments(activation, f"expand({alike[0]})", earlier | _gate(alike[0], gated))
@@ -59,11 +68,13 @@ def count_graphs(activation: str, gated: bool) -> int:
     return total
 
 
-def choices_of(graph: FFNGraph, name: str, gated: bool) -> dict[str, str] | None:
+def choices_of(graph: FFNGraph, name: str, gated: bool, max_height: int | None = None) -> dict[str, str] | None:
     """The choices for which `suggest_graph` returns this graph; None if the grammar cannot express it."""
     formulas = graph.texts
     pre = formulas[graph.nodes[graph.find("expand")].inputs[0]]
     mid = formulas[graph.nodes[graph.find("project")].inputs[0]]
+    if max_height is not None:
+        return choices_of_tree(pre, mid, formulas[-1], name, gated, max_height)
     earlier = _earlier_values(pre)
     # For each segment the formula of its result, its input, and the earlier values that it may use.
     segments: tuple[tuple[str, str, dict[str, str]], ...] = (
@@ -78,10 +89,6 @@ def choices_of(graph: FFNGraph, name: str, gated: bool) -> dict[str, str] | None
             return None
         result |= {f"{name}/{segment}/{key}": value for key, value in choices.items()}
     return result
-
-
-def _activations() -> tuple[str, ...]:
-    return (PLAIN, *UNARY)
 
 
 def _earlier_values(pre: str) -> dict[str, str]:
@@ -106,20 +113,20 @@ def _suggest_segment(trial: Trial, name: str, first: str, segment_input: str, ea
         return segment_input
     if op in UNARY:
         return f"{op}({segment_input})"
-    left = trial.suggest_categorical(f"{name}/left", _activations())
+    left = trial.suggest_categorical(f"{name}/left", activations())
     sources = ("own", *earlier)
     source = "own"
     if len(sources) > 1:
         source = trial.suggest_categorical(f"{name}/right/{'-'.join(sources)}", sources)
     if source == "own":
-        different = tuple(activation for activation in _activations() if activation != left)
-        right = _activate(trial.suggest_categorical(f"{name}/right/own-not-{left}", different), segment_input)
-    elif _is_activated(earlier[source]):
+        different = tuple(activation for activation in activations() if activation != left)
+        right = activate(trial.suggest_categorical(f"{name}/right/own-not-{left}", different), segment_input)
+    elif is_activated(earlier[source]):
         right = earlier[source]
     else:
-        right = _activate(trial.suggest_categorical(f"{name}/right/{source}", _activations()), earlier[source])
-    outer = trial.suggest_categorical(f"{name}/outer", _activations())
-    return _activate(outer, f"{op}({_activate(left, segment_input)},{right})")
+        right = activate(trial.suggest_categorical(f"{name}/right/{source}", activations()), earlier[source])
+    outer = trial.suggest_categorical(f"{name}/outer", activations())
+    return activate(outer, f"{op}({activate(left, segment_input)},{right})")
 
 
 def _segments(first: str, segment_input: str, earlier: dict[str, str]) -> frozenset[str]:
@@ -161,53 +168,27 @@ def _choices_of_segment(formula: str, segment_input: str, earlier: dict[str, str
     """The inverse of `_suggest_segment`; its keys do not include the segment's name."""
     if formula == segment_input:
         return {"op": "none"}
-    op, outer, inner_formula = formula.partition("(")[0], PLAIN, formula
-    if op in UNARY:
-        inner_formula = formula[len(op) + 1 : -1]
-        if inner_formula == segment_input:
-            return {"op": op}
-        outer, op = op, inner_formula.partition("(")[0]
+    outer, inner_formula = without_activation(formula)
+    if outer != PLAIN and inner_formula == segment_input:
+        return {"op": outer}
+    op = outermost(inner_formula)
     if op not in BINARY:
         return None
-    first, second = _arguments(inner_formula)
-    left = _activation_of(first, segment_input)
+    first, second = arguments(inner_formula)
+    left = activation_of(first, segment_input)
     if left is None:
         return None
     result = {"op": op, "left": left, "outer": outer}
     sources = ("own", *earlier)
     for source in sources:
         value = earlier.get(source, segment_input)
-        activation = _activation_of(second, value)
+        activation = activation_of(second, value)
         if activation is None or (source == "own" and activation == left):
             continue
-        if source != "own" and _is_activated(value):
+        if source != "own" and is_activated(value):
             if activation != PLAIN:
                 continue
         else:
             result[f"right/own-not-{left}" if source == "own" else f"right/{source}"] = activation
         return result | ({f"right/{'-'.join(sources)}": source} if len(sources) > 1 else {})
     return None
-
-
-def _activate(activation: str, value: str) -> str:
-    return value if activation == PLAIN else f"{activation}({value})"
-
-
-def _activation_of(formula: str, value: str) -> str | None:
-    """The activation that turns `value` into `formula`; None if there is none."""
-    return next((activation for activation in _activations() if _activate(activation, value) == formula), None)
-
-
-def _is_activated(formula: str) -> bool:
-    return formula.partition("(")[0] in UNARY
-
-
-def _arguments(formula: str) -> tuple[str, str]:
-    """The two arguments of a formula that is a binary operation."""
-    depth = 0
-    start = formula.index("(") + 1
-    for index in range(start, len(formula)):
-        depth += (formula[index] == "(") - (formula[index] == ")")
-        if formula[index] == "," and not depth:
-            return formula[start:index], formula[index + 1 : -1]
-    raise ValueError(f"{formula} has one argument")

@@ -11,7 +11,6 @@ from math import log
 
 from search_spaces.architecture import Architecture, Genes
 from search_spaces.counting import Bounds, Cost, add, count_within
-from search_spaces.grammar import choices_of, suggest_graph
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
 
@@ -103,10 +102,10 @@ def _graph_steps(space: Space, architecture: Architecture, rng: random.Random) -
     for layer, genes in enumerate(architecture.layers):
         if not genes.stack:
             continue
-        choices_of_graph = choices_of(genes.graph, _NAME, space.gated)
+        choices_of_graph = space.choices_of_graph(genes.graph, _NAME)
         assert choices_of_graph is not None  # it is a member
         trial = _EditedTrial(choices_of_graph, rng)
-        suggest_graph(trial, _NAME, space.activation, space.gated)
+        space.suggest_graph(trial, _NAME)
         steps += [
             (layer, choices_of_graph, name, choice)
             for name, choices in trial.seen.items()
@@ -115,9 +114,7 @@ def _graph_steps(space: Space, architecture: Architecture, rng: random.Random) -
         ]
     rng.shuffle(steps)
     for layer, choices_of_graph, name, choice in steps:
-        graph = suggest_graph(
-            _EditedTrial(choices_of_graph | {name: choice}, rng), _NAME, space.activation, space.gated
-        )
+        graph = space.suggest_graph(_EditedTrial(choices_of_graph | {name: choice}, rng), _NAME)
         if graph != architecture.layers[layer].graph:
             genes = replace(architecture.layers[layer], graph=graph)
             yield from _within_budget(space, architecture, layer, genes, rng)
@@ -181,7 +178,9 @@ _NAME = "layer"
 
 
 class _EditedTrial:
-    """A trial that replays stored choices. Parameters that only exist after an edit are drawn uniformly."""
+    """A trial that replays stored choices. Parameters that only exist after an edit are drawn uniformly, except that a
+    new argument of a binary operation is not itself one: an edit adds one binary operation at most.
+    """
 
     def __init__(self, choices: dict[str, str], rng: random.Random) -> None:
         self.choices = choices
@@ -191,7 +190,9 @@ class _EditedTrial:
     def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
         self.seen[name] = choices
         stored = self.choices.get(name)
-        return stored if stored is not None else self.rng.choice(choices)
+        if stored is not None:
+            return stored
+        return choices[0] if name.endswith("/op") else self.rng.choice(choices)
 
     def suggest_float(self, name: str, low: float, high: float) -> float:
         raise AssertionError("a graph has no sizes")

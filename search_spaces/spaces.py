@@ -19,9 +19,11 @@ from search_spaces.architecture import DENSE, Architecture, ArchitectureError, B
 from search_spaces.cost import CLASSIFICATION, ffn_params, fixed_params
 from search_spaces.counting import Bounds, Cost, add, count_rest, count_within, invert, position_of
 from search_spaces.errors import UserError, shortened
-from search_spaces.grammar import Trial, choices_of, suggest_graph
+from search_spaces.grammar import choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.operations import UNARY
+from search_spaces.spelling import Trial
+from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
 
 # Size of each cache of a space: costs by genes, and options by graph.
 CACHED = 16_384
@@ -65,6 +67,8 @@ class Space:
         edit_rate: the probability with which `sample` draws an operation other than the base graph's.
         graph: the base graph, an activation between the linear maps.
         gated: whether graphs may have a second linear map beside `expand`.
+        max_height: the largest height of graphs as trees, from 3 to 7, whose binary operations may be nested
+            (`search_spaces.trees`). None: a segment of a graph has at most one binary operation.
         limits: bounds on further costs.
         start: an architecture; samples stay close to its graphs.
         vary: which genes may differ from those of `start`. `{"graphs"}` keeps its stacks, expansions and experts, which
@@ -92,6 +96,7 @@ class Space:
     vary: frozenset[str] = frozenset({GRAPHS, SIZES})
     experts: tuple[Experts, ...] = (DENSE,)
     head: str = CLASSIFICATION
+    max_height: int | None = None
 
     def __post_init__(self) -> None:
         if self.activation not in UNARY:
@@ -100,6 +105,8 @@ class Space:
             choices = getattr(self, name)
             if not choices or len(set(choices)) < len(choices):
                 raise SpaceError(f"{name}: must be one or more distinct values, not {shortened(choices)}")
+        if self.max_height is not None and not MIN_HEIGHT <= self.max_height <= MAX_HEIGHT:
+            raise SpaceError(f"max_height: must be from {MIN_HEIGHT} to {MAX_HEIGHT}, not {self.max_height}")
         if not 0 <= self.edit_rate <= 1:
             raise SpaceError(f"edit_rate: must be from 0 to 1, not {self.edit_rate}")
         if not self.vary or not self.vary <= {GRAPHS, SIZES}:
@@ -137,7 +144,7 @@ class Space:
         costs = [self.costs(layer, graph) for layer, graph in enumerate(graphs)]
         for layer in range(self.base.depth):
             if self._chooses_graph(layer):
-                graph = suggest_graph(trial, _layer_name(layer), self.activation, self.gated)
+                graph = self.suggest_graph(trial, _layer_name(layer))
                 row = self.costs(layer, graph)
                 # Invariant: with the start's graphs in all remaining layers, some sizes fit the budget.
                 if row == costs[layer] or count_within([*costs[:layer], row, *costs[layer + 1 :]], self.bounds):
@@ -167,7 +174,7 @@ class Space:
         graphs = [self.graph_of(layer, genes) for layer, genes in enumerate(architecture.layers)]
         for layer, graph in enumerate(graphs):
             if self._chooses_graph(layer):
-                spelled = choices_of(graph, _layer_name(layer), self.gated)
+                spelled = self.choices_of_graph(graph, _layer_name(layer))
                 assert spelled is not None  # it is a member
                 result |= spelled
         costs = [self.costs(layer, graph) for layer, graph in enumerate(graphs)]
@@ -253,7 +260,15 @@ class Space:
 
     def spells(self, graph: FFNGraph) -> bool:
         """Whether the space's grammar can express this graph."""
-        return choices_of(graph, "", self.gated) is not None
+        return self.choices_of_graph(graph, "") is not None
+
+    def suggest_graph(self, trial: Trial, name: str) -> FFNGraph:
+        """The graph that a trial's choices define; the names of their parameters start with `name`."""
+        return suggest_graph(trial, name, self.activation, self.gated, self.max_height)
+
+    def choices_of_graph(self, graph: FFNGraph, name: str) -> dict[str, str] | None:
+        """The choices for which `suggest_graph` returns this graph; None if there are none."""
+        return choices_of(graph, name, self.gated, self.max_height)
 
     @cached_property
     def bounds(self) -> Bounds:
@@ -298,7 +313,7 @@ class Space:
         """The choices that define the start's graphs."""
         if self.start is None:
             return {}
-        spelled = [choices_of(graph, _layer_name(layer), self.gated) for layer, graph in enumerate(self.start_graphs)]
+        spelled = [self.choices_of_graph(graph, _layer_name(layer)) for layer, graph in enumerate(self.start_graphs)]
         return {name: choice for choices in spelled for name, choice in (choices or {}).items()}
 
     @cached_property

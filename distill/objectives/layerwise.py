@@ -26,6 +26,7 @@ def efficientbert(
     prediction: float = 1.0,
     temperature: float = 1.0,
     balance: float = 0.0,
+    always_transform: bool = False,
     paper_compatible: bool = False,
 ) -> Objective:
     """EfficientBERT's objective, equation 4: sum over layers (L_attn + L_hidn) + L_embd + gamma L_pred.
@@ -41,6 +42,7 @@ def efficientbert(
     Args:
         student, teacher: Hugging Face configurations.
         balance: weight of the load-balancing loss of a student's routers, which the paper does not have.
+        always_transform: W_h and W_e are learned even if the widths agree, as in the released code.
         paper_compatible: as in the released code, W_h and W_e are the same transform; the means include states of
             padding and scores of padding queries, and those of padding keys as 0 on both sides; L_pred is also averaged
             over the classes, and for a regression it is the mean square error with the label.
@@ -50,7 +52,7 @@ def efficientbert(
             teacher's; a weight or the temperature is out of its range.
     """
     check_weights(prediction=prediction, balance=balance)
-    layers, maps = _layers(student, teacher, attention, hidden, embedding, paper_compatible)
+    layers, maps = _layers(student, teacher, attention, hidden, embedding, always_transform, paper_compatible)
     prediction_term = _prediction(student, prediction, temperature, paper_compatible, gold=paper_compatible)
     return Objective([*layers, prediction_term, terms.balance(balance)], maps)
 
@@ -69,6 +71,7 @@ def tinybert(
     prediction: float = 1.0,
     temperature: float = 1.0,
     balance: float = 0.0,
+    always_transform: bool = False,
     paper_compatible: bool = False,
 ) -> Objective:
     """TinyBERT's objective (Jiao et al., 2020, section 3.1), in two successive training phases:
@@ -85,6 +88,7 @@ def tinybert(
         attention, hidden, embedding: weights of the first phase.
         prediction, temperature: weight and temperature of the second phase.
         balance: weight of the load-balancing loss of a student's routers, which the paper does not have.
+        always_transform: W_h and W_e are learned even if the widths agree.
         paper_compatible: as in the released code, W_h and W_e are the same transform, and means include padding and
             classes as described in `efficientbert`.
 
@@ -93,7 +97,7 @@ def tinybert(
     """
     check_weights(prediction=prediction, balance=balance)
     if phase == "intermediate":
-        layers, maps = _layers(student, teacher, attention, hidden, embedding, paper_compatible)
+        layers, maps = _layers(student, teacher, attention, hidden, embedding, always_transform, paper_compatible)
         return Objective([*layers, terms.balance(balance)], maps)
     if phase == "prediction":
         prediction_term = _prediction(student, prediction, temperature, paper_compatible, gold=True)
@@ -115,7 +119,13 @@ TINYBERT = ObjectiveSpec(tinybert, without_labels={"prediction": 0.0, "phase": "
 
 
 def _layers(
-    student: Any, teacher: Any, attention: float, hidden: float, embedding: float, paper_compatible: bool
+    student: Any,
+    teacher: Any,
+    attention: float,
+    hidden: float,
+    embedding: float,
+    always_transform: bool,
+    paper_compatible: bool,
 ) -> tuple[Sequence[Term], dict[str, nn.Module]]:
     """The terms on attention scores, hidden states and the embedding output, and their transforms."""
     check_weights(attention=attention, hidden=hidden, embedding=embedding)
@@ -131,7 +141,7 @@ def _layers(
         pairs = ((s.attention_scores[m - 1], t.attention_scores[n - 1]) for m, n in layers)
         return sum_of(losses.attention_mse(a, b, batch["attention_mask"], paper_compatible) for a, b in pairs)
 
-    maps = terms.transforms(student, teacher, range(len(layers) + 1), shared=paper_compatible)
+    maps = terms.transforms(student, teacher, range(len(layers) + 1), paper_compatible, always_transform)
     teacher_needs = of_layers(ATTENTION_SCORES, (n for _, n in layers))
     return [
         Term("attention", attention, frozenset({ATTENTION_SCORES}), attention_loss, teacher_needs),

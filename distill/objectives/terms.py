@@ -72,12 +72,14 @@ def balance(weight: float) -> Term:
     return Term("balance", weight, frozenset({ROUTINGS}), loss, teaches=False)
 
 
-def transforms(student: Any, teacher: Any, states: Iterable[int], shared: bool = False) -> dict[str, nn.Module]:
+def transforms(
+    student: Any, teacher: Any, states: Iterable[int], shared: bool = False, always: bool = False
+) -> dict[str, nn.Module]:
     """Learned linear maps from the student's width to the teacher's for these states of the student: one for the
-    embedding output, which is state 0, and one for all layers, or a single `shared` one. None are needed if the widths
-    agree.
+    embedding output, which is state 0, and one for all layers, or a single `shared` one. Unless `always`, there are
+    none if the widths agree.
     """
-    if student.hidden_size == teacher.hidden_size:
+    if student.hidden_size == teacher.hidden_size and not always:
         return {}
     names = dict.fromkeys("hidden" if state or shared else "embedding" for state in states)
     return {name: nn.Linear(student.hidden_size, teacher.hidden_size) for name in names}

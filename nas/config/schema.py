@@ -27,6 +27,7 @@ from nas.config.values import (
 )
 from search_spaces.architecture import DENSE, Base
 from search_spaces.errors import UserError, did_you_mean
+from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
 
 
 class ConfigError(UserError, ValueError):
@@ -88,6 +89,9 @@ class SpaceTable(Table):
             distance to the smallest architecture.
         edit_rate: the probability with which samples have another operation than the base graph.
         gated: whether graphs may have a second linear map beside `expand`.
+        max_height: the arguments of binary operations may be binary operations themselves, in graphs whose longest path
+            has at most this number of operations; 7 in EfficientBERT's released code. None: before `expand`, between
+            the linear maps and after `project` a graph has at most one binary operation each.
         mismatch: whether binary operations cut the wider value ("narrow") or pad the narrower one ("wide").
     """
 
@@ -102,6 +106,7 @@ class SpaceTable(Table):
     max_latency: Latency | None = None
     edit_rate: Share = 0.1
     gated: bool = False
+    max_height: Annotated[int, Field(ge=MIN_HEIGHT, le=MAX_HEIGHT)] | None = None
     mismatch: Literal["narrow", "wide"] = "narrow"
 
     @field_validator("stacks")
@@ -190,11 +195,15 @@ class SupernetTable(Table):
         inheritance: "sliced": a candidate's weights are slices of the supernet's; "compensated": `project` is then
             solved for again, so that every block computes what the supernet's does on calibration text.
         calibration_rows: the number of training rows that the weights are solved for on.
+        cut_from: the base of the supernet that is warmed up, if that is wider or has fewer layers than `base`. The
+            supernet on `base` gets its leading channels, and each of its layers several times, as EfficientBERT-TINY
+            and EfficientBERT++ do (`supernet.cut`). None: the supernet on `base` is warmed up itself.
     """
 
     order: str = "importance"
     inheritance: Literal["sliced", "compensated"] = "sliced"
     calibration_rows: Annotated[int, Field(ge=10, le=1_000_000)] = 512
+    cut_from: BaseTable | None = None
 
     def check(self) -> None:
         """Check that the order exists; as `ObjectiveTable.check`, because this imports torch.
@@ -373,6 +382,14 @@ class StudyConfig(Table):
             table = table.model_copy(update={"trials": self.single_trials or together})
         return table
 
+    @property
+    def cut_from(self) -> "StudyConfig | None":
+        """The configuration of the supernet that is warmed up, if this study's supernet is cut from it."""
+        source = self.supernet.cut_from
+        if source is None:
+            return None
+        return self.model_copy(update={"base": source, "supernet": self.supernet.model_copy(update={"cut_from": None})})
+
     @model_validator(mode="after")
     def _samplers_suit_goals(self) -> "StudyConfig":
         from nas.samplers import SAMPLERS
@@ -385,6 +402,14 @@ class StudyConfig(Table):
                 if len(self.goals) == 1:
                     wanted = f"{sampler} is for two goals"
                 raise ValueError(f"{name}.sampler is {sampler} and goals are {','.join(self.goals)}: {wanted}")
+        return self
+
+    @model_validator(mode="after")
+    def _cut_has_a_base(self) -> "StudyConfig":
+        if self.supernet.cut_from is not None and isinstance(self.base, str):
+            raise ValueError(
+                f"supernet.cut_from is for a base that is a table of dimensions, not {self.base!r}: leave it out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ from nas.preparation.phases import CANDIDATE, ON_TEXT, settings_of, table_of
 from nas.preparation.workspace import objectives, student_base
 from search_spaces.architecture import Architecture
 from supernet.build import build, config_of
+from supernet.cut import CutError, check_cut
 
 
 def check(config: StudyConfig) -> None:
@@ -21,6 +22,8 @@ def check(config: StudyConfig) -> None:
     Raises:
         ConfigError, distill.training.teacher.TeacherError: the configuration names what does not exist or cannot work.
     """
+    if (source := config.cut_from) is not None:
+        check(source)
     config.objective.check()
     config.supernet.check()
     data.check_tasks(config)
@@ -30,6 +33,11 @@ def check(config: StudyConfig) -> None:
     for name, positions in (("teacher", teacher.max_position_embeddings), ("base", base.positions)):
         if config.max_length > positions:
             raise ConfigError(f"max_length: the {name} has {positions} positions, not {config.max_length}")
+    if source is not None:
+        try:
+            check_cut(student_base(source, teacher)[0], base)
+        except CutError as error:
+            raise ConfigError(f"supernet.cut_from and base: {error}") from None
     student = Architecture.uniform(base, graph=graph)
     try:
         for name in ("warmup", *CANDIDATE, "sharing_pretrain", "sharing"):

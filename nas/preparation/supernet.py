@@ -1,10 +1,11 @@
-"""Prepares the supernet: builds it from the teacher or with random weights, warms it up by distillation, and sorts its
-inner channels.
+"""Prepares the supernet: builds it from the teacher or with random weights and warms it up by distillation, or cuts it
+from a warmed-up one on another base; and sorts its inner channels.
 """
 
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from nas.preparation.phases import (
 )
 from nas.preparation.text import corpora_of, text_folder
 from nas.preparation.workspace import IMPORTANCE, PROJECTIONS, objectives, raw_teacher, student_base
+from nas.preparation.workspace import projections as learned_projections
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base
 from search_spaces.graph import FFNGraph
@@ -47,6 +49,7 @@ from supernet.build import (
     layer_output_statistics,
     load_weights,
 )
+from supernet.cut import cut, cut_projections
 from supernet.order.importance import sort_channels, summed_loss
 from supernet.order.moments import sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs, by_importance
@@ -67,12 +70,27 @@ def prepare_supernet(context: PreparationContext, folders: TaskFolders) -> Path:
         ConfigError: the warm-up diverged.
     """
     if not is_independent_of_task(context.config):
-        return context.train_once(
-            supernet_path(context), lambda path, state: _make_supernet(context, folders, path, state)
-        )
+        return _supernet_at(supernet_path, context, folders)
     alone = TextFolders(folders.data, Path(locate(context.config.teacher)), folders.texts)
-    encoder = context.train_once(encoder_path(context), lambda path, state: _make_supernet(context, alone, path, state))
+    encoder = _supernet_at(encoder_path, context, alone)
     return context.create_once(supernet_path(context), lambda path: _add_head(context, folders, encoder, path))
+
+
+def _supernet_at(
+    path_of: Callable[[PreparationContext], Path], context: PreparationContext, folders: TaskFolders
+) -> Path:
+    """Prepare the folder `path_of(context)` of a supernet, after that of the supernet that it is cut from."""
+    source = context_of_source(context)
+    given = None if source is None else _supernet_at(path_of, source, folders)
+    return context.train_once(
+        path_of(context), lambda path, state: _make_supernet(context, folders, path, state, given)
+    )
+
+
+def context_of_source(context: PreparationContext) -> PreparationContext | None:
+    """The context of the supernet that this one's is cut from; None if this one's is warmed up itself."""
+    source = context.config.cut_from
+    return None if source is None else replace(context, config=source)
 
 
 def is_independent_of_task(config: StudyConfig) -> bool:
@@ -100,6 +118,9 @@ def encoder_path(context: PreparationContext) -> Path:
 def _warmup_key(context: PreparationContext) -> list[Any]:
     """What the warm-up and the order of the channels depend on, except for the fine-tuned teacher."""
     config = context.config
+    if (source := context_of_source(context)) is not None:
+        assert not isinstance(config.base, str)
+        return ["cut", _warmup_key(source), config.base.model_dump()]
     if isinstance(config.base, str):
         base_key: Any = source_fingerprint(config.teacher if config.base == "teacher" else config.base)
     else:
@@ -114,6 +135,7 @@ def _warmup_key(context: PreparationContext) -> list[Any]:
         config.space.edit_rate if config.warmup.graphs == "sampled" else None,
         text,
         *(added_operations() if config.warmup.graphs == "sampled" else ()),
+        *([config.space.max_height] if config.warmup.graphs == "sampled" and config.space.max_height else ()),
         # Omitted for the order by importance, so that caches made by earlier versions keep their keys.
         *([] if config.supernet.order == "importance" else [config.supernet.order]),
     ]
@@ -154,13 +176,24 @@ def _add_head(context: PreparationContext, folders: TaskFolders, encoder: Path, 
             shutil.copyfile(encoder / name, folder / name)
 
 
-def _make_supernet(context: PreparationContext, folders: TaskFolders, folder: Path, state: Path) -> None:
+def _make_supernet(
+    context: PreparationContext, folders: TaskFolders, folder: Path, state: Path, source: Path | None
+) -> None:
+    """Write a supernet to `folder`.
+
+    Args:
+        state: the folder from which an interrupted warm-up continues.
+        source: the folder of the supernet that this one is cut from; None: it is warmed up.
+    """
     config = context.config
     base, graph = student_base(config, AutoConfig.from_pretrained(folders.teacher))
-    supernet = new_supernet(context, folders, base)
-    set_dropout(supernet, config.dropout)
     phase = training_phase(config, "warmup", folders)
-    projections = _warm_up(context, folders, supernet, base, graph, phase, state) if phase else {}
+    if source is None:
+        supernet = new_supernet(context, folders, base)
+        set_dropout(supernet, config.dropout)
+        projections = _warm_up(context, folders, supernet, base, graph, phase, state) if phase else {}
+    else:
+        supernet, projections = _cut(config, folders, source, base, phase)
     context.on_progress("supernet: order of its channels", None)
     inputs = order_inputs(context, folders, supernet, phase, projections)
     importance = by_importance(inputs)
@@ -174,6 +207,30 @@ def _make_supernet(context: PreparationContext, folders: TaskFolders, folder: Pa
         f"{layer}": block_scores[0].sort(descending=True).values for layer, block_scores in enumerate(importance)
     }
     save_file(of_lowest_blocks, folder / IMPORTANCE)
+
+
+def _cut(
+    config: StudyConfig, folders: TaskFolders, source: Path, base: Base, phase: TrainingPhase | None
+) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+    """A supernet on `base` that is cut from the one in the folder `source`, and the objective's projections, cut to its
+    width. Where the wider student needed no projection, a new one is returned.
+    """
+    assert config.cut_from is not None
+    teacher = AutoConfig.from_pretrained(folders.teacher)
+    wide, graph = student_base(config.cut_from, teacher)
+    torch.manual_seed(config.seed)
+    template = AutoConfig.from_pretrained(source)
+    supernet = build(
+        full_architecture(base, graph, max(config.space.stacks)), folders.task.type.head, template=template
+    )
+    weights = load_file(source / "model.safetensors")
+    load_weights(supernet, cut(weights, wide, base, supernet.state_dict()))
+    if phase is None:
+        return supernet, {}
+    expected: dict[str, Tensor] = {}
+    for objective, _ in objectives(config, phase.settings, phase.recipe, supernet.config, teacher, phase.rows):
+        expected |= objective.state_dict()
+    return supernet, expected | cut_projections(learned_projections(source), expected)
 
 
 def load_supernet(config: StudyConfig, folders: TaskFolders, supernet: Path) -> PreTrainedModel:
@@ -293,7 +350,10 @@ def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[]
     if config.warmup.graphs == "gelu":
         return None
     full = Architecture.uniform(base, graph=graph)
-    space = Space(base, (1,), (Fraction(1),), 1, cost.params(full), config.space.edit_rate, graph=graph)
+    table = config.space
+    space = Space(
+        base, (1,), (Fraction(1),), 1, cost.params(full), table.edit_rate, graph=graph, max_height=table.max_height
+    )
     rng = random.Random(config.seed)
     return lambda: [genes.graph for genes in space.sample(rng).layers]
 

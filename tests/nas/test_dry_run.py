@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from nas.config.load import load_config
 from nas.finalists import ALLOCATED, GLOBAL
+from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from nas.search import main
 from nas.stages import plan
@@ -56,6 +58,26 @@ def test_with_an_empty_cache(
     assert "is there" not in printed and "teacher: fine-tuning" in printed
 
 
+def test_a_supernet_that_is_cut_from_another_one(
+    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the other one is warmed up, and it is in the cache for both."""
+    source, cut = "{depth = 1, width = 16, heads = 4, inner = 16}", "{depth = 2, width = 8, heads = 4, inner = 16}"
+    (tmp_path / "wide.toml").write_text(f'extends = "{tiny_study.preset}"\nseed = 77\nbase = {source}\n')
+    (tmp_path / "cut.toml").write_text(
+        f'extends = "wide.toml"\nbase = {cut}\nspace.mismatch = "narrow"\nsupernet.cut_from = {source}\n'
+    )
+    preset = str(tmp_path / "cut.toml")
+    states = []
+    for _ in range(2):
+        assert dry_run(tiny_study, tmp_path / "out", "--preset", preset) == 0
+        printed = capsys.readouterr().out
+        states.append([re.findall(rf" {part} +(is there|will be made)", printed)[0] for part in ("from", "supernet")])
+        states[-1].append("supernet: warm-up" in printed)
+        prepare(load_config(str(tmp_path / "wide.toml")), "cpu", outputs=False)
+    assert states == [["will be made", "will be made", True], ["is there", "will be made", False]]
+
+
 def test_mistakes_are_found(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert dry_run(tiny_study, tmp_path / "out", "--max-params", "3") == 2
     assert "no architecture" in capsys.readouterr().err
@@ -92,7 +114,8 @@ class Exhaustive:
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_number_of_graphs(monkeypatch: pytest.MonkeyPatch, gated: bool) -> None:
     """With few operations, all choices can be made one after the other."""
-    monkeypatch.setattr("search_spaces.grammar.UNARY", ("gelu",))
+    for module in ("grammar", "spelling"):
+        monkeypatch.setattr(f"search_spaces.{module}.UNARY", ("gelu",))
     monkeypatch.setattr("search_spaces.grammar.BINARY", ("add",))
     found: set[str] = set()
     given: list[int] | None = []

@@ -1,6 +1,8 @@
 """EfficientBERT and TinyBERT, against references of their own."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given as drawn
@@ -54,6 +56,25 @@ def test_efficientbert(kind: str, lengths: tuple[int, ...], classes: int, width:
     expected = weighed(layers(given, objective.projections)) + 0.25 * soft(given, "soft_cross_entropy", 2.0)
     assert objective(*given.given).item() == exactly(expected)
     assert objective(*case(**shape, extra=3).given).item() == exactly(expected)
+
+
+@pytest.mark.parametrize("paper_compatible", [False, True])
+@pytest.mark.parametrize("width", [12, 6])
+@pytest.mark.parametrize("make", [efficientbert, tinybert])
+def test_transforms_are_learned_where_widths_agree(
+    make: Callable[..., Any], width: int, paper_compatible: bool
+) -> None:
+    given = case(lengths=(4, 2), widths=(width, 12))
+    objective = make(*given.configs, **WEIGHTS, always_transform=True, paper_compatible=paper_compatible)
+    shapes = {name: tuple(module.weight.shape) for name, module in objective.projections.items()}
+    assert shapes == dict.fromkeys(("hidden",) if paper_compatible else ("hidden", "embedding"), (12, width))
+    expected = weighed(layers(given, objective.projections, released=paper_compatible))
+    if make is efficientbert:
+        expected += soft(given, "soft_cross_entropy", 1.0, paper_compatible)
+    loss = objective(*given.given)
+    assert loss.item() == exactly(expected)
+    loss.backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in objective.parameters())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,11 +8,25 @@ from pathlib import Path
 
 import pytest
 
+from distill.objectives import OBJECTIVES
 from nas.config.load import load_config, parse_config, presets
 from nas.config.schema import SAMPLER_SETTINGS, ConfigError, StudyConfig
 from nas.config.values import count
 
 DEMO = load_config("demo")
+
+
+@pytest.mark.parametrize("name", presets())
+def test_the_terms_of_the_presets_losses(name: str) -> None:
+    """As docs/configuration.md says: those of EfficientBERT at 1, but two of the small presets at 0."""
+    objective = load_config(name).objective
+    settings = OBJECTIVES[objective.name].defaults | objective.settings()
+    if "moe" in name:
+        assert objective.name == "moebert"
+        return
+    left_out = 1.0 if name.startswith("efficientbert") else 0.0
+    weights = {term: settings[term] for term in ("attention", "hidden", "embedding", "prediction")}
+    assert weights == {"attention": left_out, "hidden": 1.0, "embedding": left_out, "prediction": 1.0}
 
 
 @pytest.mark.parametrize("name", presets())

@@ -23,7 +23,7 @@ from nas.preparation.context import preparation_context
 from nas.preparation.one_shot import prepare_one_shot, turns_of
 from nas.preparation.phases import FINAL, portion, training_phase
 from nas.preparation.prepare import prepare
-from nas.preparation.supernet import new_supernet, order_inputs
+from nas.preparation.supernet import new_supernet, order_inputs, supernet_path
 from nas.preparation.teacher import prepare_task
 from nas.preparation.text import prepare_texts
 from nas.preparation.workspace import Workspace, objectives, student_base
@@ -367,4 +367,15 @@ def test_the_paper_s_presets_are_of_its_models() -> None:
         assert PUBLISHED["efficientbert"].transferred(published.base) == published
         space = budgeted_space(config, published.base, Architecture.uniform(published.base).layers[0].graph, 3)
         assert space.min_params <= cost.params(published, 3) <= space.max_params
+        assert space.max_height == 7 and all(space.spells(genes.graph) for genes in published.layers)
         assert all(genes.expansion in space.expansions and genes.stack in space.stacks for genes in published.layers)
+
+
+def test_only_a_warm_up_with_sampled_graphs_depends_on_their_height(tiny_study: TinyStudy) -> None:
+    def path(**changes: object) -> Path:
+        places = {name.replace("__", "."): value for name, value in changes.items()}
+        return supernet_path(preparation_context(load_config(str(tiny_study.preset), places), "cpu"))
+
+    assert path(space__max_height=7) == path()
+    sampled = [path(warmup__graphs="sampled", space__max_height=height) for height in (None, 4, 7)]
+    assert len({*sampled, path(warmup__graphs="sampled"), path()}) == 4

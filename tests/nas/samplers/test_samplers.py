@@ -45,6 +45,7 @@ SPACE = space()
 SPACES = {
     "all": SPACE,
     "gated": space(gated=True),
+    "nested": space(max_height=7),
     "limits": space(limits=(Limit("macs", 0, macs, 4 * macs(BASE, Genes(GELU, 1, Fraction(1, 2)))),)),
     "experts": space(experts=(DENSE, Experts(4), Experts(2, Fraction(1, 2), "token_gate"))),
     "graphs": space(1, 10**9, start=START, vary=frozenset({GRAPHS})),

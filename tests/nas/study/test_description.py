@@ -31,6 +31,7 @@ SPACES = {
     "experts": replace(SPACE, experts=(DENSE, SPLIT)),
     "one stack": replace(SPACE, stacks=(1,)),
     "gated": replace(SPACE, gated=True),
+    "nested": replace(SPACE, max_height=7),
     "no FFN": replace(SPACE, stacks=(0, 1), min_params=1),
     "limit": replace(SPACE, limits=(Limit("macs", 7, cost.ffn_macs, 3 * cost.ffn_macs(BASE, HALF.layers[0]) + 7),)),
 }
