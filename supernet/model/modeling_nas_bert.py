@@ -3,7 +3,7 @@
 This file ships inside every exported checkpoint, so it imports torch, transformers and its neighbours only.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -174,6 +174,35 @@ class NasBertEncoder(BertEncoder):
 
 class NasBertPreTrainedModel(BertPreTrainedModel):
     config_class = NasBertConfig
+    # What a device map and FSDP keep on one device.
+    _no_split_modules: ClassVar[list[str]] = ["BertEmbeddings", "NasBertEmbeddings", "NasBertLayer"]
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As `PreTrainedModel.from_pretrained`.
+
+        Raises:
+            ValueError: `ignore_mismatched_sizes` would replace a routing table by a random one, because the vocabulary
+                has another size.
+        """
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        for name, *_ in info["mismatched_keys"]:
+            if name.endswith("router.table"):
+                raise ValueError(
+                    f"{name} is of another vocabulary, so that all words would go to other experts: load the model "
+                    "with the vocabulary that it has, then call resize_token_embeddings"
+                )
+        return (model, info) if output_loading_info else model
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Module:
+        """As `PreTrainedModel.resize_token_embeddings`. Routing tables get as many rows; each new token id goes to the
+        expert with the number id modulo E.
+        """
+        embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        for module in self.modules():
+            if isinstance(module, TableRouter):
+                module.resize(embeddings.weight.shape[0])
+        return embeddings
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -232,13 +261,26 @@ class NasBertModel(NasBertPreTrainedModel, BertModel):
         self.encoder = NasBertEncoder(config)
         self.pooler = BertPooler(config) if add_pooling_layer else None
         self.routed = config.attention_experts > 1 or any(genes.get("experts") for genes in config.ffn)
+        if self.routed and config.chunk_size_feed_forward:
+            raise ValueError(
+                f"chunk_size_feed_forward is {config.chunk_size_feed_forward}: layers of experts process whole "
+                "sentences, so it must be 0"
+            )
         self.post_init()
 
-    def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """As `BertModel.forward`. Raises ValueError for token ids that a routing table does not have."""
         if self.routed:
             kwargs["tokens"] = Tokens(input_ids, attention_mask)
-        return super().forward(input_ids, attention_mask, **kwargs)
+        return super().forward(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
 
 
 class FactorisedMLMHead(nn.Module):

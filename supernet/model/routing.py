@@ -74,6 +74,12 @@ class TableRouter(Router):
         super().__init__(experts, config, batched)
         self.register_buffer("table", torch.zeros(config.vocab_size, dtype=torch.uint8))
 
+    def resize(self, vocabulary: int) -> None:
+        """Give the table as many rows; each new token id goes to the expert with the number id modulo E."""
+        kept = self.table[:vocabulary]
+        ids = torch.arange(len(kept), vocabulary, device=kept.device)
+        self.table = torch.cat((kept, (ids % self.count).to(kept.dtype)))
+
     def forward(self, hidden_BTD: Tensor, tokens: Tokens) -> Routing:
         """Route by token id. Raises ValueError if there are no token ids, or one of them is not in the table."""
         ids_BT = tokens.input_ids_BT

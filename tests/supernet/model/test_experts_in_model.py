@@ -265,8 +265,8 @@ def test_what_a_hash_cannot_route(kind: str) -> None:
     model = make(kind)
     with pytest.raises(ValueError, match="hash routing goes by token ids: give the model input_ids, not inputs_embeds"):
         model(inputs_embeds=torch.zeros(1, 3, BASE.width))
-    # Tokens that were added have no expert.
-    model.resize_token_embeddings(60, mean_resizing=False)
+    # A larger embedding that somebody put there: its additional tokens have no expert.
+    model.set_input_embeddings(nn.Embedding(60, BASE.width))
     with pytest.raises(ValueError, match="token id 57 is not in the routing table of 50 ids"):
         model(input_ids=torch.tensor([[3, 57, 50]]))
 
@@ -377,3 +377,45 @@ def test_fresh_tables_are_random_and_differ() -> None:
     for table, count in zip(tables, (4, 4, 2), strict=True):
         assert set(table.tolist()) == set(range(count))
     assert not torch.equal(tables[0], tables[1])
+
+
+def test_tables_follow_the_vocabulary(tmp_path: Path) -> None:
+    """Ids that are added are dealt out to the experts; the others keep theirs, also after saving and loading."""
+    model, features = make("hash"), inputs(batch(4, 9))
+    logits, _ = last_states(model, features)
+    before = {name: table.clone() for name, table in model.named_buffers() if name.endswith("table")}
+    model.resize_token_embeddings(BASE.vocabulary + 7)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    for name, table in before.items():
+        found = again.get_buffer(name)
+        count = again.get_submodule(name.rpartition(".")[0]).count
+        assert found.dtype == torch.uint8
+        assert found.tolist() == [*table.tolist(), *(number % count for number in range(len(table), len(table) + 7))]
+    assert torch.equal(last_states(again, features)[0], logits)
+    features["input_ids"][0, 1] = BASE.vocabulary + 6
+    assert torch.isfinite(last_states(again, features)[0]).all()
+    again.resize_token_embeddings(BASE.vocabulary)
+    assert all(torch.equal(again.get_buffer(name), table) for name, table in before.items())
+
+
+def test_a_table_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    """With `ignore_mismatched_sizes` the library would replace it by a random one."""
+    make("hash").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": BASE.vocabulary + 3}))
+    kind = type(make("hash"))
+    with pytest.raises(ValueError, match=r"router\.table is of another vocabulary"):
+        kind.from_pretrained(tmp_path, ignore_mismatched_sizes=True)
+    # Other mismatches are the library's business, and so is what it reports of them.
+    (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": {str(n): str(n) for n in range(5)}}))
+    model, info = kind.from_pretrained(tmp_path, ignore_mismatched_sizes=True, output_loading_info=True)
+    assert {name for name, *_ in info["mismatched_keys"]} == {"classifier.weight", "classifier.bias"}
+    assert model.num_labels == 5
+
+
+def test_experts_cannot_process_parts_of_sentences() -> None:
+    model = make("token_gate")
+    model.config.chunk_size_feed_forward = 4
+    with pytest.raises(ValueError, match="chunk_size_feed_forward is 4: layers of experts process whole sentences"):
+        type(model)(model.config)

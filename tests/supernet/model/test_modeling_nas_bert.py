@@ -7,10 +7,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
+from inspect import signature
 from pathlib import Path
 
 import pytest
 import torch
+from accelerate import infer_auto_device_map
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -250,3 +252,30 @@ def test_exported_files_import_nothing_of_the_project(name: str) -> None:
             assert node.module.partition(".")[0] in {*sys.stdlib_module_names, "torch", "transformers"}
         elif isinstance(node, ast.Import):
             assert {alias.name.partition(".")[0] for alias in node.names} <= {"torch", "transformers"}
+
+
+def test_arguments_by_place_are_those_of_bert() -> None:
+    """Tools look for the names, and BERT's users give the third argument by its place."""
+    ours = list(signature(NasBertModel.forward).parameters)
+    theirs = list(signature(BertModel.forward).parameters)
+    assert ours[:-1] == theirs[: len(ours) - 1] and len(ours) > 5
+    model, features = make("none"), inputs(batch(4, 9))
+    named = model(**features).last_hidden_state
+    ids, mask, types = (features[name] for name in ("input_ids", "attention_mask", "token_type_ids"))
+    assert torch.equal(model(ids, mask, types).last_hidden_state, named)
+    places = torch.arange(9).expand(4, -1)
+    embedded = model.embeddings.word_embeddings(ids)
+    assert torch.equal(model(None, mask, types, places, embedded).last_hidden_state, named)
+
+
+@pytest.mark.parametrize("embedding", [None, 7])
+def test_layers_stay_on_one_device(embedding: int | None) -> None:
+    """A device map is cut between these modules, never inside them."""
+    model = make("classification", embedding)
+    whole = set(model._no_split_modules)
+    kinds = {type(module).__name__ for module in model.modules()}
+    assert {"NasBertLayer", "BertEmbeddings" if embedding is None else "NasBertEmbeddings"} <= whole & kinds
+    placed = infer_auto_device_map(model, {"cpu": "40KB", "disk": "1GB"}, no_split_module_classes=list(whole))
+    for name in placed:
+        assert ".ffn" not in name and ".attention" not in name and "word_embeddings" not in name, name
+    assert len(set(placed.values())) == 2
