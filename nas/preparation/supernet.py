@@ -46,6 +46,7 @@ from supernet.build import (
     full_architecture,
     layer_output_statistics,
     load_weights,
+    set_dropout,
 )
 from supernet.order.importance import sort_channels, summed_loss
 from supernet.order.moments import sampled_loss
@@ -296,11 +297,3 @@ def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[]
     space = Space(base, (1,), (Fraction(1),), 1, cost.params(full), config.space.edit_rate, graph=graph)
     rng = random.Random(config.seed)
     return lambda: [genes.graph for genes in space.sample(rng).layers]
-
-
-def set_dropout(model: PreTrainedModel, probability: float) -> None:
-    """Set the probability of every dropout module of the model, and those in its configuration."""
-    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = probability
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = probability
