@@ -178,6 +178,14 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     model.load_state_dict(dict(weights), strict=True)
 
 
+def set_dropout(model: PreTrainedModel, probability: float) -> None:
+    """Set the probability of every dropout module of the model, and those in its configuration."""
+    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = probability
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = probability
+
+
 def base_of_teacher(config: Any) -> tuple[Base, FFNGraph]:
     """The base and the base graph of a student that starts as a copy of a BERT with this configuration.
 

@@ -30,7 +30,7 @@ def check(options: Any, parser: Parser) -> None:
     """Raise UserError for options that are invalid independently of models and rows."""
     _check_rows(options, parser)
     _check_teacher(options)
-    _check_numbers(options)
+    check_numbers(options, steps=0, finetune_teacher=0, seed=0, batch_size=1, max_length=8)
     _check_out(options)
 
 
@@ -47,9 +47,7 @@ def _check_rows(options: Any, parser: Parser) -> None:
         raise UserError("--masked-lm: masked words are learned from text; add --corpus TEXT, or leave out --masked-lm")
     if options.data is not None and source != "task":
         raise UserError("--data: only a --task has a folder of official files; add --task, or leave out --data")
-    for name in OF_OWN_ROWS if source != "train" else ():
-        if getattr(options, name) != parser.get_default(name):
-            raise UserError(f"--{name} describes the rows of --train FILE; add --train, or leave it out")
+    check_own_rows(options, parser)
     if options.finetune_teacher and source == "corpus" and not options.masked_lm:
         raise UserError("--finetune-teacher: text has no labels to learn from; leave it out, or add --masked-lm")
 
@@ -66,8 +64,16 @@ def _check_teacher(options: Any) -> None:
         )
 
 
-def _check_numbers(options: Any) -> None:
-    for name, minimum in (("steps", 0), ("finetune_teacher", 0), ("seed", 0), ("batch_size", 1), ("max_length", 8)):
+def check_own_rows(options: Any, parser: Parser) -> None:
+    """Raise UserError for options that describe rows of `--train` without it."""
+    for name in OF_OWN_ROWS if options.train is None else ():
+        if getattr(options, name) != parser.get_default(name):
+            raise UserError(f"--{name} describes the rows of --train FILE; add --train, or leave it out")
+
+
+def check_numbers(options: Any, **minima: int) -> None:
+    """Raise UserError for whole numbers below these minima, and for a recipe out of its range."""
+    for name, minimum in minima.items():
         value, bound = getattr(options, name), 2**32 if name == "seed" else 2**31
         if value < minimum:
             raise UserError(f"{flag(name)}: must be at least {minimum}, not {value}")

@@ -51,8 +51,11 @@ class Rows:
         return (batch for _, batch in split_batches(self.dev, pad_id))
 
 
-def load_rows(options: Any, tokenizer: Any) -> Rows:
+def load_rows(options: Any, tokenizer: Any, labels: tuple[str, ...] = ()) -> Rows:
     """Load and encode the rows that the options name.
+
+    Args:
+        labels: the names of the classes of the user's own files; by default those that occur, sorted.
 
     Raises:
         UserError: there are no such rows, or they cannot be encoded in `max_length` tokens.
@@ -69,9 +72,8 @@ def load_rows(options: Any, tokenizer: Any) -> Rows:
         return Rows(text.kind, text)
     if options.train is not None:
         kind = REGRESSION if options.regression else CLASSIFICATION
-        data = table_task(
-            options.train, options.dev, text=options.text, label=options.label, pair=options.pair, kind=kind
-        )
+        columns = {"text": options.text, "label": options.label, "pair": options.pair}
+        data = table_task(options.train, options.dev, **columns, labels=labels or None, kind=kind)
     else:
         data = load_task(options.task, options.data)
     kind = data.task.kind

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from distill.objectives import layer_maps, losses, terms
@@ -45,7 +46,9 @@ def efficientbert(
         always_transform: W_h and W_e are learned even if the widths agree, as in the released code.
         paper_compatible: as in the released code, W_h and W_e are the same transform; the means include states of
             padding and scores of padding queries, and those of padding keys as 0 on both sides; L_pred is also averaged
-            over the classes, and for a regression it is the mean square error with the label.
+            over the classes, and for a regression it is the mean square error with the label. For question answering,
+            L_pred is the sum of those for an answer's first and last token, each averaged over all positions; the first
+            token, which stands for no answer, is not among the choices.
 
     Raises:
         ValueError: head counts differ while attention is used, or the student's depth does not divide the
@@ -54,6 +57,9 @@ def efficientbert(
     check_weights(prediction=prediction, balance=balance)
     layers, maps = _layers(student, teacher, attention, hidden, embedding, always_transform, paper_compatible)
     prediction_term = _prediction(student, prediction, temperature, paper_compatible, gold=paper_compatible)
+    if paper_compatible:
+        # The start and end terms are added, not averaged.
+        prediction_term = terms.with_answers(prediction_term, _behind_first, factor=2.0)
     return Objective([*layers, prediction_term, terms.balance(balance)], maps)
 
 
@@ -90,7 +96,8 @@ def tinybert(
         balance: weight of the load-balancing loss of a student's routers, which the paper does not have.
         always_transform: W_h and W_e are learned even if the widths agree.
         paper_compatible: as in the released code, W_h and W_e are the same transform, and means include padding and
-            classes as described in `efficientbert`.
+            classes as described in `efficientbert`. TinyBERT's code has no question answering; L_pred is then averaged
+            over all positions.
 
     Raises:
         ValueError: as `efficientbert`, or the phase is unknown.
@@ -148,6 +155,11 @@ def _layers(
         terms.hidden("hidden", hidden, layers, maps, padding=paper_compatible),
         terms.hidden("embedding", embedding, [embeddings], maps, padding=paper_compatible),
     ], maps
+
+
+def _behind_first(mask_BT: Tensor) -> Tensor:
+    """The attention mask without the first token."""
+    return torch.cat((torch.zeros_like(mask_BT[:, :1]), mask_BT[:, 1:]), dim=1)
 
 
 def _prediction(student: Any, weight: float, temperature: float, mean_over_classes: bool, gold: bool) -> Term:

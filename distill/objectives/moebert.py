@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, check_weights
 from distill.objectives.spec import ObjectiveSpec
@@ -27,8 +29,9 @@ def moebert(
     teacher's prediction. A student with fewer layers learns from the last layer of each group of the teacher's, a
     narrower one through learned transforms as in `efficientbert`; the paper's student has the teacher's shape.
 
-    The released code also averages the error over padding (`paper_compatible`), keeps the teacher's dropout, and sums
-    the balance loss over the layers, with a default weight of 0; its hash routing has no such loss.
+    The released code also averages the error over padding, and lets answers start and end there (`paper_compatible`);
+    it keeps the teacher's dropout, and sums the balance loss over the layers, with a default weight of 0; its hash
+    routing has no such loss.
 
     Args:
         student, teacher: Hugging Face configurations.
@@ -38,6 +41,7 @@ def moebert(
             figure 3b.
         balance: weight of the load-balancing loss of the student's routers.
         paper_compatible: average the error of the states over all positions, so that the loss depends on the padding.
+            For question answering, CE and L_pred are those of distributions over all positions, padding included.
 
     Raises:
         ValueError: the student's depth does not divide the teacher's, the choice of layers is unknown, or a weight is
@@ -46,15 +50,14 @@ def moebert(
     check_weights(distill=distill, labels=labels, hidden=hidden, prediction=prediction, balance=balance)
     pairs = layer_maps.pairs(student.num_hidden_layers, teacher.num_hidden_layers, layers)
     maps = terms.transforms(student, teacher, [m for m, _ in pairs])
-    return Objective(
-        [
-            terms.labels(labels),
-            terms.hidden("hidden", distill * hidden, pairs, maps, padding=paper_compatible),
-            terms.soft_labels("prediction", distill * prediction, losses.symmetric_kl),
-            terms.balance(balance),
-        ],
-        maps,
-    )
+    label_term = terms.labels(labels)
+    prediction_term = terms.soft_labels("prediction", distill * prediction, losses.symmetric_kl)
+    if paper_compatible:
+        label_term, prediction_term = (
+            terms.with_answers(term, positions=torch.ones_like) for term in (label_term, prediction_term)
+        )
+    states = terms.hidden("hidden", distill * hidden, pairs, maps, padding=paper_compatible)
+    return Objective([label_term, states, prediction_term, terms.balance(balance)], maps)
 
 
 MOEBERT = ObjectiveSpec(moebert, without_labels={"labels": 0.0, "prediction": 0.0})

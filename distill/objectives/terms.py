@@ -1,6 +1,7 @@
 """Loss terms that several objectives share."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 from distill.objectives import losses
 from distill.objectives.base import Term, sum_of
 from distill.objectives.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, Batch, Outputs, of_layers
-from distill.tasks.types import task_type
+from distill.tasks.types import QUESTION_ANSWERING, task_type
 
 
 def labels(weight: float, name: str = "labels") -> Term:
@@ -59,6 +60,24 @@ def soft_cross_entropy(name: str, weight: float, temperature: float, mean_over_c
         return loss / student_NC.shape[1] if mean_over_classes else loss
 
     return soft_labels(name, weight, compare)
+
+
+def with_answers(term: Term, positions: Callable[[Tensor], Tensor], factor: float = 1.0) -> Term:
+    """A term on predictions with other choices of where an answer starts and ends, as in released code; on other kinds
+    of tasks it is the same.
+
+    Args:
+        positions: attention mask (B, T) -> mask (B, T) of the choices, in place of all tokens except padding.
+        factor: multiplies the term on question answering.
+    """
+
+    def loss(student: Outputs, teacher: Outputs | None, batch: Batch) -> Tensor:
+        if student.kind != QUESTION_ANSWERING:
+            return term.loss(student, teacher, batch)
+        mask_BT = positions(batch["attention_mask"])
+        return factor * term.loss(student, teacher, {**batch, "attention_mask": mask_BT})
+
+    return replace(term, loss=loss)
 
 
 def balance(weight: float) -> Term:

@@ -1,5 +1,6 @@
 """The hyper-parameters of a training run."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -36,3 +37,8 @@ class Recipe:
     def batches(self) -> int:
         """Number of batches that the training reads."""
         return self.steps * self.gradient_accumulation_steps
+
+
+def steps_of_epochs(epochs: float, rows: int, rows_per_step: int) -> int:
+    """The number of optimiser steps in which a training passes over its rows `epochs` times, rounded up."""
+    return math.ceil(epochs * rows / rows_per_step)

@@ -1,12 +1,11 @@
 """The tables of trainings in a study's configuration: their recipes and what else each of them needs."""
 
-import math
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from distill.training.recipe import Recipe
+from distill.training.recipe import Recipe, steps_of_epochs
 from nas.config.values import Corpora, Share, Steps, Table, Weight
 
 
@@ -67,7 +66,7 @@ class RecipeTable(Table):
         steps = self.steps
         if steps is None:
             assert self.epochs is not None
-            steps = math.ceil(self.epochs * rows / (self.batch_size * self.gradient_accumulation_steps))
+            steps = steps_of_epochs(self.epochs, rows, self.batch_size * self.gradient_accumulation_steps)
         others = (
             "batch_size",
             "gradient_accumulation_steps",
@@ -94,7 +93,7 @@ class EarlyStoppingTable(RecipeTable):
         recipe = super().build(rows)
         if self.early_stopping_patience is None:
             return recipe
-        epoch = math.ceil(rows / (self.batch_size * self.gradient_accumulation_steps))
+        epoch = steps_of_epochs(1, rows, self.batch_size * self.gradient_accumulation_steps)
         return replace(recipe, early_stopping_patience=self.early_stopping_patience, eval_steps=epoch)
 
 

@@ -20,7 +20,7 @@ from nas.config.schema import StudyConfig
 from nas.preparation.calibration import prepare_one_shot_calibration
 from nas.preparation.context import FORMAT, PreparationContext, preparation_context
 from nas.preparation.phases import TrainingPhase, has_raw_teacher, refusing_divergence, training_phase
-from nas.preparation.supernet import is_independent_of_task, prepare_supernet, set_dropout
+from nas.preparation.supernet import is_independent_of_task, prepare_supernet
 from nas.preparation.teacher import prepare_task
 from nas.preparation.text import prepare_texts
 from nas.preparation.workspace import Workspace, objectives, projections, raw_teacher
@@ -28,7 +28,7 @@ from search_spaces import cost
 from search_spaces.architecture import DENSE, Architecture, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
-from supernet.build import build, load_weights
+from supernet.build import build, load_weights, set_dropout
 from supernet.inherit import inherit
 from supernet.one_shot import OneShotSupernet, head_name, interleaved, train_one_shot
 

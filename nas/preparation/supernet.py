@@ -48,6 +48,7 @@ from supernet.build import (
     full_architecture,
     layer_output_statistics,
     load_weights,
+    set_dropout,
 )
 from supernet.cut import cut, cut_projections
 from supernet.order.importance import sort_channels, summed_loss
@@ -356,11 +357,3 @@ def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[]
     )
     rng = random.Random(config.seed)
     return lambda: [genes.graph for genes in space.sample(rng).layers]
-
-
-def set_dropout(model: PreTrainedModel, probability: float) -> None:
-    """Set the probability of every dropout module of the model, and those in its configuration."""
-    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = probability
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = probability

@@ -3,10 +3,10 @@
     python -m supernet.experts CHECKPOINT --experts 4 --out DIR [--width 768] [--shared 512] [--steps 500] ...
     python -m supernet.experts MIXTURE --drop 1/4 --out DIR ...
 
-The first form takes a BERT-shaped classifier that was fine-tuned on the task. Its FFNs are split by the importance of
-their neurons on training rows, and with --steps the mixture is then distilled from the dense model. The second form
-takes a checkpoint that the first one has written. Both report the scores on the dev rows before and after, and the load
-of the experts.
+The first form takes a BERT-shaped model that was fine-tuned on the task. Its FFNs are split by the importance of their
+neurons on training rows, and with --steps or --epochs the mixture is then distilled from the dense model. The second
+form takes a checkpoint that the first one has written. Both report the task's metrics on the dev rows before and after,
+and the load of the experts.
 """
 
 import argparse
@@ -15,12 +15,13 @@ import os
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from distill.choices import listing, tasks
 from distill.cli import DONE, Parser, device, interruptible
+from distill.command.options import check_numbers, check_own_rows
 from distill.files import save_pretrained
 from search_spaces.architecture import GATE_SCALES
 from search_spaces.numbers import fraction
@@ -31,9 +32,8 @@ from supernet.experts import ExpertsError
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from distill.objectives.outputs import Batch
+    from distill.command.rows import Rows
     from distill.training.evaluation import Load
-    from supernet.experts.rows import Rows
     from supernet.experts.stages import Stage
 
 SPLITS = ("importance", "random", "inverse", "copy")
@@ -41,7 +41,7 @@ SPLITS = ("importance", "random", "inverse", "copy")
 
 def parser() -> Parser:
     result = Parser(prog="supernet.experts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    result.add_argument("checkpoint", help="a fine-tuned classifier: a folder, or a name on the hub")
+    result.add_argument("checkpoint", help="a fine-tuned model: a folder, or a name on the hub")
     result.add_argument("--out", type=Path, required=True, help="folder of the new checkpoint")
     split = result.add_argument_group("splitting")
     split.add_argument("--experts", type=int, help="number of experts of every FFN")
@@ -90,29 +90,41 @@ def parser() -> Parser:
         "%(default)s)",
     )
     rows = result.add_argument_group("rows")
-    rows.add_argument(
-        "--task", action=listing(tasks), help="a task that labels sentences with classes; '?' lists all tasks"
-    )
+    rows.add_argument("--task", action=listing(tasks), help="name of the task; '?' lists all tasks")
     rows.add_argument("--data", type=Path, help="folder of the task's official files (default: from the hub)")
     rows.add_argument("--train", type=Path, help="labelled rows: .tsv, .csv, .jsonl or .parquet")
     rows.add_argument("--dev", type=Path, help="rows on which scores are measured")
     rows.add_argument("--text", default="sentence", help="column of the (first) sentence")
     rows.add_argument("--pair", help="column of the second sentence")
-    rows.add_argument("--label", default="label", help="column of the class")
+    rows.add_argument("--label", default="label", help="column of the class or number")
+    rows.add_argument("--regression", action="store_true", help="the labels of --train are numbers, not classes")
     rows.add_argument("--max-length", type=int, default=128)
     rows.add_argument(
         "--importance-batches", type=int, default=16, help="training batches for measuring the importance"
     )
     train = result.add_argument_group("distillation (MoEBERT's objective, from the checkpoint itself)")
-    train.add_argument("--steps", type=int, default=0)
+    train.add_argument("--steps", type=int, default=0, help="training steps, a batch each (default: %(default)s)")
+    train.add_argument("--epochs", type=float, help="in place of --steps: passes over the training rows")
     train.add_argument("--batch-size", type=int, default=32)
-    train.add_argument("--learning-rate", type=float, default=5e-5)
+    train.add_argument("--learning-rate", type=float, default=5e-5, help="peak learning rate (default: %(default)s)")
+    train.add_argument(
+        "--warmup",
+        type=float,
+        default=0.1,
+        help="share of steps in which the rate rises; MoEBERT has 0 (default: %(default)s)",
+    )
+    train.add_argument("--weight-decay", type=float, default=0.01, help="weight decay of AdamW (default: %(default)s)")
+    train.add_argument("--dropout", type=float, help="of the mixture in training (default: the checkpoint's)")
     train.add_argument("--distill", type=float, default=1.0, help="MoEBERT's lambda; 0 trains on the labels alone")
     train.add_argument(
         "--layers", default="all", choices=["all", "alternate", "last"], help="layers whose states are compared"
     )
     train.add_argument("--balance", type=float, default=0.01, help="weight of the gates' load balance")
+    train.add_argument(
+        "--paper-compatible", action="store_true", help="let padding take part in the losses, as in the released code"
+    )
     result.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
+    result.set_defaults(corpus=None)  # rows are those of `distill`, where they may also be text without labels
     result.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"])
     return result
 
@@ -155,12 +167,15 @@ def check(options: argparse.Namespace) -> None:
         )
     if options.train is not None and options.dev is None:
         raise ExpertsError("--dev: give another file than --train, because scores are not measured on training rows")
-    for name in ("steps", "seed"):
-        if getattr(options, name) < 0:
-            raise ExpertsError(f"--{name}: must be at least 0, not {getattr(options, name)}")
-    for name in ("batch_size", "importance_batches"):
-        if getattr(options, name) < 1:
-            raise ExpertsError(f"--{name.replace('_', '-')}: must be at least 1, not {getattr(options, name)}")
+    check_own_rows(options, parser())
+    check_numbers(options, steps=0, seed=0, batch_size=1, importance_batches=1, max_length=8)
+    if options.epochs is not None:
+        if options.steps:
+            raise ExpertsError("--epochs says how long the training is in place of --steps: leave one of them out")
+        if not 0 < options.epochs <= 10_000:
+            raise ExpertsError(f"--epochs: must be above 0 and at most 10,000, not {options.epochs}")
+    if options.dropout is not None and not 0 <= options.dropout < 1:
+        raise ExpertsError(f"--dropout: must be at least 0 and below 1, not {options.dropout}")
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ExpertsError(f"--out {options.out} exists and is not empty: choose another folder")
 
@@ -171,10 +186,10 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
     from transformers.utils import logging
 
-    from distill.training.evaluation import split_batches
+    from distill.command.rows import load_rows
+    from distill.tasks.metrics import Score
     from distill.training.loop import make_accelerator
-    from distill.training.teacher import load_tokenizer
-    from supernet.experts.rows import checkpoint_classes, load_rows
+    from distill.training.teacher import NAS_BERT, labels_of, load_config, load_tokenizer
     from supernet.experts.stages import ARCHITECTURE, split_and_train, thin_out
 
     logging.set_verbosity_error()
@@ -183,20 +198,24 @@ def run(options: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True)
     accelerator = make_accelerator(options.device)
     torch.manual_seed(options.seed)
-    classes = checkpoint_classes(options.checkpoint)
+    thins = options.experts is None
+    config = load_config(options.checkpoint, ("bert", NAS_BERT) if thins else ("bert",))
     tokenizer = load_tokenizer(options.checkpoint)
-    rows = load_rows(options, tokenizer, classes)
-    batches = [batch for _, batch in split_batches(rows.dev, tokenizer.pad_token_id)]
-    if options.experts is None:
-        stages = thin_out(options, batches, accelerator)
-    else:
-        stages = split_and_train(options, rows, accelerator)
+    rows = load_rows(options, tokenizer, labels_of(config))
+    assert rows.task is not None and rows.split is not None
+    if options.head_experts > 1 and not rows.task.type.of_sentences:
+        raise ExpertsError(
+            f"--head-experts {options.head_experts}: heads for {rows.kind} predict from single tokens; only those that "
+            "predict from whole sentences can have experts"
+        )
+    stages = (thin_out if thins else split_and_train)(options, rows, accelerator)
     measurements = {}
     for stage in stages:
-        measurement, loads = measure_stage(stage, rows, batches, accelerator, tokenizer.pad_token_id)
+        measurement, loads = measure_stage(stage, rows, accelerator, tokenizer.pad_token_id)
         measurements[stage.name] = measurement | {"expert_load": [load.to_json() for load in loads]}
+        scores = (f"{name} {Score(**measurement[name])}, " for name in rows.task.metrics)
         console.print(
-            f"{stage.name}: accuracy {measurement['accuracy']:.4f} ± {measurement['standard_error']:.4f}, "
+            f"{stage.name}: {''.join(scores)}"
             f"{measurement['params'] / 1e6:.2f} M parameters, {measurement['params_active'] / 1e6:.2f} M of them "
             f"active, {measurement['macs'] / 1e9:.2f} G MACs for 128 tokens"
         )
@@ -208,27 +227,24 @@ def run(options: argparse.Namespace) -> int:
     save_pretrained(options.out, stage.model, tokenizer)
     stage.architecture.save(options.out / ARCHITECTURE)
     used_options = {name: str(value) for name, value in vars(options).items() if value is not None}
-    report = {"dev_rows": len(rows.dev), "options": used_options, "models": measurements}
+    report = {"dev_rows": len(rows.split), "options": used_options, "models": measurements}
     (options.out / "metrics.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     console.print(f"wrote {options.out}")
     return DONE
 
 
 def measure_stage(
-    stage: "Stage", rows: "Rows", batches: "Sequence[Batch]", accelerator: "Accelerator", pad_id: int
-) -> tuple[dict[str, float], "list[Load]"]:
-    """The accuracy of a model on the dev rows with its standard error, its sizes and MACs; and its routers' loads."""
-    from distill.tasks.metrics import standard_error
-    from distill.training.evaluation import expert_load, measure
+    stage: "Stage", rows: "Rows", accelerator: "Accelerator", pad_id: int
+) -> tuple[dict[str, Any], "list[Load]"]:
+    """The metrics of a model on the dev rows with their standard errors, its sizes and MACs; and its routers' loads."""
+    from distill.command.report import measure
+    from distill.training.evaluation import expert_load
     from search_spaces import cost
 
-    labels = len(rows.labels)
-    accuracy = measure(stage.model, rows.dev, accelerator=accelerator, pad_id=pad_id)
-    measurement = {
-        "accuracy": accuracy,
-        "standard_error": standard_error(accuracy, len(rows.dev)),
-        "params": cost.params(stage.architecture, labels),
-        "params_active": cost.params_active(stage.architecture, labels),
-        "macs": cost.macs(stage.architecture, labels=labels),
+    assert rows.task is not None
+    head, labels = rows.task.type.head, len(rows.labels)
+    measurement = measure(stage.model, rows, accelerator, pad_id) | {
+        "params_active": cost.params_active(stage.architecture, labels, head),
+        "macs": cost.macs(stage.architecture, labels=labels, head=head),
     }
-    return measurement, expert_load(stage.model, batches, accelerator=accelerator)
+    return measurement, expert_load(stage.model, rows.dev_batches(pad_id), accelerator=accelerator)

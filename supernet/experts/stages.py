@@ -1,26 +1,25 @@
 """The stages of the command: splitting a model and training the mixture, or removing experts."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accelerate import Accelerator
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from distill.command.rows import Rows
 from distill.objectives import moebert
-from distill.objectives.outputs import Batch
 from distill.tasks.encoding import token_frequencies, training_batches
 from distill.training.evaluation import expert_load
 from distill.training.loop import train
-from distill.training.recipe import Recipe
+from distill.training.recipe import Recipe, steps_of_epochs
 from distill.training.teacher import load_model
 from distill.training.teacher_outputs import LiveTeacher
 from search_spaces.architecture import Architecture
-from supernet.build import HEADS, build, load_weights
+from supernet.build import build, head_of, load_weights, set_dropout
 from supernet.experts import ExpertsError
 from supernet.experts.fuse import remove_experts, untouched_experts, unused_experts
-from supernet.experts.rows import Rows
 from supernet.experts.split import channel_scores, mixture_architecture, split_model
 
 # The file beside a checkpoint with its architecture, for `Architecture.load`.
@@ -42,9 +41,10 @@ def split_and_train(options: argparse.Namespace, rows: Rows, accelerator: Accele
 
     Raises:
         ExpertsError: the model has fewer positions than `--max-length`.
-        search_spaces.architecture.ArchitectureError, distill.training.teacher.TeacherError: see `mixture_architecture`.
+        distill.training.teacher.TeacherError: the model has no head for this task, or see `mixture_architecture`.
+        search_spaces.architecture.ArchitectureError: see `mixture_architecture`.
     """
-    dense = load_model(options.checkpoint, rows.labels).eval()
+    dense = load_model(options.checkpoint, rows.labels, rows.kind, new_head=False).eval()
     pad_id, positions = dense.config.pad_token_id, dense.config.max_position_embeddings
     if options.max_length > positions:
         raise ExpertsError(
@@ -70,31 +70,45 @@ def split_and_train(options: argparse.Namespace, rows: Rows, accelerator: Accele
     frequencies = token_frequencies(rows.train, dense.config.vocab_size)
     model = split_model(dense, architecture, scores, frequencies, options.seed)
     yield Stage("split", model, architecture)
-    if options.steps:
+    steps = options.steps
+    if options.epochs is not None:
+        steps = steps_of_epochs(options.epochs, len(rows.train), options.batch_size)
+    if steps:
         objective = moebert(
-            model.config, dense.config, distill=options.distill, layers=options.layers, balance=options.balance
+            model.config,
+            dense.config,
+            distill=options.distill,
+            layers=options.layers,
+            balance=options.balance,
+            paper_compatible=options.paper_compatible,
         )
-        recipe = Recipe(steps=options.steps, batch_size=options.batch_size, learning_rate=options.learning_rate)
+        recipe = Recipe(
+            steps=steps,
+            batch_size=options.batch_size,
+            learning_rate=options.learning_rate,
+            warmup=options.warmup,
+            weight_decay=options.weight_decay,
+        )
+        if options.dropout is not None:
+            set_dropout(model, options.dropout)
         train(
             model,
-            training_batches(rows.train, options.batch_size, options.steps, options.seed, pad_id),
+            training_batches(rows.train, options.batch_size, steps, options.seed, pad_id),
             objective,
             recipe,
             accelerator=accelerator,
             teacher=LiveTeacher(dense, objective.teacher_needs, accelerator),
             seed=options.seed,
         )
-        yield Stage(f"after {options.steps} steps", model.eval(), architecture)
+        yield Stage(f"after {steps} steps", model.eval(), architecture)
 
 
-def thin_out(options: argparse.Namespace, batches: Sequence[Batch], accelerator: Accelerator) -> Iterator[Stage]:
-    """Yield the mixture as it is, and with fewer experts.
-
-    Args:
-        batches: the batches on which the experts' loads are measured.
+def thin_out(options: argparse.Namespace, rows: Rows, accelerator: Accelerator) -> Iterator[Stage]:
+    """Yield the mixture as it is, and with fewer experts by their loads on the dev rows.
 
     Raises:
         ExpertsError: the checkpoint was not written by this command, or its experts cannot be removed.
+        distill.training.teacher.TeacherError: the mixture has no head for this task.
     """
     folder = Path(options.checkpoint)
     if not (folder / ARCHITECTURE).exists():
@@ -102,17 +116,16 @@ def thin_out(options: argparse.Namespace, batches: Sequence[Batch], accelerator:
             f"{folder} has no {ARCHITECTURE}: --drop and --fuse need a mixture that this command has written"
         )
     architecture = Architecture.load(folder / ARCHITECTURE)
-    config = AutoConfig.from_pretrained(folder)
-    model = HEADS["classification"].from_pretrained(folder).eval()
+    model = load_model(options.checkpoint, rows.labels, rows.kind, new_head=False).eval()
     yield Stage("mixture", model, architecture)
-    loads = expert_load(model, batches, accelerator=accelerator)
+    loads = expert_load(model, rows.dev_batches(model.config.pad_token_id), accelerator=accelerator)
     fuse = options.fuse is not None
     try:
         unused = unused_experts(architecture, loads, options.fuse if fuse else options.drop, options.part)
         weights, smaller = remove_experts(model.state_dict(), architecture, loads, unused, fuse)
     except ExpertsError as error:
         raise ExpertsError(f"{folder}: {error}") from None
-    thinner = build(smaller, labels=config.num_labels, template=config)
+    thinner = build(smaller, head_of(model), model.config.num_labels, model.config)
     load_weights(thinner, weights)
     untouched = untouched_experts(architecture, options.part)
     removed_from = "the head" if options.part == "head" else "feed-forward networks"

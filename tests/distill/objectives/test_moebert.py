@@ -1,11 +1,14 @@
 """MoEBERT, against references of its own."""
 
+import math
+
 import pytest
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from distill.objectives import moebert
+from distill.tasks.types import QUESTION_ANSWERING
 from tests.distill.objectives import references
 from tests.distill.objectives.cases import KINDS, array, case, exactly, hard, mapped, soft
 
@@ -38,3 +41,38 @@ def test_moebert(kind: str, lengths: tuple[int, ...], classes: int, width: int, 
 def test_weights_out_of_range(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}=-0.5: a weight must be a finite number of at least 0$"):
         moebert(*case().configs, **{name: -0.5})
+
+
+@settings(max_examples=30, deadline=None)
+@drawn(LENGTHS, st.integers(0, 999), st.integers(0, 2))
+def test_answers_as_released(lengths: tuple[int, ...], seed: int, extra: int) -> None:
+    """Padding is a choice: cross-entropies and symmetric divergences over all positions, in plain sums."""
+    given = case(QUESTION_ANSWERING, lengths, seed=seed, extra=extra)
+    teacher = given.teacher
+    teacher.logits[teacher.logits.isinf()] = 0.25  # what the teacher computes for padding is finite
+    objective = moebert(*given.configs, distill=3.0, hidden=0.0, paper_compatible=True)
+
+    def probabilities(logits_B2T: object) -> list[list[list[float]]]:
+        values = array(logits_B2T).tolist()
+        return [
+            [[math.exp(v) / math.fsum(math.exp(u) for u in ends) for v in ends] for ends in sentence]
+            for sentence in values
+        ]
+
+    p, q = probabilities(given.student.logits), probabilities(teacher.logits)
+    labels = given.batch["labels"].tolist()
+    sentences, positions = range(len(lengths)), range(len(p[0][0]))
+    start, end = (
+        sum((p[b][k][t] - q[b][k][t]) * math.log(p[b][k][t] / q[b][k][t]) for b in sentences for t in positions) / 2
+        for k in (0, 1)
+    )
+    first, last = (-sum(math.log(p[b][k][labels[b][k]]) for b in sentences) / len(lengths) for k in (0, 1))
+    expected = (first + last) / 2 + 3 * (start + end) / len(lengths) / 2
+    assert objective(*given.given).item() == exactly(expected)
+
+
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {QUESTION_ANSWERING}))
+def test_other_predictions_are_as_in_the_paper(kind: str) -> None:
+    given = case(kind, extra=2)
+    ours, released = (moebert(*given.configs, hidden=0.0, paper_compatible=value) for value in (False, True))
+    assert ours(*given.given).item() == released(*given.given).item()

@@ -19,12 +19,11 @@ from nas.evaluate import Evaluator
 from nas.preparation.context import preparation_context
 from nas.preparation.phases import settings_of
 from nas.preparation.prepare import prepare
-from nas.preparation.supernet import set_dropout
 from nas.preparation.teacher import prepare_task
 from nas.preparation.workspace import Workspace, objectives, projections
 from search_spaces import Architecture, Base
 from search_spaces.operations import UNARY, Operation
-from supernet.build import full_architecture
+from supernet.build import full_architecture, set_dropout
 from supernet.model import ffn
 from tests.nas.tiny_study import TinyStudy
 from tests.tiny import bert, inputs

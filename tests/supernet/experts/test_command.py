@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
+from distill.training.loop import train
+from distill.training.recipe import Recipe
 from search_spaces import Architecture, Experts, FFNGraph
 from supernet.build import build
+from supernet.experts import stages
 from supernet.experts.command import main
 from supernet.experts.stages import ARCHITECTURE
 from tests.tiny import BASE, bert
@@ -86,7 +90,16 @@ def test_split_train_thin_out_and_load_as_a_stranger(fixtures: Path) -> None:
         (["--experts", "4", "--routing", "sentence_gate", "--capacity", "5/4"], "experts.capacity"),
         (["--experts", "4", "--task", "word_order"], "give the rows"),
         (["--experts", "4", "--steps", "-1"], "--steps: must be at least 0"),
-        (["--experts", "4", "--max-length", "2"], "--max-length"),
+        (["--experts", "4", "--max-length", "2"], "--max-length: must be at least 8, not 2"),
+        (["--experts", "4", "--importance-batches", "0"], "--importance-batches: must be at least 1, not 0"),
+        (["--experts", "4", "--steps", "2", "--epochs", "2"], "--epochs says how long the training is in place of --s"),
+        (["--experts", "4", "--epochs", "0"], "--epochs: must be above 0 and at most 10,000, not 0.0"),
+        (["--experts", "4", "--epochs", "nan"], "--epochs: must be above 0 and at most 10,000, not nan"),
+        (["--experts", "4", "--warmup", "2"], "--warmup: must be a share of the steps, from 0 to 1, not 2.0"),
+        (["--experts", "4", "--weight-decay", "-1"], "--weight-decay: must be at least 0, not -1.0"),
+        (["--experts", "4", "--dropout", "1"], "--dropout: must be at least 0 and below 1, not 1.0"),
+        (["--experts", "4", "--learning-rate", "0"], "--learning-rate: must be above 0, not 0.0"),
+        (["--experts", "4", "--regression"], "has the label 'bad', which is not a finite number"),
         (
             ["--experts", "4", "--max-length", "30"],
             "--max-length: must be at most 20, the number of positions of the model, not 30",
@@ -121,8 +134,7 @@ def test_a_task_s_official_files(fixtures: Path, tmp_path: Path, capsys: pytest.
     options = ["--task", "cola", "--data", str(tmp_path)]
     assert main(task(fixtures, *options)) == 2
     assert (
-        "the classes of the checkpoint are bad, good, but those of the rows are unacceptable, accept"
-        in capsys.readouterr().err
+        "has the classes bad, good; the task's are unacceptable, acceptable, in this order" in capsys.readouterr().err
     )
     model = bert(labels=2)
     model.save_pretrained(tmp_path / "bert")
@@ -134,18 +146,20 @@ def test_a_task_s_official_files(fixtures: Path, tmp_path: Path, capsys: pytest.
     assert report["dev_rows"] == 12 and report["options"]["data"] == str(tmp_path)
 
 
-def test_tasks_of_other_kinds_are_refused(fixtures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tasks_that_do_not_fit_are_refused(fixtures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("train", "dev"):
         (tmp_path / f"{name}.txt").write_text("w1 O\nw2 B-X\n\nw3 O\n")
     files = ["--train", "train.tsv", "--dev", "dev.tsv"]
     for options, message in (
         (
             ["--task", "conll", "--data", str(tmp_path)],
-            "--task conll: must be a classification, not a token_classification",
+            "has the classes bad, good; the task's are O, B-X",
         ),
         (["--task", "sst2", "--data", str(tmp_path / "none")], "sst2"),
         (["--task", "wordorder"], "unknown task 'wordorder'; did you mean 'word_order'"),
         (["--data", str(tmp_path), *files], "--data: only a --task has a folder"),
+        (["--task", "word_order", "--text", "words"], "--text describes the rows of --train FILE; add --train"),
+        (["--task", "word_order", "--regression"], "--regression describes the rows of --train FILE; add --train"),
     ):
         assert main(task(fixtures, *options)) == 2
         shown = capsys.readouterr().err
@@ -213,6 +227,59 @@ def test_prediction_layers(fixtures: Path, capsys: pytest.CaptureFixture[str]) -
         "the head needs at least 3 prediction layers, since 2 must remain; it has 2" in errors
         and errors.count("\n") == 1
     )
+
+
+def test_the_recipe(fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the options say reaches the training; without them it is what it was before there were options."""
+    seen = []
+
+    def observed(model, batches, objective, recipe, **others):  # type: ignore[no-untyped-def]
+        seen.append((recipe, {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}))
+        return train(model, batches, objective, recipe, **others)
+
+    monkeypatch.setattr(stages, "train", observed)
+    moebert = ["--warmup", "0", "--weight-decay", "0", "--dropout", "0.25"]
+    # 24 rows in batches of 4 are 6 steps an epoch.
+    for name, given in (("plain", ["--steps", "2"]), ("recipe", ["--epochs", "1.25", *moebert])):
+        assert main(command(fixtures, "bert", f"recipe-{name}", "--experts", "4", *given)) == 0
+    common = {"batch_size": 4, "learning_rate": 5e-5, "max_grad_norm": 1.0}
+    assert seen == [
+        (Recipe(steps=2, warmup=0.1, weight_decay=0.01, **common), {0.1}),
+        (Recipe(steps=8, warmup=0.0, weight_decay=0.0, **common), {0.25}),
+    ]
+    configs = [json.loads((fixtures / f"recipe-{name}" / "config.json").read_text()) for name in ("plain", "recipe")]
+    assert [config["hidden_dropout_prob"] for config in configs] == [0.1, 0.25]
+    assert "after 8 steps" in json.loads((fixtures / "recipe-recipe" / "metrics.json").read_text())["models"]
+
+
+def test_tables_depend_on_the_seed_and_the_layer_alone(fixtures: Path) -> None:
+    """Neither on the other options nor on the training; tables of other layers and seeds differ."""
+    runs = {
+        ("a", 0): [],
+        ("b", 0): ["--steps", "2", "--split", "inverse", "--width", "16", "--balance", "0", "--batch-size", "3"],
+        ("c", 1): [],
+    }
+    tables = {}
+    for (name, seed), given in runs.items():
+        out = f"tables-{name}"
+        assert main(command(fixtures, "bert", out, "--experts", "4", "--seed", str(seed), *given)) == 0
+        tensors = load_file(fixtures / out / "model.safetensors")
+        tables[name] = [tensors[f"bert.encoder.layer.{layer}.router.table"] for layer in (0, 1)]
+    assert all(torch.equal(*pair) for pair in zip(tables["a"], tables["b"], strict=True))
+    different = [*tables["a"], *tables["c"]]
+    assert not any(torch.equal(one, other) for one, other in combinations(different, 2))
+    # Two independent random tables agree on a quarter of the 50 ids, up to about four standard deviations.
+    agreements = [int((one == other).sum()) for one, other in combinations(different, 2)]
+    assert max(agreements) <= 25, agreements
+
+
+def test_padding_in_the_losses(fixtures: Path) -> None:
+    weights = []
+    for name, given in (("ours", []), ("again", []), ("released", ["--paper-compatible"])):
+        out = f"padding-{name}"
+        assert main(command(fixtures, "bert", out, "--experts", "4", "--steps", "2", *given)) == 0
+        weights.append(load_file(fixtures / out / "model.safetensors")["bert.encoder.layer.1.ffn.0.expand.weight"])
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
 def test_everything_random_depends_on_the_seed(fixtures: Path) -> None:

@@ -1,0 +1,277 @@
+"""python -m supernet.experts on all kinds of tasks, from small files in their official layouts.
+
+The reported metrics are computed again, from their definitions and the saved checkpoint as a stranger loads it.
+"""
+
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    BertConfig,
+    BertForQuestionAnswering,
+    BertForTokenClassification,
+    BertTokenizerFast,
+)
+
+from search_spaces import Architecture
+from supernet.experts.command import main
+from supernet.experts.stages import ARCHITECTURE
+from tests.tiny import SIZES, bert, shaken
+
+WORDS = [f"w{number}" for number in range(45)]
+SHAPE = {**SIZES, "max_position_embeddings": 40}
+TAGS = ("O", "B-X", "I-X")
+
+
+@pytest.fixture(autouse=True)
+def float32(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The references are computed in float32."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def saved(model: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    BertTokenizerFast(vocab={piece: number for number, piece in enumerate(pieces)}).save_pretrained(folder)
+    return folder
+
+
+def text(row: int, words: int) -> str:
+    return " ".join(WORDS[(7 * row + 5 * place + place * place) % 45] for place in range(words))
+
+
+def split_train_and_thin(
+    checkpoint: Path, out: Path, rows: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> tuple[dict[str, Any], str]:
+    """Splits and trains, and then thins out; returns the measurements of all models, and what was printed."""
+    common = [*rows, "--device", "cpu", "--max-length", "16", "--batch-size", "4", "--importance-batches", "2"]
+    first = ["--experts", "4", "--routing", "token_gate", "--epochs", "0.5", "--learning-rate", "1e-3"]
+    assert main([str(checkpoint), "--out", str(out / "mixture"), *common, *first]) == 0, capsys.readouterr().err
+    assert main([str(out / "mixture"), "--out", str(out / "thin"), *common, "--drop", "3"]) == 0
+    models: dict[str, Any] = {}
+    for name in ("mixture", "thin"):
+        report = json.loads((out / name / "metrics.json").read_text())
+        models |= report["models"] | {"dev_rows": report["dev_rows"]}
+    assert all(genes.experts.count == 1 for genes in Architecture.load(out / "thin" / ARCHITECTURE).layers)
+    return models, capsys.readouterr().out
+
+
+@torch.no_grad()
+def logits_of(folder: Path, auto: Any, pairs: Sequence[tuple[str, ...]]) -> list[Any]:
+    """The outputs for texts or pairs of texts, one at a time and without padding."""
+    model = auto.from_pretrained(folder, trust_remote_code=True).eval()
+    tokenizer = BertTokenizerFast.from_pretrained(folder)
+    return [model(**tokenizer(*texts, truncation=True, max_length=16, return_tensors="pt")) for texts in pairs]
+
+
+def check(models: dict[str, Any], printed: str, expected: dict[str, dict[str, float]]) -> None:
+    """Every metric of these models is as expected, in the file and on the console."""
+    for model, metrics in expected.items():
+        for name, value in metrics.items():
+            reported = models[model][name]
+            assert reported["value"] == pytest.approx(value, abs=2e-5), (model, name)
+            assert reported["standard_error"] >= 0
+            line = f"{name} {reported['value']:.4f} ± {reported['standard_error']:.4f}"
+            assert re.search(f"^{re.escape(model)}: .*{line}", printed, re.M), (model, line, printed)
+
+
+def matthews(predicted: np.ndarray, actual: np.ndarray) -> float:
+    """The correlation coefficient of two binary variables."""
+    return float(np.corrcoef(predicted, actual)[0, 1]) if len(set(predicted)) > 1 else 0.0
+
+
+def test_cola_by_matthews(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "CoLA").mkdir()
+    labels = {"train": [row % 2 for row in range(24)], "dev": [int(row % 3 == 0) for row in range(30)]}
+    for name, classes in labels.items():
+        lines = [f"x\t{label}\t\t{text(row, 3 + row % 6)}" for row, label in enumerate(classes)]
+        (tmp_path / "CoLA" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    checkpoint = saved(bert(5, labels=2), tmp_path / "bert")
+    models, printed = split_train_and_thin(checkpoint, tmp_path, ["--task", "cola", "--data", str(tmp_path)], capsys)
+    texts = [(text(row, 3 + row % 6),) for row in range(30)]
+    expected = {}
+    for stage, folder in (("dense", "bert"), ("after 3 steps", "mixture"), ("dropped", "thin")):
+        outputs = logits_of(tmp_path / folder, AutoModelForSequenceClassification, texts)
+        predicted = np.array([int(output.logits.argmax()) for output in outputs])
+        expected[stage] = {"matthews_correlation": matthews(predicted, np.array(labels["dev"]))}
+    assert models["dev_rows"] == 30 and "accuracy" not in printed
+    assert sum(metrics["matthews_correlation"] != 0 for metrics in expected.values()) >= 2, expected
+    check(models, printed, expected)
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Mean ranks of equal values."""
+    return np.array([(values < value).sum() + ((values == value).sum() + 1) / 2 for value in values])
+
+
+def numbers(folder: Path, texts: Sequence[tuple[str, ...]], actual: np.ndarray) -> dict[str, float]:
+    outputs = logits_of(folder, AutoModelForSequenceClassification, texts)
+    predicted = np.array([float(output.logits) for output in outputs])
+    return {
+        "pearson": float(np.corrcoef(predicted, actual)[0, 1]),
+        "spearmanr": float(np.corrcoef(ranks(predicted), ranks(actual))[0, 1]),
+    }
+
+
+@pytest.mark.parametrize("own_files", [False, True])
+def test_regression_by_both_correlations(own_files: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "STS-B").mkdir()
+    columns = [
+        "index",
+        "genre",
+        "filename",
+        "year",
+        "old_index",
+        "source1",
+        "source2",
+        "sentence1",
+        "sentence2",
+        "score",
+    ]
+    pairs = [(text(row, 2 + row % 4), text(row + 3, 2 + row % 3)) for row in range(25)]
+    scores = np.array([(row * row % 11) / 2 for row in range(25)])
+    for name, count in (("train", 24), ("dev", 25)):
+        lines = ["\t".join((*"0123456", *pairs[row], str(scores[row]))) for row in range(count)]
+        (tmp_path / "STS-B" / f"{name}.tsv").write_text("\n".join(["\t".join(columns), *lines]) + "\n")
+    checkpoint = saved(bert(labels=1, problem_type="regression"), tmp_path / "bert")
+    rows = ["--task", "stsb", "--data", str(tmp_path)]
+    if own_files:
+        files = [f"--{name}={tmp_path / 'STS-B' / name}.tsv" for name in ("train", "dev")]
+        rows = [*files, "--regression", "--text", "sentence1", "--pair", "sentence2", "--label", "score"]
+    models, printed = split_train_and_thin(checkpoint, tmp_path, rows, capsys)
+    expected = {
+        stage: numbers(tmp_path / folder, pairs, scores)
+        for stage, folder in (("dense", "bert"), ("after 3 steps", "mixture"), ("dropped", "thin"))
+    }
+    check(models, printed, expected)
+
+
+def write_squad(folder: Path, version: str, answerable: Callable[[int], bool]) -> dict[str, list[tuple[str, ...]]]:
+    """Writes official files; returns (question, context, answers...) of every question by split."""
+    written: dict[str, list[tuple[str, ...]]] = {}
+    for name, count in (("train", 20), ("dev", 24)):
+        written[name], paragraphs = [], []
+        for row in range(count):
+            question, context = text(row + 1, 2), text(row, 6)
+            words = context.split()
+            chosen = [" ".join(words[row % 5 : row % 5 + 2]), words[row % 5]] if answerable(row) else []
+            written[name].append((question, context, *chosen))
+            answers = [{"text": answer, "answer_start": (" " + context).index(" " + answer)} for answer in chosen]
+            entry = {"id": f"{name}{row}", "question": question, "answers": answers}
+            if version == "v2.0":
+                entry["is_impossible"] = not chosen
+            paragraphs.append({"context": context, "qas": [entry]})
+        content = {"version": version, "data": [{"title": "words", "paragraphs": paragraphs}]}
+        (folder / f"{name}-{version}.json").write_text(json.dumps(content))
+    return written
+
+
+def squad_scores(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
+    """Exact match and F1 by the official definitions: without articles, punctuation and case."""
+
+    def words(answer: str) -> list[str]:
+        bare = "".join(character for character in answer.lower() if character not in string.punctuation)
+        return [word for word in bare.split() if word not in ("a", "an", "the")]
+
+    def f1(answer: str) -> float:
+        shared = sum((Counter(words(prediction)) & Counter(words(answer))).values())
+        if not words(prediction) or not words(answer):
+            return float(words(prediction) == words(answer))
+        return 2 * shared / (len(words(prediction)) + len(words(answer)))
+
+    return (
+        max(float(words(prediction) == words(answer)) for answer in answers or [""]),
+        max(f1(answer) for answer in answers or [""]),
+    )
+
+
+@pytest.mark.parametrize(("task", "version"), [("squad", "v1.1"), ("squad_v2", "v2.0")])
+def test_questions_by_exact_match_and_f1(
+    task: str, version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contexts are short enough for one window, so the best span is found by trying all."""
+    without = version == "v2.0"
+    dev = write_squad(tmp_path, version, lambda row: not (without and row % 3 == 0))["dev"]
+    model = shaken(BertForQuestionAnswering(BertConfig(**SHAPE)), 3)
+    checkpoint = saved(model, tmp_path / "bert")
+    models, printed = split_train_and_thin(checkpoint, tmp_path, ["--task", task, "--data", str(tmp_path)], capsys)
+    expected = {}
+    for stage, folder in (("dense", "bert"), ("after 3 steps", "mixture"), ("dropped", "thin")):
+        outputs = logits_of(tmp_path / folder, AutoModelForQuestionAnswering, [row[:2] for row in dev])
+        exact, overlap = [], []
+        for (question, context, *answers), output in zip(dev, outputs, strict=True):
+            start, end = output.start_logits[0].tolist(), output.end_logits[0].tolist()
+            first, words = len(question.split()) + 2, context.split()
+            assert len(start) == first + len(words) + 1
+            spans = {(i, j): start[first + i] + end[first + j] for i in range(len(words)) for j in range(i, len(words))}
+            (i, j), best = max(spans.items(), key=lambda item: item[1])
+            none = without and start[0] + end[0] > best
+            scores = squad_scores("" if none else " ".join(words[i : j + 1]), answers)
+            exact.append(scores[0])
+            overlap.append(scores[1])
+        expected[stage] = {"exact_match": float(np.mean(exact)), "f1": float(np.mean(overlap))}
+    assert models["dev_rows"] == 24
+    check(models, printed, expected)
+
+
+def test_tags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """CoNLL's files. Of tags without entities inside one another, word by word."""
+    sentences = [text(row, 3 + row % 4).split() for row in range(20)]
+    for name in ("train", "dev"):
+        tagged = ["".join(f"{word} {TAGS[int(word[1:]) % 2]}\n" for word in words) for words in sentences]
+        (tmp_path / f"{name}.txt").write_text("\n".join(tagged))
+    config = BertConfig(**SHAPE, num_labels=2, id2label=dict(enumerate(TAGS[:2])))
+    checkpoint = saved(shaken(BertForTokenClassification(config), 4), tmp_path / "bert")
+    models, printed = split_train_and_thin(checkpoint, tmp_path, ["--task", "conll", "--data", str(tmp_path)], capsys)
+    outputs = logits_of(tmp_path / "mixture", AutoModelForTokenClassification, [(" ".join(s),) for s in sentences])
+    predicted = [output.logits[0, 1:-1].argmax(dim=-1).tolist() for output in outputs]
+    actual = [[int(word[1:]) % 2 for word in words] for words in sentences]
+    pairs = [pair for rows in zip(predicted, actual, strict=True) for pair in zip(*rows, strict=True)]
+    # With B tags only, every one of them is an entity of its own.
+    both, found, there = (sum(map(bool, column)) for column in ([p * a for p, a in pairs], *zip(*pairs, strict=True)))
+    check(models, printed, {"after 3 steps": {"f1": 2 * both / (found + there)}})
+
+
+def test_sizes_are_those_of_the_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also without a pooler, which question answering does not have."""
+    write_squad(tmp_path, "v1.1", lambda row: True)
+    checkpoint = saved(shaken(BertForQuestionAnswering(BertConfig(**SHAPE)), 3), tmp_path / "bert")
+    rows = ["--task", "squad", "--data", str(tmp_path), "--max-length", "16", "--device", "cpu"]
+    assert main([str(checkpoint), "--out", str(tmp_path / "out"), *rows, "--experts", "4"]) == 0
+    measured = json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]
+    model = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    experts = sum(size for name, size in sizes.items() if re.search(r"\.ffn\.0\.(expand|project)\.", name))
+    assert measured["split"]["params"] == sum(sizes.values())
+    assert measured["split"]["params_active"] == sum(sizes.values()) - experts * 3 // 4
+    assert not any("pooler" in name for name in sizes)
+    assert measured["dense"]["params"] == measured["dense"]["params_active"]
+
+
+def test_a_head_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_squad(tmp_path, "v1.1", lambda row: True)
+    classifier = saved(bert(labels=2, max_position_embeddings=40), tmp_path / "classifier")
+    reader = saved(shaken(BertForQuestionAnswering(BertConfig(**SHAPE)), 3), tmp_path / "reader")
+    rows = ["--task", "squad", "--data", str(tmp_path), "--max-length", "16", "--device", "cpu"]
+    for checkpoint, options, message in (
+        (classifier, [], "has no trained head for this task: fine-tune it first"),
+        (reader, ["--head-experts", "2"], "--head-experts 2: heads for question_answering predict from single tokens"),
+    ):
+        assert main([str(checkpoint), "--out", str(tmp_path / "never"), *rows, "--experts", "4", *options]) == 2
+        shown = capsys.readouterr().err
+        assert message in shown and shown.count("\n") == 1 and not (tmp_path / "never").exists()
