@@ -22,6 +22,9 @@ CATALOGUE = {
     "throughput": Benchmark("speed.throughput", "training throughput against the published protocol", "30 minutes"),
     "ffn_graph": Benchmark("speed.ffn_graph", "the cost of running a graph in place of a hand-written FFN", "1 minute"),
     "experts": Benchmark("speed.experts", "the cost of a layer of experts", "2 minutes"),
+    "inference": Benchmark(
+        "speed.inference", "speed of whole mixtures against their number of experts (MoEBERT, figure 4)", "5 minutes"
+    ),
     "latency": Benchmark("speed.latency", "predicted against measured latency of whole models", "2 minutes"),
     "memory": Benchmark("memory.memory", "memory of a worker and of the driver", "20 minutes"),
     "scaling": Benchmark("scaling.scaling", "how the cost of a candidate grows with its size", "10 minutes"),

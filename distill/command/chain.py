@@ -18,7 +18,7 @@ from transformers.utils import logging
 from distill.cli import DONE
 from distill.command.options import OPTIONS_FILE
 from distill.command.report import Measurements, measure, print_report, write_report
-from distill.command.rows import Rows, load_rows
+from distill.command.rows import Rows, check_sizes, load_rows
 from distill.files import save_pretrained, write_text
 from distill.tasks.encoding import training_batches
 from distill.tasks.types import MASKED_LM
@@ -53,7 +53,7 @@ def run(options: Any, settings: dict[str, Any], recorded: dict[str, Any]) -> int
     source = options.teacher or options.student
     config, tokenizer = load_config(source, ("bert", NAS_BERT)), load_tokenizer(source)
     rows = load_rows(options, tokenizer)
-    _check_sizes(options, config, source, rows, tokenizer)
+    check_sizes(options, config, source, rows, tokenizer)
     accelerator.wait_for_everyone()  # until all processes have seen the folder as it was
     _make_folder(options.out, recorded, accelerator)
     console = Console(
@@ -108,7 +108,7 @@ class Chain:
             model = load_model(source, rows.labels, rows.kind)
         else:
             model = load_student(source, teacher, tokenizer, rows.labels, rows.kind)
-        _check_sizes(self.options, model.config, source, rows, tokenizer)
+        check_sizes(self.options, model.config, source, rows, tokenizer)
         self._measure(f"{name}, before", model)
         if (folder / CONFIG_FILE).exists():  # the run is resumed, and this model was finished
             model = load_model(str(folder), rows.labels, rows.kind)
@@ -210,20 +210,6 @@ class Chain:
     def _remove_state(self, folder: Path) -> None:
         if self.accelerator.is_main_process:
             shutil.rmtree(folder / STATE, ignore_errors=True)
-
-
-def _check_sizes(options: Any, config: Any, name: str, rows: Rows, tokenizer: Any) -> None:
-    """Raises UserError where a model has fewer words than its tokenizer, or fewer positions than a row has tokens."""
-    if len(tokenizer) > config.vocab_size:
-        raise UserError(
-            f"the model {name!r} has a vocabulary of {config.vocab_size:,} tokens, its tokenizer one of "
-            f"{len(tokenizer):,}: they do not belong together"
-        )
-    if rows.longest > config.max_position_embeddings:
-        raise UserError(
-            f"--max-length {options.max_length}: rows have up to {rows.longest} tokens; the model {name!r} takes at "
-            f"most {config.max_position_embeddings}"
-        )
 
 
 def _make_folder(out: Path, recorded: dict[str, Any], accelerator: Accelerator) -> None:

@@ -81,6 +81,20 @@ def load_rows(options: Any, tokenizer: Any, labels: tuple[str, ...] = ()) -> Row
     return Rows(kind, train, data.task, data.dev, encoded(data.dev, kind))
 
 
+def check_sizes(options: Any, config: Any, name: str, rows: Rows, tokenizer: Any) -> None:
+    """Raise UserError if a model has fewer words than its tokenizer, or fewer positions than a row has tokens."""
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"the model {name!r} has a vocabulary of {config.vocab_size:,} tokens, its tokenizer one of "
+            f"{len(tokenizer):,}: they do not belong together"
+        )
+    if rows.longest > config.max_position_embeddings:
+        raise UserError(
+            f"--max-length {options.max_length}: rows have up to {rows.longest} tokens; the model {name!r} takes at "
+            f"most {config.max_position_embeddings}"
+        )
+
+
 def encoded_text(options: Any, tokenizer: Any) -> Encoded:
     """The text that the options name, encoded; it is kept in the user's cache and mapped into memory.
 

@@ -192,7 +192,7 @@ def expert_load(model: nn.Module, batches: Iterable[Batch], *, accelerator: Acce
     if not hooks:
         return []
     try:
-        predict(model, batches, accelerator=accelerator)
+        batch_logits(model, batches, accelerator=accelerator)
     finally:
         for hook in hooks:
             hook.remove()

@@ -11,6 +11,7 @@ and the load of the experts.
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Sequence
 from fractions import Fraction
@@ -151,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise ExpertsError for invalid options, before anything is loaded."""
+    """Raise UserError for invalid options, before anything is loaded."""
     thins = options.drop is not None or options.fuse is not None
     if thins == (options.experts is not None):
         raise ExpertsError("give --experts N to split a dense checkpoint, or --drop or --fuse to thin out a mixture")
@@ -174,6 +175,9 @@ def check(options: argparse.Namespace) -> None:
             raise ExpertsError("--epochs says how long the training is in place of --steps: leave one of them out")
         if not 0 < options.epochs <= 10_000:
             raise ExpertsError(f"--epochs: must be above 0 and at most 10,000, not {options.epochs}")
+    for name in ("distill", "balance"):
+        if not 0 <= getattr(options, name) < math.inf:
+            raise ExpertsError(f"--{name}: must be a finite number of at least 0, not {getattr(options, name)}")
     if options.dropout is not None and not 0 <= options.dropout < 1:
         raise ExpertsError(f"--dropout: must be at least 0 and below 1, not {options.dropout}")
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
@@ -186,7 +190,7 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
     from transformers.utils import logging
 
-    from distill.command.rows import load_rows
+    from distill.command.rows import check_sizes, load_rows
     from distill.tasks.metrics import Score
     from distill.training.loop import make_accelerator
     from distill.training.teacher import NAS_BERT, labels_of, load_config, load_tokenizer
@@ -202,6 +206,7 @@ def run(options: argparse.Namespace) -> int:
     config = load_config(options.checkpoint, ("bert", NAS_BERT) if thins else ("bert",))
     tokenizer = load_tokenizer(options.checkpoint)
     rows = load_rows(options, tokenizer, labels_of(config))
+    check_sizes(options, config, options.checkpoint, rows, tokenizer)
     assert rows.task is not None and rows.split is not None
     if options.head_experts > 1 and not rows.task.type.of_sentences:
         raise ExpertsError(

@@ -40,16 +40,11 @@ def split_and_train(options: argparse.Namespace, rows: Rows, accelerator: Accele
     """Yield the dense model, the mixture that it is split into and, with `--steps`, the mixture after distillation.
 
     Raises:
-        ExpertsError: the model has fewer positions than `--max-length`.
         distill.training.teacher.TeacherError: the model has no head for this task, or see `mixture_architecture`.
         search_spaces.architecture.ArchitectureError: see `mixture_architecture`.
     """
     dense = load_model(options.checkpoint, rows.labels, rows.kind, new_head=False).eval()
-    pad_id, positions = dense.config.pad_token_id, dense.config.max_position_embeddings
-    if options.max_length > positions:
-        raise ExpertsError(
-            f"--max-length: must be at most {positions}, the number of positions of the model, not {options.max_length}"
-        )
+    pad_id = dense.config.pad_token_id
     architecture = mixture_architecture(
         dense.config,
         options.experts,

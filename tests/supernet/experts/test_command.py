@@ -100,10 +100,8 @@ def test_split_train_thin_out_and_load_as_a_stranger(fixtures: Path) -> None:
         (["--experts", "4", "--dropout", "1"], "--dropout: must be at least 0 and below 1, not 1.0"),
         (["--experts", "4", "--learning-rate", "0"], "--learning-rate: must be above 0, not 0.0"),
         (["--experts", "4", "--regression"], "has the label 'bad', which is not a finite number"),
-        (
-            ["--experts", "4", "--max-length", "30"],
-            "--max-length: must be at most 20, the number of positions of the model, not 30",
-        ),
+        (["--experts", "4", "--balance", "-1"], "--balance: must be a finite number of at least 0, not -1.0"),
+        (["--experts", "4", "--distill", "inf"], "--distill: must be a finite number of at least 0, not inf"),
         (["--experts", "4", "--text", "words"], "no column 'words'; its columns are text, kind"),
         (["--experts", "4", "--label", "text"], "the column 'text' is named twice"),
         (["--experts", "4", "--text", "kind", "--label", "text"], "is not one of bad, good"),
@@ -227,6 +225,35 @@ def test_prediction_layers(fixtures: Path, capsys: pytest.CaptureFixture[str]) -
         "the head needs at least 3 prediction layers, since 2 must remain; it has 2" in errors
         and errors.count("\n") == 1
     )
+
+
+def test_classes_are_counted_as_the_checkpoint_does(fixtures: Path) -> None:
+    """In own files too, whatever the alphabetical order: with the names exchanged, a dense model errs where it was
+    right.
+    """
+    model = bert(labels=2)
+    model.config.id2label, model.config.label2id = {0: "good", 1: "bad"}, {"good": 0, "bad": 1}
+    model.save_pretrained(fixtures / "exchanged")
+    BertTokenizerFast(vocab=str(fixtures / "vocab.txt")).save_pretrained(fixtures / "exchanged")
+    scores = []
+    for name in ("bert", "exchanged"):
+        assert main(command(fixtures, name, f"{name}-classes", "--experts", "4")) == 0
+        report = json.loads((fixtures / f"{name}-classes" / "metrics.json").read_text())
+        scores.append(report["models"]["dense"]["accuracy"]["value"])
+    assert sum(scores) == pytest.approx(1) and scores[0] != scores[1]
+
+
+@pytest.mark.parametrize("options", [["--experts", "4"], ["--drop", "1/4"]])
+def test_rows_longer_than_the_model(fixtures: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+    saved_mixture(fixtures, "short", Architecture.uniform(BASE, experts=Experts(2, Fraction(1), "token_gate")))
+    rows = [f"{' '.join(WORDS[:30])}\t{kind}" for kind in ("good", "bad", "good")]
+    (fixtures / "long.tsv").write_text("\n".join(["text\tkind", *rows]) + "\n")
+    arguments = command(fixtures, "short" if "--drop" in options else "bert", "never", *options)
+    arguments[arguments.index("--dev") + 1] = str(fixtures / "long.tsv")
+    assert main([*arguments, "--max-length", "30"]) == 2
+    shown = capsys.readouterr().err
+    assert "--max-length 30: rows have up to 30 tokens; the model" in shown and "takes at most 20" in shown
+    assert shown.count("\n") == 1 and not (fixtures / "never").exists()
 
 
 def test_the_recipe(fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,74 @@
+"""The benchmark of whole mixtures at its smallest size, and the models that it compares."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.__main__ import main
+from benchmarks.speed.inference import architectures_of, redraw_routers
+from search_spaces import cost
+from search_spaces.architecture import Base
+from search_spaces.routing import ROUTINGS
+from supernet.build import build
+
+BASE = Base(depth=2, width=64, heads=1, inner=256, vocabulary=40, positions=16)
+SMALL = ["--layers", "2", "--width", "64", "--rounds", "2", "--threads", "1"]
+
+
+def test_the_smallest_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "raw.json"
+    assert main(["inference", *SMALL, "--experts", "1", "3", "--tokens", "4", "9", "--json", str(path)]) == 0
+    saved = json.loads(path.read_text())["results"]["seconds"]
+    names = ["BERT", "DistilBERT", "1 expert of 64", "3 experts of 64"]
+    assert {tokens: list(values) for tokens, values in saved.items()} == {"4": names, "9": names}
+    assert all(len(times) == 2 and min(times) > 0 for values in saved.values() for times in values.values())
+    printed = capsys.readouterr().out
+    lines = [line for line in printed.splitlines() if line.startswith("| BERT ")]
+    assert len(lines) == 2 and all("1.00 (1.00 to 1.00)" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--width", "100"], "--width: must be a multiple of 64, the width of a head, not 100"),
+        (["--layers", "3"], "--layers: must be even, as DistilBERT has half of them, not 3"),
+        (["--experts", "2", "2"], "--experts: must be different numbers of at least 1, not [2, 2]"),
+        (["--tokens", "0"], "--tokens: must be different numbers of at least 1, not [0]"),
+        (["--experts", "65"], "experts.count: must be from 1 to 64, not 65"),
+        (["--rounds", "0"], "--rounds: must be at least 1, not 0"),
+    ],
+)
+def test_mistakes_are_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inference", *SMALL, *options]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown and shown.count("\n") == 1
+
+
+def test_mixtures_compute_alike_whatever_their_number_of_experts() -> None:
+    """Their multiplications differ by the gate's only: half of a percent at most at BERT's size."""
+    base = Base(depth=12, width=768, heads=12, inner=3072)
+    of = {name: cost.macs(a, tokens=128) for name, a in architectures_of(base, [1, 4, 8], "sentence_gate").items()}
+    bert, distilbert, one, four, eight = of.values()
+    assert one <= four <= eight <= 1.005 * one
+    assert distilbert == pytest.approx(bert / 2, rel=0.01)
+    # Attention has 4 d^2 of 12 d^2 a token, and an FFN of a quarter 2 d^2 in place of 8 d^2.
+    assert one == pytest.approx(bert / 2, rel=0.03)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_routers_are_drawn_anew(routing: str) -> None:
+    model = build(architectures_of(BASE, [4], routing)["4 experts of 64"]).eval()
+    ids_BT = torch.randint(40, (1, 12), generator=torch.Generator().manual_seed(0))
+    chosen = set()
+    torch.manual_seed(0)
+    routers = [module for name, module in model.named_modules() if name.endswith("router")]
+    for router in routers:
+        router.register_forward_hook(lambda _m, _i, output: chosen.add(tuple(output.experts.unique().tolist())))
+    for _ in range(12):
+        redraw_routers(model)
+        with torch.inference_mode():
+            assert model(input_ids=ids_BT).logits.isfinite().all()
+    assert {expert for experts in chosen for expert in experts} == {0, 1, 2, 3}
+    assert len(routers) == 2 and len(chosen) > 1
