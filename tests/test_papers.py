@@ -14,7 +14,13 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertPreTrainedModel,
+    BertTokenizerFast,
+)
 
 from benchmarks.catalogue import CATALOGUE
 from distill.__main__ import main as distill_main
@@ -119,7 +125,9 @@ class World:
         """A path that does not exist yet."""
         return self.folder / f"{name}-{sum(1 for _ in self.folder.iterdir())}"
 
-    def bert(self, name: str, inner: int, layers: int) -> Path:
+    def bert(
+        self, name: str, inner: int, layers: int, kind: type[BertPreTrainedModel] = BertForSequenceClassification
+    ) -> Path:
         """A checkpoint in BERT's vocabulary and depth, but 96 wide."""
         path = self.folder / name
         if not path.exists():
@@ -127,7 +135,7 @@ class World:
             pieces += [f"unused{number}" for number in range(30522 - len(pieces))]
             BertTokenizerFast(vocab={piece: number for number, piece in enumerate(pieces)}).save_pretrained(path)
             config = BertConfig(hidden_size=96, num_hidden_layers=layers, intermediate_size=inner, num_labels=2)
-            BertForSequenceClassification(config).save_pretrained(path)
+            kind(config).save_pretrained(path)
         return path
 
     @cached_property
@@ -229,6 +237,7 @@ class World:
             "TEACHER": lambda: self.bert("bert", 3072, 12),
             "bert-base-uncased": lambda: self.bert("bert", 3072, 12),
             "LARGE": lambda: self.bert("large", 4096, 24),
+            "READER": lambda: self.bert("reader", 3072, 12, BertForQuestionAnswering),
             "GLUE": lambda: self.glue,
             "SQUAD": lambda: self.squad,
             "TEXT": lambda: self.text,
@@ -253,14 +262,18 @@ class World:
                 result.append("mnli,mnli_mismatched,rte")
             elif before in ("--steps", "--rounds"):
                 result.append("2")
+            elif before == "--epochs":
+                result.append("0.1")
+            elif before == "--batch-size":
+                result.append("4")
             elif before == "--batches":
                 result.append("3")
             else:
                 result.append(str(names[word]()) if word in names else word)
-        small = ["--max-length", "16"]
+        small, few = ["--max-length", "16"], ["--batch-size", "4"]
         more = {
-            "distill": [*small, "--batch-size", "4", *([] if "--steps" in words else ["--steps", "2"])],
-            "supernet.experts": [*small, "--importance-batches", "1", "--batch-size", "4"],
+            "distill": [*small, *few, *([] if "--steps" in words else ["--steps", "2"])],
+            "supernet.experts": [*small, "--importance-batches", "1", *([] if "--batch-size" in words else few)],
             "nas.search": ["--out", str(self.fresh("results")), "--workers", "1"],
             "nas.export": ["--out", str(self.fresh("export")), "--skip-scores"],
             "nas.report": ["--out", str(self.fresh("report") / "report.html")],
