@@ -368,7 +368,9 @@ def test_experts_that_a_search_does_not_draw(
 ) -> None:
     given = small(tiny_study, tmp_path / "study", "rows")
     dense = Architecture.load(given.architecture)
-    base = replace(dense.base, attention_experts=2, head_experts=3, gate_scale="probability")
+    base = replace(
+        dense.base, attention_experts=2, head_experts=3, gate_scale="probability", gate_jitter=0.1, capacity_per="batch"
+    )
     architecture = replace(dense, base=base)
     architecture.save(given.architecture)
     out = tmp_path / "final"
@@ -384,6 +386,7 @@ def test_experts_that_a_search_does_not_draw(
     model = NasBertForSequenceClassification.from_pretrained(out)
     assert (model.config.attention_experts, model.config.head_experts) == (2, 3)
     assert model.config.gate_scale == "probability"
+    assert (model.config.router_jitter_noise, model.config.capacity_per) == (0.1, "batch")
     tagging = small(tiny_study, tmp_path / "tagging", "tagging")
     architecture.save(tagging.architecture)
     message = refused(tagging.arguments(tmp_path / "never"), capsys)
