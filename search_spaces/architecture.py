@@ -9,7 +9,7 @@ Keys with a default value may be omitted, such as "experts" in a dense layer. A 
 
 import json
 import os
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -349,7 +349,8 @@ class Architecture:
                 f"the genes of {self.base.depth} layers can only be transferred to a multiple of that, not to "
                 f"{base.depth} layers"
             )
-        return Architecture(base, tuple(genes for genes in self.layers for _ in range(repeats)))
+        own = {name: getattr(self.base, name) for name in OF_EXPERTS}
+        return Architecture(replace(base, **own), tuple(genes for genes in self.layers for _ in range(repeats)))
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serialisable values; the inverse of `from_json`."""

@@ -22,6 +22,7 @@ def check(config: StudyConfig) -> None:
         ConfigError, distill.training.teacher.TeacherError: the configuration names what does not exist or cannot work.
     """
     config.objective.check()
+    config.objective.check_settings("final.objective", config.final.objective or {})
     config.supernet.check()
     data.check_tasks(config)
     check_corpora(config)

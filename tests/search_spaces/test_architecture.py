@@ -68,6 +68,9 @@ def test_no_ffn_is_one_value(tmp_path: Path) -> None:
     # Where the base is so narrow that the other layers' expansions leave no channel.
     assert Architecture.uniform(replace(SMALL.base, inner=1), stack=0).layers == (none,) * 4
     assert len({*architecture.transferred(replace(SMALL.base, depth=8)).layers[4:6]}) == 1
+    own = {"attention_experts": 2, "head_experts": 3, "gate_scale": "probability", "capacity_per": "batch"}
+    mixture = replace(architecture, base=replace(architecture.base, **own))
+    assert mixture.transferred(replace(SMALL.base, depth=8)).base == replace(SMALL.base, depth=8, **own)
 
 
 def test_inner_width_is_rounded_down() -> None:
