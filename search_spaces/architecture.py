@@ -9,7 +9,7 @@ Keys with a default value may be omitted, such as "experts" in a dense layer. A 
 
 import json
 import os
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +45,22 @@ LARGEST = {
 }
 LARGEST_COUNT = 64
 GATE_SCALES = ("relative", "probability")
+# The values of the fields of a base that have a choice.
+CHOICES = {
+    "gelu": ("tanh", "erf"),
+    "mismatch": MISMATCH,
+    "gate_scale": GATE_SCALES,
+    "capacity_per": ("sentence", "batch"),
+}
+# The fields of a base that only experts have a use for, with their defaults. They belong to an architecture, not to the
+# model that it inherits from.
+OF_EXPERTS: dict[str, Any] = {
+    "attention_experts": 1,
+    "head_experts": 1,
+    "gate_scale": "relative",
+    "gate_jitter": 0.01,
+    "capacity_per": "sentence",
+}
 
 
 @dataclass(frozen=True)
@@ -68,6 +84,10 @@ class Base:
         gate_scale: by what the output of an expert behind a gate is multiplied: "relative", its probability times E /
             top_k, which is 1 if the gate is undecided, so that a mixture starts close to the dense layer it is split
             from; or "probability", the probability alone, as in MoEBERT (equations 2 and 3), MiniMoE and Switch.
+        gate_jitter: amplitude j of the noise, uniform from 1 - j to 1 + j, by which the input of a gate is multiplied
+            in training. The default is Switch's. MiniMoE's released code adds noise up to 0.1 to the logits instead.
+        capacity_per: what an expert's `capacity` is counted over: the tokens of each "sentence", so that a sentence's
+            result does not depend on its batch; or all tokens of a "batch", as in Switch and MiniMoE (appendix B).
 
     Raises:
         ArchitectureError: a value is of the wrong type or size, or the heads do not divide the width.
@@ -86,6 +106,8 @@ class Base:
     attention_experts: int = 1
     head_experts: int = 1
     gate_scale: str = "relative"
+    gate_jitter: float = 0.01
+    capacity_per: str = "sentence"
 
     def __post_init__(self) -> None:
         for name, largest in LARGEST.items():
@@ -93,11 +115,14 @@ class Base:
             if name == "embedding" and value is None:
                 continue
             check_integer(f"base.{name}", value, largest)
-        for name, choices in (("gelu", ("tanh", "erf")), ("mismatch", MISMATCH), ("gate_scale", GATE_SCALES)):
+        for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
                 expected = " or ".join(map(repr, choices))
                 raise ArchitectureError(f"base.{name}: must be {expected}, not {shortened(value)}")
+        jitter = self.gate_jitter
+        if isinstance(jitter, bool) or not isinstance(jitter, int | float) or not 0 <= jitter < 1:
+            raise ArchitectureError(f"base.gate_jitter: must be a number from 0 to below 1, not {shortened(jitter)}")
         if self.width % self.heads:
             raise ArchitectureError(f"base.heads: {self.heads} heads do not divide the width {self.width}")
 
@@ -120,8 +145,9 @@ class Experts:
             learned gate on the token's hidden state or on the mean over its sentence.
         top_k: number of experts that process each token. Their outputs are summed, weighted by the gate's probabilities
             (see `Base.gate_scale`) or, with hash routing, by 1 / top_k.
-        capacity: an expert processes at most the first ceil(capacity * top_k * tokens / E) tokens of a sentence that
-            are routed to it. Tokens beyond that only pass through the residual connection. None means no limit.
+        capacity: an expert processes at most the first ceil(capacity * top_k * tokens / E) tokens of a sentence, or of
+            a batch (see `Base.capacity_per`), that are routed to it. Tokens beyond that only pass through the residual
+            connection. None means no limit.
 
     Raises:
         ArchitectureError: a value is of the wrong type or size, or is incompatible with the others.
@@ -323,13 +349,14 @@ class Architecture:
                 f"the genes of {self.base.depth} layers can only be transferred to a multiple of that, not to "
                 f"{base.depth} layers"
             )
-        return Architecture(base, tuple(genes for genes in self.layers for _ in range(repeats)))
+        own = {name: getattr(self.base, name) for name in OF_EXPERTS}
+        return Architecture(replace(base, **own), tuple(genes for genes in self.layers for _ in range(repeats)))
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serialisable values; the inverse of `from_json`."""
         base = asdict(self.base)
         # Studies store keys derived from this JSON. Omitting these fields at their defaults keeps stored keys valid.
-        for name, default in (("attention_experts", 1), ("head_experts", 1), ("gate_scale", GATE_SCALES[0])):
+        for name, default in OF_EXPERTS.items():
             if base[name] == default:
                 del base[name]
         layers = [

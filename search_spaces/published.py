@@ -13,6 +13,7 @@ import os
 import re
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
 from search_spaces.errors import did_you_mean, shortened
@@ -87,6 +88,8 @@ _BERT = Base(depth=12, width=768, heads=12, inner=3072, gelu="erf")
 _TINYBERT4 = replace(_BERT, depth=4, width=312, inner=1200)
 # Depth and width of MiniMoE's students; their experts have four times the width.
 _MINI = ((6, 384), (4, 384), (3, 384), (4, 192), (4, 96), (3, 96))
+# MiniMoE's gates and capacity are Switch's (appendix B).
+_SWITCH: dict[str, Any] = {"gate_scale": "probability", "capacity_per": "batch"}
 _MINIMOE = Experts(4, shared=Fraction(1), routing="token_gate", capacity=Fraction(5, 4))
 
 
@@ -108,9 +111,9 @@ PUBLISHED: dict[str, Architecture] = {
     "bert-large": Architecture.uniform(Base(depth=24, width=1024, heads=16, inner=4096, gelu="erf")),
     **{
         f"{name}-{depth}l-{width}h": Architecture.uniform(
-            replace(_BERT, depth=depth, width=width, inner=4 * width), experts=experts
+            replace(_BERT, depth=depth, width=width, inner=4 * width, **gates), experts=experts
         )
-        for name, experts in (("minilm", DENSE), ("minimoe", _MINIMOE))
+        for name, experts, gates in (("minilm", DENSE, {}), ("minimoe", _MINIMOE, _SWITCH))
         for depth, width in _MINI
     },
     "moebert": Architecture.uniform(_BERT, expansion=Fraction(1, 4), experts=Experts(4, shared=Fraction(2, 3))),

@@ -101,6 +101,8 @@ def config_of(architecture: Architecture, labels: int = 2, template: PretrainedC
         attention_experts=base.attention_experts,
         head_experts=base.head_experts,
         gate_scale=base.gate_scale,
+        router_jitter_noise=base.gate_jitter,
+        capacity_per=base.capacity_per,
         auto_map=AUTO_MAP,
     )
     for name in INHERITED if template is not None else ():

@@ -21,14 +21,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from distill.cli import DONE, Parser, interruptible
 from distill.files import save_pretrained
-from search_spaces.architecture import Architecture, Base
+from search_spaces.architecture import OF_EXPERTS, Architecture, Base
 from search_spaces.published import load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # The fields of a base that may differ from the checkpoint's because they do not affect the shapes of inherited weights.
-FREE = ("attention_experts", "head_experts", "gate_scale", "gelu", "mismatch", "depth")
+FREE = (*OF_EXPERTS, "gelu", "mismatch", "depth")
 
 
 # The file of a checkpoint with its architecture.

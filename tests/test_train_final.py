@@ -19,8 +19,10 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    BertConfig,
 )
 
+from distill.objectives import OBJECTIVES
 from distill.tasks.encoding import load_encoded
 from distill.tasks.metrics import standard_error
 from distill.training.evaluation import predict, split_batches
@@ -29,6 +31,7 @@ from nas.evaluate import Evaluator
 from nas.evaluate_one_shot import OneShotEvaluator
 from nas.final.command import main
 from nas.preparation.one_shot import prepare_one_shot
+from nas.preparation.phases import settings_of
 from nas.preparation.prepare import prepare
 from nas.stages import plan
 from search_spaces import PUBLISHED, Architecture, cost
@@ -368,7 +371,9 @@ def test_experts_that_a_search_does_not_draw(
 ) -> None:
     given = small(tiny_study, tmp_path / "study", "rows")
     dense = Architecture.load(given.architecture)
-    base = replace(dense.base, attention_experts=2, head_experts=3, gate_scale="probability")
+    base = replace(
+        dense.base, attention_experts=2, head_experts=3, gate_scale="probability", gate_jitter=0.1, capacity_per="batch"
+    )
     architecture = replace(dense, base=base)
     architecture.save(given.architecture)
     out = tmp_path / "final"
@@ -384,10 +389,53 @@ def test_experts_that_a_search_does_not_draw(
     model = NasBertForSequenceClassification.from_pretrained(out)
     assert (model.config.attention_experts, model.config.head_experts) == (2, 3)
     assert model.config.gate_scale == "probability"
+    assert (model.config.router_jitter_noise, model.config.capacity_per) == (0.1, "batch")
     tagging = small(tiny_study, tmp_path / "tagging", "tagging")
     architecture.save(tagging.architecture)
     message = refused(tagging.arguments(tmp_path / "never"), capsys)
     assert "the architecture has experts in its head, which a model for token_classification cannot have" in message
+
+
+def test_minimoe_learns_relations_on_text_and_then_from_labels_alone(
+    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its two steps, with "x,y experts" and the gates of the architecture, on the dimensions of the preset."""
+    changes = {
+        "base": {"depth": 2, "width": 24, "heads": 2, "inner": 48},
+        "text_teacher": "raw",
+        "objective": {"name": "minimoe", "relation_heads": 4},
+        "pretrain": rate(3),
+    }
+    relation = {"objective": {"relation": 0.0}}
+    given = small(tiny_study, tmp_path / "study", "rows", **changes, final=rate(3) | relation)
+    config = load_config(str(given.preset))
+    teacher, student = (BertConfig(hidden_size=width, num_hidden_layers=2) for width in (32, 24))
+    objective = OBJECTIVES["minimoe"]
+    aligned = objective.make(settings_of(config, "pretrain"), student, teacher)
+    assert {term.name: term.weight for term in aligned.terms} == {"relation": 1.0, "balance": 0.01}
+    learns = objective.make(objective.settings_with_labels(settings_of(config, "final")), student, teacher)
+    assert {term.name: term.weight for term in learns.terms} == {"labels": 1.0, "balance": 0.01}
+    assert not learns.needs_teacher
+    published = PUBLISHED["minimoe-4l-96h"]
+    own = replace(published.base, depth=2, attention_experts=2)
+    Architecture(own, published.layers[:2]).save(given.architecture)
+    out = tmp_path / "final"
+    assert main([str(argument) for argument in given.arguments(out, "--transfer")]) == 0
+    facts = json.loads((out / "metrics.json").read_text())
+    assert list(facts["losses"]["student"]) == ["pre-training", "fine-tuning"]
+    assert [(load["layer"], load["part"]) for load in facts["expert_load"]] == [
+        (layer, part) for layer in (0, 1) for part in ("attention", "ffn")
+    ]
+    model = NasBertForSequenceClassification.from_pretrained(out)
+    assert (model.config.hidden_size, model.config.attention_experts) == (24, 2)
+    assert (model.config.gate_scale, model.config.capacity_per) == ("probability", "batch")
+    assert sum(weights.numel() for weights in model.parameters()) == facts["models"]["student"]["params"]
+    capsys.readouterr()
+    wrong = small(tiny_study, tmp_path / "study", "rows", **changes)
+    text = wrong.preset.read_text() + "\n[final.objective]\nrelations = 0.0\n"
+    wrong.preset.write_text(text)
+    message = refused(wrong.arguments(tmp_path / "never"), capsys)
+    assert "final.objective: minimoe has no setting 'relations'; did you mean 'relation'?" in message
 
 
 def test_without_anything_to_learn_from_text(

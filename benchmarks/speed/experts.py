@@ -67,6 +67,7 @@ class Layer(nn.Module):
             mismatch="narrow",
             vocab_size=VOCABULARY,
             router_jitter_noise=0.0,
+            capacity_per="sentence",
         )
         genes = {"count": experts, "routing": "hash", "top_k": 1, "capacity": None} if experts > 1 else None
         program = [(node.op, node.inputs) for node in GELU.nodes[1:]]

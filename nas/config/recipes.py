@@ -143,6 +143,11 @@ class FinalTable(EarlyStoppingTable):
     Attributes:
         start: whether the student inherits from the warmed-up supernet ("supernet") or from the one-shot supernet of
             stage 3 ("shared"), or starts from random weights ("random"), as does then the base model.
+        objective: settings of the study's objective that differ in this training, such as `{relation = 0.0}`: then the
+            student learns from the labels alone.
     """
 
+    OMITTED_DEFAULTS: ClassVar[tuple[str, ...]] = (*RecipeTable.OMITTED_DEFAULTS, "objective")
+
+    objective: dict[str, Any] | None = None
     start: Literal["supernet", "shared", "random"] = "supernet"

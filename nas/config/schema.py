@@ -160,14 +160,24 @@ class ObjectiveTable(BaseModel):
         if self.name not in OBJECTIVES:
             meant = did_you_mean(self.name, OBJECTIVES)
             raise ConfigError(f"objective.name: there is no {self.name!r}{meant} (objectives: {', '.join(OBJECTIVES)})")
+        self.check_settings("objective", self.settings())
+
+    def check_settings(self, place: str, settings: dict[str, Any]) -> None:
+        """Check settings of the objective, which exists, in the table of this name.
+
+        Raises:
+            ConfigError: the objective has no such setting, or the setting is of another type.
+        """
+        from distill.objectives import OBJECTIVES
+
         defaults = OBJECTIVES[self.name].defaults
-        for key, value in self.settings().items():
+        for key, value in settings.items():
             if key not in defaults:
                 meant = did_you_mean(key, defaults)
                 raise ConfigError(
-                    f"objective: {self.name} has no setting {key!r}{meant}; its settings are {', '.join(defaults)}"
+                    f"{place}: {self.name} has no setting {key!r}{meant}; its settings are {', '.join(defaults)}"
                 )
-            _check_setting(f"objective.{key}", value, defaults[key])
+            _check_setting(f"{place}.{key}", value, defaults[key])
 
     def settings(self) -> dict[str, Any]:
         """The settings of the objective that differ from its defaults."""

@@ -25,7 +25,7 @@ from nas.final.training import curve, final_phases, starting_point, train
 from nas.preparation.phases import FINAL
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import base_of_study
-from search_spaces.architecture import Architecture, Base
+from search_spaces.architecture import OF_EXPERTS, Architecture, Base
 from supernet.build import check_exportable
 
 TEACHER, STUDENT, BASE_MODEL = "teacher", "student", "base model"
@@ -168,10 +168,10 @@ def check_head(architecture: Architecture, kind: str) -> None:
 
 
 def without_experts(base: Base) -> Base:
-    """The base without what belongs to an architecture but not to a study: experts in attention and head, and the scale
-    of gates.
+    """The base without what belongs to an architecture but not to a study: experts in attention and head, and how gates
+    and capacities work.
     """
-    return replace(base, attention_experts=1, head_experts=1, gate_scale="relative")
+    return replace(base, **OF_EXPERTS)
 
 
 def metrics_of(

@@ -48,7 +48,7 @@ from nas.latency.steps import (
     step_names,
     step_times,
 )
-from search_spaces.architecture import DENSE, Architecture, Base, Experts, Genes
+from search_spaces.architecture import DENSE, OF_EXPERTS, Architecture, Base, Experts, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
 from supernet.build import added_operations, build
@@ -223,8 +223,11 @@ def table_path(
     # Operations are part of the key only if they were added, so that tables of this package's operations keep theirs.
     measured = [*sorted(kinds), *added_operations()]
     widths = sorted(set(inner_widths))
-    # What the outputs of experts are multiplied by does not change how long it takes.
-    base_settings = {name: value for name, value in asdict(base).items() if name != "gate_scale"}
+    # What the outputs of experts are multiplied by and the noise of training do not change how long it takes. Without
+    # the usual `capacity_per`, tables that were measured before it existed keep their keys.
+    base_settings = {name: value for name, value in asdict(base).items() if name not in ("gate_scale", "gate_jitter")}
+    if base.capacity_per == OF_EXPERTS["capacity_per"]:
+        del base_settings["capacity_per"]
     key = fingerprint(FORMAT, base_settings, teacher_settings, widths, batch, tokens, device_and_versions, measured)
     return cache / "latencies" / f"{key}.json"
 

@@ -25,6 +25,7 @@ def check(config: StudyConfig) -> None:
     if (source := config.cut_from) is not None:
         check(source)
     config.objective.check()
+    config.objective.check_settings("final.objective", config.final.objective or {})
     config.supernet.check()
     data.check_tasks(config)
     check_corpora(config)

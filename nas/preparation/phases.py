@@ -73,6 +73,8 @@ def settings_of(config: StudyConfig, name: str) -> Settings:
         ConfigError: the objective cannot learn from text.
     """
     settings = config.objective.settings()
+    if name == "final":
+        settings |= config.final.objective or {}
     if not on_text(config, name):
         return settings
     try:

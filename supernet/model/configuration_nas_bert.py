@@ -24,6 +24,8 @@ class NasBertConfig(BertConfig):
         head_experts: prediction layers of a sequence classifier, among which a gate chooses for each sentence.
         gate_scale: `"relative"` or `"probability"`: by what the output of an expert behind a gate is multiplied, its
             probability times count / top_k, or its probability.
+        capacity_per: `"sentence"` or `"batch"`: whether an expert's capacity is a share of the tokens of each sentence
+            or of all tokens of the batch.
         router_jitter_noise: amplitude j of the noise, uniform from 1 - j to 1 + j, by which the input of a gate is
             multiplied in training (Switch).
         embedding_size: the width of a factorised word embedding over trigrams (MobileBERT), or `None`.
@@ -39,6 +41,7 @@ class NasBertConfig(BertConfig):
     attention_experts: int = 1
     head_experts: int = 1
     gate_scale: str = "relative"
+    capacity_per: str = "sentence"
     router_jitter_noise: float = 0.01
     trigram_input: bool = True
     normalization_type: str = "layer_norm"

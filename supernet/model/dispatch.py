@@ -110,9 +110,10 @@ def dispatch_tokens(
     Args:
         experts_NK: the experts of each token.
         count: E.
-        shape: (B, T).
+        shape: (B, T), or (1, B * T) if the capacity is shared by the sentences of the batch.
         capacity: each expert takes at most the first ceil(capacity * K * length / E) tokens of a sentence of that
-            length. The bound applies to each sentence, so results do not depend on the rest of the batch.
+            length. The bound applies to each sentence, so results do not depend on the rest of the batch; or, with the
+            shape (1, B * T), to the batch as if it were one sentence, as in Switch (without its padding).
         batched: pad every expert to as many slots as the one with the most tokens needs.
     """
     if tokens.dense:
@@ -182,7 +183,7 @@ def _bounds(
     batch, length = shape
     lengths_B = torch.full((batch,), length, device=device)
     if tokens.valid_BT is not None:
-        lengths_B = tokens.valid_BT.sum(dim=1)
+        lengths_B = tokens.valid_BT.reshape(batch, length).sum(dim=1)
     return -(-lengths_B * choices * capacity.numerator // (count * capacity.denominator))
 
 

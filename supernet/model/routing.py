@@ -54,10 +54,14 @@ class Router(nn.Module):
         super().__init__()
         self.count, self.top_k, self.routing = experts["count"], experts["top_k"], experts["routing"]
         self.capacity = None if experts["capacity"] is None else Fraction(experts["capacity"])
+        if config.capacity_per not in ("sentence", "batch"):
+            raise ValueError(f"config.capacity_per is {config.capacity_per!r}; known are sentence, batch")
+        self.per_batch = config.capacity_per == "batch"
         self.batched = batched
 
     def dispatch(self, experts_NK: Tensor, shape: tuple[int, ...], tokens: Tokens) -> Dispatch:
         """Dispatch the tokens of a batch of this shape, (B, T), to these experts."""
+        shape = (1, shape[0] * shape[1]) if self.per_batch else shape
         return dispatch_tokens(experts_NK, self.count, shape, tokens, self.capacity, self.batched)
 
 

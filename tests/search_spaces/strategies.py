@@ -70,7 +70,9 @@ def genes_of_layers(draw: st.DrawFn) -> Genes:
 def architectures(draw: st.DrawFn) -> Architecture:
     """Any valid architecture of three small layers."""
     gate_scale = draw(st.sampled_from(["relative", "relative", "probability"]))
-    base = replace(BASE, attention_experts=draw(st.sampled_from([1, 1, 2, 3])), gate_scale=gate_scale)
+    capacity_per = draw(st.sampled_from(["sentence", "sentence", "batch"]))
+    attention_experts = draw(st.sampled_from([1, 1, 2, 3]))
+    base = replace(BASE, attention_experts=attention_experts, gate_scale=gate_scale, capacity_per=capacity_per)
     return Architecture(base, tuple(draw(st.lists(genes_of_layers(), min_size=3, max_size=3))))
 
 

@@ -68,6 +68,9 @@ def test_no_ffn_is_one_value(tmp_path: Path) -> None:
     # Where the base is so narrow that the other layers' expansions leave no channel.
     assert Architecture.uniform(replace(SMALL.base, inner=1), stack=0).layers == (none,) * 4
     assert len({*architecture.transferred(replace(SMALL.base, depth=8)).layers[4:6]}) == 1
+    own = {"attention_experts": 2, "head_experts": 3, "gate_scale": "probability", "capacity_per": "batch"}
+    mixture = replace(architecture, base=replace(architecture.base, **own))
+    assert mixture.transferred(replace(SMALL.base, depth=8)).base == replace(SMALL.base, depth=8, **own)
 
 
 def test_inner_width_is_rounded_down() -> None:
@@ -101,6 +104,10 @@ FAULTS: list[tuple[str, object, str]] = [
     ("layers", [], "layers: 0 given, but base.depth is 4"),
     ("layers.2", 7, "layers[2]: must be a JSON object, not 7"),
     ("base.gate_scale", "plain", "base.gate_scale: must be 'relative' or 'probability', not 'plain'"),
+    ("base.capacity_per", "corpus", "base.capacity_per: must be 'sentence' or 'batch', not 'corpus'"),
+    ("base.gate_jitter", 1, "base.gate_jitter: must be a number from 0 to below 1, not 1"),
+    ("base.gate_jitter", True, "base.gate_jitter: must be a number from 0 to below 1, not True"),
+    ("base.gate_jitter", "0.1", "base.gate_jitter: must be a number from 0 to below 1, not '0.1'"),
     ("base.attention_experts", 0, "base.attention_experts: must be from 1 to 64, not 0"),
     ("layers.2.experts", 7, "layers[2].experts: must be a JSON object, not 7"),
     ("layers.2.experts", {}, "layers[2].experts: the key 'count' is missing"),
@@ -303,10 +310,13 @@ def test_the_number_of_layers_is_checked() -> None:
         Architecture(SMALL.base, SMALL.layers[:3])
 
 
-def test_the_scale_of_gates_is_written_where_it_is_not_the_usual_one() -> None:
-    assert "gate_scale" not in SMALL.to_json()["base"]
-    plain = replace(SMALL, base=replace(SMALL.base, gate_scale="probability"))
-    assert plain.to_json()["base"] == {**SMALL.to_json()["base"], "gate_scale": "probability"}
+@pytest.mark.parametrize(
+    ("name", "value"), [("gate_scale", "probability"), ("gate_jitter", 0.1), ("capacity_per", "batch")]
+)
+def test_how_gates_work_is_written_where_it_is_not_the_usual_way(name: str, value: Any) -> None:
+    assert name not in SMALL.to_json()["base"]
+    plain = replace(SMALL, base=replace(SMALL.base, **{name: value}))
+    assert plain.to_json()["base"] == {**SMALL.to_json()["base"], name: value}
     assert Architecture.from_json(plain.to_json()) == plain != SMALL
 
 

@@ -201,6 +201,8 @@ def test_keys_of_experts() -> None:
         key(capacity=Fraction(5, 4)),
         key(replace(base, attention_experts=2)),
         key(replace(base, gate_scale="probability")),
+        key(replace(base, gate_jitter=0.1)),
+        key(replace(base, capacity_per="batch")),
     ]
     assert len({key(), *others}) == 1 + len(others)
 

@@ -89,9 +89,16 @@ def test_what_gates_multiply_by_needs_no_other_table(tmp_path: Path) -> None:
     given = {"batch": 1, "tokens": 6, "device": "cpu", "cache": tmp_path}
     paths = [
         table_path(replace(BASE, **changes), BertConfig(**SIZES), WIDTHS, **given)
-        for changes in ({}, {"gate_scale": "probability"}, {"attention_experts": 2})
+        for changes in (
+            {},
+            {"gate_scale": "probability"},
+            {"gate_jitter": 0.2},
+            {"attention_experts": 2},
+            {"capacity_per": "batch"},
+        )
     ]
-    assert paths[0] == paths[1] != paths[2]
+    assert paths[0] == paths[1] == paths[2]
+    assert len({paths[0], *paths[3:]}) == 3
 
 
 def priced(base: Base = BASE) -> LatencyTable:

@@ -35,7 +35,7 @@ from tests.tiny import graphs, shaken
 WIDTH = 10
 GATES = [name for name, kind in ROUTINGS.items() if kind.learned]
 # What only experts ask of the configuration.
-ROUTED = {"vocab_size": 20, "router_jitter_noise": 0.0, "gate_scale": "relative"}
+ROUTED = {"vocab_size": 20, "router_jitter_noise": 0.0, "gate_scale": "relative", "capacity_per": "sentence"}
 GATED = [
     FFNGraph.parse(text)
     for text in (

@@ -203,10 +203,18 @@ def test_mixed_precision(batched: bool) -> None:
 
 
 def router(
-    routing: str, count: int = 4, top_k: int = 1, jitter: float = 0.0, scale: str = "relative", **options: object
+    routing: str,
+    count: int = 4,
+    top_k: int = 1,
+    jitter: float = 0.0,
+    scale: str = "relative",
+    per: str = "sentence",
+    **options: object,
 ) -> Router:
     genes = {"count": count, "routing": routing, "top_k": top_k, "capacity": options.pop("capacity", None)}
-    config = SimpleNamespace(vocab_size=20, hidden_size=WIDTH, router_jitter_noise=jitter, gate_scale=scale)
+    config = SimpleNamespace(
+        vocab_size=20, hidden_size=WIDTH, router_jitter_noise=jitter, gate_scale=scale, capacity_per=per
+    )
     module = router_class(genes)(genes, config, **options)
     for table in module.buffers():
         table.copy_(torch.randint(count, (20,), generator=generator(3)))
@@ -304,6 +312,37 @@ def test_the_scale_of_a_gate(routing: str, top_k: int, batched: bool) -> None:
     if top_k == 4:
         totals = plain.weight_S[sent.slot_NK[tokens]].sum(dim=1)
         torch.testing.assert_close(totals, torch.ones(len(tokens)))
+
+
+@LAYOUTS
+@pytest.mark.parametrize("routing", ["hash", "token_gate"])
+def test_capacity_per_batch(routing: str, batched: bool) -> None:
+    """Switch's: each expert takes the first ceil(capacity * K * N / E) of all N tokens that are not padding."""
+    for top_k, capacity in product((1, 2), (Fraction(1, 3), Fraction(5, 4))):
+        module = router(routing, top_k=top_k, per="batch", capacity=str(capacity), batched=batched)
+        sent = decide(module).dispatch
+        everything = decide(router(routing, top_k=top_k, batched=batched)).dispatch
+        valid = MASK.reshape(-1).nonzero().flatten().tolist()
+        limit = math.ceil(capacity * top_k * len(valid) / 4)
+        firsts = [sum(everything.counts[:e]) for e in range(4)]
+        most = max(everything.counts)
+        room, kept = [limit] * 4, set()
+        for token in valid:
+            for choice in range(top_k):
+                slot = int(everything.slot_NK[token, choice])
+                expert = slot // most if batched else max(e for e in range(4) if firsts[e] <= slot)
+                if room[expert]:
+                    room[expert] -= 1
+                    kept.add((token, choice))
+        assert {tuple(pair) for pair in (sent.slot_NK >= 0).nonzero().tolist()} == kept
+        assert sent.counts == tuple(limit - left for left in room)
+        if capacity < 1:
+            assert len(kept) < len(valid) * top_k
+
+
+def test_what_a_capacity_cannot_be_counted_over() -> None:
+    with pytest.raises(ValueError, match=r"^config.capacity_per is 'corpus'; known are sentence, batch$"):
+        router("hash", per="corpus")
 
 
 def test_scales_that_do_not_exist() -> None:

@@ -44,12 +44,14 @@ def expert_head() -> Any:
     st.tuples(st.integers(1, 3), st.integers(1, 6)),
     st.integers(1, 5),
     st.none() | st.fractions(Fraction(1, 5), 2, max_denominator=9),
+    st.booleans(),
     st.data(),
 )
 def test_the_same_pairs_are_dispatched(
-    shape: tuple[int, int], count: int, capacity: Fraction | None, data: st.DataObject
+    shape: tuple[int, int], count: int, capacity: Fraction | None, per_batch: bool, data: st.DataObject
 ) -> None:
     batch_size, length = shape
+    shape = (1, batch_size * length) if per_batch else shape
     top_k, seed = data.draw(st.integers(1, count)), data.draw(st.integers(0, 99))
     lengths = data.draw(st.lists(st.integers(0, length), min_size=batch_size, max_size=batch_size))
     tokens = Tokens(None, torch.arange(length) < torch.tensor(lengths)[:, None])
