@@ -3,6 +3,7 @@
     python -m nas.inspect results/demo                  (the winner so far)
     python -m nas.inspect results/demo/stage-1/best.json
     python -m nas.inspect efficientbert --tokens 64 --labels 2
+    python -m nas.inspect results/demo/final --singular-values
 
 ARCH is the name of a published architecture, the JSON file of an architecture, the best.json of a stage, or the folder
 of a study or checkpoint.
@@ -141,6 +142,32 @@ def show(architecture: Architecture, tokens: int, labels: int, head: str, consol
     console.print(f"speedup    {facts['speedup']:>{width}.2f} over the base in linear maps (MoEBERT)")
 
 
+def show_singular_values(folder: Path, console: Console) -> None:
+    """Print how many singular values of a checkpoint's FFN output maps are large, and their weights if the others were
+    left out (MiniMoE, table 12). Raises UserError as `spectra`.
+    """
+    from nas.singular_values import THRESHOLDS, spectra
+
+    found = spectra(folder)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("layer", "block", "expert", *(f"above {threshold}" for threshold in THRESHOLDS), "weights"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column(f"decomposed above {THRESHOLDS[1]}", justify="right", no_wrap=True)
+    for one in found:
+        count = len(one.values)
+        above = (f"{one.above(threshold)}/{count} = {one.above(threshold) / count:.0%}" for threshold in THRESHOLDS)
+        weights = (f"{one.shape[0] * one.shape[1]:,}", f"{one.params(THRESHOLDS[1]):,}")
+        table.add_row(str(one.layer), str(one.block), str(one.expert or ""), *above, *weights)
+    total = sum(len(one.values) for one in found)
+    above = (f"{sum(one.above(threshold) for one in found) / total:.0%}" for threshold in THRESHOLDS)
+    whole = sum(one.shape[0] * one.shape[1] for one in found)
+    decomposed = sum(one.params(THRESHOLDS[1]) for one in found)
+    table.add_section()
+    table.add_row("all", "", "", *above, f"{whole:,}", f"{decomposed:,}")
+    console.width = max(console.width, 120)
+    console.print(table)
+
+
 def parser() -> Parser:
     """The command line's options."""
     result = Parser(prog="nas.inspect", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
@@ -156,6 +183,12 @@ def parser() -> Parser:
     form = result.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
     form.add_argument("--latex", action="store_true", help="print only the formula of each layer, in LaTeX")
+    form.add_argument(
+        "--singular-values",
+        action="store_true",
+        help="of a checkpoint, BERT's included: how many singular values of each FFN's or expert's output map are "
+        "above 0.2, 0.1 and 0.05 of the largest",
+    )
     return result
 
 
@@ -165,6 +198,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = its_parser.parse_args(argv)
     try:
         load_extensions()
+        if options.singular_values:
+            show_singular_values(Path(options.architecture), Console(highlight=False))
+            return 0
         architecture = found(options.architecture)
     except UserError as error:
         its_parser.error(str(error))

@@ -1,0 +1,78 @@
+"""Singular values of a checkpoint's FFN output maps: how much of them a low-rank decomposition would need (MiniMoE,
+appendix G, table 12).
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nas.config.schema import ConfigError
+
+# The parts of the largest singular value above which values are counted, as in the paper.
+THRESHOLDS = (0.2, 0.1, 0.05)
+# Our own layers, and those of BERT.
+_OUTPUT = re.compile(r"(?:^|\.)layer\.(\d+)\.(?:ffn\.(\d+)\.project|output\.dense)\.weight$")
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The singular values of one FFN output map.
+
+    Attributes:
+        layer, block, expert: from 1; `block` in the stack of the layer, `expert` None in a dense layer.
+        values: relative to the largest one, in descending order.
+        shape: of the map, (width, inner width).
+    """
+
+    layer: int
+    block: int
+    expert: int | None
+    values: np.ndarray
+    shape: tuple[int, int]
+
+    def above(self, threshold: float) -> int:
+        """How many values are above this part of the largest one."""
+        return int((self.values > threshold).sum())
+
+    def params(self, threshold: float) -> int:
+        """The weights of a decomposition with the values above `threshold`, or those of the map itself if it has
+        fewer.
+        """
+        rows, columns = self.shape
+        return min(rows * columns, self.above(threshold) * (rows + columns))
+
+
+def spectra(folder: Path) -> list[Spectrum]:
+    """The spectra of all FFN output maps of a checkpoint, in the order of layers, blocks and experts.
+
+    Raises:
+        ConfigError: the folder has no weights, or none of FFNs, or they are not finite.
+    """
+    from safetensors import safe_open
+
+    file = folder / "model.safetensors"
+    if not file.exists():
+        raise ConfigError(f"{folder} has no {file.name}: give the folder of a checkpoint")
+    found: list[Spectrum] = []
+    with safe_open(file, framework="pt") as weights:
+        for name in weights.keys():  # noqa: SIM118  (it is not iterable itself)
+            if match := _OUTPUT.search(name):
+                layer, block = int(match[1]) + 1, int(match[2] or 0) + 1
+                weight = weights.get_tensor(name).float().numpy()
+                if not np.isfinite(weight).all():
+                    raise ConfigError(f"{file}: {name} is not finite")
+                if weight.ndim == 2:
+                    found.append(_spectrum(layer, block, None, weight))
+                else:
+                    found += [_spectrum(layer, block, number, own) for number, own in enumerate(weight, start=1)]
+    if not found:
+        raise ConfigError(f"{file} has no FFN of a BERT")
+    return sorted(found, key=lambda one: (one.layer, one.block, one.expert or 0))
+
+
+def _spectrum(layer: int, block: int, expert: int | None, weight: np.ndarray) -> Spectrum:
+    values = np.linalg.svd(weight, compute_uv=False)
+    rows, columns = weight.shape
+    return Spectrum(layer, block, expert, values / max(values[0], np.finfo(values.dtype).tiny), (rows, columns))
