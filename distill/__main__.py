@@ -54,7 +54,12 @@ def parser() -> Parser:
         metavar="DIR",
         help="folder of the task's official files (default: downloaded from the hub)",
     )
-    add("--train", type=Path, metavar="FILE", help="your own rows: .tsv, .csv, .jsonl or .parquet, with column names")
+    add(
+        "--train",
+        type=Path,
+        metavar="FILE",
+        help="your own rows: .tsv, .csv, .jsonl or .parquet, with column names; with --task in place of its own",
+    )
     add("--dev", type=Path, metavar="FILE", help="rows on which scores are measured")
     add("--text", default="sentence", metavar="COLUMN", help="column of the (first) sentence (default: %(default)s)")
     add("--pair", metavar="COLUMN", help="column of the second sentence, if there are pairs")

@@ -25,6 +25,7 @@ COMMANDS = {
     "nas.export.command": "python -m nas.export",
     "nas.final.command": "python train_final.py",
     "distill.__main__": "python -m distill",
+    "distill.augment": "python -m distill.augment",
     "supernet.student": "python -m supernet.student",
     "supernet.experts.command": "python -m supernet.experts",
 }

@@ -20,6 +20,7 @@ COMMANDS = {
     "python -m nas.export": "nas/export/command.py",
     "python train_final.py": "nas/final/command.py",
     "python -m distill": "distill/__main__.py",
+    "python -m distill.augment": "distill/augment.py",
     "python -m supernet.student": "supernet/student.py",
     "python -m supernet.experts": "supernet/experts/command.py",
 }

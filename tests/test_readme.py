@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from distill.__main__ import parser as distill_parser
+from distill.augment import parser as augment_parser
 from distill.objectives import OBJECTIVES
 from distill.tasks.readers import conll, glue, squad
 from distill.tasks.readers import embedded as demo
@@ -31,6 +32,7 @@ def test_options_exist() -> None:
         "nas.pick": pick.parser,
         "train_final.py": final_parser,
         "distill": distill_parser,
+        "distill.augment": augment_parser,
         "supernet.student": student.parser,
         "supernet.experts": experts.parser,
     }

@@ -36,10 +36,17 @@ def check(options: Any, parser: Parser) -> None:
 
 def _check_rows(options: Any, parser: Parser) -> None:
     sources = [name for name in ("task", "train", "corpus") if getattr(options, name) is not None]
-    if len(sources) != 1:
-        raise UserError("give the rows by one of --task NAME, --train FILE with --dev FILE, or --corpus TEXT")
-    (source,) = sources
-    if source == "train" and options.dev is None:
+    if len(sources) != 1 and sources != ["task", "train"]:
+        raise UserError(
+            "give the rows by one of --task NAME, --train FILE with --dev FILE, or --corpus TEXT; or by --task NAME "
+            "with other training rows, --train FILE"
+        )
+    source = sources[0]
+    if sources == ["task", "train"]:
+        if options.dev is not None or options.regression:
+            name = "dev" if options.dev is not None else "regression"
+            raise UserError(f"--{name}: --task {options.task} has its own; leave it out, or leave out --task")
+    elif source == "train" and options.dev is None:
         raise UserError("--dev: give another file than --train, because scores are not measured on training rows")
     if options.pack and source != "corpus":
         raise UserError("--pack: only paragraphs of text are put together; add --corpus TEXT, or leave out --pack")

@@ -10,10 +10,10 @@ from distill.files import cache_folder, create_once
 from distill.objectives.outputs import Batch
 from distill.tasks.encoding import Encoded
 from distill.tasks.readers import load_task
-from distill.tasks.readers.tables import table_task
+from distill.tasks.readers.tables import read_rows, table_task
 from distill.tasks.readers.texts import read_paragraphs, text_key
-from distill.tasks.splits import AnySplit, joined
-from distill.tasks.task import Task, TaskError
+from distill.tasks.splits import AnySplit, Split, joined
+from distill.tasks.task import Task, TaskData, TaskError
 from distill.tasks.text import load_text, save_text, stored_text_key
 from distill.tasks.types import CLASSIFICATION, MASKED_LM, REGRESSION, encode
 from distill.training.evaluation import split_batches
@@ -70,14 +70,15 @@ def load_rows(options: Any, tokenizer: Any, labels: tuple[str, ...] = ()) -> Row
     if options.corpus is not None:
         text = encoded_text(options, tokenizer)
         return Rows(text.kind, text)
-    if options.train is not None:
+    if options.train is not None and options.task is None:
         kind = REGRESSION if options.regression else CLASSIFICATION
         columns = {"text": options.text, "label": options.label, "pair": options.pair}
         data = table_task(options.train, options.dev, **columns, labels=labels or None, kind=kind)
     else:
         data = load_task(options.task, options.data)
     kind = data.task.kind
-    train = encoded(joined(data.train, data.search), kind)
+    rows = joined(data.train, data.search) if options.train is None or options.task is None else own_rows(options, data)
+    train = encoded(rows, kind)
     return Rows(kind, train, data.task, data.dev, encoded(data.dev, kind))
 
 
@@ -93,6 +94,22 @@ def check_sizes(options: Any, config: Any, name: str, rows: Rows, tokenizer: Any
             f"--max-length {options.max_length}: rows have up to {rows.longest} tokens; the model {name!r} takes at "
             f"most {config.max_position_embeddings}"
         )
+
+
+def own_rows(options: Any, data: TaskData[Any]) -> Split:
+    """The rows of `--train`, which take the place of a task's training rows.
+
+    Raises:
+        UserError: they cannot be read, or are not such rows as the task's.
+    """
+    task = data.task
+    if not isinstance(data.train, Split):
+        raise UserError(f"--train: the rows of --task {options.task} are not those of a table; leave it out")
+    if data.train.paired != (options.pair is not None):
+        problem = "are pairs: add --pair" if data.train.paired else "are single sentences: leave out --pair"
+        raise UserError(f"--train {options.train}: the rows of --task {options.task} {problem}")
+    rows, _ = read_rows(options.train, options.text, options.label, options.pair, task.labels or None, task.kind)
+    return rows
 
 
 def encoded_text(options: Any, tokenizer: Any) -> Encoded:

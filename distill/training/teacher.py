@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from distill.files import fingerprint
 from distill.objectives import hard_labels
 from distill.objectives.outputs import Batch
-from distill.tasks.types import CLASSIFICATION, task_type
+from distill.tasks.types import CLASSIFICATION, MASKED_LM, task_type
 from distill.training.checkpoint import Checkpoint
 from distill.training.loop import train
 from distill.training.recipe import Recipe
@@ -122,6 +122,11 @@ def load_model(
             f"{', '.join(labels)}"
         )
     if any(not name.startswith(f"{model.base_model_prefix}.") for name in new):
+        if kind == MASKED_LM:
+            raise TeacherError(
+                f"the model {source!r} has no trained head for this task, to predict masked words: choose a "
+                "pre-trained encoder that has kept it, such as bert-base-uncased"
+            )
         raise TeacherError(f"the model {source!r} has no trained head for this task: fine-tune it first")
     if stored_labels and labels and tuple(stored_labels) != tuple(labels):
         raise TeacherError(

@@ -18,6 +18,7 @@ def test_every_command_has_a_line() -> None:
     found = commands()
     assert {"python -m nas.search", "python -m nas.pick", "python -m nas.inspect", "python -m distill"} <= found.keys()
     assert {"python train_final.py", "python -m supernet.student", "python -m supernet.experts"} <= found.keys()
+    assert "python -m distill.augment" in found
     assert all(len(line) > 20 for line in found.values())
     assert "python -m nas.pipeline" not in found and "python -m nas.overview" not in found
 

@@ -88,6 +88,12 @@ def filled(changes: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
         ([], {"max_length": 64, "train": "LONG"}, "--max-length 64: rows have up to 52 tokens; the model .*40"),
         ([], {"task": "sst3"}, "unknown task 'sst3'; did you mean 'sst2'"),
         ([], {"task": "sst2", "data": "FIXTURES/nowhere"}, "nowhere"),
+        ([], {"task": "sst2", "train": "x.tsv", "dev": "y.tsv"}, "--dev: --task sst2 has its own; leave it out"),
+        (
+            ["--pair", "other"],
+            {"task": "word_order", "train": "FIXTURES/train.tsv"},
+            "the rows of --task word_order are single sentences: leave out --pair",
+        ),
         ([], {"train": None}, "give the rows by one of --task NAME, --train FILE with --dev FILE, or --corpus TEXT"),
         ([], {"dev": None}, "--dev: give another file than --train"),
         ([], {"dev": "FIXTURES/train.tsv"}, "train.tsv: this is the file of the training rows"),

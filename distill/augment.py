@@ -1,0 +1,203 @@
+"""Augment labelled sentences by copies with some words replaced, for `python -m distill --train`.
+
+    python -m distill.augment --model MLM --task sst2 --data GLUE --out rows.tsv
+    python -m distill.augment --model MLM --train FILE --text COLUMN --label COLUMN [--pair COLUMN] --out rows.tsv
+
+TinyBERT's augmentation (Jiao et al., 2020, section 3.3): MLM, an encoder with a masked-word head, predicts the words
+that may stand in the place of another. rows.tsv has every training row, followed by its copies with the same label.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+# Slow imports are inside functions, where Ctrl-C is caught.
+from distill.choices import listing, tasks
+from distill.cli import DONE, Parser, add_output_options, device, interruptible
+from distill.training.progress import loading
+from search_spaces.errors import UserError
+
+# A sentence, the second one of a pair or None, and the label.
+AugmentedRow = tuple[str, str | None, Any]
+
+
+def parser() -> Parser:
+    result = Parser(prog="distill.augment", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.usage = "python -m distill.augment --model MLM --out FILE [option ...]"
+    add = result.add_argument
+    add("--model", required=True, metavar="MLM", help="a pre-trained encoder with its masked-word head")
+    add("--out", type=Path, required=True, metavar="FILE", help="new .tsv file for the rows and their copies")
+    add("--dev-out", type=Path, metavar="FILE", help="new .tsv file for the dev rows of --task, as they are")
+    add = result.add_argument_group("rows").add_argument
+    add("--task", action=listing(tasks), metavar="NAME", help="name of the task; '?' lists all")
+    add(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="folder of the task's official files (default: downloaded from the hub)",
+    )
+    add("--train", type=Path, metavar="FILE", help="your own rows: .tsv, .csv, .jsonl or .parquet, with column names")
+    add("--text", default="sentence", metavar="COLUMN", help="column of the (first) sentence (default: %(default)s)")
+    add("--pair", metavar="COLUMN", help="column of the second sentence, if there are pairs")
+    add("--label", default="label", metavar="COLUMN", help="column of the class or number (default: %(default)s)")
+    add("--regression", action="store_true", help="the labels are numbers, not classes")
+    add = result.add_argument_group("copies").add_argument
+    add("--copies", type=int, default=20, metavar="N", help="copies of every sentence (default: %(default)s)")
+    add(
+        "--probability",
+        type=float,
+        default=0.4,
+        metavar="P",
+        help="probability that a copy replaces a word (default: %(default)s)",
+    )
+    add(
+        "--candidates",
+        type=int,
+        default=15,
+        metavar="K",
+        help="words that may stand in the place of a word (default: %(default)s)",
+    )
+    add(
+        "--vectors",
+        type=Path,
+        metavar="FILE",
+        help="word vectors such as GloVe's, whose neighbours replace words of several pieces (default: these stay)",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="seed of the choices (default: %(default)s)")
+    add("--batch-size", type=int, default=64, metavar="N", help="masked sentences per batch (default: %(default)s)")
+    add("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"], help="(default: %(default)s)")
+    add_output_options(result, "the numbers of rows")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    options = parser().parse_args(argv)
+    return interruptible("distill.augment", lambda: command(options))
+
+
+def command(options: Any) -> int:
+    """Write the rows and their copies.
+
+    Raises:
+        UserError: the options are invalid, or the model or the rows cannot be used.
+    """
+    check(options)
+    with loading(options.quiet):
+        from rich.console import Console
+        from transformers.utils import logging
+
+        from distill.files import write_atomically
+        from distill.tasks.augmentation import Augmentation, read_neighbours
+        from distill.tasks.types import MASKED_LM
+        from distill.training.loop import make_accelerator
+        from distill.training.progress import Progress
+        from distill.training.teacher import load_model, load_tokenizer
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    train, dev, names, columns = load(options)
+    tokenizer = load_tokenizer(options.model)
+    model = load_model(options.model, (), MASKED_LM, new_head=False)
+    augmentation = Augmentation(
+        model.to(make_accelerator(options.device, mixed_precision=False).device).eval(),
+        tokenizer,
+        None if options.vectors is None else read_neighbours(options.vectors),
+        options.copies,
+        options.probability,
+        options.candidates,
+        options.seed,
+        options.batch_size,
+    )
+    total = len(train) * (1 + options.copies * (2 if train.paired else 1))
+    with Progress(Console(highlight=False, soft_wrap=True, stderr=options.json), options.quiet) as progress:
+
+        def reported() -> Iterator[AugmentedRow]:
+            for number, row in enumerate(augmentation.rows(train)):
+                if number % 1000 == 0:
+                    progress.update("augmenting", number / total)
+                yield row
+
+        try:
+            write_atomically(options.out, lambda draft: write(draft, reported(), columns, names))
+            if options.dev_out is not None:
+                plain = zip(dev.texts, dev.pairs or [None] * len(dev), dev.labels, strict=True)
+                write_atomically(options.dev_out, lambda draft: write(draft, plain, columns, names))
+        except OSError as error:
+            raise UserError(f"--out {options.out}: {error.strerror}") from None
+    if options.json:
+        print(json.dumps({"rows": len(train), "written": total, "file": str(options.out)}, indent=2))
+    else:
+        print(f"wrote {options.out}: {len(train):,} rows, {total:,} with their copies")
+    return DONE
+
+
+def check(options: Any) -> None:
+    """Raise UserError for options that are invalid independently of model and rows."""
+    if (options.task is None) == (options.train is None):
+        raise UserError("give the rows by one of --task NAME or --train FILE")
+    if options.task is None:
+        for name in ("data", "dev_out"):
+            if getattr(options, name) is not None:
+                raise UserError(f"--{name.replace('_', '-')}: only for a --task; leave it out")
+    else:
+        for name in ("text", "pair", "label", "regression"):
+            if getattr(options, name) != parser().get_default(name):
+                raise UserError(f"--{name} describes the rows of --train FILE; add --train, or leave it out")
+    for name, minimum in (("copies", 1), ("candidates", 1), ("batch_size", 1), ("seed", 0)):
+        if getattr(options, name) < minimum:
+            value = getattr(options, name)
+            raise UserError(f"--{name.replace('_', '-')}: must be at least {minimum}, not {value}")
+    if not 0 <= options.probability <= 1:
+        raise UserError(f"--probability: must be between 0 and 1, not {options.probability}")
+    for flag, file in (("--out", options.out), ("--dev-out", options.dev_out)):
+        if file is not None and file.suffix != ".tsv":
+            raise UserError(f"{flag} {file}: the name must end in .tsv")
+        if file is not None and file.exists():
+            raise UserError(f"{flag} {file} exists: choose another name")
+    if options.out == options.dev_out:
+        raise UserError(f"--dev-out {options.dev_out}: this is --out; choose another name")
+
+
+def load(options: Any) -> tuple[Any, Any, tuple[str, ...], tuple[str, ...]]:
+    """The training rows, the dev rows (None for own files), the names of the classes, and the columns to write.
+
+    Raises:
+        UserError: they cannot be read, or are not sentences.
+    """
+    from distill.tasks.readers import load_task
+    from distill.tasks.readers.tables import read_rows
+    from distill.tasks.splits import Split, joined
+    from distill.tasks.types import CLASSIFICATION, REGRESSION
+
+    if options.train is not None:
+        kind = REGRESSION if options.regression else CLASSIFICATION
+        rows, names = read_rows(options.train, options.text, options.label, options.pair, kind=kind)
+        pair = () if options.pair is None else (options.pair,)
+        return rows, None, names, (options.text, *pair, options.label)
+    data = load_task(options.task, options.data)
+    if not isinstance(data.train, Split):
+        raise UserError(f"--task {options.task}: only labelled sentences can be augmented, not {data.task.kind}")
+    columns = ("sentence", "pair", "label") if data.train.paired else ("sentence", "label")
+    return joined(data.train, data.search), data.dev, data.task.labels, columns
+
+
+def write(path: Path, rows: Iterable[AugmentedRow], columns: Sequence[str], names: Sequence[str]) -> None:
+    """Write rows as they are made.
+
+    Args:
+        names: the names of the classes; empty if the labels are numbers.
+    """
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write("\t".join(columns) + "\n")
+        for text, pair, label in rows:
+            cells = [text, *([] if pair is None else [pair]), str(names[label] if names else label)]
+            # The format has no quotes, so that a cell cannot have tabs or line breaks.
+            file.write("\t".join(" ".join(cell.split()) for cell in cells) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
