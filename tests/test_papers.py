@@ -16,6 +16,7 @@ import pytest
 import tomli_w
 from transformers import (
     BertConfig,
+    BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertPreTrainedModel,
@@ -23,6 +24,7 @@ from transformers import (
 )
 
 from benchmarks.catalogue import CATALOGUE
+from distill import augment
 from distill.__main__ import main as distill_main
 from distill.__main__ import parser as distill_parser
 from distill.tasks.readers.glue import TASKS
@@ -46,6 +48,7 @@ PROGRAMS: dict[str, tuple[Callable[[], ArgumentParser], Callable[[list[str]], in
     "nas.export": (export.parser, export.main),
     "train_final.py": (final.parser, final.main),
     "distill": (distill_parser, distill_main),
+    "distill.augment": (augment.parser, augment.main),
     "supernet.experts": (experts.parser, experts.main),
     "supernet.student": (student.parser, student.main),
 }
@@ -235,7 +238,11 @@ class World:
         """The command with the files of this folder for the names in capitals, and with few and small steps."""
         names: dict[str, Callable[[], object]] = {
             "TEACHER": lambda: self.bert("bert", 3072, 12),
-            "bert-base-uncased": lambda: self.bert("bert", 3072, 12),
+            "bert-base-uncased": lambda: (
+                self.bert("words", 3072, 12, BertForMaskedLM)
+                if program == "distill.augment"
+                else self.bert("bert", 3072, 12)
+            ),
             "LARGE": lambda: self.bert("large", 4096, 24),
             "READER": lambda: self.bert("reader", 3072, 12, BertForQuestionAnswering),
             "GLUE": lambda: self.glue,
@@ -255,7 +262,7 @@ class World:
             elif before == "--evaluate":
                 result.append(str(self.trained))
             elif before == "--out":
-                result.append(str(self.fresh("out")))
+                result.append(f"{self.fresh('out')}{Path(word).suffix}")
             elif word == "OUT":
                 result.append(str(trained[program]()))
             elif before == "--tasks" and program == "train_final.py" and "mnli" in word:
@@ -272,6 +279,7 @@ class World:
                 result.append(str(names[word]()) if word in names else word)
         small, few = ["--max-length", "16"], ["--batch-size", "4"]
         more = {
+            "distill.augment": ["--copies", "2"],
             "distill": [*small, *few, *([] if "--steps" in words else ["--steps", "2"])],
             "supernet.experts": [*small, "--importance-batches", "1", *([] if "--batch-size" in words else few)],
             "nas.search": ["--out", str(self.fresh("results")), "--workers", "1"],
