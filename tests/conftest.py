@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.slow_thirds", "pytester"]
+pytest_plugins = ["tests.slow_thirds", "tests.trust_counts", "pytester"]
 
 if TYPE_CHECKING:
     from pathlib import Path
