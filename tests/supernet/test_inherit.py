@@ -286,7 +286,8 @@ DEEP = {gated: shaken(build(full_architecture(BASE, GEGLU if gated else GELU, 4)
 @settings(max_examples=40, deadline=None)
 @given(strategies.architectures(), st.booleans())
 def test_experts_of_any_architecture_take_slices(architecture: Architecture, gated: bool) -> None:
-    assert replace(architecture.base, attention_experts=1, gate_scale="relative") == BASE
+    drawn = ("attention_experts", "gate_scale", "gate_jitter", "capacity_per")
+    assert replace(architecture.base, **{name: getattr(BASE, name) for name in drawn}) == BASE
     check_experts(DEEP[gated], architecture)
 
 

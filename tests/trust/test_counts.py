@@ -17,7 +17,10 @@ def test_numbers(cases):
 
 
 @pytest.mark.parametrize(("options", "even", "odd"), [([], 2, 1), (["--full"], 4, 3)])
-def test_cases_are_counted(pytester: pytest.Pytester, options: list[str], even: int, odd: int) -> None:
+def test_cases_are_counted(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, options: list[str], even: int, odd: int
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the new process looks for the plugin
     file = Path(pytester.path, "counts.json")
     file.write_text('{"another": {"refused": 1}}')
     pytester.makepyfile(test_case=TEST)
