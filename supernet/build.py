@@ -10,7 +10,14 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from transformers.initialization import no_init_weights
 
 from distill.objectives.outputs import INPUTS
-from distill.tasks.types import CLASSIFICATION, MASKED_LM, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.tasks.types import (
+    CLASSIFICATION,
+    MASKED_LM,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TOKEN_CLASSIFICATION,
+    task_type,
+)
 from distill.training.teacher import TeacherError
 from search_spaces.architecture import DENSE, Architecture, Base, Experts
 from search_spaces.errors import UserError
@@ -57,8 +64,10 @@ ACTIVATIONS: dict[str, tuple[str, str]] = {
     "swish": ("swish", "tanh"),
 }
 
+# What loads a checkpoint from here on takes these classes, not the code in the checkpoint's folder.
 AutoConfig.register("nas_bert", NasBertConfig)
-AutoModel.register(NasBertConfig, NasBertModel)
+for kind, model in HEADS.items():
+    (AutoModel if kind == "none" else task_type(kind).model).register(NasBertConfig, model, exist_ok=True)
 
 
 def config_of(architecture: Architecture, labels: int = 2, template: PretrainedConfig | None = None) -> NasBertConfig:

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -27,6 +29,13 @@ def program(*names: str) -> str:
         if path is not None:
             return path
     _missing(f"needs the program {' or '.join(names)}: install it")
+
+
+def succeeds(command: Sequence[str], what: str) -> None:
+    """Run a command that fetches something; if it fails, the test is skipped or fails."""
+    finished = subprocess.run(command, capture_output=True, text=True)
+    if finished.returncode != 0:
+        _missing(f"needs {what}: {(finished.stderr.strip().splitlines() or ['no message'])[-1]}")
 
 
 def _missing(reason: str) -> NoReturn:

