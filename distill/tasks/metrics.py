@@ -4,7 +4,7 @@ Every metric is a function of sums over the rows of a split, so it is computed f
 standard error follows from the same numbers: analytically for means (binomial for means of 0 and 1), otherwise by the
 bootstrap. Two models are compared on the same rows: the standard error of the paired difference leaves out what makes
 rows easy or hard for both. An undefined metric (no entities at all, constant predictions in a correlation) is 0.0
-instead of NaN, as in scikit-learn, seqeval and the official scripts for F1 and Matthews.
+instead of NaN, as in scikit-learn and the official scripts for F1 and Matthews.
 """
 
 import math
@@ -253,17 +253,38 @@ def _right_words(predictions: Any, references: Any, labels: Sequence[str]) -> np
 
 
 def _entities(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
-    """Entities as defined by conlleval; an entity is correct if its type and its first and last word are."""
-    from seqeval.metrics.sequence_labeling import get_entities
+    """Counts of the entities that are in both, that are predicted and that are real. An entity is correct if its type
+    and its first and last word are.
+    """
 
     def entities(tags: Sequence[int]) -> set[tuple[str, int, int]]:
-        return set(get_entities([OUTSIDE if tag < 0 else labels[tag] for tag in tags]))
+        return set(entities_of([OUTSIDE if tag < 0 else labels[tag] for tag in tags]))
 
     rows = []
     for predicted, expected in zip(predictions, references, strict=True):
         found, real = entities(predicted), entities(expected)
         rows.append((len(found & real), len(found), len(real)))
     return np.array(rows)
+
+
+def entities_of(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """The entities of a sentence as (type, first word, last word), by the rules of the official script conlleval.
+
+    Args:
+        tags: of the words, such as "B-LOC": the places B, I, E (last word) and S (single word), or "O". A word belongs
+            to the entity of the word before it if its place is I or E, that of the word before is B or I, and their
+            types are equal; every other word that is not O begins an entity.
+    """
+    entities: list[tuple[str, int, int]] = []
+    place_before = kind_before = ""
+    for word, tag in enumerate(tags):
+        place, _, kind = tag.partition("-")
+        if place in ("I", "E") and place_before in ("B", "I") and kind == kind_before:
+            entities[-1] = (kind, entities[-1][1], word)
+        elif tag != OUTSIDE:
+            entities.append((kind, word, word))
+        place_before, kind_before = place, kind
+    return entities
 
 
 def _exact(predictions: Sequence[str], references: Sequence[Sequence[str]], labels: Sequence[str]) -> np.ndarray:
