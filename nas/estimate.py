@@ -24,6 +24,7 @@ from search_spaces import cost
 from search_spaces.architecture import Architecture, Base
 from search_spaces.errors import UserError
 from search_spaces.graph import FFNGraph
+from supernet.one_shot import DRAWN_IN_SANDWICH
 
 # A training step computes about as much as this many forward passes.
 FORWARD_PASSES_OF_A_STEP = 3
@@ -127,7 +128,8 @@ class Estimator:
                 base, graph = self._supernet()
                 largest = Architecture.uniform(base, graph, max(self.config.space.stacks))
                 shared = self.sentences(self.config.sharing) + self.sentences(self.config.sharing_pretrain)
-                shared *= 4 if self.config.sharing.sandwich else 1
+                sharing = self.config.sharing
+                shared *= len(sharing.widths) or (2 + DRAWN_IN_SANDWICH if sharing.sandwich else 1)
                 parts.append(Part("one-shot supernet: training", 1, self._train(largest, shared)))
             parts.append(Part(f"stage-{stage}", table.trials, self.trial(table, stage)))
             parts.append(Part(f"confirmation of stage {stage}", confirmations_of(table, stage), self.training()))

@@ -24,8 +24,8 @@ from supernet.build import build, head_of
 from supernet.experts.routers import initial_gate, routing_tables
 from supernet.inherit import inherit
 
-# Number of architectures in one step of the sandwich rule: the largest, the smallest, and two random ones.
-SANDWICH = 4
+# In one step of the sandwich rule, the number of architectures that are drawn beside the largest and the smallest.
+DRAWN_IN_SANDWICH = 2
 
 
 class OneShotSupernet(nn.Module):
@@ -164,18 +164,21 @@ def train_one_shot(
     *,
     teachers: Mapping[str, TeacherOutputs],
     accelerator: Accelerator,
-    extremes: tuple[Architecture, ...] = (),
+    fixed: tuple[Architecture, ...] = (),
+    drawn: int = 1,
     seed: int = 0,
     after_step: Callable[[int, float], None] | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> list[float]:
     """Train the shared weights in place on all tasks; returns the losses.
 
-    Every step trains one architecture, sampled from the space, on a batch of one task. With `extremes`, the largest and
-    the smallest architecture, every step accumulates the gradients of these and of two random ones on the same batch
-    (the sandwich rule; Yu and Huang, 2019).
+    Every step accumulates the gradients of one or several architectures on the same batch of one task. By the sandwich
+    rule (Yu and Huang, 2019) these are the largest, the smallest and `DRAWN_IN_SANDWICH` random ones; in DynaBERT (Hou
+    et al., 2020) one of every width.
 
     Args:
+        fixed: the architectures that every step trains.
+        drawn: how many it also samples from the space.
         turns: the task of every step, as from `interleaved`.
         batches: for each task its training batches, `recipe.gradient_accumulation_steps` for each of its turns.
         teachers: for each task the outputs of its teacher.
@@ -189,9 +192,9 @@ def train_one_shot(
     def scheduled_batches() -> Iterator[Batch]:
         for step, task in enumerate(turns):
             rng = random.Random(f"{seed}/{step}")
-            drawn = [space.sample(rng) for _ in range(SANDWICH - 2 if extremes else 1)]
+            architectures = (*fixed, *(space.sample(rng) for _ in range(drawn)))
             for batch in islice(streams[task], recipe.gradient_accumulation_steps):
-                for architecture in (*extremes, *drawn):
+                for architecture in architectures:
                     supernet.activate(architecture, task)
                     yield batch
 
@@ -202,7 +205,7 @@ def train_one_shot(
         recipe,
         accelerator=accelerator,
         teacher=lambda step, batch: teachers[supernet.task](step, batch),
-        accumulate=(SANDWICH if extremes else 1) * recipe.gradient_accumulation_steps,
+        accumulate=(len(fixed) + drawn) * recipe.gradient_accumulation_steps,
         seed=seed,
         after_step=after_step,
         checkpoint=checkpoint,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from distill.training.recipe import Recipe, steps_of_epochs
-from nas.config.values import Corpora, Share, Steps, Table, Weight
+from nas.config.values import Corpora, PositiveShare, Share, Steps, Table, Weight
 
 
 class RecipeTable(Table):
@@ -128,11 +128,16 @@ class SharingTable(RecipeTable):
 
     Attributes:
         sandwich: train the largest, the smallest and two random architectures in every step instead of one random one.
+        widths: train in every step the students whose layers all have one of these expansions, such as ["1", "3/4",
+            "1/2", "1/4"] (DynaBERT's widths; Hou et al., 2020), instead of random ones.
         inheritance: whether candidates are plain slices of the trained one-shot supernet, or compensated.
         rows: the number of rows of each task's search split on which candidates are scored. None: all of them.
     """
 
+    OMITTED_DEFAULTS: ClassVar[tuple[str, ...]] = (*RecipeTable.OMITTED_DEFAULTS, "widths")
+
     sandwich: bool = False
+    widths: tuple[PositiveShare, ...] = ()
     inheritance: Literal["sliced", "compensated"] = "sliced"
     rows: Annotated[int, Field(ge=1)] | None = None
 

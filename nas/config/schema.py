@@ -458,10 +458,24 @@ class StudyConfig(Table):
                     f'{name}.score: fidelity is for untrained candidates; use "metric", '
                     f'or {name}.evaluation = "untrained"'
                 )
-        if self.sharing.sandwich and self.stage3.evaluation != "one_shot":
-            raise ValueError('sharing.sandwich is for a one-shot supernet: set stage3.evaluation = "one_shot"')
-        if self.sharing.inheritance == "compensated" and self.stage3.evaluation != "one_shot":
-            raise ValueError('sharing.inheritance is for a one-shot supernet: set stage3.evaluation = "one_shot"')
+        return self
+
+    @model_validator(mode="after")
+    def _sharing_is_for_a_one_shot_supernet(self) -> "StudyConfig":
+        given = {
+            "sandwich": self.sharing.sandwich,
+            "widths": self.sharing.widths,
+            "inheritance": self.sharing.inheritance == "compensated",
+        }
+        for name, is_given in given.items():
+            # A final training may start from the one-shot supernet of a study without stage 3.
+            if is_given and self.stage3.evaluation != "one_shot" and self.final.start != "shared":
+                raise ValueError(f'sharing.{name} is for a one-shot supernet: set stage3.evaluation = "one_shot"')
+        if self.sharing.sandwich and self.sharing.widths:
+            raise ValueError("sharing.widths: the sandwich rule has widths of its own; leave out one of the two")
+        for width in self.sharing.widths:
+            if width not in self.space.expansions:
+                raise ValueError(f"sharing.widths: {width} is not one of space.expansions")
         return self
 
     @field_validator("tasks")

@@ -30,7 +30,7 @@ from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
 from supernet.build import build, load_weights, set_dropout
 from supernet.inherit import inherit
-from supernet.one_shot import OneShotSupernet, head_name, interleaved, train_one_shot
+from supernet.one_shot import DRAWN_IN_SANDWICH, OneShotSupernet, head_name, interleaved, train_one_shot
 
 
 def prepare_one_shot(
@@ -138,6 +138,19 @@ def extremes(space: Space) -> tuple[Architecture, Architecture]:
     return smallest, largest
 
 
+def trained_in_a_step(config: StudyConfig, space: Space) -> tuple[tuple[Architecture, ...], int]:
+    """The architectures that every step of the one-shot supernet trains, and how many others it draws."""
+    if config.sharing.widths:
+        assert space.start is not None
+        stack = min(filter(None, space.stacks))
+        layers = [[Genes(graph, stack, width) for graph in space.start_graphs] for width in config.sharing.widths]
+        return tuple(Architecture(space.base, tuple(genes)) for genes in layers), 0
+    if config.sharing.sandwich:
+        smallest, largest = extremes(space)
+        return (largest, smallest), DRAWN_IN_SANDWICH
+    return (), 1
+
+
 def stored_architecture(largest: Architecture, space: Space) -> Architecture:
     """The architecture whose weights are stored. If the space has experts, its graphs connect all inner channels on
     both sides, because experts may take any of them, whereas a graph that combines them with x may leave some out.
@@ -224,7 +237,7 @@ def _train(
     config = workspace.config
     student_config = AutoConfig.from_pretrained(workspace.supernet)
     teacher_config = AutoConfig.from_pretrained(workspace.tasks[0].teacher)
-    smallest, largest = extremes(space)
+    fixed, drawn = trained_in_a_step(config, space)
     first_phase, *_ = phases.values()
     recipe = replace(first_phase.recipe, steps=len(turns))
     learned = dict(learned)
@@ -258,7 +271,8 @@ def _train(
                 name: LiveTeacher(teachers[name], objective.teacher_needs, context.accelerator) for name in phases
             },
             accelerator=context.accelerator,
-            extremes=(largest, smallest) if config.sharing.sandwich else (),
+            fixed=fixed,
+            drawn=drawn,
             seed=config.seed,
             after_step=report,
             checkpoint=Checkpoint(state / f"phase-{number}.pt"),

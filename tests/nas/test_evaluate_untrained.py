@@ -130,6 +130,7 @@ def test_settings_that_untrained_candidates_cannot_have(preset: Path) -> None:
         ({"stage1.stop": 0.3}, "stage1: untrained candidates cannot be pruned; leave out stop and stop_untrained"),
         ({"stage3.stop_untrained": 0.3}, "stage3: untrained candidates cannot be pruned"),
         ({"sharing.sandwich": True}, 'sharing.sandwich is for a one-shot supernet: set stage3.evaluation = "one_shot"'),
+        ({"sharing.widths": ["1/4"]}, 'sharing.widths is for a one-shot supernet: set stage3.evaluation = "one_shot"'),
         ({"stage2.score": "fidelity", "stage2.evaluation": "trained"}, "stage2.score: fidelity is for untrained"),
         ({"sharing.inheritance": "compensated"}, "sharing.inheritance is for a one-shot supernet"),
         ({"stage3.evaluation": "trained"}, "stage3.evaluation: candidates are trained on one task only"),

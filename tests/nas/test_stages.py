@@ -11,7 +11,7 @@ import pytest
 from nas.config.load import load_config
 from nas.config.schema import SAMPLER_SETTINGS, ConfigError
 from nas.finalists import WINNER
-from nas.preparation.one_shot import extremes
+from nas.preparation.one_shot import extremes, trained_in_a_step
 from nas.preparation.workspace import Workspace
 from nas.samplers import SAMPLERS
 from nas.stages import (
@@ -93,6 +93,26 @@ def test_plans_with_a_layer_without_an_ffn(tiny_study: TinyStudy, workspace: Wor
     assert smallest == Architecture.uniform(base, stack=0)
     assert largest == Architecture(base, (Genes(graph, 2), Genes(relu, 2)))
     assert check_start(winner, tiny_study.config, base) is None  # also if the space has no stack of 0
+
+
+def test_what_a_step_of_the_one_shot_supernet_trains(tiny_study: TinyStudy, workspace: Workspace) -> None:
+    config = tiny_study.config
+    space = plan(config, workspace, "3", Architecture.uniform(workspace.base()[0]), ()).space
+    smallest, largest = extremes(space)
+    assert trained_in_a_step(config, space) == ((), 1)
+    sandwich = load_config(str(tiny_study.preset), {"sharing.sandwich": True})
+    assert trained_in_a_step(sandwich, space) == ((largest, smallest), 2)
+    widths = config.space.expansions[:2]
+    given = {"sharing.widths": [str(width) for width in widths]}
+    fixed, drawn = trained_in_a_step(load_config(str(tiny_study.preset), given), space)
+    assert (fixed, drawn) == (tuple(Architecture.uniform(space.base, expansion=width) for width in widths), 0)
+    for changes, words in (
+        ({"sharing.sandwich": True}, "sharing.widths: the sandwich rule has widths of its own"),
+        ({"sharing.widths": ["1/77"]}, "sharing.widths: 1/77 is not one of space.expansions"),
+        ({"sharing.widths": ["wide"]}, "sharing.widths"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_config(str(tiny_study.preset), given | changes)
 
 
 def test_what_a_stage_refines(tmp_path: Path) -> None:

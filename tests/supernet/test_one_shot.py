@@ -21,7 +21,7 @@ from search_spaces.spaces import SIZES
 from supernet.build import build, config_of, load_weights
 from supernet.experts.routers import routing_table
 from supernet.inherit import inherit
-from supernet.one_shot import SANDWICH, OneShotSupernet, head_name, interleaved, train_one_shot
+from supernet.one_shot import DRAWN_IN_SANDWICH, OneShotSupernet, head_name, interleaved, train_one_shot
 from tests.tiny import BASE, batch, bert, inputs, shaken
 
 GRAPHS = [
@@ -228,8 +228,8 @@ def test_training_lowers_the_loss_and_repeats_itself(accelerator: Accelerator) -
 def test_training_with_layers_without_ffns(accelerator: Accelerator) -> None:
     """Also by the sandwich rule, whose smallest architecture then has none at all."""
     space = replace(SPACE, stacks=(0, 1, 2))
-    for extremes in ((), (LARGEST, EMPTY)):
-        _, losses = trained(accelerator, 40, space=space, extremes=extremes)
+    for fixed, drawn in (((), 1), ((LARGEST, EMPTY), DRAWN_IN_SANDWICH)):
+        _, losses = trained(accelerator, 40, space=space, fixed=fixed, drawn=drawn)
         assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
 
 
@@ -259,7 +259,10 @@ def test_every_step_draws_inside_the_budget_and_tasks_take_turns(accelerator: Ac
         trained(accelerator, 20, space=tight)
         drawn = list(recorded)
         recorded.clear()
-        trained(accelerator, 4, space=tight, extremes=(LARGEST, SMALLEST))
+        trained(accelerator, 4, space=tight, fixed=(LARGEST, SMALLEST), drawn=DRAWN_IN_SANDWICH)
+        sandwich = list(recorded)
+        recorded.clear()
+        trained(accelerator, 2, space=tight, fixed=(LARGEST, MIXED, SMALLEST), drawn=0)
     finally:
         OneShotSupernet.activate = original  # type: ignore[method-assign]
     assert len(drawn) == 20
@@ -268,12 +271,13 @@ def test_every_step_draws_inside_the_budget_and_tasks_take_turns(accelerator: Ac
     for place in range(0, 20, 2):
         assert {task for _, task in drawn[place : place + 2]} == set(TASKS)
     # The sandwich: largest, smallest and two drawn ones on one batch of one task.
-    for place in range(0, len(recorded), SANDWICH):
-        step = recorded[place : place + SANDWICH]
+    for place in range(0, len(sandwich), 2 + DRAWN_IN_SANDWICH):
+        step = sandwich[place : place + 2 + DRAWN_IN_SANDWICH]
         assert [architecture for architecture, _ in step[:2]] == [LARGEST, SMALLEST]
         assert all(architecture in tight for architecture, _ in step[2:])
         assert len({task for _, task in step}) == 1
-    assert len(recorded) == 4 * SANDWICH
+    assert len(sandwich) == 4 * (2 + DRAWN_IN_SANDWICH)
+    assert [architecture for architecture, _ in recorded] == 2 * [LARGEST, MIXED, SMALLEST]
 
 
 GENES = Genes(GRAPHS[0], expansion=Fraction(1, 4))

@@ -103,6 +103,20 @@ def test_stage_3_scores_what_the_slice_computes_alone(tiny_study: TinyStudy, tmp
     assert set(score.parts) == set(workspace.config.tasks)
 
 
+def test_widths_train_their_channels_alone(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    path = study(tiny_study, tmp_path, "tagging")
+    workspace = sharing(load_config(str(path), {"sharing.widths": ["1/4", "1/8"], "sharing.weight_decay": 0}))
+    assert workspace.one_shot is not None
+    warm = load_file(workspace.supernet / "model.safetensors")
+    stored = load_file(weights_file(workspace.one_shot))
+    for name, before in warm.items():
+        if name.endswith("expand.weight"):
+            after = stored[f"model.{name}"]
+            quarter = before.shape[0] // 4 if ".ffn.0." in name else 0  # one block alone
+            assert (after[:quarter] != before[:quarter]).any(1).all()
+            assert torch.equal(after[quarter:], before[quarter:])
+
+
 def test_slices_of_the_one_shot_supernet_are_compensated(tiny_study: TinyStudy, tmp_path: Path) -> None:
     """Their layers come closer to those of the whole supernet, and each task has its own head."""
     path = str(study(tiny_study, tmp_path, "both"))
