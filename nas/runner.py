@@ -5,10 +5,13 @@ Ray's own snapshots are not used. A searcher passes on what the study proposes, 
 happens, and an interrupted search is resumed from the study alone.
 """
 
+import faulthandler
 import gc
 import json
+import math
 import re
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -48,6 +51,8 @@ LOST = re.compile(r"^The actor (died unexpectedly|\w+ is unavailable)", re.MULTI
 KILLED_FOR_MEMORY = re.compile(r"^.* killed due to the node running low on memory.*$", re.MULTILINE)
 # The messages of torch's RuntimeErrors when the host runs out of memory; for a GPU there is torch.OutOfMemoryError.
 NO_HOST_MEMORY = re.compile("DefaultCPUAllocator: (can't allocate|not enough) memory|std::bad_alloc")
+
+STDERR = 2  # its file descriptor
 
 # Called with the study and the number of a trial.
 OnTrial = Callable[[optuna.Study, int], None]
@@ -109,7 +114,10 @@ def run(
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
             run_config=tune.RunConfig(
-                name="trials", storage_path=scratch, verbose=0, callbacks=[Recorder(study, on_trial)]
+                name="trials",
+                storage_path=scratch,
+                verbose=0,
+                callbacks=[Recorder(study, on_trial, workspace.config.trial_timeout)],
             ),
         )
         try:
@@ -126,8 +134,19 @@ def evaluate_trial(
     score with its attributes, with `keep_rows` among them the contributions of the rows.
 
     If the candidate diverges or does not fit into memory, that is a finding about the candidate and reported as
-    `failure`. Any other error is a bug or a lost worker and is left to Ray.
+    `failure`. Any other error is a bug or a lost worker and is left to Ray. After `trial_timeout` seconds the worker
+    writes where it is to its log and ends itself, even if a library hangs.
     """
+    faulthandler.dump_traceback_later(workspace.config.trial_timeout, exit=True, file=STDERR)
+    try:
+        _evaluate_trial(config, workspace, device, rungs, keep_rows)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _evaluate_trial(
+    config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...], keep_rows: bool
+) -> None:
     load_extensions()
     architecture = Architecture.from_json(json.loads(config[ledger.ARCHITECTURE]))
     gc.collect()  # frees the last candidate, whose model and closures refer to each other
@@ -280,15 +299,24 @@ class Rungs(FIFOScheduler):
 
 
 class Recorder(tune.Callback):
-    """The callback of Ray Tune: records the end of every trial in the study."""
+    """The callback of Ray Tune: records the end of every trial in the study.
 
-    def __init__(self, study: optuna.Study, on_trial: OnTrial) -> None:
+    Args:
+        timeout: after so many seconds a worker ends itself, so that losing it is no accident.
+    """
+
+    def __init__(self, study: optuna.Study, on_trial: OnTrial, timeout: float = math.inf) -> None:
         self.study = study
         self.on_trial = on_trial
+        self.timeout = timeout
+        self.started: dict[str, float] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Empty, as for `Proposals`."""
         return {}
+
+    def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        self.started[trial.trial_id] = time.monotonic()
 
     @interrupt.deferred()
     def on_trial_result(self, iteration: int, trials: list[Trial], trial: Trial, result: dict, **info: Any) -> None:
@@ -311,6 +339,8 @@ class Recorder(tune.Callback):
         if killed := KILLED_FOR_MEMORY.search(text):
             # Leaves out the address of the node.
             ledger.fail(self.study, number, one_line(f"out of memory: {re.sub(r' [(]IP: .*?[)]', '', killed[0])}"))
+        elif LOST.search(text) and time.monotonic() - self.started.get(trial.trial_id, math.inf) >= self.timeout:
+            ledger.fail(self.study, number, f"timeout: not finished after {self.timeout:g} seconds (trial_timeout)")
         elif LOST.search(text):
             ledger.requeue_lost(self.study, number)
         else:

@@ -344,6 +344,7 @@ class StudyConfig(Table):
         candidate_pretrain, candidate: the training of every candidate, on text and then on the task.
         sharing_pretrain, sharing: the training of the one-shot supernet of stage 3, on text and then on all tasks.
         pretrain, final: the final training of the searched architecture, on text and then on the task.
+        trial_timeout: a trial that takes more than so many seconds fails, and its worker is replaced by a new one.
         stage1, stage2, stage3: what a stage may spend, and how it searches.
         single_trials: the trials of a single-stage search; None: those of stages 1 and 2 together.
     """
@@ -377,6 +378,7 @@ class StudyConfig(Table):
     stage1: StageTable
     stage2: StageTable
     stage3: Stage3Table
+    trial_timeout: Annotated[float, Field(gt=0, le=10**7, allow_inf_nan=False)] = 3600.0
     single_trials: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
 
     @property

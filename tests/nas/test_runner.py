@@ -1,5 +1,7 @@
 """Interrupted searches, lost workers, and exhausted spaces."""
 
+import ctypes
+import json
 import os
 import random
 import signal
@@ -21,6 +23,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from nas import runner
 from nas.cluster import Cluster, ray_session
+from nas.evaluate import Evaluator, Score
 from nas.preparation.workspace import Workspace
 from nas.runner import MAX_DUPLICATES, Evaluate, Proposals, Recorder, Rungs, is_out_of_memory, run
 from nas.samplers import SAMPLERS
@@ -54,6 +57,7 @@ class Ended:
 
     config: dict[str, int]
     error_file: str
+    trial_id: str = "of-tune"
 
 
 def fail_with(error: Exception, study: optuna.Study, number: int, folder: Path) -> list[int]:
@@ -133,6 +137,64 @@ def greedy(config: dict[str, Any], workspace: Workspace, device: str, rungs: tup
         blocks.append(b"x" * 2**26)
         time.sleep(0.1)
     time.sleep(TIMEOUT)
+
+
+class Hanging:
+    def evaluate(self, architecture: Architecture, *arguments: object) -> Score:
+        if architecture.layers[0].expansion == 1:
+            ctypes.PyDLL(None).sleep(TIMEOUT)  # as a library that keeps the interpreter's lock
+        return Score(0.5, 0.1, {})
+
+
+def hanging(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
+    """`evaluate_trial` of candidates of which the largest one hangs."""
+    runner.evaluator_of = lambda workspace, device: Hanging()  # type: ignore[assignment, return-value]
+    runner.evaluate_trial(config, workspace, device, rungs)
+
+
+def not_a_number(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
+    """`evaluate_trial` of a candidate whose logits are not finite."""
+    architecture = json.loads(config[ledger.ARCHITECTURE])
+    evaluator = runner.evaluator_of(workspace, device)
+    assert isinstance(evaluator, Evaluator)
+    sound = evaluator.weights
+    if architecture["layers"][0]["expansion"] == "1":
+        evaluator.weights = {name: weight * torch.nan for name, weight in sound.items()}
+    try:
+        runner.evaluate_trial(config, workspace, device, rungs)
+    finally:
+        evaluator.weights = sound
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("evaluate", "reason"), [(hanging, "timeout: not finished after 5 seconds"), (not_a_number, "diverged: ")]
+)
+def test_a_candidate_that_does_not_end_well(
+    evaluate: Evaluate, reason: str, tiny_study: TinyStudy, workspace: Workspace, study: optuna.Study
+) -> None:
+    """Its trial fails with the reason at the first attempt, and the next candidate has a new worker or a sound one."""
+    workspace = replace(workspace, config=workspace.config.model_copy(update={"trial_timeout": 5.0}))
+    first = plan(tiny_study.config, workspace, "1", None, ())
+    largest, other, *_ = first.baselines
+    assert largest[0].layers[0].expansion == 1 != other[0].layers[0].expansion
+    ledger.enqueue_missing(study, Parameters.of(first.space), [largest, other])
+    local = Cluster(workers=1, device="cpu")
+    with ray_session(local):
+        run(
+            study,
+            first.space,
+            workspace,
+            local,
+            trials=None,
+            origin="random",
+            evaluate=evaluate,
+            on_trial=lambda study, number: None,
+        )
+    failed, finished = study.trials
+    assert failed.state == TrialState.FAIL and failed.user_attrs[ledger.FAILURE].startswith(reason)
+    assert ledger.ATTEMPT not in failed.user_attrs
+    assert finished.state == TrialState.COMPLETE
 
 
 @pytest.mark.slow
