@@ -88,7 +88,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         from nas.stages import check_stage
         from nas.study.folder import Folder
         from nas.study.lock import sole_driver
-        from nas.study.storage import reporting_lost_storage
+        from nas.study.storage import PATIENCE, StorageLost, reached_again, reporting_lost_storage
         from search_spaces.architecture import Architecture
 
         transformers_logging.set_verbosity_error()
@@ -125,11 +125,20 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
             return DONE
         progress.finish()
         folder.create(config)
-        with reporting_lost_storage(storage), sole_driver(storage, path.name):
-            # Another process may have started the study while this one was preparing it.
-            folder.check(config, stages, options.resume)
-            progress.say(f"study {path} (optuna-dashboard {storage} --artifact-dir {folder.artifacts})")
-            search.run(first, stages[1:])
+        progress.say(f"study {path} (optuna-dashboard {storage} --artifact-dir {folder.artifacts})")
+        resume = options.resume
+        while True:
+            try:
+                with reporting_lost_storage(storage), sole_driver(storage, path.name):
+                    # Another process may have started the study while this one was preparing it.
+                    folder.check(config, stages, resume)
+                    search.run(first, stages[1:])
+                break
+            except StorageLost:
+                progress.say(f"the storage was lost; waiting up to {PATIENCE:g} seconds for it")
+                if not reached_again(storage):
+                    raise
+                resume = True
     show_results(folder, storage, console, options.json)
     return DONE
 

@@ -29,8 +29,8 @@ class StudyInUse(UserError, ValueError):
 def sole_driver(url: str, name: str) -> Iterator[None]:
     """Hold the lock of the studies under `name` in the storage `url`; readers such as the dashboard do not need it.
 
-    The lock of a database server lasts as long as one connection. It is not acquired again after the server restarts,
-    because a restart also breaks the storage's connections, which ends the search (`nas.study.storage`).
+    The lock of a database server lasts as long as one connection. A restart of the server also breaks the storage's
+    connections (`nas.study.storage`), so the search leaves this block, and acquires the lock anew before it goes on.
 
     Raises:
         StudyInUse: another process holds the lock.

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import json
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from optuna.storages._rdb.models import (
     TrialUserAttributeModel,
 )
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import event, make_url
+from sqlalchemy import NullPool, create_engine, event, make_url
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -26,10 +27,16 @@ from search_spaces.errors import UserError
 
 # Larger than the number of any trial in a database.
 LAST = 2**31 - 1
+# A search waits so many seconds for a server that is away.
+PATIENCE = 60.0
 
 
 class StorageError(UserError, ValueError):
     """The storage of the studies cannot be opened, or was lost during the search."""
+
+
+class StorageLost(StorageError):
+    """The connection to the server of the storage was lost during the search."""
 
 
 class LostError(SQLAlchemyError):
@@ -77,7 +84,8 @@ def reporting_lost_storage(url: str) -> Iterator[None]:
     """In this block, report the loss of the storage, or a full disk, as a `StorageError`.
 
     Raises:
-        StorageError: the storage was lost or is full. Other database errors are bugs and are raised as they are.
+        StorageLost: the connection to the server was lost.
+        StorageError: the disk is full, or cannot be written. Other database errors are bugs and are raised as they are.
     """
     try:
         yield
@@ -93,10 +101,22 @@ def reporting_lost_storage(url: str) -> Iterator[None]:
         if failure is None:
             raise
         reason = str(getattr(failure, "orig", failure)).splitlines()[0]
-        raise StorageError(
+        lost = isinstance(failure, LostError) or failure.connection_invalidated
+        raise (StorageLost if lost else StorageError)(
             f"the storage {_shown(url)} failed ({reason}); once it works again, the same command with --resume "
             "continues"
         ) from None
+
+
+def reached_again(url: str, seconds: float = PATIENCE) -> bool:
+    """Wait until the server of a storage takes connections; returns whether it did within so many seconds."""
+    engine = create_engine(url, poolclass=NullPool)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(SQLAlchemyError), engine.connect():
+            return True
+        time.sleep(1)
+    return False
 
 
 def _stay_away(context: ExceptionContext) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from search_spaces import Architecture
 from tests.nas.study import postgres
 from tests.nas.study.postgres import Server
 from tests.nas.study.test_ledger import BASE, SPACE
-from tests.nas.tiny_study import TinyStudy, trials_of, wait
+from tests.nas.tiny_study import TIMEOUT, TinyStudy, trials_of, wait
 from tests.tiny import architectures
 
 
@@ -158,6 +159,28 @@ def test_a_killed_search_goes_on(server: Server, searched: Path, tiny_study: Tin
         for folder in (tmp_path / "s", searched)
     )
     assert best == expected
+
+
+@pytest.mark.slow
+def test_a_search_waits_for_a_server_that_is_away(server: Server, tiny_study: TinyStudy, tmp_path: Path) -> None:
+    """Away for ten seconds: no trial is lost or changed, and the search ends as if nothing had happened."""
+    command = tiny_study.search(tmp_path, "--study", "away", "--storage", server.url)
+
+    def complete() -> list[FrozenTrial]:
+        return [trial for trial in trials_in(server.url, "away/stage-1") if trial.state == TrialState.COMPLETE]
+
+    with tiny_study.running(*command) as process:
+        wait(process, complete)
+        server.stop()
+        time.sleep(10)
+        server.start()
+        seen = complete()
+        output, errors = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, errors) == (0, "")
+    assert output.count("the storage was lost; waiting up to 60 seconds for it\n") == 1
+    trials = trials_in(server.url, "away/stage-1")
+    assert [trials[trial.number] for trial in seen] == seen
+    assert all(trial.state.is_finished() for trial in trials)
 
 
 @pytest.mark.slow
