@@ -24,7 +24,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     requirements.succeeds([*command, "--dest", str(folder)], f"the source distribution of {package}")
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as files:
-        files.extractall(folder, filter="data")
+        # The argument `filter` is not in every version of Python 3.11.
+        files.extraction_filter = getattr(tarfile, "data_filter", None)
+        files.extractall(folder)
     unpacked = folder / archive.name.removesuffix(".tar.gz")
     # Not distributed; a test of configurations looks for it.
     (unpacked / "tests" / "__init__.py").touch()
