@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from distill.extensions import load_extensions
+from distill.files import is_disk_full
 from search_spaces import __version__
 from search_spaces.errors import UserError
 
@@ -83,11 +84,15 @@ def interruptible(prog: str, command: Callable[[], int], how_to_go_on: str = "st
 
 
 def guard(prog: str, command: Callable[[], int]) -> int:
-    """Import the extensions and run `command`; a `UserError` becomes one line on stderr and exit status 2."""
+    """Import the extensions and run `command`; a `UserError` or a full disk becomes one line on stderr and exit
+    status 2.
+    """
     try:
         load_extensions()
         return command()
-    except UserError as error:
+    except Exception as error:
+        if not isinstance(error, UserError) and not is_disk_full(error):
+            raise
         print(f"{called_as(prog)}: {' '.join(str(error).split())}", file=sys.stderr)
         return USER_ERROR
     finally:

@@ -1,10 +1,12 @@
 """Atomic creation of files and folders, fingerprints of their contents, and the cache folder."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +20,32 @@ from search_spaces.errors import UserError
 # The prefixes of temporary draft folders and of folders with the state of interrupted work, and the file inside each of
 # them that its writer keeps locked.
 DRAFT_PREFIX, STATE_PREFIX, LOCK_FILE = ".unfinished-", ".state-", ".lock"
+
+# How libraries say that a disk is full: the system's text, SQLite's, and that of `torch.save`, which gives no reason.
+NO_SPACE = re.compile(
+    "No space left on device|Disk quota exceeded|database or disk is full|PytorchStreamWriter failed writing file"
+)
+
+
+class DiskFullError(UserError, OSError):
+    """A file could not be written because there is no space left for it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error, or one that it was raised for, says that a disk or a user's share of it is full. Libraries have
+    exceptions of their own for this, with the system's text.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if isinstance(link, DiskFullError) or NO_SPACE.search(str(link)):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
 
 
 def cache_folder() -> Path:
@@ -62,7 +90,19 @@ def write_atomically(path: Path, write: Callable[[Path], object], keep_existing:
 
     Args:
         keep_existing: discard the draft if another process has created `path` in the meantime.
+
+    Raises:
+        DiskFullError: there is no space left.
     """
+    try:
+        _write_atomically(path, write, keep_existing)
+    except Exception as error:
+        if isinstance(error, DiskFullError) or not is_disk_full(error):
+            raise
+        raise DiskFullError(f"{path}: there is no space left on this disk") from error
+
+
+def _write_atomically(path: Path, write: Callable[[Path], object], keep_existing: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned_drafts(path.parent)
     with _draft_folder(path.parent) as folder:

@@ -218,7 +218,7 @@ def _make_folder(out: Path, recorded: dict[str, Any], accelerator: Accelerator) 
         if accelerator.is_main_process:
             write_text(out / OPTIONS_FILE, json.dumps(recorded, indent=2) + "\n")
     except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}") from None
+        raise UserError(f"--out {out}: {error.strerror or error}") from None
 
 
 def save(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:

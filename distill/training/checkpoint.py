@@ -31,17 +31,14 @@ class Checkpoint:
         """Write the state of all parts (anything with a `state_dict`), the losses so far, and the random state.
 
         Raises:
-            OSError: the file cannot be written.
+            distill.files.DiskFullError: there is no space left.
         """
         state = {name: part.state_dict() for name, part in parts.items()}
         # Objectives may keep information on past batches in non-persistent buffers, which are in no state dict.
         state["buffers"] = dict(parts["objective"].named_buffers())
         state["history"] = list(losses)
         state["random"] = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
-        try:
-            write_atomically(self.path, lambda draft: torch.save(state, draft))
-        except RuntimeError as error:  # PyTorch's error for a full disk
-            raise OSError(f"{self.path} cannot be written ({str(error).splitlines()[0]})") from error
+        write_atomically(self.path, lambda draft: torch.save(state, draft))
 
     def restore(self, parts: Mapping[str, Any]) -> list[float]:
         """Restore the saved state of all parts; returns the losses so far, an empty list if there is no file.

@@ -1,0 +1,73 @@
+"""A disk that is full while a search or a final training writes to it: one line says so, and nothing is lost."""
+
+import contextlib
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import requirements
+from tests.nas.tiny_study import TinyStudy, states, trials_of
+from tests.trust_counts import Cases
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Callable[[int], None]]:
+    """Mount a file system of so many kilobytes on the folder; yields what enlarges it."""
+    folder.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(folder)]
+    requirements.succeeds(mount, "file systems of a given size, which root may mount")
+    try:
+        yield lambda more: subprocess.run(["mount", "-o", f"remount,size={more}k", str(folder)], check=True)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def results(folder: Path) -> list[Any]:
+    """What is recorded of the trials that have ended; nothing may be there yet."""
+    if not states(folder):
+        return []
+    return [(trial.number, trial.state, trial.values) for trial in trials_of(folder) if trial.state.is_finished()]
+
+
+def kilobytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) // 1024
+
+
+@pytest.mark.slow
+@pytest.mark.trust
+@pytest.mark.parametrize("place", ["cache", "results"])
+def test_a_search(
+    place: str, shared_study: TinyStudy, searched: Path, tmp_path: Path, cases: Callable[..., Cases]
+) -> None:
+    """On a disk that becomes larger from one attempt to the next, until the search reaches its end."""
+    counts = cases(sample=2, full=30)
+    study = TinyStudy(tmp_path)
+    needed = kilobytes({"cache": shared_study.cache, "results": searched}[place])
+    folder, before, begun = tmp_path / "results" / "s", list[Any](), list[str]()
+    command = study.search(tmp_path / "results", "--study", "s", preset=shared_study.preset)
+    with small_disk(tmp_path / place, needed) as enlarge:
+        shutil.copytree(shared_study.cache / "corpora", study.cache / "corpora")
+        corpora = kilobytes(study.cache) if place == "cache" else 0
+        for number in range(counts.wanted):
+            enlarge(corpora + (needed - corpora) * (number + 1) // (counts.wanted + 1))
+            result = study.run(*command, *begun)
+            if result.returncode == 0:
+                break
+            counts["full disk"] += 1
+            (line,) = result.stderr.splitlines()
+            assert result.returncode == 2 and re.search("no space left|disk is full", line), line
+            begun = ["--resume"] if (folder / "config.toml").exists() else []
+            after = results(folder)
+            assert after[: len(before)] == before
+            before = after
+        enlarge(4 * needed + 2000)
+        result = study.run(*command, *begun)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert results(folder) == results(searched)
+        assert not list(tmp_path.rglob(".unfinished-*"))
+    assert counts["full disk"]
