@@ -21,9 +21,10 @@ from search_spaces.errors import UserError
 # them that its writer keeps locked.
 DRAFT_PREFIX, STATE_PREFIX, LOCK_FILE = ".unfinished-", ".state-", ".lock"
 
-# How libraries say that a disk is full: the system's text, SQLite's, and that of `torch.save`, which gives no reason.
+# How libraries say that a disk is full: the system's text, SQLite's, and those of `torch.save`, which give no reason.
 NO_SPACE = re.compile(
-    "No space left on device|Disk quota exceeded|database or disk is full|PytorchStreamWriter failed writing file"
+    "No space left on device|Disk quota exceeded|database or disk is full|"
+    r"PytorchStreamWriter failed writing file|unexpected pos \d+ vs \d+"
 )
 
 
