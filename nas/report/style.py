@@ -4,6 +4,7 @@ Nothing is told by colour alone: series also differ in markers, line styles or h
 and Ito (2008).
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ BASELINE_MARKS: dict[str, tuple[str, str]] = {
 # The marker and colour of each stage.
 STAGE_MARKS = {"1": ("o", BLUE), "2": ("s", ORANGE), "3": ("^", GREEN), "single": ("D", PURPLE)}
 SETTINGS = {
+    "text.parse_math": False,  # names of tasks may have any characters
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.spines.top": False,
@@ -66,7 +68,9 @@ def styled() -> Iterator[None]:
     """Figures that are drawn in this block look as this module says."""
     from matplotlib import rc_context  # takes half a second
 
-    with rc_context(SETTINGS):
+    with rc_context(SETTINGS), warnings.catch_warnings():
+        # Names may have characters that the font lacks; those are drawn as boxes.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
         yield
 
 

@@ -1,0 +1,79 @@
+"""Nothing that this package reads from a file can be code: no call that executes what it reads is in its sources."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.checkout import ROOT
+
+SOURCES = [
+    *(path for package in ("nas", "search_spaces", "supernet", "distill") for path in (ROOT / package).rglob("*.py")),
+    ROOT / "train_final.py",
+]
+# Modules whose readers run code from what they read.
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "runpy"}
+# The exceptions: names that these modules may import from them.
+HARMLESS = {("pickle", "UnpicklingError")}
+UNSAFE_BUILTINS = {"eval", "exec", "compile", "__import__"}
+# Functions that are safe with this argument alone.
+REQUIRED = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False)}
+
+
+def findings(source: str) -> Iterator[tuple[int, str]]:
+    """The lines of a module that execute what they read, and what is wrong there."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (
+                (node.lineno, f"import {alias.name}")
+                for alias in node.names
+                if alias.name.partition(".")[0] in UNSAFE_MODULES
+            )
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in UNSAFE_MODULES:
+            for alias in node.names:
+                if (node.module, alias.name) not in HARMLESS:
+                    yield node.lineno, f"from {node.module} import {alias.name}"
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            given = {word.arg: word.value for word in node.keywords}
+            if called in UNSAFE_BUILTINS or called in ("os.system", "os.popen"):
+                yield node.lineno, called
+            if called in REQUIRED:
+                name, value = REQUIRED[called]
+                argument = given.get(name)
+                if not isinstance(argument, ast.Constant) or argument.value is not value:
+                    yield node.lineno, f"{called} without {name}={value}"
+            for name in ("shell", "trust_remote_code"):
+                argument = given.get(name)
+                if argument is not None and not (isinstance(argument, ast.Constant) and argument.value is False):
+                    yield node.lineno, f"{called} with {name}"
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ("import pickle", "import pickle"),
+        ("from joblib import load", "from joblib import load"),
+        ("from pickle import UnpicklingError", None),
+        ("eval('1')", "eval"),
+        ("model.eval()", None),
+        ("torch.load(path)", "torch.load without weights_only=True"),
+        ("torch.load(path, weights_only=False)", "torch.load without weights_only=True"),
+        ("torch.load(path, weights_only=True)", None),
+        ("np.load(path)", "np.load without allow_pickle=False"),
+        ("subprocess.run(line, shell=True)", "subprocess.run with shell"),
+        (
+            "AutoModel.from_pretrained(path, trust_remote_code=trust)",
+            "AutoModel.from_pretrained with trust_remote_code",
+        ),
+        ("AutoModel.from_pretrained(path, trust_remote_code=False)", None),
+    ],
+)
+def test_what_is_found(source: str, wrong: str | None) -> None:
+    assert [found for _, found in findings(source)] == ([] if wrong is None else [wrong])
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module(path: Path) -> None:
+    assert not list(findings(path.read_text(encoding="utf-8")))
