@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from nas.config.schema import SAMPLER_SETTINGS, ConfigError, StageTable, StudyConfig
-from search_spaces.errors import did_you_mean
+from search_spaces.errors import did_you_mean, shortened
 
 
 class Given(NamedTuple):
@@ -59,7 +59,9 @@ def _source(name: str) -> str:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{name}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
     known = ", ".join(presets())
-    raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, presets())} (presets: {known}; or a .toml file)")
+    raise ConfigError(
+        f"unknown preset {shortened(name, 300)}{did_you_mean(name, presets())} (presets: {known}; or a .toml file)"
+    )
 
 
 def parse_config(text: str, name: str, overrides: Mapping[str, Any] | None = None) -> StudyConfig:
@@ -112,18 +114,22 @@ def _first_mistake(error: ValidationError, name: str, options: Mapping[str, str]
     """
     first = min(error.errors(), key=lambda mistake: mistake["type"] != "extra_forbidden")
     path = first["loc"]
-    message = first["msg"].removeprefix("Value error, ")
+    message = _cut(first["msg"].removeprefix("Value error, "))
     if first["type"] == "extra_forbidden":
-        message = f"unknown key{did_you_mean(str(path[-1]), _keys(path[:-1]))}"
+        message = f"unknown key{did_you_mean(_cut(str(path[-1])), _keys(path[:-1]))}"
     others = len({_where(mistake, name, options) for mistake in error.errors()}) - 1
     return ": ".join([*_where(first, name, options), f"{message} (and {others} more)" if others else message])
 
 
 def _where(mistake: Any, name: str, options: Mapping[str, str]) -> tuple[str, ...]:
     """Where the mistake is: the option that gave the value, or the file and the key."""
-    place = ".".join(map(str, mistake["loc"]))
+    place = _cut(".".join(map(str, mistake["loc"])))
     given = [option for key, option in options.items() if f"{place}.".startswith(f"{key}.")]
     return tuple(given[:1]) or (name, *([place] if place else []))
+
+
+def _cut(text: str, limit: int = 500) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def _keys(path: tuple[int | str, ...]) -> list[str]:
@@ -158,7 +164,7 @@ def _extended(tables: dict[str, Any], name: str, chain: tuple[str, ...]) -> dict
     base = tables["extends"]
     overriding = {key: value for key, value in tables.items() if key != "extends"}
     if not isinstance(base, str):
-        raise ConfigError(f"{name}: extends: must be the name of a preset or a .toml file, not {base!r}")
+        raise ConfigError(f"{name}: extends: must be the name of a preset or a .toml file, not {shortened(base)}")
     if base not in presets() and name.endswith(".toml"):
         base = str(Path(name).parent / base)
     if base in chain:

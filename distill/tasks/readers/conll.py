@@ -10,7 +10,7 @@ from distill.tasks.readers.texts import read_lines
 from distill.tasks.splits import TaggedSplit
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import TOKEN_CLASSIFICATION
-from search_spaces.errors import did_you_mean
+from search_spaces.errors import did_you_mean, shortened
 
 
 def _bio(*types: str) -> tuple[str, ...]:
@@ -151,7 +151,9 @@ def _split(path: Path, sentences: Iterable[list[Word]], tags: tuple[str, ...]) -
         for _, tag, line in sentence:
             if tag not in numbers:
                 known = ", ".join(tags)
-                raise TaskError(f"{path}:{line}: unknown tag {tag!r}{did_you_mean(tag, tags)} (in training: {known})")
+                raise TaskError(
+                    f"{path}:{line}: unknown tag {shortened(tag)}{did_you_mean(tag, tags)} (in training: {known})"
+                )
         rows.append(sentence)
     if not rows:
         raise TaskError(f"{path}: no sentences")

@@ -10,6 +10,7 @@ from distill.tasks.readers.columns import column_problem
 from distill.tasks.splits import QuestionSplit
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import QUESTION_ANSWERING
+from search_spaces.errors import shortened
 
 TASKS = {"squad": "v1.1", "squad_v2": "v2.0"}
 """The version of the official files."""
@@ -36,7 +37,7 @@ def load(name: str, data: Path | None = None) -> TaskData[QuestionSplit]:
     for place, split in zip(places, splits, strict=True):
         if name == "squad" and not all(split.answers):
             first = split.ids[split.answers.index(())]
-            raise TaskError(f"{place}: the question {first!r} has no answer: use the task squad_v2")
+            raise TaskError(f"{place}: the question {shortened(first)} has no answer: use the task squad_v2")
     train, search = hold_out(splits[0])
     return TaskData(Task(name, (), QUESTION_ANSWERING, ("f1", "exact_match")), train, search, splits[1])
 

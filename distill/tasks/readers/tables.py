@@ -94,9 +94,9 @@ def read_rows(
     classes = labels or found
     unknown = next((name for name in found if name not in classes), None)
     if unknown is not None:
-        raise TableError(f"{path}: the class {unknown!r} is not one of {', '.join(classes)}")
+        raise TableError(f"{path}: the class {shortened(unknown)} is not one of {', '.join(classes)[:1000]}")
     if len(classes) < 2:
-        raise TableError(f"{path}: the column {label!r} has only one class, {classes[0]!r}")
+        raise TableError(f"{path}: the column {label!r} has only one class, {shortened(classes[0])}")
     places = {name: number for number, name in enumerate(classes)}
     return Split(texts, pairs, tuple(places[name] for name in values[label])), classes
 

@@ -1,0 +1,221 @@
+"""Damaged and hostile files: every parser refuses them with an error that names the place, or reads them correctly."""
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distill.tasks.readers import conll, glue, squad, tables, texts
+from nas.config.load import load_config
+from search_spaces import PUBLISHED, Architecture, FFNGraph, UserError
+from search_spaces.architecture import Experts
+from tests.trust_counts import Cases
+
+# What mutations insert: numbers at the edges, the syntax of the formats, and text that decoders stumble over.
+PIECES = [
+    *(b"0", b"-1", b"1e999", b"-0.0", b"NaN", b"Infinity", b"9" * 30, b"1" * 5000, b"1/0", b"1/" + b"9" * 40, b"0x7f"),
+    *(b"null", b"true", b"{}", b"[]", b'""', b"[" * 3000, b'{"a":' * 3000, b'"\\ud800"', b"'", b'"', b"'''", b"\\"),
+    *(b"\n", b"\r", b"\r\n", b"\t", b"\t\t", b"\x00", b"\x1b[31m", b"\xff\xfe", b"\xef\xbb\xbf", b"\xc3\x28", b"\x85"),
+    *(character.encode() for character in ("\u2028", "\u202e", "é", "𝔘", "İ")),
+    *(b"project(", b"expand(x)", b"gelu(", b",x)", b"(" * 2000, b")", b"add(", b"__class__", b"../../", b"/dev/null"),
+    *(b"extends = ", b"[space]\n", b"=", b" ", b"-DOCSTART- O\n\n", b"B-", b"a" * 100_000),
+]
+
+
+def mutated(rng: random.Random, given: bytes) -> bytes:
+    """The file after one to four changes: a part removed, doubled, moved or overwritten, a piece or a byte inserted."""
+    content = given
+    for _ in range(rng.randint(1, 4)):
+        start, end = sorted(rng.randint(0, len(content)) for _ in range(2))
+        end = min(end, start + rng.choice((1, 3, 20, 10**6)))
+        part, piece = content[start:end], rng.choice(PIECES)
+        middle = rng.choice((b"", part + part, part[::-1], piece, part + piece, bytes([rng.randrange(256)])))
+        content = content[:start] + middle + content[end:]
+    return content if rng.random() < 0.95 else content[: rng.randint(0, len(content))]
+
+
+def graph(path: Path) -> None:
+    found = FFNGraph.parse(path.read_bytes().decode("utf-8", "surrogateescape"))
+    assert FFNGraph.parse(str(found)) == found
+
+
+def architecture(path: Path) -> None:
+    found = Architecture.load(path)
+    assert Architecture.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def preset(path: Path) -> None:
+    config = load_config(str(path))
+    path.write_text(config.to_toml())
+    assert load_config(str(path)) == config
+
+
+def sentences(path: Path) -> None:
+    for found in conll.read(path):
+        assert all(word and tag for word, tag, _ in found)
+
+
+def rows(path: Path) -> None:
+    split, names = tables.read_rows(path, "sentence", "label")
+    assert len(split.texts) == len(split.labels) and set(split.labels) <= set(range(len(names)))
+
+
+def task(name: str) -> Callable[[Path], None]:
+    def read(path: Path) -> None:
+        split = glue.read(glue.TASKS[name], path)
+        assert len(split.texts) == len(split.labels) > 0
+
+    return read
+
+
+def questions(path: Path) -> None:
+    split = squad.read(path)
+    assert len(split) > 0
+
+
+def paragraphs(path: Path) -> None:
+    assert any(texts.read_paragraphs(path))
+
+
+GRAPHS = ["project(gelu(expand(x)))", "tanh(project(mul(relu(expand(x)),gate(x))))", "max(project(swish(expand(x))),x)"]
+EXPERTS = {"count": 4, "shared": "2/3", "routing": "token_gate", "capacity": "5/4"}
+MIXTURE = PUBLISHED["moebert"].to_json()
+MIXTURE["layers"] = MIXTURE["layers"][:1] * 12
+DEMO = load_config("demo").to_toml()
+SQUAD = {
+    "version": "1.1",
+    "data": [
+        {
+            "title": "T",
+            "paragraphs": [
+                {
+                    "context": "The café is on the left bank.",
+                    "qas": [
+                        {"id": "1", "question": "Where?", "answers": [{"text": "left bank", "answer_start": 19}]},
+                        {"id": "2", "question": "Why?", "is_impossible": True, "answers": []},
+                    ],
+                }
+            ],
+        }
+    ],
+}
+SENTENCES = "sentence\tlabel\nA gripping film.\t1\nDull.\t0\n“Zu lang” — 3/10\t0\n"
+# Parser -> what it parses, the ending of its files, and files to begin with.
+PARSERS: dict[str, tuple[Callable[[Path], None], str, Sequence[str]]] = {
+    "graphs": (graph, "txt", GRAPHS),
+    "architectures": (
+        architecture,
+        "json",
+        [
+            json.dumps(PUBLISHED["efficientbert"].to_json()),
+            json.dumps(MIXTURE),
+            json.dumps(PUBLISHED["base"].to_json()),
+        ],
+    ),
+    "presets": (preset, "toml", [DEMO, 'extends = "efficientbert"\nseed = 3\n[space]\nmax_params = "3M"\n']),
+    "tables, tsv": (rows, "tsv", [SENTENCES]),
+    "tables, csv": (rows, "csv", ['sentence,label\n"A, b ""c""",yes\nd,no\n']),
+    "tables, jsonl": (rows, "jsonl", ['{"sentence": "a", "label": "yes"}\n{"sentence": "b", "label": "no"}\n']),
+    "SST-2": (task("sst2"), "tsv", [SENTENCES]),
+    "QQP": (
+        task("qqp"),
+        "tsv",
+        ["id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n1\t2\t3\tWhy?\tHow?\t0\n2\t4\t5\tA?\tB?\t1\n"],
+    ),
+    "CoNLL": (sentences, "conll", ["-DOCSTART- -X- O O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\nPeter NNP I-PER\n"]),
+    "SQuAD": (questions, "json", [json.dumps(SQUAD)]),
+    "text": (paragraphs, "txt", [" = Title = \n\nA sentence.\nAnother one.\n"]),
+}
+# No case may take longer than this many seconds: most take a millisecond.
+PATIENCE = 5.0
+
+
+@pytest.mark.trust
+@pytest.mark.parametrize("name", PARSERS)
+def test_mutated_files(name: str, tmp_path: Path, cases: Callable[..., Cases]) -> None:
+    parse, ending, given = PARSERS[name]
+    counts = cases(sample=int(__import__("os").environ.get("NN", "300")), full=100_000)
+    logging.disable(logging.WARNING)  # of QQP's malformed lines
+    rng, path = random.Random(name), tmp_path / f"given.{ending}"
+    try:
+        for number in range(counts.wanted):
+            content = mutated(rng, rng.choice(given).encode())
+            path.write_bytes(content)
+            began = time.perf_counter()
+            try:
+                parse(path)
+                counts["read"] += 1
+            except UserError as error:
+                assert str(error).strip()
+                assert len(str(error)) < 3000
+                counts["refused"] += 1
+            except Exception as error:
+                raise AssertionError(f"case {number}: {content[:2000]!r}") from error
+            assert time.perf_counter() - began < PATIENCE, f"case {number}: {content[:2000]!r}"
+    finally:
+        logging.disable(logging.NOTSET)
+    assert counts["refused"] and counts["read"]
+
+
+WEIRD: list[Any] = [
+    *(None, True, 0, -1, 1, 10**30, 1.5, float("nan"), float("inf"), "", "x", "1/0", "9" * 5000, "../..", [], {}, [[]]),
+    *({"a": {}}, "project(gelu(expand(x)))", "\ud800", "\x00", ["x"] * 10_000, 2**31, 2**63, "0.5", "-1/3"),
+]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths to all values in a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for key, below in inner for found in places(below, (*path, key)))]
+
+
+def replaced(value: Any, path: Sequence[Any], by: Any) -> Any:
+    if not path:
+        return by
+    copied = value.copy()
+    copied[path[0]] = replaced(value[path[0]], path[1:], by)
+    return copied
+
+
+@pytest.mark.trust
+def test_architectures_with_strange_values(cases: Callable[..., Cases]) -> None:
+    """Valid JSON, of which one or two values are anything else."""
+    counts = cases(sample=500, full=100_000)
+    rng = random.Random(0)
+    given = [PUBLISHED[name].to_json() for name in ("efficientbert", "moebert", "minimoe-4l-192h", "base")]
+    for number in range(counts.wanted):
+        value = rng.choice(given)
+        for _ in range(rng.randint(1, 2)):
+            value = replaced(value, rng.choice(places(value)), rng.choice(WEIRD))
+        try:
+            found = Architecture.from_json(value)
+            assert Architecture.from_json(found.to_json()) == found
+            counts["read"] += 1
+        except UserError as error:
+            assert str(error).strip() and len(str(error)) < 3000
+            counts["refused"] += 1
+        except Exception as error:
+            raise AssertionError(f"case {number}: {json.dumps(value)[:2000]}") from error
+    assert counts["refused"] and counts["read"]
+
+
+@pytest.mark.trust
+def test_experts_with_strange_values(cases: Callable[..., Cases]) -> None:
+    counts = cases(sample=500, full=100_000)
+    rng = random.Random(1)
+    for _ in range(counts.wanted):
+        value: Any = EXPERTS
+        for _ in range(rng.randint(1, 3)):
+            value = replaced(value, rng.choice(places(value)), rng.choice(WEIRD))
+        try:
+            found = Experts.from_json(value)
+            assert Experts.from_json(found.to_json()) == found
+            counts["read"] += 1
+        except UserError:
+            counts["refused"] += 1
+    assert counts["refused"]
