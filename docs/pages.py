@@ -1,8 +1,8 @@
 """Generates the pages of the documentation (a hook of MkDocs), so that no text has to be written twice.
 
-README.md is the first page; the guides in docs/, the files of results/, CONTRIBUTING.md and CHANGELOG.md become pages
-as they are, with their links changed; the references of the configuration and of the commands are generated from the
-code, and every package gets a page that is generated from the docstrings of its modules.
+README.md is the first page; the guides in docs/, the files of results/, CONTRIBUTING.md, SECURITY.md and CHANGELOG.md
+become pages as they are, with their links changed; the references of the configuration and of the commands are
+generated from the code, and every package gets a page that is generated from the docstrings of its modules.
 """
 
 import posixpath
@@ -19,7 +19,7 @@ import reference
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("search_spaces", "distill", "supernet", "nas")
-FILES = {"Contributing": "CONTRIBUTING.md", "Changelog": "CHANGELOG.md"}
+FILES = {"Contributing": "CONTRIBUTING.md", "Security": "SECURITY.md", "Changelog": "CHANGELOG.md"}
 # The files that pages link to, apart from other pages.
 ATTACHED = ("LICENSE", "examples/*.py", "results/*.json", "results/*.png")
 # The guides in docs/, in the order of the navigation.

@@ -102,7 +102,8 @@ def _value(schema: dict[str, Any]) -> str:
     if kind == "array":
         return f"list of {_value(schema['items'])}" if schema.get("items") else "list"
     if kind == "object":
-        return f"tables: {_value(schema['additionalProperties'])}"
+        inner = schema["additionalProperties"]
+        return "table" if inner is True else f"tables: {_value(inner)}"
     if kind in ("integer", "number"):
         bounds = {
             "≥": schema.get("minimum"),
