@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 from ray.air.execution._internal import RayActorManager
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.tune.execution import tune_controller
@@ -65,6 +66,33 @@ def ray_session(cluster: Cluster) -> Iterator[None]:
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     tune_controller.RayActorManager = ActorManager
+    with contextlib.ExitStack() as stack:
+        if cluster.address is None:
+            stack.enter_context(_on_loopback())
+        _connect(cluster)
+        stack.callback(ray.shutdown)
+        yield
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """In this block, a session that Ray starts listens on the loopback interface alone, as it does on systems where it
+    supports no clusters; otherwise its ports are open to the network.
+    """
+    name, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
+    given = os.environ.get(name)
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        if given is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = given
+
+
+def _connect(cluster: Cluster) -> None:
     path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # errors of trials are in the study
     ray.init(
@@ -75,10 +103,6 @@ def ray_session(cluster: Cluster) -> Iterator[None]:
         # With a single arena, any thread can reuse the memory that an earlier candidate has freed.
         runtime_env={"env_vars": {"PYTHONPATH": path, "MALLOC_ARENA_MAX": "1", VARIABLE: os.environ.get(VARIABLE, "")}},
     )
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def check_cluster(cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ from nas.cluster import Cluster, cpus_per_trial, gpus_at, ray_session
 from nas.config.schema import ConfigError
 from nas.study import ledger
 from tests.nas.test_kills import facts
-from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of, wait
+from tests.nas.tiny_study import PROJECT, TIMEOUT, TinyStudy, states, trials_of, wait
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 ALONE = {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
@@ -229,3 +229,23 @@ def test_a_local_session_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
         processors = os.cpu_count() or 1
         assert [cpus_per_trial(workers) for workers in (1, processors, 5 * processors)] == [processors, 1, 1]
         assert len(ray.nodes()) == 1
+
+
+LISTENING = """
+import os, psutil, ray
+from nas.cluster import Cluster, ray_session
+with ray_session(Cluster()):
+    ray.get(ray.remote(lambda: None).remote())  # a worker
+    processes = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    for each in psutil.net_connections("inet"):
+        if each.status == "LISTEN" and each.pid in processes:
+            print(each.laddr.ip)
+"""
+
+
+@pytest.mark.slow
+def test_a_local_session_listens_on_the_loopback_interface_alone() -> None:
+    command = [sys.executable, "-c", LISTENING]
+    shown = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True, timeout=TIMEOUT).stdout
+    assert set(shown.split()) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert len(shown.split()) >= 3
