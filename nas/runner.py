@@ -134,7 +134,7 @@ def evaluate_trial(
     score with its attributes, with `keep_rows` among them the contributions of the rows.
 
     If the candidate diverges or does not fit into memory, that is a finding about the candidate and reported as
-    `failure`. Any other error is a bug or a lost worker and is left to Ray. After `trial_timeout` seconds the worker
+    `failure`. Any other error is raised, and `Recorder` fails the trial. After `trial_timeout` seconds the worker
     writes where it is to its log and ends itself, even if a library hangs.
     """
     faulthandler.dump_traceback_later(workspace.config.trial_timeout, exit=True, file=STDERR)
@@ -299,10 +299,11 @@ class Rungs(FIFOScheduler):
 
 
 class Recorder(tune.Callback):
-    """The callback of Ray Tune: records the end of every trial in the study.
+    """The callback of Ray Tune: records in the study the trials that complete, fail or lose their worker.
 
     Args:
-        timeout: after so many seconds a worker ends itself, so that losing it is no accident.
+        timeout: seconds after which a worker ends itself: a trial that loses its worker later than that fails instead
+            of being re-queued.
     """
 
     def __init__(self, study: optuna.Study, on_trial: OnTrial, timeout: float = math.inf) -> None:

@@ -88,7 +88,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         from nas.stages import check_stage
         from nas.study.folder import Folder
         from nas.study.lock import sole_driver
-        from nas.study.storage import PATIENCE, StorageLost, reached_again, reporting_lost_storage
+        from nas.study.storage import PATIENCE, StorageLostError, reporting_lost_storage, wait_until_reachable
         from search_spaces.architecture import Architecture
 
         transformers_logging.set_verbosity_error()
@@ -134,9 +134,9 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
                     folder.check(config, stages, resume)
                     search.run(first, stages[1:])
                 break
-            except StorageLost:
+            except StorageLostError:
                 progress.say(f"the storage was lost; waiting up to {PATIENCE:g} seconds for it")
-                if not reached_again(storage):
+                if not wait_until_reachable(storage):
                     raise
                 resume = True
     show_results(folder, storage, console, options.json)

@@ -128,8 +128,8 @@ class SharingTable(RecipeTable):
 
     Attributes:
         sandwich: train the largest, the smallest and two random architectures in every step instead of one random one.
-        widths: train in every step the students whose layers all have one of these expansions, such as ["1", "3/4",
-            "1/2", "1/4"] (DynaBERT's widths; Hou et al., 2020), instead of random ones.
+        widths: train in every step one student for each of these expansions, the same in all its layers, such as ["1",
+            "3/4", "1/2", "1/4"] (DynaBERT's widths; Hou et al., 2020), instead of random students.
         inheritance: whether candidates are plain slices of the trained one-shot supernet, or compensated.
         rows: the number of rows of each task's search split on which candidates are scored. None: all of them.
     """

@@ -138,7 +138,7 @@ def extremes(space: Space) -> tuple[Architecture, Architecture]:
     return smallest, largest
 
 
-def trained_in_a_step(config: StudyConfig, space: Space) -> tuple[tuple[Architecture, ...], int]:
+def architectures_of_a_step(config: StudyConfig, space: Space) -> tuple[tuple[Architecture, ...], int]:
     """The architectures that every step of the one-shot supernet trains, and how many others it draws."""
     if config.sharing.widths:
         assert space.start is not None
@@ -237,7 +237,7 @@ def _train(
     config = workspace.config
     student_config = AutoConfig.from_pretrained(workspace.supernet)
     teacher_config = AutoConfig.from_pretrained(workspace.tasks[0].teacher)
-    fixed, drawn = trained_in_a_step(config, space)
+    fixed, drawn = architectures_of_a_step(config, space)
     first_phase, *_ = phases.values()
     recipe = replace(first_phase.recipe, steps=len(turns))
     learned = dict(learned)

@@ -35,7 +35,7 @@ class StorageError(UserError, ValueError):
     """The storage of the studies cannot be opened, or was lost during the search."""
 
 
-class StorageLost(StorageError):
+class StorageLostError(StorageError):
     """The connection to the server of the storage was lost during the search."""
 
 
@@ -84,7 +84,7 @@ def reporting_lost_storage(url: str) -> Iterator[None]:
     """In this block, report the loss of the storage, or a full disk, as a `StorageError`.
 
     Raises:
-        StorageLost: the connection to the server was lost.
+        StorageLostError: the connection to the server was lost.
         StorageError: the disk is full, or cannot be written. Other database errors are bugs and are raised as they are.
     """
     try:
@@ -102,14 +102,14 @@ def reporting_lost_storage(url: str) -> Iterator[None]:
             raise
         reason = str(getattr(failure, "orig", failure)).splitlines()[0]
         lost = isinstance(failure, LostError) or failure.connection_invalidated
-        raise (StorageLost if lost else StorageError)(
+        raise (StorageLostError if lost else StorageError)(
             f"the storage {_shown(url)} failed ({reason}); once it works again, the same command with --resume "
             "continues"
         ) from None
 
 
-def reached_again(url: str, seconds: float = PATIENCE) -> bool:
-    """Wait until the server of a storage takes connections; returns whether it did within so many seconds."""
+def wait_until_reachable(url: str, seconds: float = PATIENCE) -> bool:
+    """Wait up to so many seconds until the server of a storage accepts connections; returns whether it did."""
     engine = create_engine(url, poolclass=NullPool)
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -11,7 +11,7 @@ import pytest
 from nas.config.load import load_config
 from nas.config.schema import SAMPLER_SETTINGS, ConfigError
 from nas.finalists import WINNER
-from nas.preparation.one_shot import extremes, trained_in_a_step
+from nas.preparation.one_shot import architectures_of_a_step, extremes
 from nas.preparation.workspace import Workspace
 from nas.samplers import SAMPLERS
 from nas.stages import (
@@ -99,12 +99,12 @@ def test_what_a_step_of_the_one_shot_supernet_trains(tiny_study: TinyStudy, work
     config = tiny_study.config
     space = plan(config, workspace, "3", Architecture.uniform(workspace.base()[0]), ()).space
     smallest, largest = extremes(space)
-    assert trained_in_a_step(config, space) == ((), 1)
+    assert architectures_of_a_step(config, space) == ((), 1)
     sandwich = load_config(str(tiny_study.preset), {"sharing.sandwich": True})
-    assert trained_in_a_step(sandwich, space) == ((largest, smallest), 2)
+    assert architectures_of_a_step(sandwich, space) == ((largest, smallest), 2)
     widths = config.space.expansions[:2]
     given = {"sharing.widths": [str(width) for width in widths]}
-    fixed, drawn = trained_in_a_step(load_config(str(tiny_study.preset), given), space)
+    fixed, drawn = architectures_of_a_step(load_config(str(tiny_study.preset), given), space)
     assert (fixed, drawn) == (tuple(Architecture.uniform(space.base, expansion=width) for width in widths), 0)
     for changes, words in (
         ({"sharing.sandwich": True}, "sharing.widths: the sandwich rule has widths of its own"),
