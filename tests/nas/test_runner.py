@@ -171,9 +171,17 @@ def not_a_number(config: dict[str, Any], workspace: Workspace, device: str, rung
     ("evaluate", "reason"), [(hanging, "timeout: not finished after 5 seconds"), (not_a_number, "diverged: ")]
 )
 def test_a_candidate_that_does_not_end_well(
-    evaluate: Evaluate, reason: str, tiny_study: TinyStudy, workspace: Workspace, study: optuna.Study
+    evaluate: Evaluate,
+    reason: str,
+    tiny_study: TinyStudy,
+    workspace: Workspace,
+    study: optuna.Study,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its trial fails with the reason at the first attempt, and the next candidate has a new worker or a sound one."""
+    monkeypatch.setenv(
+        "RAY_AUTH_MODE", "disabled"
+    )  # as in the other sessions of this process: Ray keeps the first mode
     workspace = replace(workspace, config=workspace.config.model_copy(update={"trial_timeout": 5.0}))
     first = plan(tiny_study.config, workspace, "1", None, ())
     largest, other, *_ = first.baselines

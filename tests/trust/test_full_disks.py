@@ -66,6 +66,7 @@ def test_a_search(
             assert after[: len(before)] == before
             before = after
         enlarge(4 * needed + 2000)
+        begun = ["--resume"] if (folder / "config.toml").exists() else []
         result = study.run(*command, *begun)
         assert (result.returncode, result.stderr) == (0, "")
         assert results(folder) == results(searched)
