@@ -31,9 +31,6 @@ NO_SPACE = re.compile(
 class DiskFullError(UserError, OSError):
     """A file could not be written because there is no space left for it."""
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 def is_disk_full(error: BaseException) -> bool:
     """Whether an error, or one that it was raised for, says that a disk or a user's share of it is full. Libraries have

@@ -125,13 +125,13 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
             return DONE
         progress.finish()
         folder.create(config)
-        progress.say(f"study {path} (optuna-dashboard {storage} --artifact-dir {folder.artifacts})")
         resume = options.resume
         while True:
             try:
                 with reporting_lost_storage(storage), sole_driver(storage, path.name):
                     # Another process may have started the study while this one was preparing it.
                     folder.check(config, stages, resume)
+                    progress.say(f"study {path} (optuna-dashboard {storage} --artifact-dir {folder.artifacts})")
                     search.run(first, stages[1:])
                 break
             except StorageLostError:

@@ -32,7 +32,7 @@ from nas.study import ledger
 from nas.study.description import Parameters, choices_of
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
-from search_spaces.spaces import SIZES
+from search_spaces.spaces import SIZES, Space
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, descendants, states, trials_of, wait
 
 TRIALS = 30
@@ -139,6 +139,15 @@ def greedy(config: dict[str, Any], workspace: Workspace, device: str, rungs: tup
     time.sleep(TIMEOUT)
 
 
+def run_waiting(study: optuna.Study, space: Space, workspace: Workspace, evaluate: Evaluate) -> list[int]:
+    """Run the waiting trials in a local session of Ray; returns the trials that ended."""
+    local, seen = Cluster(workers=1, device="cpu"), list[int]()
+    record = lambda study, number: seen.append(number)  # noqa: E731
+    with ray_session(local):
+        run(study, space, workspace, local, trials=None, origin="random", evaluate=evaluate, on_trial=record)
+    return seen
+
+
 class Hanging:
     def evaluate(self, architecture: Architecture, *arguments: object) -> Score:
         if architecture.layers[0].expansion == 1:
@@ -187,18 +196,7 @@ def test_a_candidate_that_does_not_end_well(
     largest, other, *_ = first.baselines
     assert largest[0].layers[0].expansion == 1 != other[0].layers[0].expansion
     ledger.enqueue_missing(study, Parameters.of(first.space), [largest, other])
-    local = Cluster(workers=1, device="cpu")
-    with ray_session(local):
-        run(
-            study,
-            first.space,
-            workspace,
-            local,
-            trials=None,
-            origin="random",
-            evaluate=evaluate,
-            on_trial=lambda study, number: None,
-        )
+    run_waiting(study, first.space, workspace, evaluate)
     failed, finished = study.trials
     assert failed.state == TrialState.FAIL and failed.user_attrs[ledger.FAILURE].startswith(reason)
     assert ledger.ATTEMPT not in failed.user_attrs
@@ -220,19 +218,7 @@ def test_a_candidate_without_memory_fails_at_once(
     monkeypatch.setenv("RAY_memory_usage_threshold", f"{1 - memory.available / memory.total + 0.08:.3f}")
     first = plan(tiny_study.config, workspace, "1", None, ())
     ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines[:1])
-    seen: list[int] = []
-    local = Cluster(workers=1, device="cpu")
-    with ray_session(local):
-        run(
-            study,
-            first.space,
-            workspace,
-            local,
-            trials=None,
-            origin="random",
-            evaluate=evaluate,
-            on_trial=lambda study, number: seen.append(number),
-        )
+    seen = run_waiting(study, first.space, workspace, evaluate)
     assert [trial.state for trial in study.trials] == [TrialState.FAIL]
     assert study.trials[0].user_attrs[ledger.FAILURE].startswith("out of memory: ")
     assert ledger.ATTEMPT not in study.trials[0].user_attrs
