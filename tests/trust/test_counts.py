@@ -1,4 +1,4 @@
-"""The counts of this folder's tests."""
+"""The counts of this folder's tests, and the table that is made from them."""
 
 import json
 from pathlib import Path
@@ -9,25 +9,67 @@ TEST = """
 import pytest
 
 @pytest.mark.trust
-def test_numbers(cases):
-    counts = cases(sample=3, full=7)
+@pytest.mark.parametrize("kind", ["a|b"])
+def test_numbers(cases, kind):
+    \"\"\"Numbers are counted.
+
+    Even and odd ones.
+    \"\"\"
+    counts = cases(sample=3, full=7000)
     for case in range(counts.wanted):
         counts["even" if case % 2 == 0 else "odd"] += 1
+    assert counts.wanted != {fails}
 """
+BEFORE = {"what": "Another", "full": True, "passed": True, "seconds": 1, "ended": {"refused": 1}}
 
 
-@pytest.mark.parametrize(("options", "even", "odd"), [([], 2, 1), (["--full"], 4, 3)])
-def test_cases_are_counted(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, options: list[str], even: int, odd: int
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the new process looks for the plugin
-    file = Path(pytester.path, "counts.json")
-    file.write_text('{"another": {"refused": 1}}')
-    pytester.makepyfile(test_case=TEST)
+@pytest.fixture
+def page(pytester: pytest.Pytester) -> Path:
+    """A page with a table; its counts are in the file beside it."""
     pytester.makeconftest("pytest_plugins = ['tests.trust_counts']")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--counts", str(file), *options)
-    result.assert_outcomes(passed=1)
-    assert json.loads(file.read_text()) == {
-        "another": {"refused": 1},
-        "test_case.py::test_numbers": {"even": even, "odd": odd},
+    page = Path(pytester.path, "page.md")
+    page.write_text("Before.\n\n<!-- counts -->\nold\n<!-- end of counts -->\n\nAfter.\n")
+    page.with_suffix(".json").write_text(json.dumps({"another": BEFORE}))
+    return page
+
+
+@pytest.mark.parametrize(
+    ("options", "fails", "even", "odd"), [([], 0, 2, 1), (["--full"], 0, 3500, 3500), ([], 3, 2, 1)]
+)
+def test_cases_are_counted(
+    pytester: pytest.Pytester, page: Path, options: list[str], fails: int, even: int, odd: int
+) -> None:
+    pytester.makepyfile(test_case=TEST.replace("{fails}", str(fails)))
+    counts = page.with_suffix(".json")
+    result = pytester.runpytest_inprocess(
+        "-p", "no:cacheprovider", "--counts", str(counts), "--table", str(page), *options
+    )
+    result.assert_outcomes(passed=not fails, failed=bool(fails))
+    records = json.loads(counts.read_text())
+    assert records.pop("another") == BEFORE
+    assert records == {
+        "test_case.py::test_numbers[a|b]": {
+            "what": "Numbers are counted: a|b",
+            "full": bool(options),
+            "passed": not fails,
+            "seconds": 0,
+            "ended": {"even": even, "odd": odd},
+        }
     }
+    cases = f"{even + odd:,}" + ("" if options else " (a sample)")
+    ended = ("**the test failed**: " if fails else "") + f"{even:,} even, {odd:,} odd"
+    assert page.read_text().splitlines()[2:-2] == [
+        "<!-- counts -->",
+        "| what | test | cases | how they ended | seconds |",
+        "|---|---|---|---|---|",
+        "| Another | `another` | 1 | 1 refused | 1 |",
+        rf"| Numbers are counted: a\|b | `test_case.py::test_numbers` | {cases} | {ended} | 0 |",
+        "<!-- end of counts -->",
+    ]
+
+
+def test_a_page_without_a_table(pytester: pytest.Pytester, page: Path) -> None:
+    page.write_text("Nothing.\n")
+    result = pytester.runpytest_inprocess("--counts", "counts.json", "--table", str(page))
+    assert f"--table: {page} must have the lines <!-- counts -->" in result.stderr.str()
+    assert "add --counts FILE" in pytester.runpytest_inprocess("--table", str(page)).stderr.str()
