@@ -18,7 +18,7 @@ from optuna.storages._rdb.models import (
     TrialUserAttributeModel,
 )
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import NullPool, create_engine, event, make_url
+from sqlalchemy import Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -59,7 +59,6 @@ def open_storage(url: str) -> "Storage":
         database = _Database(url, engine_kwargs={"connect_args": connect})
     except (SQLAlchemyError, ImportError, ValueError) as error:  # ValueError: the port is not a number
         raise not_opened(url, error) from None
-    event.listen(database.engine, "handle_error", _stay_away)
     return Storage(database)
 
 
@@ -143,10 +142,18 @@ class _Connection(sqlite3.Connection):
 class _Database(RDBStorage):
     """Writes a new trial with all its values at once, whereas Optuna queries the database for each value."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        event.listen(self.engine, "handle_error", _stay_away)
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        super().__setstate__(state)
+        event.listen(self.engine, "handle_error", _stay_away)
+
     def _get_prepared_new_trial(
         self, study_id: int, template_trial: FrozenTrial | None, session: Session
     ) -> TrialModel:
-        if template_trial is None or template_trial.state.is_finished():
+        if template_trial is None or template_trial.state.is_finished() or template_trial.intermediate_values:
             return super()._get_prepared_new_trial(study_id, template_trial, session)
         trial = super()._get_prepared_new_trial(study_id, None, session)
         trial.state, trial.datetime_start = template_trial.state, template_trial.datetime_start
@@ -167,9 +174,13 @@ class Storage(_CachedStorage):
 
     def __init__(self, database: _Database) -> None:
         super().__init__(database)
-        self.engine = database.engine
         self._read: set[int] = set()
         self._changed: set[int] = set()
+
+    @property
+    def engine(self) -> Engine:
+        """The connections to the database."""
+        return self._backend.engine
 
     def _read_trials_from_remote_storage(self, study_id: int) -> None:
         if study_id not in self._read:

@@ -1,0 +1,24 @@
+"""Optuna's own tests of what a storage must do, over ours.
+
+Its tests of samplers do not apply: they ask for parameters of their own, and our samplers propose members of a space.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from optuna.testing.pytest_storages import StorageTestCase
+
+from nas.study.storage import Storage, open_storage, sqlite_url
+
+
+# Each test takes a fraction of a second, but there are sixty.
+pytestmark = pytest.mark.slow
+
+
+class TestStorage(StorageTestCase):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+        storage = open_storage(sqlite_url(tmp_path / "study.db"))
+        yield storage
+        storage.engine.dispose()
