@@ -73,7 +73,8 @@ def allocate(
 ) -> Architecture | None:
     """The member of the space whose predicted loss is least, among those whose graphs are activations between the
     linear maps (or, if graphs do not vary, the start's). Of sizes with equal predicted losses, such as one block and
-    two, only the one with the fewest parameters is considered.
+    two, only the one with the fewest parameters is considered. It has as many experts in attention and head as the
+    space's start, or as baselines have if there is no start.
 
     Args:
         weights: a factor for the losses of each layer.
@@ -82,7 +83,9 @@ def allocate(
     Returns:
         None if there is no such architecture.
     """
-    layers = [_options(space, layer) for layer in range(space.base.depth)]
+    base = space.base if space.start is None else space.start.base
+    bounds = space.bounds_on(base)
+    layers = [_options(space, layer) for layer in range(base.depth)]
     owner = np.repeat(np.arange(len(layers)), [len(options) for options in layers])
     flat = [genes for options in layers for genes in options]
     factors = np.ones(len(layers)) if weights is None else np.asarray(weights, float)
@@ -90,8 +93,8 @@ def allocate(
     objective = predicted * factors[owner]
     one_each = np.equal(owner[None, :], np.arange(len(layers))[:, None]).astype(float)
     costs = np.array([space.cost(genes) for genes in flat], float)
-    high = np.array(space.bounds.high, float)
-    low = np.concatenate(([space.bounds.low], np.full(len(high) - 1, -np.inf)))
+    high = np.array(bounds.high, float)
+    low = np.concatenate(([bounds.low], np.full(len(high) - 1, -np.inf)))
     scale = np.maximum(1.0, np.abs(high))
     constraints = [
         LinearConstraint(one_each, 1, 1),
@@ -111,7 +114,7 @@ def allocate(
     if solution.x is None:
         return None
     chosen = [flat[place] for place in np.flatnonzero(solution.x > 0.5)]
-    architecture = Architecture(space.base, tuple(chosen))
+    architecture = Architecture(base, tuple(chosen))
     return architecture if space.keeps_budget(architecture) else None
 
 

@@ -1,7 +1,7 @@
 """The budget of a search, the search space within it, and the baselines that use it up."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +21,8 @@ from nas.preparation.workspace import Workspace
 from search_spaces import cost
 from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.graph import FFNGraph
-from search_spaces.spaces import GRAPHS, SIZES, Limit, Space, SpaceError
+from search_spaces.limits import Limit
+from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
 from supernet.order.importance import allocate_by_importance
 
 # The global importance allocation leaves every layer at least this many inner neurons.
@@ -34,6 +35,17 @@ SMALLEST_HEAD = TOKEN_CLASSIFICATION
 MOST_LABELS = 10_000
 # Stands for the bound of a cost that is minimised but not bounded.
 NO_LIMIT = 10**18
+
+
+@dataclass(frozen=True)
+class FixedMacs:
+    """The MACs of a model with this head outside its FFNs, for a sentence of 128 tokens."""
+
+    labels: int
+    head: str
+
+    def __call__(self, base: Base) -> int:
+        return cost.fixed_macs(base, labels=self.labels, head=self.head)
 
 
 @dataclass(frozen=True)
@@ -56,8 +68,8 @@ def limits_of(
         ConfigError: the machine is too busy to measure on.
     """
     space = config.space
-    base, graph = workspace.base()
-    limits = macs_limits(config, base, graph, workspace.labels, workspace.folders.task.type.head)
+    base, _ = workspace.base()
+    limits = macs_limits(config, base, workspace.labels, workspace.folders.task.type.head)
     if space.max_latency is not None or "latency" in config.goals:
         table = latencies_of(config, workspace, device, on_progress)
         maximum = NO_LIMIT if space.max_latency is None else resolve(parse_latency(space.max_latency), table.teacher)
@@ -65,13 +77,20 @@ def limits_of(
     return limits
 
 
-def macs_limits(config: StudyConfig, base: Base, graph: FFNGraph, labels: int, head: str) -> tuple[Limit, ...]:
+def base_of_baselines(config: StudyConfig, base: Base) -> Base:
+    """The base of baselines: the study's, with the fewest experts in attention and head that its space has."""
+    return replace(
+        base, attention_experts=min(config.space.attention_experts), head_experts=min(config.space.head_experts)
+    )
+
+
+def macs_limits(config: StudyConfig, base: Base, labels: int, head: str) -> tuple[Limit, ...]:
     """The limit on the MACs of models with this head; empty if the study neither bounds nor minimises MACs."""
     if config.space.max_macs is None and "macs" not in config.goals:
         return ()
-    base_model = cost.macs(Architecture.uniform(base, graph), labels=labels, head=head)
-    fixed = base_model - base.depth * cost.ffn_macs(base, Genes(graph))
-    return (Limit("macs", fixed, cost.ffn_macs, config.space.max_macs or NO_LIMIT),)
+    fixed_of = FixedMacs(labels, head)
+    fixed = fixed_of(base_of_baselines(config, base))
+    return (Limit("macs", fixed, cost.ffn_macs, config.space.max_macs or NO_LIMIT, fixed_of),)
 
 
 def check_feasible(
@@ -90,7 +109,7 @@ def check_feasible(
         search_spaces.spaces.SpaceError: nothing keeps the budget.
     """
     fewest_macs = min(cost.HEADS, key=lambda head: cost.head_macs(base, labels=1, head=head))
-    limits = macs_limits(config, base, graph, 1, fewest_macs)
+    limits = macs_limits(config, base, 1, fewest_macs)
 
     def check_from(min_params: int) -> None:
         table = config.space.model_copy(update={"min_params": min_params})
@@ -99,7 +118,8 @@ def check_feasible(
 
     least = config.space.min_params or 1
     smallest_head = cost.head_params(base, 1, SMALLEST_HEAD)
-    largest_head = max(cost.head_params(base, MOST_LABELS, head) for head in cost.HEADS)
+    most_experts = replace(base, head_experts=max(config.space.head_experts))
+    largest_head = max(cost.head_params(most_experts, MOST_LABELS, head) for head in cost.HEADS)
     try:
         check_from(max(1, least - (largest_head - smallest_head)))
     except SpaceError:
@@ -118,7 +138,7 @@ def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_prog
     Raises:
         ConfigError: the machine is too busy to measure on.
     """
-    base, _ = workspace.base()
+    base = base_of_baselines(config, workspace.base()[0])
     teacher = AutoConfig.from_pretrained(workspace.teacher)
     try:
         return latency_table(base, teacher, **_table_arguments(config, base, device), on_progress=on_progress)
@@ -132,7 +152,7 @@ def latencies_file(config: StudyConfig, base: Base, teacher: Any, device: str) -
     Args:
         teacher: the Hugging Face configuration of the fine-tuned teacher.
     """
-    return table_path(base, teacher, **_table_arguments(config, base, device))
+    return table_path(base_of_baselines(config, base), teacher, **_table_arguments(config, base, device))
 
 
 def _table_arguments(config: StudyConfig, base: Base, device: str) -> dict[str, Any]:
@@ -164,13 +184,17 @@ def budgeted_space(
     The upper bound on parameters is `max_params` or, if that is not set, the number of parameters of the uniform slice.
     The lower bound is `min_params`; if that is not set, it lies below the upper bound (or below the parameters of the
     largest uniform slice that keeps to the `limits`, if these are fewer) by the share `slack` of the distance to the
-    smallest architecture. Uniform slices are dense, even if the space has experts. There is no lower bound if sizes do
-    not vary or a cost is minimised.
+    smallest architecture. Uniform slices are dense, even if the space has experts, and on the `base_of_baselines`.
+    There is no lower bound if sizes do not vary or a cost is minimised.
+
+    Args:
+        base: the study's, see `base_of_baselines`.
 
     Raises:
         search_spaces.spaces.SpaceError: nothing keeps the budget.
     """
     table = config.space
+    base = base_of_baselines(config, base)
     max_params = table.max_params
     if max_params is None:
         assert table.uniform is not None
@@ -204,6 +228,8 @@ def budgeted_space(
         experts=table.experts,
         head=head,
         max_height=table.max_height,
+        attention_experts=table.attention_experts,
+        head_experts=table.head_experts,
     )
 
 

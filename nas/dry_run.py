@@ -189,7 +189,7 @@ def first_plan(
     if workspace is not None:
         head, labels = workspace.folders.task.type.head, workspace.labels
         config = widest(config, labels, head)
-        limits = macs_limits(config, base, graph, labels, head)
+        limits = macs_limits(config, base, labels, head)
         if latency:
             limits = limits_of(config, workspace, device)
         found = plan(config, workspace, stage, start, limits)
@@ -198,7 +198,7 @@ def first_plan(
     kind = row_kind(config.rows[task]) if task in config.rows else reader_of(task).kind(task)
     head, labels = task_type(kind).head, classes(made)
     config = widest(config, labels, head)
-    limits = macs_limits(config, base, graph, labels, head)
+    limits = macs_limits(config, base, labels, head)
     space = budgeted_space(
         config,
         base,
@@ -213,6 +213,7 @@ def first_plan(
     if start is not None:
         return space, [(start, WINNER, None)]
     least = min(1, *space.stacks)
+    base = space.base
     uniform = largest_uniform(base, graph, labels, space.max_params, limits, head, least)
     return space, [(Architecture.uniform(base, graph), BASE_MODEL, None), (uniform, UNIFORM, None)]
 
@@ -234,11 +235,13 @@ def show_space(console: Console, config: StudyConfig, space: Space, stage: str) 
     console.print(f"\nspace of stage {stage}: {base.depth} layers of width {base.width}, inner width {base.inner}")
     if space.varies_sizes:
         sizes = len(space.sizes)
-        within, all_sizes = space.size_count(), sizes**base.depth
+        within, all_sizes = space.size_count(), sizes**base.depth * len(space.bases)
         kept = f"; {rounded(within)} of these ({100 * within / all_sizes:.3g} %) keep the budget with base graphs"
         console.print(
             f"  sizes: {sizes} for a layer, {rounded(all_sizes)} for all{kept if config.keep is None else ''}"
         )
+        for name, counts in space.expert_counts.items():
+            console.print(f"  {name.replace('_', ' ')}: {' or '.join(map(str, counts))}, which count among the sizes")
     if space.varies_graphs:
         graphs = count_graphs(space.activation, space.gated, space.max_height)
         console.print(f"  graphs: {rounded(graphs)} for a layer, some of which compute the same function")
@@ -330,7 +333,7 @@ def parts_of(
     """The parts of the search that are still to be done, by how many earlier trials they were estimated, and in words
     what the estimate is based on.
     """
-    base, graph = base_of_study(config)
+    base, graph = space.base, space.graph
     rows: int | None = None
     search_rows, tokens = SEARCH_ROWS, round(FILLED * config.max_length)
     counted = "as the rows have not been read, sentences are assumed to fill half of max_length"

@@ -45,6 +45,8 @@ def describe(
         "macs": costs.macs(architecture, tokens, labels, head),
         "flops": costs.flops(architecture, tokens),
         "speedup": costs.speedup(architecture),
+        "attention_experts": architecture.base.attention_experts,
+        "head_experts": architecture.base.head_experts,
         "layers": [
             {
                 "formula": genes.formula,
@@ -112,6 +114,7 @@ def show(architecture: Architecture, tokens: int, labels: int, head: str, consol
         table.add_row(*map(str, numbers), f"{costs.ffn_params(base, genes):,}", *experts, layer["formula"])
     embedding = f"factorised, {base.embedding}" if base.embedding else "full width"
     attention = f", {base.attention_experts} attention experts" if base.attention_experts > 1 else ""
+    attention += f", {base.head_experts} head experts" if base.head_experts > 1 else ""
     console.print(
         f"{base.depth} layers, width {base.width}, {base.heads} heads{attention}, "
         f"inner width {base.inner} at expansion 1, embedding {embedding}",

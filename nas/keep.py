@@ -8,6 +8,7 @@ import numpy as np
 from scipy.stats import norm
 
 from distill.tasks.metrics import Metric, mean_paired_difference
+from nas.budget import base_of_baselines
 from nas.config.schema import ConfigError, StudyConfig
 from nas.finalists import Confirmation
 from search_spaces import cost
@@ -111,7 +112,7 @@ def with_budget(
         slack: see `nas.config.schema.SpaceTable`.
     """
     assert config.keep is not None
-    whole = cost.params(Architecture.uniform(base, graph), labels, head)
+    whole = cost.params(Architecture.uniform(base_of_baselines(config, base), graph), labels, head)
     changes: dict[str, Any] = {"uniform": None, "max_params": config.space.max_params or whole, "slack": slack}
     if maximum is not None:
         limit = f"{maximum / 1000}ms" if config.keep.cost == "latency" else maximum

@@ -34,7 +34,8 @@ from nas.study.notes import add_missing_notes, add_note
 from search_spaces.architecture import Architecture
 from search_spaces.cost import ffn_params, fixed_params
 from search_spaces.equivalence import function_key
-from search_spaces.spaces import GRAPHS, SIZES, Limit, Space, SpaceError
+from search_spaces.limits import Limit
+from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
 
 
 @dataclass

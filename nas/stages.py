@@ -31,6 +31,7 @@ from nas.study.folder import Folder
 from search_spaces.architecture import DENSE, Architecture, Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space
+from search_spaces.variants import EXPERT_COUNTS, are_variants
 
 # Stages that refine an architecture, each with the stage whose winner it refines by default.
 BEFORE = {"2": "1", "3": "2"}
@@ -89,6 +90,7 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architect
         head=workspace.folders.task.type.head,
     )
     if start is None:
+        base = space.base
         uniform = largest_uniform(
             base, graph, workspace.labels, space.max_params, limits, space.head, min(1, *space.stacks)
         )
@@ -170,12 +172,17 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
     """Refuse an architecture that a stage on this base cannot refine.
 
     Raises:
-        ConfigError: it is on another base, or has more blocks than the supernet.
+        ConfigError: it is on another base, or has more blocks than the supernet, or as many experts in attention or
+            head as no other architecture of the study.
     """
     if start is None:
         return
-    if start.base != base:
+    if not are_variants(base, start.base):
         raise ConfigError(f"the architecture to refine has the base {start.base}; this study's is {base}")
+    for name in EXPERT_COUNTS:
+        count = getattr(start.base, name)
+        if count not in getattr(config.space, name):
+            raise ConfigError(f"the architecture to refine has {name} {count}: add {count} to space.{name}")
     largest, stack = max(config.space.stacks), max(genes.stack for genes in start.layers)
     if stack > largest:
         raise ConfigError(

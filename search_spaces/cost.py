@@ -148,6 +148,11 @@ def macs(architecture: Architecture, tokens: int = 128, labels: int = 3, head: s
     return ffn + attention + embedding + head_macs(base, tokens, labels, head)
 
 
+def fixed_macs(base: Base, tokens: int = 128, labels: int = 3, head: str = CLASSIFICATION) -> int:
+    """The MACs of the deployable model outside its FFNs, for one sequence."""
+    return macs(Architecture.uniform(base, stack=0), tokens, labels, head)
+
+
 def head_macs(base: Base, tokens: int = 128, labels: int = 3, head: str = CLASSIFICATION) -> int:
     """The head's MACs for one sequence: a pooler with a classifier processes one token, other heads all tokens."""
     outputs = _outputs(head, labels)

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import log
 
-from search_spaces.architecture import Architecture, Genes
+from search_spaces import variants
+from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.counting import Bounds, Cost, add, count_within
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
@@ -21,10 +22,12 @@ STARTS = 3
 
 
 def neighbours(space: Space, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
-    """Members of the space one step away, in random order: the size of one layer, or one choice of its graph, differs.
+    """Members of the space one step away, in random order: one layer differs in its size or in one choice of its graph,
+    or the number of experts in attention or head differs.
 
-    A step that leaves the budget is repaired by changing the size of a random second layer, if one fits. For an
-    architecture outside the space, the first neighbour is its nearest member, followed by that member's neighbours.
+    A step that leaves the budget is repaired by changing the size of a random second layer, if one fits; for another
+    number of experts in attention or head, by the nearest sizes of all layers. For an architecture outside the space,
+    the first neighbour is its nearest member, followed by that member's neighbours.
     """
     if architecture not in space:
         architecture = nearest(space, architecture)
@@ -32,6 +35,9 @@ def neighbours(space: Space, architecture: Architecture, rng: random.Random) -> 
     kinds = [(_size_steps(space, architecture, rng), 1 - GRAPH_STEPS)] if space.varies_sizes else []
     if space.varies_graphs:
         kinds.append((_graph_steps(space, architecture, rng), GRAPH_STEPS))
+    if len(space.bases) > 1:
+        # As often as the genes of a layer.
+        kinds.append((_base_steps(space, architecture, rng), 1 / space.base.depth))
     while kinds:
         steps = rng.choices([kind[0] for kind in kinds], [kind[1] for kind in kinds])[0]
         neighbour = next(steps, None)
@@ -42,33 +48,48 @@ def neighbours(space: Space, architecture: Architecture, rng: random.Random) -> 
 
 
 def nearest(space: Space, architecture: Architecture) -> Architecture:
-    """A member of the space close to an architecture, which must have the same base but may have any graphs and sizes.
+    """A member of the space close to an architecture, which must have the same base, apart from the numbers of experts
+    in attention and head, but may have any graphs and sizes.
 
-    Graphs outside the space become the base graph (or the start's). For the sizes, coordinate descent from random
-    starts, over two layers at a time, minimises the sum of the layers' `distance`, so the result is the nearest member
-    or close to it.
+    Graphs outside the space become the base graph (or the start's). The numbers of experts in attention and head are
+    the nearest ones with which any sizes fit. For the sizes, coordinate descent from random starts, over two layers at
+    a time, minimises the sum of the layers' `distance`, so the result is the nearest member or close to it.
     """
-    wanted = architecture.layers
+    bases = sorted(space.bases, key=lambda base: variants.distance(base, architecture.base))
     graphs = tuple(
         graph if space.varies_graphs and space.spells(graph) else start
         for graph, start in zip(_graphs(space, architecture), space.start_graphs, strict=True)
     )
+    for all_graphs in (graphs, space.start_graphs):
+        for base in bases:
+            found = _nearest_sizes(space, base, all_graphs, architecture.layers)
+            if found is not None:
+                return found
+    raise AssertionError("a space always has members with the start's graphs")
+
+
+def _nearest_sizes(
+    space: Space, base: Base, graphs: Sequence[FFNGraph], wanted: Sequence[Genes]
+) -> Architecture | None:
+    """The architecture with this base and these graphs whose sizes are the nearest ones within the budget, or close to
+    these; None if none fit.
+    """
+    bounds = space.bounds_on(base)
     costs = [space.costs(layer, graph) for layer, graph in enumerate(graphs)]
-    if not count_within(costs, space.bounds):
-        graphs = space.start_graphs
-        costs = [space.costs(layer, graph) for layer, graph in enumerate(graphs)]
+    if not count_within(costs, bounds):
+        return None
     options = [space.options(layer, graph) for layer, graph in enumerate(graphs)]
     distances = [[distance(space, option, genes) for option in row] for row, genes in zip(options, wanted, strict=True)]
-    if space.base.depth == 1:
-        inside = (option for option, cost in enumerate(costs[0]) if cost in space.bounds)
+    if base.depth == 1:
+        inside = (option for option, cost in enumerate(costs[0]) if cost in bounds)
         best = [min(inside, key=distances[0].__getitem__)]
     else:
-        starts = (space.draw_sizes(costs, random.Random(seed).random) for seed in range(STARTS))
+        starts = (space.draw_sizes(costs, bounds, random.Random(seed).random) for seed in range(STARTS))
         best = min(
-            (_descend(chosen, costs, distances, space.bounds) for chosen in starts),
+            (_descend(chosen, costs, distances, bounds) for chosen in starts),
             key=lambda chosen: sum(row[option] for row, option in zip(distances, chosen, strict=True)),
         )
-    return Architecture(space.base, tuple(row[option] for row, option in zip(options, best, strict=True)))
+    return Architecture(base, tuple(row[option] for row, option in zip(options, best, strict=True)))
 
 
 def distance(space: Space, option: Genes, wanted: Genes) -> float:
@@ -120,6 +141,17 @@ def _graph_steps(space: Space, architecture: Architecture, rng: random.Random) -
             yield from _within_budget(space, architecture, layer, genes, rng)
 
 
+def _base_steps(space: Space, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
+    steps = [base for base in space.bases if variants.differing(base, architecture.base) == 1]
+    rng.shuffle(steps)
+    for base in steps:
+        changed = Architecture(base, architecture.layers)
+        if space.keeps_budget(changed):
+            yield changed
+        elif (found := _nearest_sizes(space, base, _graphs(space, architecture), architecture.layers)) is not None:
+            yield found
+
+
 def _within_budget(
     space: Space, architecture: Architecture, layer: int, genes: Genes, rng: random.Random
 ) -> Iterator[Architecture]:
@@ -129,22 +161,23 @@ def _within_budget(
     """
     layers = list(architecture.layers)
     layers[layer] = genes
-    changed = Architecture(space.base, tuple(layers))
+    changed = Architecture(architecture.base, tuple(layers))
     if space.keeps_budget(changed):
         yield changed
         return
     spent = add(*(space.cost(genes) for genes in layers))
+    rest = space.bounds_on(architecture.base).without(spent)
     fitting = []
     for other, graph in enumerate(_graphs(space, architecture)):
         if other == layer:
             continue
-        bounds = space.bounds.without(spent).without(tuple(-cost for cost in space.cost(layers[other])))
+        bounds = rest.without(tuple(-cost for cost in space.cost(layers[other])))
         row = zip(space.options(other, graph), space.costs(other, graph), strict=True)
         fitting += [(other, option) for option, cost in row if cost in bounds]
     if fitting:
         other, option = rng.choice(fitting)
         layers[other] = option
-        yield Architecture(space.base, tuple(layers))
+        yield Architecture(architecture.base, tuple(layers))
 
 
 def _descend(

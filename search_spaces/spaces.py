@@ -1,10 +1,11 @@
-"""Search spaces: graph, stack, expansion and experts of every layer, or some of these, within a budget.
+"""Search spaces: graph, stack, expansion and experts of every layer, or some of these, and the numbers of experts in
+attention and head, within a budget.
 
 Every sample and every mutation is valid by construction, without rejection sampling. `grammar` defines the graphs.
-Sizes, the combinations of (stack, expansion, experts) of all layers, are sampled exactly uniformly from those within
-the budget: layer by layer, a uniform number is mapped through the inverse of the conditional distribution function,
-given the layers below. This only needs the number of ways to reach each total cost, which dynamic programming counts
-(`counting`).
+Sizes, the combinations of (stack, expansion, experts) of all layers, together with the numbers of experts in attention
+and head, are sampled exactly uniformly from those within the budget: first these numbers and then layer by layer, a
+uniform number is mapped through the inverse of the conditional distribution function, given what was chosen before.
+This only needs the number of ways to reach each total cost, which dynamic programming counts (`counting`).
 """
 
 import random
@@ -21,9 +22,12 @@ from search_spaces.counting import Bounds, Cost, add, count_rest, count_within, 
 from search_spaces.errors import UserError, shortened
 from search_spaces.grammar import choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph
+from search_spaces.limits import Limit
 from search_spaces.operations import UNARY
+from search_spaces.reasons import nothing_fits, why_not
 from search_spaces.spelling import Trial
 from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
+from search_spaces.variants import EXPERT_COUNTS, are_variants, counts, draw, positions, variants
 
 # Size of each cache of a space: costs by genes, and options by graph.
 CACHED = 16_384
@@ -39,28 +43,12 @@ class SpaceError(UserError, ValueError):
 
 
 @dataclass(frozen=True)
-class Limit:
-    """An upper bound `maximum` on an integer cost that is additive over the layers.
-
-    The cost of an architecture is `fixed` plus the sum of `of(base, genes)` over its layers.
-    """
-
-    name: str
-    fixed: int
-    of: Callable[[Base, Genes], int]
-    maximum: int
-
-    def total(self, architecture: Architecture) -> int:
-        """The cost of an architecture."""
-        return self.fixed + sum(self.of(architecture.base, genes) for genes in architecture.layers)
-
-
-@dataclass(frozen=True)
 class Space:
     """All architectures on `base` within a budget.
 
     Args:
-        base: the part that all architectures have in common.
+        base: the part that all architectures have in common, apart from the numbers of experts in attention and head;
+            baselines have those of `base`.
         stacks, expansions, experts: the choices for each layer; all compatible combinations are allowed (`sizes`). A
             stack of 0 is a layer without an FFN, which has no other choices.
         min_params, max_params: bounds on the number of parameters, `cost.params` with `labels` and `head`.
@@ -71,8 +59,10 @@ class Space:
             (`search_spaces.trees`). None: a segment of a graph has at most one binary operation.
         limits: bounds on further costs.
         start: an architecture; samples stay close to its graphs.
-        vary: which genes may differ from those of `start`. `{"graphs"}` keeps its stacks, expansions and experts, which
-            need not be among those of the space; `{"sizes"}` keeps its graphs.
+        vary: which genes may differ from those of `start`. `{"graphs"}` keeps its stacks, expansions and experts, also
+            those of attention and head, which need not be among those of the space; `{"sizes"}` keeps its graphs.
+        attention_experts, head_experts: the choices for these fields of the base, that of `base` among them; empty: no
+            other choice. They count among the sizes.
 
     A graph that combines values of different widths costs less ("narrow") or more ("wide") than the base graph. If no
     sizes would fit the budget with a sampled graph, its layer keeps the base graph (or the start's). This only happens
@@ -97,6 +87,8 @@ class Space:
     experts: tuple[Experts, ...] = (DENSE,)
     head: str = CLASSIFICATION
     max_height: int | None = None
+    attention_experts: tuple[int, ...] = ()
+    head_experts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.activation not in UNARY:
@@ -113,7 +105,13 @@ class Space:
             raise SpaceError(f"vary: must be graphs, sizes or both, not {shortened(sorted(self.vary))}")
         if self.start is None and self.vary != {GRAPHS, SIZES}:
             raise SpaceError("vary: without a start, both graphs and sizes must vary; give a start, or leave out vary")
-        if self.start is not None and self.start.base != self.base:
+        for name in EXPERT_COUNTS:
+            given, own = getattr(self, name), getattr(self.base, name)
+            if given and (len(set(given)) < len(given) or own not in given):
+                raise SpaceError(
+                    f"{name}: must be distinct numbers, the base's {own} among them, not {shortened(given)}"
+                )
+        if self.start is not None and not are_variants(self.base, self.start.base):
             raise SpaceError(f"start: must be on the base of the space, {self.base}, not on {self.start.base}")
         try:
             for stack in self.stacks:
@@ -133,7 +131,7 @@ class Space:
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
         if not self.size_count():
-            raise SpaceError(self._nothing_fits())
+            raise SpaceError(nothing_fits(self))
 
     def suggest(self, trial: Trial) -> Architecture:
         """The architecture that a trial's choices define; any choices give a member of the space.
@@ -147,11 +145,14 @@ class Space:
                 graph = self.suggest_graph(trial, _layer_name(layer))
                 row = self.costs(layer, graph)
                 # Invariant: with the start's graphs in all remaining layers, some sizes fit the budget.
-                if row == costs[layer] or count_within([*costs[:layer], row, *costs[layer + 1 :]], self.bounds):
+                if row == costs[layer] or any(self.count_on([*costs[:layer], row, *costs[layer + 1 :]])):
                     graphs[layer], costs[layer] = graph, row
 
+        base = self.bases[0]
+        if len(self.bases) > 1:
+            base = draw(self.bases, self.count_on(costs), lambda name: trial.suggest_float(name, 0.0, 1.0))
         layers: list[Genes] = []
-        bounds = self.bounds
+        bounds = self.bounds_on(base)
         for layer, graph in enumerate(graphs):
             options = self.options(layer, graph)
             chosen = 0
@@ -160,7 +161,7 @@ class Space:
                 chosen = invert(self._ways(costs, layer, bounds), position)
             layers.append(options[chosen])
             bounds = bounds.without(costs[layer][chosen])
-        return Architecture(self.base, tuple(layers))
+        return Architecture(base, tuple(layers))
 
     def choices(self, architecture: Architecture) -> dict[str, str | float]:
         """The values of a trial's parameters for which `suggest` returns this architecture.
@@ -168,8 +169,8 @@ class Space:
         Raises:
             SpaceError: there are none: it is outside the budget, or has a graph or size that is not in the space.
         """
-        if architecture not in self:
-            raise SpaceError(f"the architecture is not a member of the space: {self._why_not(architecture)}")
+        if reason := why_not(self, architecture):
+            raise SpaceError(f"the architecture is not a member of the space: {reason}")
         result: dict[str, str | float] = {}
         graphs = [self.graph_of(layer, genes) for layer, genes in enumerate(architecture.layers)]
         for layer, graph in enumerate(graphs):
@@ -178,7 +179,9 @@ class Space:
                 assert spelled is not None  # it is a member
                 result |= spelled
         costs = [self.costs(layer, graph) for layer, graph in enumerate(graphs)]
-        bounds = self.bounds
+        if len(self.bases) > 1:
+            result |= positions(self.bases, self.count_on(costs), architecture.base)
+        bounds = self.bounds_on(architecture.base)
         for layer, genes in enumerate(architecture.layers):
             options = self.options(layer, graphs[layer])
             chosen = options.index(genes)
@@ -188,11 +191,11 @@ class Space:
         return result
 
     def __contains__(self, architecture: object) -> bool:
-        return isinstance(architecture, Architecture) and not self._why_not(architecture)
+        return isinstance(architecture, Architecture) and not why_not(self, architecture)
 
     def keeps_budget(self, architecture: Architecture) -> bool:
         """Whether the architecture's costs are within the budget; its genes need not be in the space."""
-        return add(*(self.cost(genes) for genes in architecture.layers)) in self.bounds
+        return add(*(self.cost(genes) for genes in architecture.layers)) in self.bounds_on(architecture.base)
 
     def sample(self, rng: random.Random) -> Architecture:
         """A random architecture: sizes uniform within the budget, graphs near the base graph (see `draw`)."""
@@ -220,11 +223,14 @@ class Space:
         return tuple(dict.fromkeys(sizes))
 
     def size_count(self) -> int:
-        """The number of ways to choose the sizes of all layers within the budget, with the base graph (or the start's)
-        in every layer.
+        """The number of ways to choose the sizes of all layers and the experts in attention and head within the budget,
+        with the base graph (or the start's) in every layer.
         """
-        costs = [self.costs(layer, graph) for layer, graph in enumerate(self.start_graphs)]
-        return count_within(costs, self.bounds)
+        return sum(self.count_on([self.costs(layer, graph) for layer, graph in enumerate(self.start_graphs)]))
+
+    def count_on(self, costs: Sequence[tuple[Cost, ...]]) -> list[int]:
+        """For each of the `bases`, the number of ways to choose the sizes of layers with these costs."""
+        return [count_within(costs, self.bounds_on(base)) for base in self.bases]
 
     @property
     def varies_graphs(self) -> bool:
@@ -271,10 +277,28 @@ class Space:
         return choices_of(graph, name, self.gated, self.max_height)
 
     @cached_property
-    def bounds(self) -> Bounds:
-        """The bounds on the summed costs of the layers: parameters, then the cost of every limit."""
-        fixed = fixed_params(self.base, self.labels, self.head)
-        high = (self.max_params - fixed, *(limit.maximum - limit.fixed for limit in self.limits))
+    def bases(self) -> tuple[Base, ...]:
+        """The bases of the members, which differ in the numbers of experts in attention and head."""
+        if self.start is not None and not self.varies_sizes:
+            return (self.start.base,)
+        return variants(self.base, self.attention_experts, self.head_experts)
+
+    @property
+    def expert_counts(self) -> dict[str, tuple[int, ...]]:
+        """The choices, in ascending order, for those of the numbers of experts in attention and head that vary."""
+        return {name: values for name, values in counts(self.bases).items() if len(values) > 1}
+
+    def bounds_on(self, base: Base) -> Bounds:
+        """The bounds on the summed costs of the layers: parameters, then the cost of every limit.
+
+        Args:
+            base: one that differs from `base` at most in the numbers of experts in attention and head.
+        """
+        return _cached(self._bounds, base, lambda: self._new_bounds(base))
+
+    def _new_bounds(self, base: Base) -> Bounds:
+        fixed = fixed_params(base, self.labels, self.head)
+        high = (self.max_params - fixed, *(limit.maximum - limit.fixed_on(base) for limit in self.limits))
         return Bounds(self.min_params - fixed, high)
 
     def _chooses_graph(self, layer: int) -> bool:
@@ -299,10 +323,11 @@ class Space:
         """The costs of a layer's `options`."""
         return self.options_and_costs(layer, graph)[1]
 
-    def draw_sizes(self, costs: Sequence[tuple[Cost, ...]], random_position: Callable[[], float]) -> list[int]:
-        """The index of one option per layer, uniform within the budget if `random_position` is uniform in [0, 1]."""
+    def draw_sizes(
+        self, costs: Sequence[tuple[Cost, ...]], bounds: Bounds, random_position: Callable[[], float]
+    ) -> list[int]:
+        """The index of one option per layer, uniform within the bounds if `random_position` is uniform in [0, 1]."""
         chosen: list[int] = []
-        bounds = self.bounds
         for layer, row in enumerate(costs):
             chosen.append(invert(self._ways(costs, layer, bounds), random_position()))
             bounds = bounds.without(row[chosen[-1]])
@@ -319,6 +344,15 @@ class Space:
     @cached_property
     def _cost_of_genes(self) -> dict[Genes, Cost]:
         return {}
+
+    @cached_property
+    def _bounds(self) -> dict[Base, Bounds]:
+        return {}
+
+    @cached_property
+    def _highest(self) -> Cost:
+        """The upper bounds on the base that leaves most to the layers."""
+        return tuple(map(max, zip(*(self.bounds_on(base).high for base in self.bases), strict=True)))
 
     @cached_property
     def _options_of_graph(self) -> dict[tuple[int | None, FFNGraph], tuple[tuple[Genes, ...], tuple[Cost, ...]]]:
@@ -343,41 +377,7 @@ class Space:
     def _ways(self, costs: Sequence[tuple[Cost, ...]], layer: int, bounds: Bounds) -> list[int]:
         """For each option of a layer, the number of ways in which the layers above it fit the remaining bounds."""
         above = tuple(sorted(costs[layer + 1 :]))
-        return [count_rest(above, bounds.without(cost), self.bounds.high) for cost in costs[layer]]
-
-    def _why_not(self, architecture: Architecture) -> str:
-        """The reason why the architecture is not a member; empty if it is one."""
-        if architecture.base != self.base:
-            return "it is on another base"
-        for layer, genes in enumerate(architecture.layers):
-            graph = self.graph_of(layer, genes)
-            if genes not in self.options(layer, graph):
-                size = f"stack {genes.stack}, expansion {genes.expansion}, experts: {genes.experts}"
-                return f"layers[{layer}] has {size}"
-            if not (self.spells(graph) if self.varies_graphs else graph == self.start_graphs[layer]):
-                return f"layers[{layer}] has the graph {graph}"
-        return "" if self.keeps_budget(architecture) else "its costs are outside the budget"
-
-    def _nothing_fits(self) -> str:
-        rows = [self.costs(layer, graph) for layer, graph in enumerate(self.start_graphs)]
-        fixed = fixed_params(self.base, self.labels, self.head)
-        smallest, largest = (fixed + sum(extreme(row)[0] for row in rows) for extreme in (min, max))
-        message = (
-            f"no architecture has {self.min_params:,} to {self.max_params:,} parameters: "
-            f"this space reaches from {smallest:,} to {largest:,}"
-        )
-        if self.max_params < smallest:
-            return f"{message}; raise max_params, or allow smaller expansions, smaller stacks or fewer experts"
-        if self.min_params > largest:
-            return f"{message}; lower min_params, or allow larger expansions, larger stacks or more experts"
-        for number, limit in enumerate(self.limits, start=1):
-            lowest = limit.fixed + sum(min(cost[number] for cost in row) for row in rows)
-            if lowest > limit.maximum:
-                return (
-                    f"no architecture keeps to {limit.name} {limit.maximum:,}: the smallest in this space is "
-                    f"{lowest:,}; raise max_{limit.name}, or allow smaller expansions, smaller stacks or fewer experts"
-                )
-        return f"{message}, but no size in between fits; lower min_params or raise max_params"
+        return [count_rest(above, bounds.without(cost), self._highest) for cost in costs[layer]]
 
 
 def _cached(cache: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:

@@ -138,6 +138,27 @@ def _gates(
     }
 
 
+def attention_slice(weights: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """The weights of a model with only the first `count` of the experts in every attention. A single expert is a plain
+    attention, without a gate. Tensors of other modules are unchanged.
+
+    Args:
+        weights: state dict of a model with at least as many experts in every attention.
+    """
+    result = {}
+    for name, tensor in weights.items():
+        match = _LAYER.fullmatch(name)
+        place = match[3] if match else ""
+        if place == "attention.router.weight":
+            if count > 1:
+                result[name] = tensor[:count]
+        elif _ATTENTION.fullmatch(place) and tensor.dim() == (3 if place.endswith("weight") else 2):
+            result[name] = tensor[0] if count == 1 else tensor[:count]
+        else:
+            result[name] = tensor
+    return result
+
+
 def _copies(tensor: Tensor, count: int) -> Tensor:
     """A copy of `tensor`, or `count` copies stacked along a new first dimension if `count` is above 1."""
     return tensor.clone() if count == 1 else tensor.expand(count, *tensor.shape).clone()

@@ -22,7 +22,7 @@ from search_spaces.architecture import Architecture, Experts
 from search_spaces.spaces import Space
 from supernet.build import build, head_of
 from supernet.experts.routers import initial_gate, routing_tables
-from supernet.inherit import inherit
+from supernet.inherit import attention_slice, inherit
 
 # In one step of the sandwich rule, the number of architectures that are drawn beside the largest and the smallest.
 DRAWN_IN_SANDWICH = 2
@@ -33,10 +33,11 @@ class OneShotSupernet(nn.Module):
     shared weights. `inherit` slices the weights in the forward pass, so gradients flow back to them.
 
     Experts are slices too. Only their gates have additional weights: each block has one gate for the largest number of
-    experts, of which the leading rows are used if there are fewer.
+    experts, of which the leading rows are used if there are fewer. The attention of an architecture with fewer experts
+    there consists of the first ones.
 
     Args:
-        model: a model of the largest dense architecture.
+        model: a model of the largest architecture, whose FFNs are dense.
         heads: for each task the linear head that replaces the model's.
         experts: all choices of experts in the search space.
         frequencies: frequency of every token id (vocabulary,), for routings that need it.
@@ -113,7 +114,10 @@ class OneShotSupernet(nn.Module):
             key.replace("/", "."): weight for key, weight in self.gates.items()
         }
         ffn = {name: weight for name, weight in weights.items() if ".ffn." in name}
+        attention_experts = self.architecture.base.attention_experts
         others = {name: weight for name, weight in weights.items() if ".ffn." not in name}
+        if attention_experts < self.model.config.attention_experts:
+            others = attention_slice(others, attention_experts)
         # The other weights come last: they replace the new attention gates from `inherit` by the model's learned ones.
         slices = inherit(ffn | self._tables, self.architecture)
         return dict(self.model.named_buffers()) | slices | others | self._head_weights()

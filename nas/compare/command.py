@@ -131,12 +131,17 @@ def show(items: "Sequence[Item]", facts: Sequence[Mapping[str, Any]], tokens: in
     from rich import box
     from rich.table import Table
 
+    from search_spaces.variants import described
+
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("")
     for item in items:
         table.add_column(item.name, overflow="fold")
     bases = [item.architecture.base for item in items]
     table.add_row("layers × width", *(f"{base.depth} × {base.width}" for base in bases))
+    experts = [described(base) for base in bases]
+    if any(experts):
+        table.add_row("attention and head", *experts)
     for number in range(max(base.depth for base in bases)):
         table.add_row(f"layer {number + 1}", *(layer_text(item.architecture, number) for item in items))
     table.add_section()
@@ -152,9 +157,9 @@ def show(items: "Sequence[Item]", facts: Sequence[Mapping[str, Any]], tokens: in
 
 def layer_text(architecture: "Architecture", number: int) -> str:
     """A layer in short form: stack × inner width, experts if there are any, and graph; empty beyond the last layer."""
-    from nas.study.description import formula
+    from nas.study.description import formulas
 
-    layers = formula(architecture).split("; ")
+    layers = formulas(architecture)
     return layers[number] if number < len(layers) else ""
 
 

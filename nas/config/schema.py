@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from nas.config.experts import problem_of_experts
 from nas.config.recipes import (
     EarlyStoppingTable,
     FinalTable,
@@ -16,6 +17,7 @@ from nas.config.recipes import (
 from nas.config.values import (
     Corpora,
     Count,
+    ExpertCounts,
     ExpertsTable,
     Latency,
     PositiveShare,
@@ -79,6 +81,8 @@ class SpaceTable(Table):
 
     Attributes:
         stacks, expansions, experts: the choices for each layer; a stack of 0 is a layer without an FFN.
+        attention_experts, head_experts: the choices for the number of experts in the attention of all layers, and of
+            prediction layers in the head, see `search_spaces.architecture.Base`. Baselines have the smallest ones.
         uniform: without `max_params`, the upper bound on parameters is what a student has whose layers all have this
             expansion (a uniform slice).
         min_params, max_params: bounds on the parameters, pooler and classifier included, such as "15M".
@@ -98,6 +102,8 @@ class SpaceTable(Table):
     stacks: Annotated[tuple[Annotated[int, Field(ge=0, le=16)], ...], Field(min_length=1)]
     expansions: Annotated[tuple[PositiveShare, ...], Field(min_length=1)]
     experts: Annotated[tuple[ExpertsTable, ...], Field(min_length=1)] = (DENSE,)
+    attention_experts: ExpertCounts = (1,)
+    head_experts: ExpertCounts = (1,)
     uniform: PositiveShare | None = None
     slack: Share = 0.05
     min_params: Count | None = None
@@ -478,6 +484,12 @@ class StudyConfig(Table):
         for width in self.sharing.widths:
             if width not in self.space.expansions:
                 raise ValueError(f"sharing.widths: {width} is not one of space.expansions")
+        return self
+
+    @model_validator(mode="after")
+    def _experts_can_be_searched(self) -> "StudyConfig":
+        if problem := problem_of_experts(self):
+            raise ValueError(problem)
         return self
 
     @field_validator("tasks")

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from nas.latency.limit import parse_latency
-from search_spaces.architecture import ArchitectureError, Experts
+from search_spaces.architecture import LARGEST, ArchitectureError, Experts
 from search_spaces.errors import did_you_mean, shortened
 from search_spaces.numbers import fraction
 
@@ -60,6 +60,12 @@ def size(value: Any) -> int:
     return 0 if value == 0 and not isinstance(value, bool) else count(value)
 
 
+def _distinct(counts: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(counts)) < len(counts):
+        raise ValueError(f"a number is given twice: {shortened(list(counts))}")
+    return counts
+
+
 def _latency(value: str) -> str:
     parse_latency(value)
     return value
@@ -83,6 +89,12 @@ def _sampler(value: str) -> str:
 
 PositiveShare = Annotated[Fraction, BeforeValidator(_share), PlainSerializer(str)]
 ExpertsTable = Annotated[Experts, PlainValidator(_experts), PlainSerializer(Experts.to_json)]
+# Choices for a number of experts that a whole architecture has.
+ExpertCounts = Annotated[
+    tuple[Annotated[int, Field(strict=True, ge=1, le=LARGEST["attention_experts"])], ...],
+    Field(min_length=1),
+    AfterValidator(_distinct),
+]
 Latency = Annotated[str, AfterValidator(_latency)]
 Count = Annotated[int, BeforeValidator(count)]
 Steps = Annotated[int, Field(ge=0, le=10_000_000)]

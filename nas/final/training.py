@@ -18,7 +18,7 @@ from nas.evaluate_one_shot import OneShotEvaluator
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.phases import FINAL, ON_TEXT, TrainingPhase, refusing_divergence, training_phase
 from nas.preparation.workspace import projections
-from nas.stages import plan
+from nas.stages import check_start, plan
 from search_spaces.architecture import Architecture
 from supernet.build import build
 
@@ -57,12 +57,16 @@ def starting_point(
 ) -> Callable[[Architecture], PreTrainedModel]:
     """A function that builds the student with the weights that `final.start` says: those of the warmed-up supernet, of
     stage 3's one-shot supernet, which is trained first if it is not in the cache, or random ones.
+
+    Raises:
+        ConfigError: the one-shot supernet has no such architecture.
     """
     config, workspace = evaluator.config, evaluator.workspace
     if config.final.start == "supernet":
         return evaluator.student
     if config.final.start == "random":
         return partial(_from_scratch, evaluator)
+    check_start(architecture, config, workspace.base()[0])
     limits = limits_of(config, workspace, device, on_progress)
     space = plan(config, workspace, "3", architecture, limits).space
     return OneShotEvaluator(prepare_one_shot(workspace, space, device, on_progress), device).student

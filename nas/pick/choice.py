@@ -27,9 +27,10 @@ from nas.study.attributes import (
     goals_of,
     metric_of,
 )
-from nas.study.description import formula
+from nas.study.description import formulas
 from nas.study.folder import Folder
 from nas.study.reading import studies_of
+from search_spaces.variants import described
 
 
 def knee(trials: Sequence[V]) -> V:
@@ -207,7 +208,8 @@ def facts_of(study: optuna.Study, trial: FrozenTrial, confirmation: optuna.Study
             if attribute(other, FUNCTION) == attribute(trial, FUNCTION)
         ],
         "costs": {name: attributes[name] for name in COSTS if name in attributes},  # latency in microseconds
-        "layers": formula(ledger.architecture_of(trial)).split("; "),
+        "layers": formulas(ledger.architecture_of(trial)),
+        "experts": described(ledger.architecture_of(trial).base),
     }
 
 
@@ -222,7 +224,8 @@ def text_of(facts: Mapping[str, Any]) -> list[str]:
         scores.append(f"score after training with {seeds} {mean(fresh):.4f}")
     costs = [COSTS[name](cost) for name, cost in facts["costs"].items()]
     layers = [f"  layer {number}: {layer}" for number, layer in enumerate(facts["layers"], start=1)]
-    return ["; ".join(scores), "; ".join(costs), *layers]
+    experts = [f"  {facts['experts']}"] if facts["experts"] else []
+    return ["; ".join(scores), "; ".join(costs), *layers, *experts]
 
 
 def opened(folder: Folder, storage: str | None, stage: str | None) -> tuple[str, optuna.Study, optuna.Study | None]:

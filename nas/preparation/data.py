@@ -86,6 +86,12 @@ def check_tasks(config: StudyConfig) -> None:
             f"tasks: {' and '.join(config.tasks)} need different heads, but stage 3 shares one model; "
             "search in separate studies"
         )
+    for task, kind in zip(config.tasks, kinds, strict=True):
+        if max(config.space.head_experts) > 1 and not task_type(kind).of_sentences:
+            raise ConfigError(
+                f"space.head_experts: heads for {task} predict from single tokens; only those that predict from whole "
+                "sentences have experts: leave it out"
+            )
     objective_spec, settings = OBJECTIVES[config.objective.name], config.objective.settings()
     if len(config.tasks) > 1 and not objective_spec.shares_tasks(settings):
         name = config.objective.name + (" with these settings" if objective_spec.of_one_task(settings) else "")

@@ -44,7 +44,7 @@ def prepare_one_shot(
         ConfigError, distill.training.teacher.TeacherError: see `nas.preparation.prepare.prepare`.
     """
     given = workspace
-    has_routers = set(space.experts) != {DENSE} or space.base.attention_experts > 1
+    has_routers = set(space.experts) != {DENSE} or space.bases[-1].attention_experts > 1
     # Routers depend on the first task.
     any_order = is_independent_of_task(given.config) and not has_routers
     config = given.config.model_copy(update={"tasks": tuple(sorted(given.config.tasks))}) if any_order else given.config
@@ -79,6 +79,7 @@ def prepare_one_shot(
         # Routing tables and gates are drawn from the seed. The entry is omitted where that makes no difference, so that
         # caches made by earlier versions keep their keys.
         *(["routing by seed"] if config.seed and has_routers else []),
+        *([space.expert_counts] if space.expert_counts else []),
     )
     all_tasks = replace(workspace, tasks=tasks)
     folder = contexts[0].train_once(
@@ -126,14 +127,16 @@ def largest_model(workspace: Workspace, folder: Path) -> PreTrainedModel:
 
 
 def extremes(space: Space) -> tuple[Architecture, Architecture]:
-    """The smallest and the largest dense architecture with the graphs that the space starts from, regardless of the
-    budget. If the space has experts, the largest one has all channels of the base, from which the experts are made.
+    """The smallest and the largest architecture with the graphs that the space starts from, regardless of the budget.
+    Their FFNs are dense, and they have the fewest and the most experts in attention and head. If the space has experts,
+    the largest one has all channels of the base, from which the experts are made.
     """
     assert space.start is not None
     widest = max(space.expansions) if set(space.experts) == {DENSE} else Fraction(1)
     sizes = [(min(space.stacks), min(space.expansions)), (max(space.stacks), widest)]
     smallest, largest = (
-        Architecture(space.base, tuple(Genes(graph, *size) for graph in space.start_graphs)) for size in sizes
+        Architecture(base, tuple(Genes(graph, *size) for graph in space.start_graphs))
+        for base, size in zip((space.bases[0], space.bases[-1]), sizes, strict=True)
     )
     return smallest, largest
 

@@ -135,11 +135,12 @@ def _milliseconds(microseconds: float | None) -> str:
 
 
 def _teacher(study: StudyData, stage: Stage) -> list[str]:
-    """The teacher's row; if students start as copies of the teacher, its costs are the base model's."""
+    """The teacher's row; if the base model is a copy of the teacher, these have the same costs."""
     assert stage.teacher is not None
     score = f"{stage.teacher['score']:.4f}"
     base = next((found for s in study.stages if (found := figures.of_base_model(s)) is not None), None)
-    same = study.config.base == "teacher" and base is not None
+    copied = base is not None and base.architecture is not None and not base.architecture.has_experts
+    same = study.config.base == "teacher" and copied
     of_base = base.costs if same and base is not None else {}
     by_fidelity = stage.goals[0] == "fidelity"
     latency = _milliseconds(of_base.get("latency"))

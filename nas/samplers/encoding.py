@@ -16,8 +16,8 @@ SEGMENTS = ("pre", "mid", "post")
 # The weights of features: of twice as many channels in a layer, of one more block, of an operation counted over all
 # layers, and of an operation in a given layer.
 DOUBLING, BLOCK, OPERATION, PLACED = sqrt(0.3), 0.5, 1.0, 0.5
-# The weight of each number that describes experts.
-EXPERTS = 0.4
+# The weight of each number that describes experts, and of twice as many experts in every attention or in the head.
+EXPERTS, WHOLE = 0.4, 1.0
 
 
 def widths(space: Space) -> tuple[float, ...]:
@@ -36,8 +36,11 @@ def counted_operations() -> tuple[str, ...]:
     return (*UNARY, *BINARY, "gate")
 
 
-def encode(architectures: Sequence[Architecture], steps: tuple[float, ...]) -> np.ndarray:
-    """One row of features for each architecture. All architectures have the same base; graphs and sizes may be any.
+def encode(
+    architectures: Sequence[Architecture], steps: tuple[float, ...], expert_counts: tuple[str, ...] = ()
+) -> np.ndarray:
+    """One row of features for each architecture. All have the same base, apart from the numbers of experts in attention
+    and head; graphs and sizes may be any.
 
     The columns are:
 
@@ -47,15 +50,20 @@ def encode(architectures: Sequence[Architecture], steps: tuple[float, ...]) -> n
     - the number of blocks of every layer, 0 without an FFN;
     - how often each operation occurs in each segment of the graphs (before `expand`, between the linear maps, after
       `project`), over all layers and in each layer;
-    - the experts of every layer, all zero for a dense one.
+    - the experts of every layer, all zero for a dense one;
+    - the logarithm of each of the base's `expert_counts`, which are the fields that the space varies.
     """
-    columns = counted_operations(), tuple(ROUTINGS)
+    columns = counted_operations(), tuple(ROUTINGS), expert_counts
     return np.stack([_row(architecture, steps, *columns) for architecture in architectures], dtype=np.float32)
 
 
 @lru_cache(maxsize=65_536)
 def _row(
-    architecture: Architecture, steps: tuple[float, ...], operations: tuple[str, ...], routings: tuple[str, ...]
+    architecture: Architecture,
+    steps: tuple[float, ...],
+    operations: tuple[str, ...],
+    routings: tuple[str, ...],
+    expert_counts: tuple[str, ...],
 ) -> np.ndarray:
     below, gaps = np.array(steps[:-1]), np.diff(steps)
     width = np.array([[log_channels(genes, architecture.base)] for genes in architecture.layers])
@@ -63,6 +71,7 @@ def _row(
     blocks = [genes.stack for genes in architecture.layers]
     counts = np.stack([_counts(genes.graph, operations) * bool(genes.stack) for genes in architecture.layers])
     experts = np.array([_experts(genes.experts, routings) for genes in architecture.layers])
+    whole = [log2(getattr(architecture.base, name)) for name in expert_counts]
     return np.concatenate(
         (
             DOUBLING * progress.ravel(),
@@ -70,6 +79,7 @@ def _row(
             OPERATION * counts.sum(axis=0),
             PLACED * counts.ravel(),
             EXPERTS * experts.ravel(),
+            WHOLE * np.array(whole),
         )
     )
 

@@ -148,7 +148,7 @@ class TreeSampler(RandomSampler):
 
     def features(self, architectures: Sequence[Architecture]) -> np.ndarray:
         """One row of features for each architecture: its encoding."""
-        return encode(architectures, widths(self.space))
+        return encode(architectures, widths(self.space), tuple(self.space.expert_counts))
 
 
 @cache

@@ -16,8 +16,8 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 
-from nas.study.attributes import ARCHITECTURE, CHOICES, FUNCTION, IN_BUDGET, PREFIX, attribute
-from search_spaces import cost
+from nas.study.attributes import ARCHITECTURE, CHOICES, FUNCTION, IN_BUDGET, OF_BASE, PREFIX, attribute
+from search_spaces import cost, variants
 from search_spaces.architecture import DENSE, Architecture, Genes
 from search_spaces.equivalence import function_key
 from search_spaces.graph import FFNGraph
@@ -37,7 +37,7 @@ class Parameters:
     All trials of a study, including baselines and other enqueued architectures, have the same parameters with the same
     distributions, because the plots of the dashboard leave out parameters that only some trials have. What does not
     vary in a study is no parameter: stage 2 varies only operations, stage 3 only sizes, and a dense space has no
-    experts.
+    experts. The numbers of experts in attention and head are parameters of the whole architecture.
 
     Args:
         depth: the number of layers.
@@ -47,6 +47,7 @@ class Parameters:
         vary: `GRAPHS`, `SIZES` or both.
         least: the number of blocks of the smallest stack, and the smallest inner width: 0 if there may be layers
             without an FFN, else 1.
+        expert_counts: the choices of the numbers of experts in attention and head that vary, by their fields.
     """
 
     depth: int
@@ -55,6 +56,7 @@ class Parameters:
     experts: tuple[str, ...]
     vary: frozenset[str] = frozenset({GRAPHS, SIZES})
     least: int = 1
+    expert_counts: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @classmethod
     def of(cls, space: Space, vary: frozenset[str] | None = None) -> "Parameters":
@@ -67,7 +69,9 @@ class Parameters:
         stacks = {*space.stacks, 1, *(genes.stack for genes in start)}
         experts = tuple(dict.fromkeys(map(str, (DENSE, *space.experts))))
         varied = space.vary if vary is None else vary
-        return cls(space.base.depth, space.base.inner, max(stacks), experts, varied, min(stacks))
+        counts = variants.counts(variants.variants(space.base, space.attention_experts, space.head_experts))
+        expert_counts = tuple((name, values) for name, values in counts.items() if len(values) > 1)
+        return cls(space.base.depth, space.base.inner, max(stacks), experts, varied, min(stacks), expert_counts)
 
     @cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -82,11 +86,18 @@ class Parameters:
                 layer["experts"] = CategoricalDistribution((*self.experts, OTHER_EXPERTS))
         if GRAPHS in self.vary:
             layer |= dict.fromkeys(_operations_of(FFNGraph.parse("project(gelu(expand(x)))")), operations)
-        return {f"{prefix}/{name}": distribution for prefix in self._prefixes() for name, distribution in layer.items()}
+        of_base = dict(self.expert_counts) if SIZES in self.vary else {}
+        whole: dict[str, BaseDistribution] = {
+            name: CategoricalDistribution(of_base[field]) for name, field in OF_BASE.items() if field in of_base
+        }
+        return whole | {
+            f"{prefix}/{name}": distribution for prefix in self._prefixes() for name, distribution in layer.items()
+        }
 
     def values(self, architecture: Architecture) -> dict[str, int | str]:
         """The value of every parameter for an architecture on the base of the space."""
-        values = {
+        whole: dict[str, int | str] = {name: getattr(architecture.base, field) for name, field in OF_BASE.items()}
+        values = whole | {
             f"{prefix}/{name}": value
             for prefix, genes in zip(self._prefixes(), architecture.layers, strict=True)
             for name, value in self._values_of(genes, architecture).items()
@@ -154,8 +165,8 @@ def constraints(architecture: Architecture, space: Space) -> list[float]:
     return [float(value) for value in (*excess, *(limit.total(architecture) - limit.maximum for limit in space.limits))]
 
 
-def formula(architecture: Architecture) -> str:
-    """The layers in short form: stack × inner width, experts if there are any, and graph; or that there is no FFN."""
+def formulas(architecture: Architecture) -> list[str]:
+    """Each layer in short form: stack × inner width, experts if there are any, and graph; or that there is no FFN."""
     parts = []
     for genes in architecture.layers:
         if not genes.stack:
@@ -164,7 +175,13 @@ def formula(architecture: Architecture) -> str:
         size = f"{genes.stack}×{genes.inner(architecture.base)}"
         size += f" ({genes.experts})" if genes.experts != DENSE else ""
         parts.append(f"{size} {genes.graph}")
-    return "; ".join(parts)
+    return parts
+
+
+def formula(architecture: Architecture) -> str:
+    """The `formulas` of the layers, and in brackets the experts in attention and head, if there are any."""
+    whole = variants.described(architecture.base)
+    return "; ".join(formulas(architecture)) + (f" [{whole}]" if whole else "")
 
 
 def choices_of(trial: FrozenTrial, fixed: Mapping[str, Any] = MappingProxyType({})) -> dict[str, str | float]:
@@ -177,4 +194,5 @@ def choices_of(trial: FrozenTrial, fixed: Mapping[str, Any] = MappingProxyType({
     """
     if (stored := attribute(trial, CHOICES)) is not None:
         return dict(stored)
-    return {name: value for name, value in {**trial.params, **fixed}.items() if not name.startswith(PREFIX)}
+    both = {**trial.params, **fixed}
+    return {name: value for name, value in both.items() if not name.startswith(PREFIX) and name not in OF_BASE}

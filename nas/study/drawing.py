@@ -16,6 +16,7 @@ from nas.study import ledger
 from search_spaces.architecture import DENSE, Architecture, Base, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, LINEAR
+from search_spaces.variants import described
 
 # In pixels: the space for a layer's number and sizes, a column and a lane of nodes, and a node.
 LEFT, COLUMN, LANE, WIDTH, HEIGHT = 230, 100, 34, 78, 24
@@ -25,10 +26,13 @@ RISE, MARGIN = 22, 12
 
 def svg(architecture: Architecture) -> str:
     """The graph of every layer, the lowest on top: linear maps are rectangles with the width of their output,
-    activations have round corners, binary operations are ellipses.
+    activations have round corners, binary operations are ellipses. Experts in attention and head are named above them.
     """
     parts: list[str] = []
     top, width = MARGIN, 0
+    if whole := described(architecture.base):
+        parts.append(_text(8, top + 7, whole, 'font-size="11"'))
+        top, width = top + 14 + MARGIN, LEFT + 2 * COLUMN
     for number, genes in enumerate(architecture.layers, start=1):
         places, height = _places(genes.graph) if genes.stack else ({}, 2 * HEIGHT)
         middle = top + height // 2

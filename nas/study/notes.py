@@ -29,6 +29,7 @@ from nas.study.attributes import (
 )
 from search_spaces.architecture import DENSE, Architecture
 from search_spaces.formula import layers_latex
+from search_spaces.variants import described
 
 # Where the dashboard keeps the notes of trials: among the system attributes of their study, by the trial's id, in parts
 # of limited length, since some databases limit the length of a value.
@@ -53,6 +54,8 @@ def note(trial: FrozenTrial, architecture: Architecture, baselines: Sequence[Fro
     if DUPLICATE_OF in attributes:
         lines += [f"It computes the same function as trial {attributes[DUPLICATE_OF]} and was not evaluated again.", ""]
     lines += [_costs(trial), "", *_layers(architecture)]
+    if whole := described(architecture.base):
+        lines += ["", f"It has {whole}."]
     if loads := attribute(trial, EXPERT_LOAD):
         shares = (str(Load(load["layer"], load["part"], tuple(load["shares"]))) for load in loads)
         lines += ["", "Shares of the tokens that each expert processes:", "", *(f"- {line}" for line in shares)]

@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from nas.allocation import PredictedLosses, allocate, allocations
 from search_spaces import Architecture, Experts, FFNGraph, Genes, Space, cost
 from search_spaces.graph import GELU
+from search_spaces.limits import Limit
 from search_spaces.operations import UNARY
-from search_spaces.spaces import GRAPHS, SIZES, Limit
+from search_spaces.spaces import GRAPHS, SIZES
 from tests.tiny import BASE
 
 WIDTHS = tuple(Fraction(1, n) for n in (1, 2, 4, 8))

@@ -22,7 +22,8 @@ from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
 from search_spaces import Architecture, Base, Genes, Space, SpaceError, cost
 from search_spaces.graph import GELU
-from search_spaces.spaces import SIZES, Limit
+from search_spaces.limits import Limit
+from search_spaces.spaces import SIZES
 from tests.nas.tiny_study import TinyStudy
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)

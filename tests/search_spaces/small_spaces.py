@@ -7,7 +7,8 @@ from dataclasses import replace
 from fractions import Fraction
 
 from search_spaces import DENSE, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
-from search_spaces.spaces import GRAPHS, SIZES, Limit
+from search_spaces.limits import Limit
+from search_spaces.spaces import GRAPHS, SIZES
 from tests.search_spaces.strategies import small_space
 
 LOW, HIGH = 18_000, 24_000

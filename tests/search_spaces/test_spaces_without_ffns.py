@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search_spaces import DENSE, GELU, Architecture, Experts, FFNGraph, Genes, SpaceError, cost, neighbourhood
-from search_spaces.spaces import GRAPHS, SIZES, Limit
+from search_spaces.limits import Limit
+from search_spaces.spaces import GRAPHS, SIZES
 from tests.search_spaces.small_spaces import HIGH, LOW, ROUTED, all_sizes, without_ffn
 from tests.search_spaces.strategies import small_space
 

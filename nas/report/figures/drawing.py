@@ -9,6 +9,7 @@ from nas.report.style import BLACK, GREY, LIGHT, ORANGE, SKY
 from search_spaces.architecture import DENSE, Architecture, Base, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, LINEAR
+from search_spaces.variants import described
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +64,7 @@ def placed(graph: FFNGraph) -> Placed:
 
 def architecture(architecture: Architecture) -> "Figure":
     """An architecture: for every layer the graph of its blocks, how many there are, how wide they are, its experts, and
-    the number of its inner neurons as a bar. The lowest layer is on top.
+    the number of its inner neurons as a bar. The lowest layer is on top, below the experts of attention and head.
     """
     from matplotlib.figure import Figure
 
@@ -78,6 +79,8 @@ def architecture(architecture: Architecture) -> "Figure":
     start = LEFT + COLUMN * columns
     largest = max(1, *(_neurons(genes, architecture.base) for genes in architecture.layers))
     axis.text(start, -0.3, "inner neurons", fontsize=8.5, va="center", color=BLACK)
+    if whole := described(architecture.base):
+        axis.text(0.1, -0.3, whole, fontsize=8.5, va="center", color=BLACK)
     middle = -0.5
     for number, (genes, row) in enumerate(zip(architecture.layers, rows, strict=True), start=1):
         if number > 1:

@@ -24,7 +24,8 @@ from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
 from search_spaces.equivalence import function_key
-from search_spaces.spaces import GRAPHS, SIZES, Limit
+from search_spaces.limits import Limit
+from search_spaces.spaces import GRAPHS, SIZES
 from tests.tiny import architectures
 
 BASE = Base(depth=4, width=24, heads=4, inner=48, vocabulary=50, positions=20)

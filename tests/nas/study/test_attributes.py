@@ -15,7 +15,7 @@ from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import EXPERT_LOAD, ROWS, attribute, score_attribute
 from search_spaces import Architecture, cost
-from search_spaces.spaces import Limit
+from search_spaces.limits import Limit
 from tests.nas import rows
 from tests.nas.study.test_ledger import SPACE
 from tests.nas.tiny_study import TinyStudy, trials_of

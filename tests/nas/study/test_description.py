@@ -15,7 +15,8 @@ from nas.study import ledger
 from nas.study.description import OTHER_EXPERTS, Parameters, constraints, formula
 from nas.study.storage import sqlite_url
 from search_spaces import DENSE, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
-from search_spaces.spaces import GRAPHS, SIZES, Limit
+from search_spaces.limits import Limit
+from search_spaces.spaces import GRAPHS, SIZES
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 HALF = Architecture.uniform(BASE, expansion=Fraction(1, 2))
