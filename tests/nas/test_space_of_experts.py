@@ -1,10 +1,11 @@
 """Experts in a study's configuration, and in the search space that it describes."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
-from nas.budget import budgeted_space
+from nas.budget import budgeted_space, macs_limits
 from nas.config.load import load_config, parse_config
 from nas.config.schema import ConfigError
 from search_spaces import DENSE, GELU, Architecture, Base, Experts, Space, SpaceError, cost
@@ -74,3 +75,95 @@ def test_experts_that_no_expansion_has_room_for() -> None:
         SpaceError, match=r"expansions and experts: no combination is possible; at 1/16, 17 experts that"
     ):
         box({"count": 17})
+
+
+WHOLE = {"space.attention_experts": [1, 4], "space.head_experts": [1, 2]}
+TRAINED = {f"stage{stage}.{key}": value for stage in "123" for key, value in (("evaluation", "trained"),)}
+TRAINED |= {f"stage{stage}.score": "metric" for stage in "123"} | {"tasks": ["word_order"]}
+
+
+def test_experts_of_attention_and_head_come_back_from_toml() -> None:
+    config = load_config("demo", WHOLE | TRAINED)
+    assert (config.space.attention_experts, config.space.head_experts) == ((1, 4), (1, 2))
+    assert parse_config(config.to_toml(), "again") == config
+    demo = load_config("demo").space
+    assert (demo.attention_experts, demo.head_experts) == ((1,), (1,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"space.attention_experts": [0, 1]}, "space.attention_experts.0: Input should be greater than or equal to 1"),
+        ({"space.attention_experts": [-2]}, "space.attention_experts.0: Input should be greater than or equal to 1"),
+        ({"space.attention_experts": [1, 65]}, "space.attention_experts.1: Input should be less than or equal to 64"),
+        ({"space.attention_experts": [2, 2]}, "space.attention_experts: a number is given twice: [2, 2]"),
+        ({"space.head_experts": []}, "space.head_experts: "),
+        ({"space.head_experts": [True]}, "space.head_experts.0: "),
+        ({"space.head_experts": [1.5]}, "space.head_experts.0: "),
+        ({"space.attention_experts": 4}, "space.attention_experts: "),
+        (
+            WHOLE,
+            'space.head_experts: prediction layers start with random weights: set stage1.evaluation = "trained"',
+        ),
+        (
+            WHOLE | TRAINED | {"stage3.evaluation": "one_shot"},
+            'space.head_experts: prediction layers are not in the one-shot supernet: set stage3.evaluation = "trained"',
+        ),
+        (
+            WHOLE | TRAINED | {"final.start": "shared"},
+            "space.head_experts: prediction layers are not in the one-shot supernet: set another final.start",
+        ),
+        (
+            WHOLE | TRAINED | {"space.max_latency": "5ms"},
+            "space.attention_experts: space.max_latency is measured for a single number of them: give one, or limit",
+        ),
+        (
+            {"space.attention_experts": [1, 2], "goals": ["score", "latency"], "stage1.sampler": "nsga2"},
+            "space.attention_experts: goals: latency is measured for a single number of them",
+        ),
+        (
+            {
+                "space.attention_experts": [1, 2],
+                "stage3.evaluation": "one_shot",
+                "stage3.score": "metric",
+                "sharing.widths": ["1/4"],
+            },
+            "space.attention_experts: no step with sharing.widths trains several of them: leave out sharing.widths",
+        ),
+    ],
+)
+def test_experts_of_attention_and_head_that_cannot_be(changes: dict[str, object], message: str) -> None:
+    goals = {f"stage{stage}.sampler": "nsga2" for stage in "123"} if "goals" in changes else {}
+    with pytest.raises(ConfigError) as caught:
+        load_config("demo", changes | goals)
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_space_has_them_beside_the_same_budget() -> None:
+    wide = box(attention_experts=[1, 4])
+    assert (wide.min_params, wide.max_params, wide.base) == (box().min_params, box().max_params, BASE)
+    assert wide.size_count() == box().size_count()  # nothing with four fits into a budget of slices
+    room = box(attention_experts=[4, 1], max_params="1M")
+    assert [base.attention_experts for base in room.bases] == [1, 4]
+    assert room.size_count() > box(max_params="1M").size_count() > 0
+
+
+def test_without_one_expert_baselines_have_the_fewest() -> None:
+    space = box(attention_experts=[4, 2], max_params="1M")
+    base = replace(BASE, attention_experts=2)
+    assert space.base == base
+    assert space.min_params < cost.params(Architecture.uniform(base), 4)
+
+
+def test_limits_count_them() -> None:
+    config = load_config("demo", SIZES | {"space.attention_experts": [1, 4], "space.max_macs": "1M"})
+    (limit,) = macs_limits(config, BASE, 4, cost.CLASSIFICATION)
+    for base in (BASE, replace(BASE, attention_experts=4)):
+        architecture = Architecture.uniform(base, expansion=Fraction(1, 2))
+        assert limit.total(architecture) == cost.macs(architecture, labels=4)
+
+
+def test_limits_that_leave_nothing() -> None:
+    with pytest.raises(SpaceError, match=r"no architecture has 1 to 20,000 parameters: .* smaller stacks or fewer exp"):
+        box(attention_experts=[4], max_params="20K", min_params=1)

@@ -1,5 +1,6 @@
 """The one-shot supernet: a slice of it is the candidate, and training reaches just that slice."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -329,6 +330,60 @@ def test_gates_of_attention_are_the_learned_ones() -> None:
     torch.testing.assert_close(logits, expected)
     logits.square().sum().backward()
     assert all(layer.attention.router.weight.grad.abs().sum() > 0 for layer in model.bert.encoder.layer)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_an_attention_with_fewer_experts_has_the_first_ones(count: int) -> None:
+    """Compared with a model whose weights are cut by hand; gradients reach these experts alone."""
+    model = shaken(build(replace(LARGEST, base=replace(BASE, attention_experts=3)), labels=3))
+    shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}).eval()
+    architecture = replace(MIXED, base=replace(BASE, attention_experts=count))
+    alone = build(architecture, labels=3, template=shared.config).eval()
+    state = inherit({name: value for name, value in model.state_dict().items() if ".ffn." in name}, MIXED)
+    for name, value in model.state_dict().items():
+        if (".attention." in name and value.dim() == (3 if name.endswith("weight") else 2)) or "router" in name:
+            value = value[:count].squeeze(0)
+            if "router" in name and count == 1:
+                continue
+        if ".ffn." not in name:
+            state[name] = value
+    state |= {f"classifier.{name}": value for name, value in shared.heads["first"].state_dict().items()}
+    load_weights(alone, state)
+    shared.activate(architecture, "first")
+    logits = shared(**inputs(batch())).logits
+    torch.testing.assert_close(logits, alone(**inputs(batch())).logits)
+    logits.square().sum().backward()
+    for layer in model.bert.encoder.layer:
+        reached = layer.attention.output.dense.weight.grad.abs().sum(dim=(1, 2)) > 0
+        assert reached[:count].any() and not reached[count:].any()
+    # And back to all of them.
+    shared.activate(None, "first")
+    assert shared.state_dict()["model.bert.encoder.layer.0.attention.router.weight"].shape == (3, BASE.width)
+
+
+def test_training_draws_numbers_of_attention_experts(accelerator: Accelerator) -> None:
+    space = replace(SPACE, attention_experts=(1, 2))
+    bases = {space.sample(random.Random(f"0/{step}")).base.attention_experts for step in range(8)}
+    assert bases == {1, 2}
+    model = shaken(build(replace(LARGEST, base=space.bases[-1]), labels=3))
+    shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)})
+    before = {name: value.clone() for name, value in shared.state_dict().items()}
+    objective = kd(shared.config, shared.config, alpha=0.1)
+    train_one_shot(
+        shared,
+        space,
+        ["first"] * 8,
+        {"first": [batch()] * 8},
+        objective,
+        Recipe(steps=8, learning_rate=1e-3),
+        teachers={"first": LiveTeacher(bert(num_hidden_layers=3), frozenset({LOGITS}), accelerator)},
+        accelerator=accelerator,
+    )
+    after = shared.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    name = "model.bert.encoder.layer.0.attention.self.query.weight"
+    assert name in changed and "model.bert.encoder.layer.0.attention.router.weight" in changed
+    assert (before[name] != after[name]).flatten(1).any(dim=1).all()
 
 
 def test_tables_and_gates_depend_on_the_seed() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice, pairwise
 from math import log, log2, sqrt
@@ -21,6 +22,7 @@ from nas.samplers.encoding import (
     OPERATION,
     PLACED,
     SEGMENTS,
+    WHOLE,
     counted_operations,
     encode,
     widths,
@@ -154,6 +156,17 @@ def test_experts_are_encoded() -> None:
     distances = [float(np.linalg.norm(other - rows[0])) for other in rows]
     assert distances == sorted(distances) and len(set(distances)) == 4
     assert len({row.tobytes() for row in (plain, *(encoded(Experts(2, routing=one), DENSE) for one in ROUTINGS))}) == 5
+
+
+def test_experts_of_attention_and_head_are_encoded() -> None:
+    """A column for each number that the space varies, by its logarithm; none where it varies none."""
+    plain = sized((1, Fraction(1, 2)), (1, Fraction(1)))
+    wide = replace(plain, base=replace(BASE, attention_experts=4, head_experts=2))
+    assert (encode([plain], STEPS) == encode([wide], STEPS)).all()
+    rows = encode([plain, wide], STEPS, ("attention_experts", "head_experts"))
+    assert rows.shape[1] == encode([plain], STEPS).shape[1] + 2
+    assert not (rows[1] - rows[0])[:-2].any()
+    assert (rows[1] - rows[0])[-2:] == pytest.approx([2 * WHOLE, WHOLE])
 
 
 def test_ranks_do_not_depend_on_the_scale() -> None:

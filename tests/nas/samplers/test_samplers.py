@@ -49,6 +49,7 @@ SPACES = {
     "nested": space(max_height=7),
     "limits": space(limits=(Limit("macs", 0, macs, 4 * macs(BASE, Genes(GELU, 1, Fraction(1, 2)))),)),
     "experts": space(experts=(DENSE, Experts(4), Experts(2, Fraction(1, 2), "token_gate"))),
+    "attention and head": space(1, 10**9, attention_experts=(1, 2, 4), head_experts=(1, 3)),
     "graphs": space(1, 10**9, start=START, vary=frozenset({GRAPHS})),
     "sizes": space(start=Architecture.uniform(BASE), vary=frozenset({SIZES})),
 }

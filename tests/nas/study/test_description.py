@@ -9,10 +9,11 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.distributions import IntDistribution
+from optuna.trial import FixedTrial
 
 from nas.samplers import SAMPLERS
 from nas.study import ledger
-from nas.study.description import OTHER_EXPERTS, Parameters, constraints, formula
+from nas.study.description import OTHER_EXPERTS, Parameters, choices_of, constraints, formula
 from nas.study.storage import sqlite_url
 from search_spaces import DENSE, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
 from search_spaces.limits import Limit
@@ -30,6 +31,7 @@ SPACES = {
     "stage 2": replace(SPACE, start=EDITED, vary=frozenset({GRAPHS}), min_params=1, max_params=10**9),
     "stage 3": replace(SPACE, start=HALF, vary=frozenset({SIZES})),
     "experts": replace(SPACE, experts=(DENSE, SPLIT)),
+    "attention and head": replace(SPACE, attention_experts=(1, 4), head_experts=(1, 2), max_params=10**9),
     "one stack": replace(SPACE, stacks=(1,)),
     "gated": replace(SPACE, gated=True),
     "nested": replace(SPACE, max_height=7),
@@ -71,6 +73,7 @@ def test_all_trials_have_the_same_parameters(kind: str, tmp_path: Path) -> None:
     space, url = SPACES[kind], sqlite_url(tmp_path / "study.db")
     names = NAMES.get(kind, SIZE_NAMES | OPERATION_NAMES)
     expected = {f"layer {layer}/{name}" for layer in (1, 2, 3) for name in names}
+    expected |= {"experts in attention", "experts in head"} if kind == "attention and head" else set()
     study = ledger.open_study(url, "waiting")
     ledger.enqueue(study, Parameters.of(space), Architecture.uniform(BASE), "base model")
     assert study.trials[0].params.keys() == expected
@@ -123,6 +126,31 @@ def test_values_of_what_no_space_has() -> None:
         "operation between": "tanh",
         "operation after project": "relu",
     }
+
+
+def test_the_experts_of_attention_and_head() -> None:
+    wide = replace(HALF, base=replace(BASE, attention_experts=4, head_experts=2))
+    space = SPACES["attention and head"]
+    whole = {"experts in attention": 4, "experts in head": 2}
+    assert whole.items() <= Parameters.of(space).values(wide).items()
+    # Stage 2 keeps them, and so does a space with one number each.
+    kept = replace(space, start=wide, vary=frozenset({GRAPHS}))
+    for other in (kept, replace(space, attention_experts=(), head_experts=())):
+        assert not whole.keys() & Parameters.of(other).distributions.keys()
+    # The confirmation of its winner has them again.
+    assert whole.items() <= Parameters.of(kept, frozenset({GRAPHS, SIZES})).values(wide).items()
+    assert formula(wide) == f"{formula(HALF)} [4 experts in every attention, 2 experts in the head]"
+
+
+def test_an_enqueued_trial_has_no_choices(tmp_path: Path) -> None:
+    """The numbers of experts are no choices of the space, though they do not belong to a layer."""
+    space, url = SPACES["attention and head"], sqlite_url(tmp_path / "study.db")
+    study = searched(space, url)
+    assert choices_of(study.trials[0]) == {}
+    proposed = study.trials[3]
+    assert {"attention_experts", "head_experts"} <= choices_of(proposed).keys()
+    assert space.suggest(FixedTrial(choices_of(proposed))) == ledger.architecture_of(proposed)
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 
 def test_values_without_an_ffn() -> None:

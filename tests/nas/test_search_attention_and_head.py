@@ -1,0 +1,131 @@
+"""A search that varies the experts of attention and head: it is interrupted and resumed, its stages pass them on, and an
+architecture is trained.
+"""
+
+import json
+import os
+import random
+import signal
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from optuna.trial import TrialState
+from transformers import AutoModelForSequenceClassification
+
+from nas.config.load import load_config
+from nas.config.schema import ConfigError
+from nas.evaluate import Evaluator
+from nas.final.command import main as train_final
+from nas.finalists import BASE_MODEL, GLOBAL, UNIFORM
+from nas.inspect import main as inspect
+from nas.preparation.workspace import Workspace
+from nas.stages import check_start, plan
+from nas.study import ledger
+from search_spaces import Architecture, cost
+from tests.nas.tiny_study import TinyStudy, states, trials_of, wait
+
+SPACE = """\
+attention_experts = [1, 2, 3]
+head_experts = [1, 2]
+min_params = 1
+max_params = "60K"
+"""
+CHANGES = (
+    ('tasks = ["library", "neighbours"]', 'tasks = ["library"]'),
+    ('uniform = "1/2"\n', SPACE),
+    ("[stage3]\n", '[stage3]\nevaluation = "trained"\n'),
+    ("trials = 6\n", "trials = 10\n"),
+    ("confirm_seeds = 2", "confirm_seeds = 1"),
+)
+
+
+def counts(architecture: Architecture) -> tuple[int, int]:
+    return architecture.base.attention_experts, architecture.base.head_experts
+
+
+@pytest.fixture
+def preset(tiny_study: TinyStudy, tmp_path: Path) -> Path:
+    return tiny_study.variant(tmp_path / "wide.toml", *CHANGES)
+
+
+def test_plans_of_the_stages(preset: Path, workspace: Workspace) -> None:
+    config = load_config(str(preset))
+    first = plan(config, workspace, "1", None, ())
+    samples = (first.space.sample(random.Random(seed)) for seed in range(99))
+    start = next(member for member in samples if counts(member) == (3, 2))
+    second, third = (plan(config, workspace, stage, start, ()) for stage in ("2", "3"))
+    assert [origin for _, origin, _ in first.baselines][:3] == [BASE_MODEL, UNIFORM, GLOBAL]
+    assert all(counts(architecture) == (1, 1) for architecture, _, _ in first.baselines)
+    assert all(counts(architecture) == (3, 2) for architecture, _, _ in second.baselines)
+    assert {counts(second.space.sample(random.Random(seed))) for seed in range(20)} == {(3, 2)}
+    drawn = {counts(third.space.sample(random.Random(seed))) for seed in range(200)}
+    assert drawn == {counts(Architecture.uniform(base)) for base in third.space.bases} and len(drawn) == 6
+
+
+def test_a_start_with_numbers_that_the_study_has_not(preset: Path, workspace: Workspace) -> None:
+    base, graph = workspace.base()
+    start = Architecture.uniform(replace(base, attention_experts=4), graph, expansion=Fraction(1, 2))
+    with pytest.raises(ConfigError, match=r"has attention_experts 4: add 4 to space\.attention_experts"):
+        check_start(start, load_config(str(preset)), base)
+
+
+def test_a_candidate_is_trained(workspace: Workspace) -> None:
+    base, graph = workspace.base()
+    wide = replace(base, attention_experts=2, head_experts=3)
+    architecture = Architecture.uniform(wide, graph, expansion=Fraction(1, 2))
+    one, again = (Evaluator(workspace, "cpu").evaluate(architecture, 0) for _ in range(2))
+    assert one == again
+    shares = [(load.layer, load.part, len(load.shares)) for load in one.loads]
+    assert sorted(shares) == [(-1, "head", 3), (0, "attention", 2), (1, "attention", 2)]
+
+
+@pytest.mark.slow
+def test_a_whole_search(
+    shared_study: TinyStudy, preset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results"
+    always = ("-m", "nas.search", "--preset", preset, "--study", "s", "--out", out, "--workers", "1")
+    with shared_study.running(*always, "--stage", "all") as process:
+        wait(process, lambda: states(out / "s")["COMPLETE"] >= 5)
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate()
+    assert states(out / "s")["COMPLETE"] < 10
+    before = [ledger.architecture_of(trial) for trial in trials_of(out / "s") if trial.state == TrialState.COMPLETE]
+    resumed = shared_study.run(*always, "--stage", "all", "--resume")
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+
+    trials = trials_of(out / "s")
+    assert [ledger.architecture_of(trial) for trial in trials[: len(before)]] == before
+    proposed = {counts(ledger.architecture_of(trial)) for trial in trials[3:]}
+    assert len({attention for attention, _ in proposed}) > 1 and {head for _, head in proposed} == {1, 2}
+    for study in ("stage-1", "stage-2", "stage-3", "confirmation"):
+        for trial in trials_of(out / "s", study):
+            assert trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
+            architecture = ledger.architecture_of(trial)
+            assert trial.user_attrs["params"] == cost.params(architecture, 3)
+            assert trial.user_attrs["macs"] == cost.macs(architecture, labels=3)
+            if study != "stage-2":
+                shown = trial.params["experts in attention"], trial.params["experts in head"]
+                assert shown == counts(architecture)
+    start = Architecture.load(out / "s" / "stage-2" / "start.json")
+    assert {counts(ledger.architecture_of(trial)) for trial in trials_of(out / "s", "stage-2")} == {counts(start)}
+
+    mixture = next(
+        architecture
+        for trial in trials
+        if min(counts(architecture := ledger.architecture_of(trial))) > 1
+    )  # fmt: skip
+    mixture.save(out / "s" / "mixture.json")
+    assert train_final([str(out / "s" / "mixture.json"), "--device", "cpu", "--skip-base"]) == 0
+    assert "experts of head" in capsys.readouterr().out
+    facts = json.loads((out / "s" / "final" / "metrics.json").read_text())["models"]["student"]
+    assert facts["params_active"] < facts["params"] == cost.params(mixture, 3)
+    model = AutoModelForSequenceClassification.from_pretrained(out / "s" / "final", trust_remote_code=True)
+    ids = torch.arange(5, 12)[None]
+    assert torch.isfinite(model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits).all()
+    assert inspect([str(out / "s" / "mixture.json")]) == 0
+    attention, head = counts(mixture)
+    assert f"{attention} attention experts, {head} head experts" in capsys.readouterr().out
