@@ -54,8 +54,9 @@ PROGRAMS: dict[str, tuple[Callable[[], ArgumentParser], Callable[[list[str]], in
     "supernet.student": (student.parser, student.main),
 }
 BENCHMARKS = "benchmarks"
-# Files of the reader's own that extend the preset `efficientbert`, as the page or docs/final_training.md says.
-OWN_FILES: dict[str, dict[str, dict[str, Any]]] = {
+# Files of the reader's own, as the page or docs/final_training.md says; without `extends` they extend `efficientbert`.
+OWN_FILES: dict[str, dict[str, Any]] = {
+    "xy.toml": {"extends": "minimoe", "space": {"attention_experts": [1, 4]}},
     "scratch.toml": {"final": {"start": "random"}},
     "dynabert.toml": {
         "supernet": {"order": "importance"},
@@ -194,7 +195,7 @@ class World:
     def preset(self, name: str) -> Path:
         """The preset with short trainings, on the small model and text."""
         own = OWN_FILES.get(name, {})
-        published = "efficientbert" if own else name
+        published = own.get("extends", "efficientbert") if own else name
         config = load_config(published)
         tables = {phase: SHORT for phase in PHASES if getattr(config, phase) is not None}
         tables["warmup"] = SHORT | {"importance_batches": 2}

@@ -209,8 +209,7 @@ def facts_of(study: optuna.Study, trial: FrozenTrial, confirmation: optuna.Study
         ],
         "costs": {name: attributes[name] for name in COSTS if name in attributes},  # latency in microseconds
         "layers": formulas(ledger.architecture_of(trial)),
-        "experts": described(ledger.architecture_of(trial).base),
-    }
+    } | ({"experts": whole} if (whole := described(ledger.architecture_of(trial).base)) else {})
 
 
 def text_of(facts: Mapping[str, Any]) -> list[str]:
@@ -224,7 +223,7 @@ def text_of(facts: Mapping[str, Any]) -> list[str]:
         scores.append(f"score after training with {seeds} {mean(fresh):.4f}")
     costs = [COSTS[name](cost) for name, cost in facts["costs"].items()]
     layers = [f"  layer {number}: {layer}" for number, layer in enumerate(facts["layers"], start=1)]
-    experts = [f"  {facts['experts']}"] if facts["experts"] else []
+    experts = [f"  {facts['experts']}"] if "experts" in facts else []
     return ["; ".join(scores), "; ".join(costs), *layers, *experts]
 
 

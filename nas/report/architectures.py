@@ -1,5 +1,6 @@
 """The sections of a report about architectures: drawings, what wins by layer, nonlinearity, and trained models."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from nas.report.data import FIXED_BASELINES, Candidate, Stage, StudyData
 from nas.report.figures import drawing, layers
 from nas.report.figures import models as model_figures
 from nas.report.figures.surfaces import surfaces as draw_surfaces
-from nas.report.page import Picture, Section, bullets, paragraph
+from nas.report.page import Picture, Section, bullets, paragraph, table
+from nas.study.attributes import OF_BASE
 from nas.study.description import formula
 from search_spaces.architecture import Architecture
 from search_spaces.graph import GELU, FFNGraph
@@ -80,7 +82,9 @@ def drawings(study: StudyData) -> Section | None:
 
 
 def choices(study: StudyData) -> Section | None:
-    """Which operations and widths the best candidates have; None before there are enough candidates."""
+    """Which operations and widths the best candidates have, and how many experts in attention and head; None before
+    there are enough candidates.
+    """
     parts: list[str | Picture] = []
     for stage in study.stages:
         best, proposed = layers.top(stage)
@@ -107,6 +111,10 @@ def choices(study: StudyData) -> Section | None:
                     f"candidates and of all {len(proposed)}. The area of a mark is their share.",
                 )
             )
+        rows = expert_rows(best, proposed)
+        if rows:
+            header = ("", f"of the best {len(best)}", f"of all {len(proposed)}")
+            parts.append(table(header, rows, f"Stage {stage.name}: experts of attention and head"))
     if not parts:
         return None
     note = (
@@ -114,6 +122,23 @@ def choices(study: StudyData) -> Section | None:
         "shares show what it found, not what a single choice is worth."
     )
     return Section("choices", "What wins in which layer", [*parts, paragraph(note, "note")])
+
+
+def expert_rows(best: Sequence[Candidate], proposed: Sequence[Candidate]) -> list[list[str]]:
+    """How frequent each number of experts in attention and head is, where candidates differ in it."""
+    rows = []
+    for label, name in OF_BASE.items():
+        of_best, of_all = (
+            Counter(getattr(c.architecture.base, name) for c in candidates if c.architecture is not None)
+            for candidates in (best, proposed)
+        )
+        if len(of_all) > 1:
+            shares = ((of_best[n] / of_best.total(), of_all[n] / of_all.total()) for n in sorted(of_all))
+            rows += [
+                [f"{number} {label}", *(f"{share:.0%}" for share in pair)]
+                for number, pair in zip(sorted(of_all), shares, strict=True)
+            ]
+    return rows
 
 
 def _vary(values: Iterable[object]) -> bool:

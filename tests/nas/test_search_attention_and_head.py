@@ -1,5 +1,5 @@
-"""A search that varies the experts of attention and head: it is interrupted and resumed, its stages pass them on, and an
-architecture is trained.
+"""A search that varies the experts of attention and head: it is interrupted and resumed, its stages pass them on, and
+an architecture is trained.
 """
 
 import json

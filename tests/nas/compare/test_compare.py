@@ -1,7 +1,9 @@
 """`python -m nas.compare`: layers, costs and paired differences of architectures, studies and checkpoints."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,11 @@ def test_layers_and_costs(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     params = [describe(architecture, 64, 3)["params"] for architecture in (PUBLISHED["efficientbert"], mine)]
     assert f"{params[1]:,} ({params[1] / params[0]:.1%})" in printed
     assert "layer 12" in printed  # of the deepest one
+    assert "attention and head" not in printed
+    replace(mine, base=replace(mine.base, attention_experts=3)).save(tmp_path / "wide.json")
+    assert main([str(tmp_path / "mine.json"), str(tmp_path / "wide.json")]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"attention and head +3 experts in every attention", printed)
 
 
 def test_paired_differences_of_studies(studies: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -284,6 +284,9 @@ def test_data_of_the_command_line(tiny_study: TinyStudy, tmp_path: Path) -> None
     assert context.data_key != preparation_context(load_config(str(preset)), "cpu").data_key
 
 
+TRAINED_STAGES = {f"stage{stage}.evaluation": "trained" for stage in "123"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -300,6 +303,10 @@ def test_data_of_the_command_line(tiny_study: TinyStudy, tmp_path: Path) -> None
                 "data": None,
             },
             "tasks: microbert with these settings works with the rows of a single task",
+        ),
+        (
+            {"tasks": ["conll"], "space.head_experts": [1, 2], **TRAINED_STAGES},
+            "space.head_experts: heads for conll predict from single tokens; only those that predict from whole",
         ),
         ({"tasks": ["mein"]}, r"unknown task 'mein'.*, or tables \[rows.NAME\] in the configuration"),
         ({"rename": "library"}, "rows.library: another task has this name"),

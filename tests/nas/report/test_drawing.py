@@ -41,7 +41,7 @@ def test_nodes_have_places_of_their_own_and_edges_lead_to_the_right(formula: str
         PUBLISHED["efficientbert"],
         PUBLISHED["bert-large"],
         Architecture(
-            Base(depth=3, width=24, heads=4, inner=48),
+            Base(depth=3, width=24, heads=4, inner=48, attention_experts=2),
             (Genes(GELU, 0), Genes(FFNGraph.parse(GRAPHS[2]), 2, Fraction(1, 2), Experts(4, Fraction(2, 3))), Genes()),
         ),
     ],

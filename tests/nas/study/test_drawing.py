@@ -1,6 +1,7 @@
 """The drawings of architectures for the dashboard."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from xml.etree import ElementTree
@@ -61,6 +62,10 @@ def test_experts_are_named() -> None:
     experts = Experts(2, Fraction(1, 2), "hash")
     picture = drawn(Genes(expansion=Fraction(1, 2), experts=experts), Genes(stack=0), Genes(stack=0))
     assert f"experts: {experts}" in texts(picture)
+    plain = Architecture(BASE, (Genes(), Genes(stack=0), Genes()))
+    wide = ElementTree.fromstring(svg(replace(plain, base=replace(BASE, attention_experts=4))))
+    assert texts(wide) == ["4 experts in every attention", *texts(ElementTree.fromstring(svg(plain)))]
+    assert int(wide.attrib["height"]) > int(ElementTree.fromstring(svg(plain)).attrib["height"])
 
 
 @pytest.fixture

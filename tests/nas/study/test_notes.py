@@ -88,6 +88,15 @@ def test_a_trial_with_a_score(study: optuna.Study) -> None:
     assert max(map(len, lines)) < 200
 
 
+def test_experts_of_attention_and_head_are_named(study: optuna.Study) -> None:
+    plain = Architecture.uniform(BASE, expansion=Fraction(1, 2))
+    wide = replace(plain, base=replace(BASE, attention_experts=4, head_experts=2))
+    for architecture in (plain, wide):
+        ledger.complete(study, ask(study, architecture), 0.5, SCORED)
+    line = "It has 4 experts in every attention, 2 experts in the head."
+    assert [line in note_of(study, number).splitlines() for number in (0, 1)] == [False, True]
+
+
 def test_trials_are_shown_beside_the_baselines(study: optuna.Study) -> None:
     baseline = ask(study, Architecture.uniform(BASE))
     ledger.complete(study, baseline, 0.5, SCORED)
