@@ -109,7 +109,7 @@ def with_budget(
     Args:
         labels, head: of the students, see `search_spaces.cost.params`.
         maximum: of the cost that `keep` minimises (latencies in microseconds); None: only that of the base model.
-        slack: see `nas.config.schema.SpaceTable`.
+        slack: see `nas.config.space.SpaceTable`.
     """
     assert config.keep is not None
     whole = cost.params(Architecture.uniform(base_of_baselines(config, base), graph), labels, head)

@@ -1,46 +1,36 @@
-"""Why a space is empty, and why an architecture is not a member of it."""
+"""Why a space is empty."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from search_spaces.architecture import Architecture
-from search_spaces.cost import fixed_params
-from search_spaces.variants import EXPERT_COUNTS, are_variants
-
-if TYPE_CHECKING:
-    from search_spaces.spaces import Space
+from search_spaces.counting import Cost
+from search_spaces.limits import Limit
 
 
-def why_not(space: "Space", architecture: Architecture) -> str:
-    """The reason why the architecture is not a member; empty if it is one."""
-    if not are_variants(space.base, architecture.base):
-        return "it is on another base"
-    if architecture.base not in space.bases:
-        return "it has " + " and ".join(f"{name} {getattr(architecture.base, name)}" for name in EXPERT_COUNTS)
-    for layer, genes in enumerate(architecture.layers):
-        graph = space.graph_of(layer, genes)
-        if genes not in space.options(layer, graph):
-            size = f"stack {genes.stack}, expansion {genes.expansion}, experts: {genes.experts}"
-            return f"layers[{layer}] has {size}"
-        if not (space.spells(graph) if space.varies_graphs else graph == space.start_graphs[layer]):
-            return f"layers[{layer}] has the graph {graph}"
-    return "" if space.keeps_budget(architecture) else "its costs are outside the budget"
+def nothing_fits(
+    min_params: int,
+    max_params: int,
+    rows: Sequence[Sequence[Cost]],
+    fixed: Sequence[int],
+    limits: Sequence[tuple[Limit, int]],
+) -> str:
+    """Which bound no architecture keeps, and what would help.
 
-
-def nothing_fits(space: "Space") -> str:
-    """Which bound no member keeps, and what would help."""
-    rows = [space.costs(layer, graph) for layer, graph in enumerate(space.start_graphs)]
-    fixed = [fixed_params(base, space.labels, space.head) for base in space.bases]
+    Args:
+        rows: the costs of the options of each layer: parameters, then those of the limits.
+        fixed: the parameters of everything but the FFNs, on each base of the space.
+        limits: each limit with the lowest cost of everything but the FFNs.
+    """
     smallest, largest = (extreme(fixed) + sum(extreme(row)[0] for row in rows) for extreme in (min, max))
     message = (
-        f"no architecture has {space.min_params:,} to {space.max_params:,} parameters: "
+        f"no architecture has {min_params:,} to {max_params:,} parameters: "
         f"this space reaches from {smallest:,} to {largest:,}"
     )
-    if space.max_params < smallest:
+    if max_params < smallest:
         return f"{message}; raise max_params, or allow smaller expansions, smaller stacks or fewer experts"
-    if space.min_params > largest:
+    if min_params > largest:
         return f"{message}; lower min_params, or allow larger expansions, larger stacks or more experts"
-    for number, limit in enumerate(space.limits, start=1):
-        lowest = min(map(limit.fixed_on, space.bases)) + sum(min(cost[number] for cost in row) for row in rows)
+    for number, (limit, least) in enumerate(limits, start=1):
+        lowest = least + sum(min(cost[number] for cost in row) for row in rows)
         if lowest > limit.maximum:
             return (
                 f"no architecture keeps to {limit.name} {limit.maximum:,}: the smallest in this space is "

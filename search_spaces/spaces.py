@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import product
-from typing import TypeVar
 
 from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
+from search_spaces.caches import cached
 from search_spaces.cost import CLASSIFICATION, ffn_params, fixed_params
 from search_spaces.counting import Bounds, Cost, add, count_rest, count_within, invert, position_of
 from search_spaces.errors import UserError, shortened
@@ -24,18 +24,12 @@ from search_spaces.grammar import choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.limits import Limit
 from search_spaces.operations import UNARY
-from search_spaces.reasons import nothing_fits, why_not
+from search_spaces.reasons import nothing_fits
 from search_spaces.spelling import Trial
 from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
 from search_spaces.variants import EXPERT_COUNTS, are_variants, counts, draw, positions, variants
 
-# Size of each cache of a space: costs by genes, and options by graph.
-CACHED = 16_384
-
 GRAPHS, SIZES = "graphs", "sizes"
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 
 class SpaceError(UserError, ValueError):
@@ -131,7 +125,10 @@ class Space:
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
         if not self.size_count():
-            raise SpaceError(nothing_fits(self))
+            rows = [self.costs(layer, graph) for layer, graph in enumerate(self.start_graphs)]
+            fixed = [fixed_params(base, self.labels, self.head) for base in self.bases]
+            limits = [(limit, min(map(limit.fixed_on, self.bases))) for limit in self.limits]
+            raise SpaceError(nothing_fits(self.min_params, self.max_params, rows, fixed, limits))
 
     def suggest(self, trial: Trial) -> Architecture:
         """The architecture that a trial's choices define; any choices give a member of the space.
@@ -169,7 +166,7 @@ class Space:
         Raises:
             SpaceError: there are none: it is outside the budget, or has a graph or size that is not in the space.
         """
-        if reason := why_not(self, architecture):
+        if reason := self._why_not(architecture):
             raise SpaceError(f"the architecture is not a member of the space: {reason}")
         result: dict[str, str | float] = {}
         graphs = [self.graph_of(layer, genes) for layer, genes in enumerate(architecture.layers)]
@@ -191,7 +188,7 @@ class Space:
         return result
 
     def __contains__(self, architecture: object) -> bool:
-        return isinstance(architecture, Architecture) and not why_not(self, architecture)
+        return isinstance(architecture, Architecture) and not self._why_not(architecture)
 
     def keeps_budget(self, architecture: Architecture) -> bool:
         """Whether the architecture's costs are within the budget; its genes need not be in the space."""
@@ -294,7 +291,7 @@ class Space:
         Args:
             base: one that differs from `base` at most in the numbers of experts in attention and head.
         """
-        return _cached(self._bounds, base, lambda: self._new_bounds(base))
+        return cached(self._bounds, base, lambda: self._new_bounds(base))
 
     def _new_bounds(self, base: Base) -> Bounds:
         fixed = fixed_params(base, self.labels, self.head)
@@ -309,7 +306,7 @@ class Space:
 
     def cost(self, genes: Genes) -> Cost:
         """What a layer with these genes contributes to each entry of `bounds`."""
-        return _cached(
+        return cached(
             self._cost_of_genes,
             genes,
             lambda: (ffn_params(self.base, genes), *(limit.of(self.base, genes) for limit in self.limits)),
@@ -362,7 +359,7 @@ class Space:
         """A layer's `options` and their `costs`. Subclasses that restrict the options of a layer override this."""
         # If sizes are searched, all layers have the same options.
         fixed_layer = None if self.varies_sizes else layer
-        return _cached(self._options_of_graph, (fixed_layer, graph), lambda: self._new_options(fixed_layer, graph))
+        return cached(self._options_of_graph, (fixed_layer, graph), lambda: self._new_options(fixed_layer, graph))
 
     def _new_options(self, fixed_layer: int | None, graph: FFNGraph) -> tuple[tuple[Genes, ...], tuple[Cost, ...]]:
         if fixed_layer is None:
@@ -379,14 +376,20 @@ class Space:
         above = tuple(sorted(costs[layer + 1 :]))
         return [count_rest(above, bounds.without(cost), self._highest) for cost in costs[layer]]
 
-
-def _cached(cache: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
-    """The cached value of a key; calls `make` if there is none."""
-    if key not in cache:
-        if len(cache) >= CACHED:
-            cache.clear()
-        cache[key] = make()
-    return cache[key]
+    def _why_not(self, architecture: Architecture) -> str:
+        """The reason why the architecture is not a member; empty if it is one."""
+        if not are_variants(self.base, architecture.base):
+            return "it is on another base"
+        if architecture.base not in self.bases:
+            return "it has " + " and ".join(f"{name} {getattr(architecture.base, name)}" for name in EXPERT_COUNTS)
+        for layer, genes in enumerate(architecture.layers):
+            graph = self.graph_of(layer, genes)
+            if genes not in self.options(layer, graph):
+                size = f"stack {genes.stack}, expansion {genes.expansion}, experts: {genes.experts}"
+                return f"layers[{layer}] has {size}"
+            if not (self.spells(graph) if self.varies_graphs else graph == self.start_graphs[layer]):
+                return f"layers[{layer}] has the graph {graph}"
+        return "" if self.keeps_budget(architecture) else "its costs are outside the budget"
 
 
 def _layer_name(layer: int) -> str:

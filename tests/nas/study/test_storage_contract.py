@@ -11,7 +11,6 @@ from optuna.testing.pytest_storages import StorageTestCase
 
 from nas.study.storage import Storage, open_storage, sqlite_url
 
-
 # Each test takes a fraction of a second, but there are sixty.
 pytestmark = pytest.mark.slow
 

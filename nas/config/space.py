@@ -1,0 +1,85 @@
+"""The tables of a study's configuration for its search space and its budget."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from nas.config.values import (
+    Count,
+    ExpertCounts,
+    ExpertsTable,
+    Latency,
+    PositiveShare,
+    Share,
+    Table,
+    kept_share,
+)
+from search_spaces.architecture import DENSE
+from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
+
+
+class SpaceTable(Table):
+    """The search space and the budget.
+
+    Attributes:
+        stacks, expansions, experts: the choices for each layer; a stack of 0 is a layer without an FFN.
+        attention_experts, head_experts: the choices for the number of experts in the attention of all layers, and of
+            prediction layers in the head, see `search_spaces.architecture.Base`. Baselines have the smallest ones.
+        uniform: without `max_params`, the upper bound on parameters is what a student has whose layers all have this
+            expansion (a uniform slice).
+        min_params, max_params: bounds on the parameters, pooler and classifier included, such as "15M".
+        max_macs: the limit on the multiply-accumulates for a sentence of 128 tokens.
+        max_latency: the limit on the latency of a sentence of `max_length` tokens, such as "12ms", or "0.25x" for a
+            quarter of the teacher's.
+        slack: without `min_params`, the lower bound on parameters lies below the upper one by this share of the
+            distance to the smallest architecture.
+        edit_rate: the probability with which samples have another operation than the base graph.
+        gated: whether graphs may have a second linear map beside `expand`.
+        max_height: the arguments of binary operations may be binary operations themselves, in graphs whose longest path
+            has at most this number of operations; 7 in EfficientBERT's released code. None: before `expand`, between
+            the linear maps and after `project` a graph has at most one binary operation each.
+        mismatch: whether binary operations cut the wider value ("narrow") or pad the narrower one ("wide").
+    """
+
+    stacks: Annotated[tuple[Annotated[int, Field(ge=0, le=16)], ...], Field(min_length=1)]
+    expansions: Annotated[tuple[PositiveShare, ...], Field(min_length=1)]
+    experts: Annotated[tuple[ExpertsTable, ...], Field(min_length=1)] = (DENSE,)
+    attention_experts: ExpertCounts = (1,)
+    head_experts: ExpertCounts = (1,)
+    uniform: PositiveShare | None = None
+    slack: Share = 0.05
+    min_params: Count | None = None
+    max_params: Count | None = None
+    max_macs: Count | None = None
+    max_latency: Latency | None = None
+    edit_rate: Share = 0.1
+    gated: bool = False
+    max_height: Annotated[int, Field(ge=MIN_HEIGHT, le=MAX_HEIGHT)] | None = None
+    mismatch: Literal["narrow", "wide"] = "narrow"
+
+    @field_validator("stacks")
+    @classmethod
+    def _supernet_has_blocks(cls, stacks: tuple[int, ...]) -> tuple[int, ...]:
+        if not any(stacks):
+            raise ValueError("the supernet has blocks, so at least one stack must be above 0 (0: no FFN)")
+        return stacks
+
+    @model_validator(mode="after")
+    def _parameters_are_limited(self) -> "SpaceTable":
+        if self.uniform is None and self.max_params is None:
+            raise ValueError("limit the parameters: set max_params, or uniform (the expansion of a uniform slice)")
+        if self.min_params is not None and self.max_params is not None and self.min_params > self.max_params:
+            raise ValueError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
+        return self
+
+
+class KeepTable(Table):
+    """A goal in place of a budget: the smallest student that keeps a share of the teacher's score.
+
+    Attributes:
+        share: of the teacher's score on the search split, such as "99%".
+        cost: what is minimised.
+    """
+
+    share: Annotated[float, BeforeValidator(kept_share)]
+    cost: Literal["params", "macs", "latency"] = "params"
