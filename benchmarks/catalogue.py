@@ -50,6 +50,9 @@ CATALOGUE = {
     "agreement": Benchmark("signals.agreement", "whether saved outputs and bfloat16 change scores", "30 minutes"),
     "recipes": Benchmark("training.recipes", "every distillation objective on the same student", "2 hours"),
     "mixtures": Benchmark("training.mixtures", "ablations of mixtures of experts", "1 hour"),
+    "capacity_gap": Benchmark(
+        "training.capacity_gap", "one student of teachers of several sizes, with and without experts", "30 minutes"
+    ),
     "teachers": Benchmark("training.teachers", "the demo's teachers against a bag of words", "10 minutes"),
     "warmup": Benchmark("training.warmup", "what the supernet's warm-up brings", "30 minutes"),
 }
