@@ -27,6 +27,7 @@ COMMANDS = {
     "distill.__main__": "python -m distill",
     "distill.augment": "python -m distill.augment",
     "supernet.student": "python -m supernet.student",
+    "supernet.prune": "python -m supernet.prune",
     "supernet.experts.command": "python -m supernet.experts",
 }
 COLUMNS = 100

@@ -22,6 +22,7 @@ COMMANDS = {
     "python -m distill": "distill/__main__.py",
     "python -m distill.augment": "distill/augment.py",
     "python -m supernet.student": "supernet/student.py",
+    "python -m supernet.prune": "supernet/prune.py",
     "python -m supernet.experts": "supernet/experts/command.py",
 }
 ROOT = Path(__file__).resolve().parents[1]

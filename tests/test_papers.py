@@ -36,7 +36,7 @@ from nas.final import command as final
 from nas.options import parser as search_parser
 from nas.report import command as report
 from search_spaces import PUBLISHED
-from supernet import student
+from supernet import prune, student
 from supernet.experts import command as experts
 from tests.checkout import ROOT
 
@@ -51,6 +51,7 @@ PROGRAMS: dict[str, tuple[Callable[[], ArgumentParser], Callable[[list[str]], in
     "distill": (distill_parser, distill_main),
     "distill.augment": (augment.parser, augment.main),
     "supernet.experts": (experts.parser, experts.main),
+    "supernet.prune": (prune.parser, prune.main),
     "supernet.student": (student.parser, student.main),
 }
 BENCHMARKS = "benchmarks"
@@ -245,6 +246,15 @@ class World:
         assert experts.main([str(self.bert("bert", 3072, 12)), *given, *more]) == 0
         return out
 
+    @cached_property
+    def pruned(self) -> Path:
+        out = self.folder / "pruned"
+        given = ["--keep", "5%", "--task", "sst2", "--data", str(self.glue), "--max-length", "16"]
+        assert (
+            prune.main([str(self.bert("bert", 3072, 12)), *given, "--importance-batches", "1", "--out", str(out)]) == 0
+        )
+        return out
+
     def smallest(self, program: str, words: Sequence[str]) -> list[str]:
         """The command with the files of this folder for the names in capitals, and with few and small steps."""
         names: dict[str, Callable[[], object]] = {
@@ -261,6 +271,7 @@ class World:
             "TEXT": lambda: self.text,
             "ARCH": lambda: self.searched / "architecture.json",
             "MIXTURE": lambda: self.mixture,
+            "PRUNED": lambda: self.pruned,
             "PREDICTIONS": lambda: self.fresh("predictions"),
             "results/efficientbert": lambda: self.study,
         }
@@ -293,6 +304,7 @@ class World:
             "distill.augment": ["--copies", "2"],
             "distill": [*small, *few, *([] if "--steps" in words else ["--steps", "2"])],
             "supernet.experts": [*small, "--importance-batches", "1", *([] if "--batch-size" in words else few)],
+            "supernet.prune": [*small, *few, "--importance-batches", "1"],
             "nas.search": ["--out", str(self.fresh("results")), "--workers", "1"],
             "nas.export": ["--out", str(self.fresh("export")), "--skip-scores"],
             "nas.report": ["--out", str(self.fresh("report") / "report.html")],

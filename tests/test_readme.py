@@ -13,7 +13,7 @@ from nas.final.command import parser as final_parser
 from nas.pick import command as pick
 from nas.search import parser
 from search_spaces import PUBLISHED, cost
-from supernet import student
+from supernet import prune, student
 from supernet.experts import command as experts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,6 +34,7 @@ def test_options_exist() -> None:
         "distill": distill_parser,
         "distill.augment": augment_parser,
         "supernet.student": student.parser,
+        "supernet.prune": prune.parser,
         "supernet.experts": experts.parser,
     }
     checked = 0

@@ -78,14 +78,19 @@ def check_own_rows(options: Any, parser: Parser) -> None:
             raise UserError(f"--{name} describes the rows of --train FILE; add --train, or leave it out")
 
 
-def check_numbers(options: Any, **minima: int) -> None:
-    """Raise UserError for whole numbers below these minima, and for a recipe out of its range."""
+def check_minima(options: Any, **minima: int) -> None:
+    """Raise UserError for whole numbers below these minima, or too large."""
     for name, minimum in minima.items():
         value, bound = getattr(options, name), 2**32 if name == "seed" else 2**31
         if value < minimum:
             raise UserError(f"{flag(name)}: must be at least {minimum}, not {value}")
         if value >= bound:
             raise UserError(f"{flag(name)}: must be below {bound:,}, not {value:,}")
+
+
+def check_numbers(options: Any, **minima: int) -> None:
+    """Raise UserError for whole numbers below these minima, and for a recipe out of its range."""
+    check_minima(options, **minima)
     if not 0 < options.learning_rate < math.inf:
         raise UserError(f"--learning-rate: must be above 0, not {options.learning_rate}")
     if not 0 <= options.weight_decay < math.inf:

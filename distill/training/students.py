@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 from distill.objectives import layer_maps
 from distill.training.teacher import NAS_BERT, TeacherError, load_config, load_model, load_tokenizer
 
+# The settings of a configuration that are lists with a value for each layer.
+OF_EACH_LAYER = ("ffn", "attention_heads", "layer_types")
 _LAYERS = re.compile(r"(first|uniform):(\d{1,4})")
 
 
@@ -74,10 +76,9 @@ def some_layers(teacher: PreTrainedModel, chosen: Sequence[int]) -> PreTrainedMo
     """A copy of the teacher with only the chosen layers, counted from 0."""
     config = copy.deepcopy(teacher.config)
     config.num_hidden_layers = len(chosen)
-    if getattr(config, "ffn", None):
-        config.ffn = [config.ffn[layer] for layer in chosen]
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[layer] for layer in chosen]
+    for name in OF_EACH_LAYER:
+        if values := getattr(config, name, None):
+            setattr(config, name, [values[layer] for layer in chosen])
     student = type(teacher)(config)
     new_numbers = {str(layer): str(number) for number, layer in enumerate(chosen)}
     weights = {}

@@ -40,6 +40,8 @@ def why_not(config: Any) -> str:
         return "its word embedding is factorised"
     if config.attention_experts > 1 or config.head_experts > 1:
         return f"its {'attention' if config.attention_experts > 1 else 'head'} has experts"
+    if config.attention_heads is not None:
+        return f"attention heads have been pruned, and all layers of BERT have {config.num_attention_heads}"
     activations = {}
     for number, genes in enumerate(config.ffn, start=1):
         if genes["stack"] != 1:

@@ -20,6 +20,8 @@ class NasBertConfig(BertConfig):
             `search_spaces.architecture.Experts`. A layer without an FFN has stack 0.
         gelu: `"tanh"` or `"erf"`, the form of the operation `gelu`.
         mismatch: `"narrow"` or `"wide"`: what a binary operation does with inputs of different widths.
+        attention_heads: the number of attention heads that pruning has left in each layer, of which there may be none;
+            `None` if all layers have `num_attention_heads`.
         attention_experts: experts of every layer's attention, among which a gate chooses for each token.
         head_experts: prediction layers of a sequence classifier, among which a gate chooses for each sentence.
         gate_scale: `"relative"` or `"probability"`: by what the output of an expert behind a gate is multiplied, its
@@ -38,6 +40,7 @@ class NasBertConfig(BertConfig):
     gelu: str = "tanh"
     mismatch: str = "narrow"
     embedding_size: int | None = None
+    attention_heads: list | None = None
     attention_experts: int = 1
     head_experts: int = 1
     gate_scale: str = "relative"

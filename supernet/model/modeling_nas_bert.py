@@ -36,6 +36,7 @@ from .configuration_nas_bert import NasBertConfig
 from .dispatch import Tokens, put, take, weighted
 from .expert_linear import ExpertLinear, RoutedLinear, is_batched
 from .ffn import EXPORTED_OPERATIONS, FFNBlock
+from .pruned_attention import PrunedAttention, attention_fault
 from .routing import EXPORTED_ROUTERS, GateRouter, Routing, TableRouter, make_gate, router_class
 
 
@@ -129,6 +130,8 @@ class NasBertLayer(BertLayer):
         assert config.ffn is not None  # checked by the model
         if config.attention_experts > 1:
             self.attention = ExpertAttention(config, layer_idx)
+        if config.attention_heads is not None:
+            self.attention = PrunedAttention(config, layer_idx)
         genes = config.ffn[layer_idx]
         experts = genes.get("experts")
         self.router = None
@@ -255,6 +258,8 @@ class NasBertModel(NasBertPreTrainedModel, BertModel):
                 f"config.ffn describes {len(config.ffn or ())} layers but num_hidden_layers is "
                 f"{config.num_hidden_layers}: build the configuration from an architecture"
             )
+        if fault := attention_fault(config):
+            raise ValueError(fault)
         self.config = config
         self.gradient_checkpointing = False
         self.embeddings = BertEmbeddings(config) if config.embedding_size is None else NasBertEmbeddings(config)

@@ -1,4 +1,4 @@
-"""Importance scores of inner neurons, and the sorting of channels by descending importance."""
+"""Importance scores of inner neurons and attention heads, and the sorting of channels by descending importance."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -62,6 +62,50 @@ def neuron_importance(
             hook.remove()
         model.train(was_training)
     return scores
+
+
+def mask_importance(
+    model: nn.Module, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """By how much, to first order, the loss changes without each attention head and without each inner channel of an
+    FFN (Michel et al., 2019, equation 2).
+
+    The score of a head or channel is the sum over samples of |dL/dm|, where m = 1 multiplies its output and L is the
+    loss of the sample: |sum_t,c a_tc dL/da_tc| over tokens t and the channels c of a head, or over t for the one
+    channel a that is an input of project. The model runs in eval mode; use training data, as for `neuron_importance`.
+
+    Args:
+        model: a model whose layers consist of one `FFNBlock` each, with all heads.
+        batches, loss: as for `neuron_importance`.
+
+    Returns:
+        Of every layer the scores of its heads (heads,) and of its channels (inner,), float64.
+    """
+    layers = list(model.base_model.encoder.layer)
+    heads = [layer.attention.self.num_attention_heads for layer in layers]
+    of_heads = [torch.zeros(count, dtype=torch.float64) for count in heads]
+    of_channels = [torch.zeros(layer.ffn[0].project.in_features, dtype=torch.float64) for layer in layers]
+    values: dict[tuple[int, int, str], Tensor] = {}
+    hooks = []
+    for i, layer in enumerate(layers):
+        for name, linear in (("head", layer.attention.output.dense), ("channel", layer.ffn[0].project)):
+            hooks.append(linear.register_forward_pre_hook(_keep_input(values, (i, 0, name))))
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            total = loss(model, {name: tensor.to(model.device) for name, tensor in batch.items()})
+            gradients = torch.autograd.grad(total, list(values.values()))
+            for ((i, _, name), value_BTC), grad_BTC in zip(values.items(), gradients, strict=True):
+                change_BC = (value_BTC * grad_BTC).sum(dim=1).detach()
+                if name == "head":
+                    change_BC = change_BC.unflatten(1, (heads[i], -1)).sum(dim=2)
+                (of_heads if name == "head" else of_channels)[i] += change_BC.abs().double().sum(dim=0).cpu()
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(was_training)
+    return of_heads, of_channels
 
 
 def _keep_output(values: dict[tuple[int, int, str], Tensor], key: tuple[int, int, str]) -> Callable[..., None]:

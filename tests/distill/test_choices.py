@@ -54,7 +54,16 @@ def test_extensions_are_listed_and_their_mistakes_reported(
 
 @pytest.mark.parametrize(
     "module",
-    ["distill", "distill.augment", "nas.search", "nas.inspect", "nas.final", "supernet.student", "supernet.experts"],
+    [
+        "distill",
+        "distill.augment",
+        "nas.search",
+        "nas.inspect",
+        "nas.final",
+        "supernet.student",
+        "supernet.prune",
+        "supernet.experts",
+    ],
 )
 def test_help_imports_nothing_that_takes_long(module: str) -> None:
     slow = ("torch", "transformers", "ray", "optuna", "sklearn", "sympy")

@@ -1,0 +1,153 @@
+"""Prune a BERT to a share of its encoder: attention heads and FFN channels of all layers, by their importance.
+
+    python -m supernet.prune CHECKPOINT --keep 5% --task NAME --out DIR [--data DIR]
+    python -m supernet.prune CHECKPOINT --keep 5% --train FILE --dev FILE --text COLUMN --label COLUMN --out DIR
+
+CHECKPOINT was fine-tuned on the task. Kept are the heads and channels without which the loss on training rows would
+change most, to first order and for each of their parameters. DIR gets an ordinary checkpoint of that size, for
+`python -m distill --student DIR`.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from distill.choices import listing, tasks
+from distill.cli import DONE, Parser, device, interruptible
+from distill.command.options import check_minima, check_own_rows
+from distill.files import save_pretrained
+from search_spaces.errors import UserError
+from search_spaces.numbers import fraction
+
+# Slow imports are inside functions, where Ctrl-C is caught.
+
+
+def parser() -> Parser:
+    result = Parser(prog="supernet.prune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = result.add_argument
+    add("checkpoint", help="a fine-tuned BERT: a folder, or a name on the hub")
+    add(
+        "--keep",
+        required=True,
+        type=_share,
+        metavar="SHARE",
+        help="share of the parameters of the encoder's layers that is kept at most, such as 5%% or 1/20",
+    )
+    add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder of the pruned checkpoint")
+    add = result.add_argument_group("rows").add_argument
+    add("--task", action=listing(tasks), metavar="NAME", help="name of the task; '?' lists all")
+    add("--data", type=Path, metavar="DIR", help="folder of the task's official files (default: from the hub)")
+    add("--train", type=Path, metavar="FILE", help="labelled rows: .tsv, .csv, .jsonl or .parquet")
+    add("--dev", type=Path, metavar="FILE", help="rows on which scores are measured")
+    add("--text", default="sentence", metavar="COLUMN", help="column of the (first) sentence (default: %(default)s)")
+    add("--pair", metavar="COLUMN", help="column of the second sentence")
+    add("--label", default="label", metavar="COLUMN", help="column of the class or number (default: %(default)s)")
+    add("--regression", action="store_true", help="the labels of --train are numbers, not classes")
+    add("--max-length", type=int, default=128, metavar="N", help="(default: %(default)s)")
+    add(
+        "--importance-batches",
+        type=int,
+        default=16,
+        metavar="N",
+        help="training batches on which the importance is measured (default: %(default)s)",
+    )
+    add("--batch-size", type=int, default=32, metavar="N", help="rows per batch (default: %(default)s)")
+    result.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the batches (default: %(default)s)")
+    result.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"])
+    result.set_defaults(corpus=None)  # rows are those of `distill`, where they may also be text without labels
+    return result
+
+
+def _share(text: str) -> Fraction:
+    try:
+        share = fraction(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = Fraction(0)
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, such as 5% or 1/20, not {text!r}")
+    return share
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    options = parser().parse_args(argv)
+
+    def command() -> int:
+        check(options)
+        return run(options)
+
+    return interruptible("supernet.prune", command)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise UserError for invalid options, before anything is loaded."""
+    if (options.task is None) == (options.train is None):
+        raise UserError("give the rows: --task NAME, or --train FILE and --dev FILE")
+    if options.data is not None and options.task is None:
+        raise UserError("--data: only a --task has a folder of official files; your own are --train and --dev")
+    if options.train is not None and options.dev is None:
+        raise UserError("--dev: give another file than --train, because scores are not measured on training rows")
+    check_own_rows(options, parser())
+    check_minima(options, seed=0, batch_size=1, importance_batches=1, max_length=8)
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        raise UserError(f"--out {options.out} exists and is not empty: choose another folder")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prune the model, measure it before and after, and save it with these measurements."""
+    import torch
+    from rich.console import Console
+    from transformers.utils import logging
+
+    from distill.command.report import METRICS_FILE, measure
+    from distill.command.rows import check_sizes, load_rows
+    from distill.tasks.encoding import training_batches
+    from distill.tasks.metrics import Score
+    from distill.training.loop import make_accelerator
+    from distill.training.teacher import labels_of, load_config, load_model, load_tokenizer
+    from supernet.pruning import encoder_params, pruned_to
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.manual_seed(options.seed)
+    console = Console(highlight=False, soft_wrap=True)
+    accelerator = make_accelerator(options.device)
+    config, tokenizer = load_config(options.checkpoint), load_tokenizer(options.checkpoint)
+    rows = load_rows(options, tokenizer, labels_of(config))
+    check_sizes(options, config, options.checkpoint, rows, tokenizer)
+    assert rows.task is not None
+    dense = load_model(options.checkpoint, rows.labels, rows.kind, new_head=False).eval()
+    pad_id = tokenizer.pad_token_id
+    batches = training_batches(rows.train, options.batch_size, options.importance_batches, options.seed, pad_id)
+    pruned = pruned_to(dense.to(accelerator.device), batches, options.keep)
+    models = {"dense": dense, "pruned": pruned}
+    measurements = {name: measure(model, rows, accelerator, pad_id) for name, model in models.items()}
+    whole = encoder_params(dense)
+    for name, model in models.items():
+        measurements[name]["encoder_share"] = encoder_params(model) / whole
+        scores = (f"{metric} {Score(**measurements[name][metric])}, " for metric in rows.task.metrics)
+        console.print(
+            f"{name}: {''.join(scores)}{measurements[name]['params'] / 1e6:.2f} M parameters, "
+            f"{measurements[name]['encoder_share']:.2%} of the encoder"
+        )
+    heads = pruned.config.attention_heads or [config.num_attention_heads] * config.num_hidden_layers
+    widths = [genes["inner"] for genes in pruned.config.ffn]
+    console.print(f"heads of each layer:    {' '.join(map(str, heads))}")
+    console.print(f"channels of each layer: {' '.join(map(str, widths))}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    save_pretrained(options.out, pruned, tokenizer)
+    used_options = {name: str(value) for name, value in vars(options).items() if value is not None}
+    report = {"options": used_options, "heads": heads, "channels": widths, "models": measurements}
+    (options.out / METRICS_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    console.print(f"wrote {options.out}")
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

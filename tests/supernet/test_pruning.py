@@ -1,0 +1,222 @@
+"""Pruning of heads and channels: importances by their definition, what is kept, and masking as the reference."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    PreTrainedModel,
+)
+
+from distill.__main__ import main as distill
+from distill.objectives import OBJECTIVES
+from distill.training.students import some_layers
+from nas.export.bert import why_not
+from search_spaces import PUBLISHED, cost
+from supernet.build import base_of_teacher, from_teacher
+from supernet.order.importance import mask_importance
+from supernet.prune import main
+from supernet.pruning import Kept, PruningError, choose, encoder_params, layer_params, prune
+from tests.tiny import SIZES, batch, bert, inputs, shaken, tokenizer
+
+# One layer loses two of its four heads, one all of them, and one nothing.
+KEPT = Kept(heads=((0, 3), (), (0, 1, 2, 3)), channels=((1, 4, 40), (0,), tuple(range(48))))
+
+
+def masked(model: PreTrainedModel, of_heads: list[Tensor], of_channels: list[Tensor]) -> PreTrainedModel:
+    """A BERT of transformers in which the outputs of heads and channels are multiplied by these masks."""
+    size = model.config.hidden_size // model.config.num_attention_heads
+    for layer, heads, channels in zip(model.base_model.encoder.layer, of_heads, of_channels, strict=True):
+        for linear, mask in (
+            (layer.attention.output.dense, heads.repeat_interleave(size)),
+            (layer.output.dense, channels),
+        ):
+            linear.register_forward_pre_hook(lambda _module, given, mask=mask: (given[0] * mask,))
+    return model
+
+
+def as_masks(kept: Kept) -> tuple[list[Tensor], list[Tensor]]:
+    def mask(indices: tuple[int, ...], count: int) -> Tensor:
+        return torch.zeros(count).index_fill(0, torch.tensor(indices, dtype=torch.long), 1)
+
+    return [mask(heads, 4) for heads in kept.heads], [mask(channels, 48) for channels in kept.channels]
+
+
+def loss(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(model(**inputs(given)).logits, given["labels"], reduction="sum")
+
+
+def test_importance_is_the_gradient_of_a_mask() -> None:
+    """Of every sample alone, through masks that are really there."""
+    batches = [batch(4, 9, seed=1), batch(3, 6, seed=2)]
+    of_heads = [torch.ones(4).double().requires_grad_() for _ in range(2)]
+    of_channels = [torch.ones(48).double().requires_grad_() for _ in range(2)]
+    reference = masked(bert().double(), of_heads, of_channels)
+    expected = [torch.zeros_like(mask) for mask in (*of_heads, *of_channels)]
+    for one in batches:
+        for row in range(len(one["labels"])):
+            sample = {name: tensor[row : row + 1] for name, tensor in one.items()}
+            gradients = torch.autograd.grad(loss(reference, sample), [*of_heads, *of_channels])
+            expected = [total + gradient.abs() for total, gradient in zip(expected, gradients, strict=True)]
+    model = from_teacher(bert(), stack=1).double().train()
+    heads, channels = mask_importance(model, batches, loss)
+    torch.testing.assert_close([*heads, *channels], expected, rtol=1e-9, atol=1e-12)
+    assert model.training and not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("kind", [BertForSequenceClassification, BertForMaskedLM])
+@torch.no_grad()
+def test_pruned_is_masked(kind: type[PreTrainedModel], tmp_path: Path) -> None:
+    """The reference is transformers' BERT with masks. The pruned model is as small as that, and stays so when saved."""
+    model = shaken(kind(BertConfig(**SIZES | {"num_hidden_layers": 3, "num_labels": 3}))).eval()
+    given = inputs(batch())
+    whole = model(**given).logits
+    everything = Kept(((0, 1, 2, 3),) * 3, (tuple(range(48)),) * 3)
+    same = prune(model, everything)
+    torch.testing.assert_close(same(**given).logits, whole)
+    assert same.config.attention_heads is None and encoder_params(same) == encoder_params(model)
+
+    pruned = prune(model, KEPT)
+    base, _ = base_of_teacher(model.config)
+    assert encoder_params(pruned) == sum(layer_params(base, *sizes) for sizes in ((2, 3), (0, 1), (4, 48)))
+    expected = masked(model, *as_masks(KEPT))(**given).logits
+    assert not torch.allclose(expected, whole)
+    torch.testing.assert_close(pruned(**given).logits, expected)
+    pruned.save_pretrained(tmp_path)
+    assert (tmp_path / "pruned_attention.py").exists()
+    loaded = type(pruned).from_pretrained(tmp_path).eval()
+    for attention in ("eager", "sdpa"):
+        loaded.set_attn_implementation(attention)
+        torch.testing.assert_close(loaded(**given).logits, expected)
+    # Layers of it, as `first:N` and `uniform:N` take them.
+    alone = some_layers(pruned, [2, 0])
+    assert alone.config.attention_heads == [4, 2]
+    assert why_not(pruned.config) == "attention heads have been pruned, and all layers of BERT have 4"
+
+
+def test_what_is_kept_is_most_important_for_its_size() -> None:
+    """A head is dropped if and only if it does not fit beside what is more important per parameter; so is a channel."""
+    base, _ = base_of_teacher(bert().config)
+    generator = torch.Generator().manual_seed(0)
+    whole = 2 * layer_params(base, 4, 48)
+    sizes = {"head": layer_params(base, 1, 0) - layer_params(base, 0, 0), "channel": 2 * 24 + 1}
+    assert sizes["head"] == 4 * 24 * 6 + 3 * 6
+    dropped_heads = set()
+    for percent in (8, 15, 30, 50, 80, 100):
+        scores = {
+            "head": torch.rand(2, 4, generator=generator) * sizes["head"],
+            "channel": torch.rand(2, 48, generator=generator) * sizes["channel"],
+        }
+        kept = choose(list(scores["head"]), list(scores["channel"]), base, Fraction(percent, 100))
+        of_kind = {"head": kept.heads, "channel": kept.channels}
+        spent = sum(layer_params(base, len(h), len(c)) for h, c in zip(kept.heads, kept.channels, strict=True))
+        budget = whole * percent // 100
+        assert spent <= budget and all(
+            list(indices) == sorted(set(indices)) for of in of_kind.values() for indices in of
+        )
+        always = {("channel", layer, int(scores["channel"][layer].argmax())) for layer in range(2)}
+        units = {
+            (kind, layer, index): float(score) / sizes[kind]
+            for kind, of_layers in scores.items()
+            for layer, of_layer in enumerate(of_layers)
+            for index, score in enumerate(of_layer)
+        }
+        inside = {unit for unit in units if unit[2] in of_kind[unit[0]][unit[1]]}
+        assert always <= inside
+        for unit, value in units.items():
+            if unit not in inside:
+                better = {other for other in inside if units[other] > value} | always
+                assert 2 * layer_params(base, 0, 0) + sum(sizes[other[0]] for other in better) + sizes[unit[0]] > budget
+        dropped_heads.add(8 - sum(map(len, kept.heads)))
+    assert 0 in dropped_heads and len(dropped_heads) > 3
+
+
+def test_the_smallest_share() -> None:
+    base, _ = base_of_teacher(bert().config)
+    scores = [torch.ones(4)] * 2, [torch.ones(48)] * 2
+    least = Fraction(layer_params(base, 0, 1), layer_params(base, 4, 48))
+    assert choose(*scores, base, least) == Kept(((), ()), ((0,), (0,)))
+    with pytest.raises(PruningError, match=r"a channel in every layer is 3.9.% of the encoder already; keep more"):
+        choose(*scores, base, least - Fraction(1, 10**6))
+
+
+def test_parameters_of_minimoe_s_table_5() -> None:
+    """28.7 million of BERT-base, with its pooler, if 5 % of the encoder's layers are kept."""
+    architecture = PUBLISHED["bert-base"]
+    base = architecture.base
+    generator = torch.Generator().manual_seed(0)
+    of_heads, of_channels = torch.rand(12, 12, generator=generator), torch.rand(12, 3072, generator=generator)
+    kept = choose(list(of_heads), list(of_channels), base, Fraction(1, 20))
+    layers = sum(layer_params(base, len(h), len(c)) for h, c in zip(kept.heads, kept.channels, strict=True))
+    assert cost.params_encoder(architecture) - 12 * layer_params(base, 12, 3072) == 23_837_184  # the embeddings
+    assert f"{(23_837_184 + 768 * 769 + layers) / 1e6:.1f}" == "28.7"
+
+
+def test_objectives_that_compare_attention_refuse_pruned_heads() -> None:
+    teacher = bert(num_hidden_layers=3)
+    pruned = prune(teacher, KEPT)
+    for name in ("minilm", "minilmv2", "efficientbert"):
+        settings = {"relation_heads": 4} if name == "minilmv2" else {}
+        with pytest.raises(
+            ValueError, match=r"attention of 4 heads, and pruning has left 2, 0, 4 in the layers: choose an obj"
+        ):
+            OBJECTIVES[name].make(settings, pruned.config, teacher.config)
+    for name in ("kd", "pkd", "minimoe"):
+        settings = {"relation_heads": 4} if name == "minimoe" else {}
+        assert OBJECTIVES[name].make(settings, pruned.config, teacher.config).needs_teacher
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A BERT with a tokenizer, and rows beside it."""
+    folder, words = tmp_path / "bert", [f"w{number}" for number in range(45)]
+    classes = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
+    bert(labels=2, **classes).save_pretrained(folder)
+    tokenizer(folder, words).save_pretrained(folder)
+    for name, count in (("train", 24), ("dev", 12)):
+        texts = [" ".join(words[(7 * row + 3 * word) % 45] for word in range(2 + row % 6)) for row in range(count)]
+        rows = [f"{text}\t{'no' if row % 3 else 'yes'}" for row, text in enumerate(texts)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    return folder
+
+
+def test_the_command_and_distillation(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ["--train", str(tmp_path / "train.tsv"), "--dev", str(tmp_path / "dev.tsv")]
+    small = ["--max-length", "16", "--batch-size", "8", "--device", "cpu"]
+    pruned, student = tmp_path / "pruned", tmp_path / "student"
+    command = [str(checkpoint), *rows, *small, "--importance-batches", "2"]
+    assert main([*command, "--keep", "15%", "--out", str(pruned)]) == 0
+    printed = capsys.readouterr().out
+    assert "dense: accuracy" in printed and "pruned: accuracy" in printed and "100.00% of the encoder" in printed
+    report = json.loads((pruned / "metrics.json").read_text())
+    model = AutoModelForSequenceClassification.from_pretrained(pruned, trust_remote_code=True)
+    assert report["heads"] == model.config.attention_heads and sum(report["heads"]) < 8
+    share = report["models"]["pruned"]["encoder_share"]
+    assert share == encoder_params(model) / encoder_params(bert(labels=2)) and 0.14 < share <= 0.15
+    options = ["--teacher", str(checkpoint), "--student", str(pruned), "--objective", "kd", "--steps", "2"]
+    assert distill([*options, *rows, *small, "--out", str(student), "--quiet"]) == 0
+    trained = AutoModelForSequenceClassification.from_pretrained(student, trust_remote_code=True)
+    assert trained.config.attention_heads == report["heads"]
+    assert distill([*options[:4], "--objective", "minilm", *rows, *small, "--out", str(tmp_path / "no")]) == 2
+    assert "minilm compares attention of 4 heads, and pruning has left" in capsys.readouterr().err
+
+    assert main([*command, "--keep", "1/1000", "--out", str(tmp_path / "small")]) == 2
+    assert "supernet.prune: a channel in every layer is" in capsys.readouterr().err
+    assert main([*command, "--keep", "15%", "--out", str(pruned)]) == 2
+    assert f"--out {pruned} exists and is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("share", ["0", "101%", "half", "1/0"])
+def test_invalid_shares(share: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["x", "--keep", share, "--out", "y"])
+    assert ended.value.code == 2
+    assert f"--keep: must be above 0 and at most 1, such as 5% or 1/20, not '{share}'" in capsys.readouterr().err
