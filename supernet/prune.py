@@ -3,8 +3,8 @@
     python -m supernet.prune CHECKPOINT --keep 5% --task NAME --out DIR [--data DIR]
     python -m supernet.prune CHECKPOINT --keep 5% --train FILE --dev FILE --text COLUMN --label COLUMN --out DIR
 
-CHECKPOINT was fine-tuned on the task. Kept are the heads and channels without which the loss on training rows would
-change most, to first order and for each of their parameters. DIR gets an ordinary checkpoint of that size, for
+CHECKPOINT was fine-tuned on the task. Kept are the heads and the channels without which the loss on training rows would
+change most, to first order and relative to their layer. DIR gets an ordinary checkpoint of that size, for
 `python -m distill --student DIR`.
 """
 

@@ -6,13 +6,14 @@ from fractions import Fraction
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
 from distill.objectives.outputs import Batch
 from search_spaces.architecture import Architecture, Base, Genes
 from search_spaces.errors import UserError
 from supernet.build import HEADS, base_of_teacher, config_of, from_teacher, head_of, load_weights
-from supernet.order.importance import mask_importance, summed_loss
+from supernet.order.importance import allocate_by_importance, mask_importance, summed_loss
 
 ATTENTION_INPUTS = ("query.weight", "query.bias", "key.weight", "key.bias", "value.weight", "value.bias")
 
@@ -44,9 +45,11 @@ def _unit_params(base: Base) -> tuple[int, int]:
 def choose(of_heads: Sequence[Tensor], of_channels: Sequence[Tensor], base: Base, share: Fraction) -> Kept:
     """Keep what is most important, until the encoder has no more than a share of its parameters.
 
-    Heads and channels of all layers compete with each other by their importance per parameter. In this order everything
-    is kept that still fits. Every layer keeps its most important channel; it may lose all of its heads. The encoder's
-    parameters are those of its layers, without embeddings and pooler, as MiniMoE's 15 to 3 % count them.
+    Heads compete with the heads of all layers, and channels with all channels, by their importance divided by the l2
+    norm over their layer (Michel et al., 2019). Of the heads that same share is kept, rounded down, and as many
+    channels as then fit: by importance per parameter, heads and channels together, no head might be left. Every layer
+    keeps at least its most important channel, and may lose all of its heads. The encoder's parameters are those of its
+    layers, without embeddings and pooler, as MiniMoE's 15 to 3 % count them.
 
     Args:
         of_heads, of_channels: the importances of every layer's heads (heads,) and channels (inner,).
@@ -56,23 +59,22 @@ def choose(of_heads: Sequence[Tensor], of_channels: Sequence[Tensor], base: Base
     """
     head, channel = _unit_params(base)
     whole, least = (base.depth * layer_params(base, *sizes) for sizes in ((base.heads, base.inner), (0, 1)))
-    left = share.numerator * whole // share.denominator - least
+    heads = share.numerator * base.depth * base.heads // share.denominator
+    left = share.numerator * whole // share.denominator - least - heads * head
     if left < 0:
-        raise PruningError(f"a channel in every layer is {least / whole:.2%} of the encoder already; keep more")
-    heads: list[list[int]] = [[] for _ in of_heads]
-    channels = [[int(scores.argmax())] for scores in of_channels]
-    units = [
-        (score / size, size, kept[layer], index)
-        for kept, scores, size in ((heads, of_heads, head), (channels, of_channels, channel))
-        for layer, of_layer in enumerate(scores)
-        for index, score in enumerate(of_layer.tolist())
-        if index not in kept[layer]
-    ]
-    for _, size, kept_of_layer, index in sorted(units, key=lambda unit: unit[0], reverse=True):
-        if size <= left:
-            left -= size
-            kept_of_layer.append(index)
-    return Kept(*(tuple(tuple(sorted(layer)) for layer in kept) for kept in (heads, channels)))
+        raise PruningError(f"{heads} heads and a channel in every layer are more than {float(share):.2%}; keep more")
+    channels = base.depth + left // channel
+    return Kept(_most_important(of_heads, heads, 0), _most_important(of_channels, channels, 1))
+
+
+def _most_important(scores: Sequence[Tensor], total: int, least: int) -> tuple[tuple[int, ...], ...]:
+    """For every layer the indices of those that belong to the `total` most important ones of all layers, ascending; at
+    least so many of each layer.
+    """
+    of_layers = [normalize(of_layer, dim=0) for of_layer in scores]
+    counts = allocate_by_importance(of_layers, total, least)
+    orders = [torch.argsort(of_layer, descending=True, stable=True).tolist() for of_layer in of_layers]
+    return tuple(tuple(sorted(order[:count])) for order, count in zip(orders, counts, strict=True))
 
 
 def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:

@@ -3,7 +3,8 @@
 The student has the lowest layers of the preset's encoder as it was before fine-tuning. It learns from every teacher,
 once with these FFNs, and once with a mixture of experts in each place, of which a gate chooses one for each token; all
 experts start as copies of the FFN. All students of one seed start from the same weights and see the same batches in the
-same order. Differences are between scores of one seed on the whole dev split.
+same order. Differences are between scores of one seed on the whole dev split. What the file of raw numbers has already
+is not measured again, so that an interrupted run goes on, and seeds can be added.
 
 --teachers takes checkpoints that were fine-tuned on the task, such as a BERT-base and a BERT-large. By default the
 teachers are the lowest layers of the preset's encoder, fine-tuned with the preset's recipe. They stand in for encoders
@@ -23,7 +24,7 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.measuring import difference, summarise, take_turns
-from benchmarks.report import BenchmarkError, Report
+from benchmarks.report import BenchmarkError, Report, read_results
 from distill.objectives import OBJECTIVES
 from distill.training.distillation import distil
 from distill.training.evaluation import evaluate
@@ -174,21 +175,40 @@ def run(options: Namespace, report: Report) -> None:
     report.note(f"{task.metrics[0]} on {len(setup.folders.split('dev')):,} dev rows of {task.name}; parameters of")
     report.note(f"teachers: {', '.join(f'{name} {size / 1e6:.2f} M' for name, size in sizes.items())}")
     report.note(f"students: {', '.join(f'{label(n)} {m.num_parameters() / 1e6:.2f} M' for n, m in untrained.items())}")
-    found: dict[str, dict[str, dict[int, float]]] = {name: {} for name in teachers}
+    found = earlier(report, facts)
 
-    def keep(side: Side, seed: int, value: float) -> None:
-        name, experts = side
-        found[name].setdefault(label(experts), {})[seed] = value
-        report.progress(f"seed {seed}  {name}, {label(experts)}: {value:.4f}")
+    def measured(name: str, experts: int, seed: int) -> float:
+        by_seed = found[name].setdefault(label(experts), {})
+        if seed not in by_seed:
+            by_seed[seed] = setup.train(teachers[name], experts, seed)
+            report.progress(f"seed {seed}  {name}, {label(experts)}: {by_seed[seed]:.4f}")
         report.save({"teachers": facts, "students": found}, seeds=options.seeds)
+        return by_seed[seed]
 
-    sides = {
-        (name, experts): partial(setup.train, model, experts)
-        for name, model in teachers.items()
-        for experts in untrained
-    }
-    after = take_turns(sides, options.seeds, on_value=keep)
+    sides = {(name, experts): partial(measured, name, experts) for name in teachers for experts in untrained}
+    after = take_turns(sides, options.seeds)
     report.table(("", *teachers, "last minus first"), table(after, scores))
+
+
+def earlier(report: Report, teachers: Mapping[str, object]) -> dict[str, dict[str, dict[int, float]]]:
+    """The scores that the report's file already has, by teacher, by student and by seed.
+
+    Raises:
+        BenchmarkError: they are those of other options or teachers.
+    """
+    if not report.path.exists():
+        return {name: {} for name in teachers}
+    content = read_results(report.path, "capacity_gap")
+    known, wanted = (
+        {name: value for name, value in options.items() if name not in ("seeds", "json")}
+        for options in (content["options"], report.facts["options"])
+    )
+    if known != wanted or content["results"]["teachers"] != teachers:
+        raise BenchmarkError(f"{report.path} is of another run: give another --json")
+    return {
+        name: {student: {int(seed): score for seed, score in by_seed.items()} for student, by_seed in of.items()}
+        for name, of in content["results"]["students"].items()
+    }
 
 
 def prepared(options: Namespace) -> Setup:

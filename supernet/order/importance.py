@@ -68,7 +68,7 @@ def mask_importance(
     model: nn.Module, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """By how much, to first order, the loss changes without each attention head and without each inner channel of an
-    FFN (Michel et al., 2019, equation 2).
+    FFN (Michel et al., 2019).
 
     The score of a head or channel is the sum over samples of |dL/dm|, where m = 1 multiplies its output and L is the
     loss of the sample: |sum_t,c a_tc dL/da_tc| over tokens t and the channels c of a head, or over t for the one

@@ -34,6 +34,16 @@ def test_the_smallest_run(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.
     assert lines["gain of the experts"][1].startswith(f"{sum(gains) / 2:+.4f}")
     assert all(0 < score <= 1 for of in students.values() for by_seed in of.values() for score in by_seed.values())
 
+    # A third seed is added, and nothing is measured again; other options need another file.
+    more = run(tiny_study, tmp_path / "a.json", "--depths", "1", "2", "--seeds", "1", "2", "3")["students"]
+    assert capsys.readouterr().err.count("seed ") == 4
+    assert {seed for of in more.values() for by_seed in of.values() for seed in by_seed} == {"1", "2", "3"}
+    for name, of in students.items():
+        assert all(more[name][student].items() > by_seed.items() for student, by_seed in of.items())
+    other = ["--preset", str(tiny_study.preset), *SMALL, "--depths", "1", "2", "--steps", "2"]
+    assert main(["capacity_gap", *other, "--json", str(tmp_path / "a.json")]) == 2
+    assert "a.json is of another run: give another --json" in capsys.readouterr().err
+
     # The same teachers from folders: the same students.
     folders = [tmp_path / name for name in teachers]
     for depth, folder in enumerate(folders, start=1):

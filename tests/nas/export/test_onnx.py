@@ -17,10 +17,12 @@ from search_spaces import Architecture, FFNGraph, Genes
 from search_spaces.operations import BINARY, UNARY
 from supernet.build import build
 from supernet.model.ffn import EXPORTED_OPERATIONS
+from supernet.pruning import prune
 from tests import requirements
 from tests.supernet.model.test_experts_in_model import KINDS
 from tests.supernet.model.test_experts_in_model import make as make_experts
-from tests.tiny import BASE, batch, inputs, shaken
+from tests.supernet.test_pruning import KEPT
+from tests.tiny import BASE, batch, bert, inputs, shaken
 
 requirements.module("onnxruntime", "onnx")
 
@@ -65,6 +67,7 @@ MODELS: dict[str, Any] = {
     "narrow": lambda: operations("narrow"),
     "wide": lambda: operations("wide"),
     "no FFN": lambda: shaken(build(Architecture.uniform(BASE, stack=0))).eval(),
+    "pruned heads": lambda: prune(bert(num_hidden_layers=3), KEPT),
     "head of experts": lambda: shaken(build(Architecture.uniform(replace(BASE, head_experts=3)))).eval(),
     **{head: lambda head=head: of_head(head) for head in ("regression", "token_classification", "masked_lm")},
     **{kind: lambda kind=kind: make_experts(kind) for kind in KINDS},
