@@ -48,8 +48,8 @@ class PrunedAttention(BertAttention):
         assert config.attention_heads is not None
         heads = config.attention_heads[layer_idx]
         if heads:
-            self.self = PrunedSelfAttention(config, layer_idx, heads)
-            self.output.dense = nn.Linear(self.self.all_head_size, config.hidden_size)
+            self.self: nn.Module = PrunedSelfAttention(config, layer_idx, heads)
+            self.output.dense = nn.Linear(heads * config.hidden_size // config.num_attention_heads, config.hidden_size)
         else:
             self.self = NoSelfAttention()
             self.output.dense = Bias(config.hidden_size)

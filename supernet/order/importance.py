@@ -65,7 +65,7 @@ def neuron_importance(
 
 
 def mask_importance(
-    model: nn.Module, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], Tensor]
+    model: PreTrainedModel, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """By how much, to first order, the loss changes without each attention head and without each inner channel of an
     FFN (Michel et al., 2019).
