@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
-from sqlalchemy import Connection, NullPool, create_engine, make_url, text
+from sqlalchemy import Connection, NullPool, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from nas.study.storage import not_opened
+from nas.study.storage import database_of, not_opened
 from search_spaces.errors import UserError
 
 # A context manager that yields None while it holds the lock; if another process holds it, it yields a description of
@@ -38,9 +38,7 @@ def sole_driver(url: str, name: str) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            lock = LOCKS.get(make_url(url).get_backend_name())
-            if lock is None:
-                raise ValueError(f"the supported databases are {', '.join(LOCKS)}")
+            lock = LOCKS[database_of(url)]
             # No connection pool may recycle the connection, and no transaction may stay open during the search.
             engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
             holder = stack.enter_context(lock(stack.enter_context(engine.connect()), name))
@@ -52,6 +50,21 @@ def sole_driver(url: str, name: str) -> Iterator[None]:
                 "wait until it has ended, or choose another --study"
             )
         yield
+
+
+def check_storage(url: str) -> None:
+    """Check that a storage is of a supported kind and, if it is on a server, that it can be reached, before a search
+    prepares for hours what it could not record.
+
+    Raises:
+        StorageError: it is not, or cannot.
+    """
+    try:
+        if database_of(url) != "sqlite":
+            with create_engine(url, poolclass=NullPool).connect():
+                pass
+    except (SQLAlchemyError, ImportError, ValueError) as error:
+        raise not_opened(url, error) from None
 
 
 @contextlib.contextmanager
@@ -119,26 +132,7 @@ def _postgresql(connection: Connection, name: str) -> Iterator[str | None]:
     yield connection.scalar(holder, key) or ""
 
 
-@contextlib.contextmanager
-def _mysql(connection: Connection, name: str) -> Iterator[str | None]:
-    """A named lock of the session. Its name is unique on the whole server; the timeout of the session is raised because
-    the server ends sessions that are idle for hours.
-    """
-    database = connection.scalar(text("SELECT database()"))
-    key = {"key": hashlib.sha256(f"{database}/{name}".encode()).hexdigest()}
-    connection.execute(text("SET SESSION wait_timeout = 31536000"))
-    if connection.scalar(text("SELECT get_lock(:key, 0)"), key):
-        yield None
-        return
-    holder = text(
-        "SELECT concat('a client at ', host, ' since ',"
-        " date_format(utc_timestamp() - INTERVAL time SECOND, '%Y-%m-%d %H:%i UTC'))"
-        " FROM information_schema.processlist WHERE id = is_used_lock(:key)"
-    )
-    yield connection.scalar(holder, key) or ""
-
-
-LOCKS: dict[str, Lock] = {"sqlite": _file, "postgresql": _postgresql, "mysql": _mysql, "mariadb": _mysql}
+LOCKS: dict[str, Lock] = {"sqlite": _file, "postgresql": _postgresql}
 
 
 def _this_process() -> str:

@@ -25,6 +25,8 @@ from sqlalchemy.orm import Session
 
 from search_spaces.errors import UserError
 
+# The kinds of databases in which studies can be stored and locked.
+SUPPORTED = ("sqlite", "postgresql")
 # Larger than the number of any trial in a database.
 LAST = 2**31 - 1
 # A search waits so many seconds for a server that is away.
@@ -49,17 +51,30 @@ def sqlite_url(path: Path) -> str:
 
 
 def open_storage(url: str) -> "Storage":
-    """Open the storage at any URL that Optuna accepts.
+    """Open the storage at a URL of SQLAlchemy's form.
 
     Raises:
         StorageError: the storage cannot be opened.
     """
-    connect = {"timeout": 60, "factory": _Connection} if url.startswith("sqlite") else {}
     try:
+        connect = {"timeout": 60, "factory": _Connection} if database_of(url) == "sqlite" else {}
         database = _Database(url, engine_kwargs={"connect_args": connect})
     except (SQLAlchemyError, ImportError, ValueError) as error:  # ValueError: the port is not a number
         raise not_opened(url, error) from None
     return Storage(database)
+
+
+def database_of(url: str) -> str:
+    """Which of the `SUPPORTED` databases a storage is.
+
+    Raises:
+        ValueError: none of them.
+        sqlalchemy.exc.SQLAlchemyError: the URL has another form.
+    """
+    name = make_url(url).get_backend_name()
+    if name not in SUPPORTED:
+        raise ValueError(f"the supported databases are {' and '.join(SUPPORTED)}")
+    return name
 
 
 def not_opened(url: str, error: Exception) -> StorageError:

@@ -183,8 +183,9 @@ def test_a_server_that_restarts(server: Server) -> None:
         ("sqlite://", "give a file, as in sqlite:///study.db"),
         ("sqlite:///:memory:", "give a file"),
         ("sqlite:////no/such/folder/study.db", "unable to open database file"),
-        ("oracle://u:secret@h/d", "the supported databases are sqlite, postgresql, mysql"),
-        ("postgres://u:secret@h/d", "the supported databases are sqlite, postgresql, mysql"),
+        ("oracle://u:secret@h/d", "the supported databases are sqlite and postgresql"),
+        ("mysql+pymysql://u:secret@h/d", "the supported databases are sqlite and postgresql"),
+        ("postgres://u:secret@h/d", "the supported databases are sqlite and postgresql"),
         ("nonsense", "Could not parse"),
         ("", "Could not parse"),
         ("postgresql+psycopg://u:secret@127.0.0.1:1/d", "Connection refused"),
@@ -199,13 +200,12 @@ def test_storages_without_a_lock(url: str, message: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("url", "module"),
-    [("postgresql://h/d", "psycopg"), ("mysql+pymysql://h/d", "pymysql"), ("mysql://h/d", "MySQLdb")],
-)
-def test_drivers_that_are_not_installed(url: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(StorageError, match=f"install its driver .*{module}") as caught, sole_driver(url, "s"):
+def test_a_driver_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with (
+        pytest.raises(StorageError, match=r"install its driver .*psycopg") as caught,
+        sole_driver("postgresql://h/d", "s"),
+    ):
         pass
     assert len(str(caught.value).splitlines()) == 1
 
