@@ -313,17 +313,30 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
     assert "is not empty: choose another folder\n" in refused(again, capsys)
 
 
+class Killed(BaseException):
+    """Stands for the death of the process."""
+
+
 def test_what_was_cut_short_while_it_was_written_can_be_resumed(
-    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Killed while metrics.json is written, which says that a training has ended: there is none, not half of it."""
     given = small(tiny_study, tmp_path / "study", "rows")
-    out = tmp_path / "final"
-    assert main([str(argument) for argument in given.arguments(out, "--quiet")]) == 0
+    out, replace_file = tmp_path / "final", os.replace
+
+    def killed(source: Path, target: Path) -> None:
+        if target.name == "metrics.json":
+            raise Killed
+        replace_file(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(os, "replace", killed)
+        main([str(argument) for argument in given.arguments(out)])
+    assert (out / "model.safetensors").exists() and not (out / "metrics.json").exists()
+    capsys.readouterr()
+    assert main([str(argument) for argument in given.arguments(out, "--resume", "--quiet")]) == 0
     shown = capsys.readouterr().out
     assert "student" in shown and "fine-tuning" not in shown
-    (out / "metrics.json").unlink()
-    (out / "state").mkdir()
-    assert main([str(argument) for argument in given.arguments(out, "--resume")]) == 0
     left(out)
 
 

@@ -19,7 +19,7 @@ from distill.training.progress import Progress
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluate import Evaluator
 from nas.final.evaluation import dev_contributions
-from nas.final.folder import STATE
+from nas.final.folder import METRICS, STATE
 from nas.final.measurements import Measurements, compared, measure, table
 from nas.final.training import curve, final_phases, starting_point, train
 from nas.preparation.phases import FINAL
@@ -205,8 +205,9 @@ def save(
     """Write the checkpoint with tokenizer, architecture, configuration and metrics, and remove the training state."""
     save_pretrained(final.out, student, evaluator.tokenizer)
     architecture.save(final.out / "architecture.json")
-    (final.out / "config.toml").write_text(final.config.to_toml(), encoding="utf-8")
-    (final.out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    write_text(final.out / "config.toml", final.config.to_toml())
+    # The last, as a folder with this file is taken for a finished training.
+    write_text(final.out / METRICS, json.dumps(metrics, indent=2) + "\n")
     shutil.rmtree(final.state, ignore_errors=True)
 
 
