@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks.catalogue import CATALOGUE
-from distill.cli import DONE, USER_ERROR, Parser, guard
+from distill.cli import DONE, USER_ERROR, Parser, interruptible
 from search_spaces.errors import did_you_mean
 
 PROGRAM = "python -m benchmarks"
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         suggestion = did_you_mean(name, CATALOGUE)
         print(f"{PROGRAM}: there is no benchmark {name!r}{suggestion} (see --list)", file=sys.stderr)
         return USER_ERROR
-    return guard(f"{PROGRAM} {name}", lambda: run(name, options))
+    return interruptible(f"{PROGRAM} {name}", lambda: run(name, options))
 
 
 def run(name: str, arguments: Sequence[str]) -> int:

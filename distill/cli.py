@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from distill import interrupt
 from distill.extensions import load_extensions
 from distill.files import is_disk_full
 from search_spaces import __version__
@@ -76,11 +77,13 @@ def several_processes() -> bool:
 
 def interruptible(prog: str, command: Callable[[], int], how_to_go_on: str = "start it again") -> int:
     """As `guard`; Ctrl-C becomes one line on stderr, which says how to go on, and exit status 130."""
-    try:
-        return guard(prog, command)
-    except KeyboardInterrupt:
-        print(f"{called_as(prog)}: interrupted; {how_to_go_on}", file=sys.stderr)
-        return INTERRUPTED
+    with interrupt.recording():
+        try:
+            return guard(prog, command)
+        except KeyboardInterrupt:
+            with interrupt.ignored():
+                print(f"{called_as(prog)}: interrupted; {how_to_go_on}", file=sys.stderr)
+            return INTERRUPTED
 
 
 def guard(prog: str, command: Callable[[], int]) -> int:

@@ -15,11 +15,12 @@ from typing import IO, Any
 
 import platformdirs
 
+from distill import interrupt
 from search_spaces.errors import UserError
 
-# The prefixes of temporary draft folders and of folders with the state of interrupted work, and the file inside each of
-# them that its writer keeps locked.
-DRAFT_PREFIX, STATE_PREFIX, LOCK_FILE = ".unfinished-", ".state-", ".lock"
+# The prefixes of temporary draft folders, of folders with the state of interrupted work, and of folders for temporary
+# files, and the file inside each of them that its writer keeps locked.
+DRAFT_PREFIX, STATE_PREFIX, SCRATCH_PREFIX, LOCK_FILE = ".unfinished-", ".state-", ".ffn-nas-", ".lock"
 
 # How libraries say that a disk is full: the system's text, SQLite's, and those of `torch.save`, which give no reason.
 NO_SPACE = re.compile(
@@ -102,8 +103,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], keep_existing:
 
 def _write_atomically(path: Path, write: Callable[[Path], object], keep_existing: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned_drafts(path.parent)
-    with _draft_folder(path.parent) as folder:
+    with _locked_folder(path.parent, DRAFT_PREFIX) as folder:
         draft = folder / path.name
         write(draft)
         ordinary_modes(draft)
@@ -116,8 +116,15 @@ def _write_atomically(path: Path, write: Callable[[Path], object], keep_existing
 
 
 def save_pretrained(folder: Path, *parts: Any) -> None:
-    """Save models and tokenizers of Hugging Face in a folder, with ordinary file modes."""
+    """Save models and tokenizers of Hugging Face in a folder, with ordinary file modes.
+
+    A tokenizer is saved without truncation and padding: they are what it was last called with, which an interrupted
+    command may have left to the one before it.
+    """
     for part in parts:
+        if (backend := getattr(part, "backend_tokenizer", None)) is not None:
+            backend.no_truncation()
+            backend.no_padding()
         part.save_pretrained(folder)
     ordinary_modes(folder)
 
@@ -150,8 +157,9 @@ def state_of(path: Path) -> Iterator[Path]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                with tempfile.TemporaryDirectory() as own:
-                    yield Path(own)
+                with scratch_folder() as own:
+                    (own / path.name).mkdir()
+                    yield own / path.name
                 return
             if not _is_file_at(lock.fileno(), folder / LOCK_FILE):
                 continue
@@ -178,10 +186,25 @@ def _opened(file: Path) -> Iterator[IO[str] | None]:
 
 
 @contextlib.contextmanager
-def _draft_folder(parent: Path) -> Iterator[Path]:
-    """A new draft folder, locked so that no other process considers it abandoned, and removed on exit."""
+def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
+    """A new folder for temporary files, which has nothing but the lock in it and is removed on exit. Those of killed
+    processes are removed when the next one is made.
+
+    Args:
+        parent: where it is made; None: the system's folder for temporary files.
+    """
+    with _locked_folder(parent or Path(tempfile.gettempdir()), SCRATCH_PREFIX) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def _locked_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new temporary folder, locked so that no other process considers it abandoned, and removed on exit. Abandoned
+    ones are removed before.
+    """
+    _remove_abandoned(parent, prefix)
     while True:
-        folder = Path(tempfile.mkdtemp(dir=parent, prefix=DRAFT_PREFIX))
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
         with _opened(folder / LOCK_FILE) as lock:
             if lock is None:
                 continue
@@ -192,7 +215,8 @@ def _draft_folder(parent: Path) -> Iterator[Path]:
             try:
                 yield folder
             finally:
-                shutil.rmtree(folder, ignore_errors=True)
+                with interrupt.ignored():
+                    shutil.rmtree(folder, ignore_errors=True)
             return
 
 
@@ -204,10 +228,14 @@ def _is_file_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _remove_abandoned_drafts(parent: Path) -> None:
-    """Remove the drafts of killed writers: those that no process has locked, since a lock is released on exit."""
-    for folder in parent.glob(f"{DRAFT_PREFIX}*"):
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove the temporary folders of killed processes: those that no process has locked, since a lock is released on
+    exit. What belongs to others, with whom a folder for temporary files is shared, is left alone.
+    """
+    for folder in parent.glob(f"{prefix}*"):
         try:
+            if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
+                continue
             # Mode "a" creates the lock file if the writer was killed before it did.
             with (folder / LOCK_FILE).open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

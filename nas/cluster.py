@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,9 @@ from ray.air.execution._internal import RayActorManager
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.tune.execution import tune_controller
 
+from distill import interrupt
 from distill.extensions import VARIABLE
+from distill.files import scratch_folder
 from nas.config.schema import ConfigError
 
 # Settings of Ray and Ray Tune, unless the environment sets them: write no files per trial; raise KeyboardInterrupt on
@@ -33,6 +36,8 @@ SETTINGS = {
 }
 # How long to wait for a cluster's answer, in seconds.
 TIMEOUT = 40
+# The path of a socket has at most 103 characters on macOS and 107 on Linux, of which Ray and `scratch_folder` take 82.
+LONGEST_FOLDER = 21
 NO_GPU = "--device cuda: the cluster has no GPU; choose cpu or auto"
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -67,11 +72,29 @@ def ray_session(cluster: Cluster) -> Iterator[None]:
         os.environ.setdefault(name, value)
     tune_controller.RayActorManager = ActorManager
     with contextlib.ExitStack() as stack:
+        folder = None
         if cluster.address is None:
+            # Ray leaves its session's files where they are.
+            folder = stack.enter_context(scratch_folder(temporary_files()))
             stack.enter_context(_on_loopback())
-        _connect(cluster)
-        stack.callback(ray.shutdown)
+        # Also after a connection that was interrupted, as part of Ray may be running.
+        stack.callback(_shut_down)
+        _connect(cluster, folder)
         yield
+
+
+def temporary_files() -> Path:
+    """Where Ray's temporary files go: $RAY_TMPDIR or the system's folder for them, unless the paths of sockets in that
+    would be too long, as on macOS.
+    """
+    usual = tempfile.gettempdir()
+    return Path(os.environ.get("RAY_TMPDIR") or (usual if len(usual) <= LONGEST_FOLDER else "/tmp"))
+
+
+@interrupt.deferred()
+def _shut_down() -> None:
+    """End the session, with all processes that it has started, whatever is pressed meanwhile."""
+    ray.shutdown()
 
 
 @contextlib.contextmanager
@@ -92,12 +115,13 @@ def _on_loopback() -> Iterator[None]:
             os.environ[name] = given
 
 
-def _connect(cluster: Cluster) -> None:
+def _connect(cluster: Cluster, folder: Path | None) -> None:
     path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # errors of trials are in the study
     ray.init(
         address=cluster.address or "local",  # by default Ray would join whatever cluster this machine is part of
         include_dashboard=None if cluster.address else False,
+        _temp_dir=folder and str(folder),
         log_to_driver=False,
         logging_level=logging.ERROR,
         # With a single arena, any thread can reuse the memory that an earlier candidate has freed.

@@ -9,8 +9,6 @@ import faulthandler
 import gc
 import json
 import math
-import re
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -19,22 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import torch
 from optuna.trial import TrialState
 from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
+from distill import interrupt
 from distill.cpu.allocator import give_back_freed_memory
 from distill.extensions import load_extensions
+from distill.files import scratch_folder
 from distill.training.loop import Diverged
-from nas import interrupt
 from nas.cluster import NO_GPU, Cluster, cpus_per_trial, gpus_per_trial
 from nas.config.schema import ConfigError
 from nas.evaluate import CandidateEvaluator, Evaluator, Score
 from nas.evaluate_one_shot import OneShotEvaluator
 from nas.evaluate_untrained import UntrainedEvaluator
+from nas.failures import LOST, is_out_of_memory, kernel_kills, killed_by_ray, one_line
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
 from nas.study.attributes import EXPERT_LOAD, ROWS, score_attribute
@@ -45,12 +44,6 @@ from supernet.compensation.ridge import CompensationError
 
 # After this many consecutive proposals that are duplicates the space counts as exhausted.
 MAX_DUPLICATES = 100
-# Ray's messages about a worker that was killed and about one whose node was lost.
-LOST = re.compile(r"^The actor (died unexpectedly|\w+ is unavailable)", re.MULTILINE)
-# Ray's message about a worker that it killed because the node ran out of memory.
-KILLED_FOR_MEMORY = re.compile(r"^.* killed due to the node running low on memory.*$", re.MULTILINE)
-# The messages of torch's RuntimeErrors when the host runs out of memory; for a GPU there is torch.OutOfMemoryError.
-NO_HOST_MEMORY = re.compile("DefaultCPUAllocator: (can't allocate|not enough) memory|std::bad_alloc")
 
 STDERR = 2  # its file descriptor
 
@@ -102,7 +95,7 @@ def run(
         evaluate or evaluate_trial, workspace=workspace, device=cluster.device, rungs=tuple(rungs)
     )
     give_back_freed_memory()  # of the preparation
-    with tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch:
+    with scratch_folder() as scratch:
         tuner = tune.Tuner(
             tune.with_resources(trainable, {"cpu": cpus_per_trial(cluster.workers), "gpu": gpus}),
             tune_config=tune.TuneConfig(
@@ -115,7 +108,7 @@ def run(
             ),
             run_config=tune.RunConfig(
                 name="trials",
-                storage_path=scratch,
+                storage_path=str(scratch),
                 verbose=0,
                 callbacks=[Recorder(study, on_trial, workspace.config.trial_timeout)],
             ),
@@ -123,15 +116,17 @@ def run(
         try:
             tuner.fit()
         except KeyboardInterrupt:
-            ledger.requeue_unfinished(study)
+            with interrupt.ignored():
+                ledger.requeue_unfinished(study)
             raise
 
 
 def evaluate_trial(
     config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...], keep_rows: bool = False
 ) -> None:
-    """Run one trial in a worker: report `{"step", "score"}` for every intermediate value, and at the end the final
-    score with its attributes, with `keep_rows` among them the contributions of the rows.
+    """Run one trial in a worker: report `{"step", "score", "seconds"}` for every intermediate value, and at the end the
+    final score with its attributes, with `keep_rows` among them the contributions of the rows. Seconds are those since
+    the trial began.
 
     If the candidate diverges or does not fit into memory, that is a finding about the candidate and reported as
     `failure`. Any other error is raised, and `Recorder` fails the trial. After `trial_timeout` seconds the worker
@@ -147,6 +142,11 @@ def evaluate_trial(
 def _evaluate_trial(
     config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...], keep_rows: bool
 ) -> None:
+    begun = time.monotonic()  # Ray's own seconds depend on the system's clock, which may be set back
+
+    def seconds() -> float:
+        return round(time.monotonic() - begun, 2)
+
     load_extensions()
     architecture = Architecture.from_json(json.loads(config[ledger.ARCHITECTURE]))
     gc.collect()  # frees the last candidate, whose model and closures refer to each other
@@ -159,16 +159,16 @@ def _evaluate_trial(
             architecture,
             config[ledger.SEED],
             rungs,
-            lambda step, value: tune.report({"step": step, "score": value}),
+            lambda step, value: tune.report({"step": step, "score": value, "seconds": seconds()}),
         )
     except (Diverged, CompensationError) as error:
         tune.report({ledger.FAILURE: f"diverged: {error}"})
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, OSError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         tune.report({ledger.FAILURE: f"out of memory: {error}"})
     else:
-        tune.report({"final": score.value, "attributes": attributes_of(score, keep_rows)})
+        tune.report({"final": score.value, "attributes": attributes_of(score, keep_rows), "seconds": seconds()})
 
 
 def evaluate_keeping_rows(
@@ -193,11 +193,6 @@ def evaluator_of(workspace: Workspace, device: str) -> CandidateEvaluator:
     gc.collect()
     gc.freeze()
     return evaluator
-
-
-def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
-    """Whether an error says that memory of the host or of a GPU could not be allocated."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or bool(NO_HOST_MEMORY.search(str(error)))
 
 
 def attributes_of(score: Score, keep_rows: bool = False) -> dict[str, Any]:
@@ -293,7 +288,7 @@ class Rungs(FIFOScheduler):
         share = self.share if step > 0 else self.untrained_share
         if not comparable or not ledger.should_prune(self.study, number, step, share):
             return TrialScheduler.CONTINUE
-        ledger.prune(self.study, number, step, {"seconds": round(result["time_total_s"], 2)})
+        ledger.prune(self.study, number, step, {"seconds": result["seconds"]})
         self.on_trial(self.study, number)
         return TrialScheduler.STOP
 
@@ -310,14 +305,15 @@ class Recorder(tune.Callback):
         self.study = study
         self.on_trial = on_trial
         self.timeout = timeout
-        self.started: dict[str, float] = {}
+        # When Tune's trials began, and how many processes the kernel had killed by then.
+        self.started: dict[str, tuple[float, int]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Empty, as for `Proposals`."""
         return {}
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        self.started[trial.trial_id] = time.monotonic()
+        self.started[trial.trial_id] = time.monotonic(), kernel_kills()
 
     @interrupt.deferred()
     def on_trial_result(self, iteration: int, trials: list[Trial], trial: Trial, result: dict, **info: Any) -> None:
@@ -325,8 +321,8 @@ class Recorder(tune.Callback):
         if ledger.FAILURE in result:
             ledger.fail(self.study, number, one_line(result[ledger.FAILURE]))
         elif "final" in result:
-            seconds = {"seconds": round(result["time_total_s"], 2)}
-            ledger.complete(self.study, number, result["final"], result["attributes"] | seconds)
+            attributes = result["attributes"] | {"seconds": result["seconds"]}
+            ledger.complete(self.study, number, result["final"], attributes)
         else:
             return
         self.on_trial(self.study, number)
@@ -337,18 +333,15 @@ class Recorder(tune.Callback):
         if self.study.get_trials(deepcopy=False)[number].state != TrialState.RUNNING:
             return  # the worker was lost after its last report
         text = Path(trial.error_file).read_text(encoding="utf-8").strip() if trial.error_file else "unknown error"
-        if killed := KILLED_FOR_MEMORY.search(text):
-            # Leaves out the address of the node.
-            ledger.fail(self.study, number, one_line(f"out of memory: {re.sub(r' [(]IP: .*?[)]', '', killed[0])}"))
-        elif LOST.search(text) and time.monotonic() - self.started.get(trial.trial_id, math.inf) >= self.timeout:
+        begun, kills_before = self.started.get(trial.trial_id, (math.inf, kernel_kills()))
+        if killed := killed_by_ray(text):
+            ledger.fail(self.study, number, one_line(f"out of memory: {killed}"))
+        elif LOST.search(text) and kernel_kills() > kills_before:
+            ledger.fail(self.study, number, "out of memory: the kernel killed the worker")
+        elif LOST.search(text) and time.monotonic() - begun >= self.timeout:
             ledger.fail(self.study, number, f"timeout: not finished after {self.timeout:g} seconds (trial_timeout)")
         elif LOST.search(text):
             ledger.requeue_lost(self.study, number)
         else:
             ledger.fail(self.study, number, one_line(f"error: {text.splitlines()[-1]}"))
         self.on_trial(self.study, number)
-
-
-def one_line(text: str) -> str:
-    """The text in one line, cut to 1000 characters."""
-    return " ".join(text.split())[:1000]

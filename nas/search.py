@@ -9,9 +9,9 @@ import os
 import sys
 from pathlib import Path
 
+from distill import interrupt
 from distill.cli import DONE, INTERRUPTED, guard, is_first_process, several_processes
 from distill.training.progress import loading
-from nas import interrupt
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from nas.options import DEFAULT, check, overrides, parser, stages_of
@@ -22,17 +22,20 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
     folder = options.out / (options.study if options.study is not None else Path(options.preset or DEFAULT).stem)
-    try:
-        with interrupt.recording():
+    with interrupt.recording():
+        try:
             return guard("nas.search", lambda: command(options, folder))
-    except KeyboardInterrupt:
-        with contextlib.suppress(KeyboardInterrupt):
-            return interrupted(options, folder)
-        return INTERRUPTED
+        except KeyboardInterrupt:
+            with contextlib.suppress(KeyboardInterrupt):  # of someone who does not want to wait for the results
+                show_so_far(options, folder)
+            outcome = "with --resume continues it" if (folder / "config.toml").exists() else "continues it"
+            with interrupt.ignored():
+                print(f"nas.search: interrupted; the same command {outcome}", file=sys.stderr)
+            return INTERRUPTED
 
 
-def interrupted(options: argparse.Namespace, folder: Path) -> int:
-    """Show what there is so far, and how to go on; returns the exit status."""
+def show_so_far(options: argparse.Namespace, folder: Path) -> None:
+    """Show the results of a search that was interrupted, if there are any."""
     database = folder / "study.db"
     if not options.dry_run and (database.exists() or (options.storage and (folder / "config.toml").exists())):
         from rich.console import Console
@@ -45,9 +48,6 @@ def interrupted(options: argparse.Namespace, folder: Path) -> int:
         console = Console(highlight=False, soft_wrap=True, stderr=options.json)
         with contextlib.suppress(UserError):  # such as a storage that is gone, which the search itself has reported
             show_results(study, storage, console, options.json)
-    outcome = "with --resume continues it" if (folder / "config.toml").exists() else "continues it"
-    print(f"nas.search: interrupted; the same command {outcome}", file=sys.stderr)
-    return INTERRUPTED
 
 
 def command(options: argparse.Namespace, folder: Path) -> int:
@@ -87,7 +87,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         from nas.results import show_results
         from nas.stages import check_stage
         from nas.study.folder import Folder
-        from nas.study.lock import sole_driver
+        from nas.study.lock import check_storage, sole_driver
         from nas.study.storage import PATIENCE, StorageLostError, reporting_lost_storage, wait_until_reachable
         from search_spaces.architecture import Architecture
 
@@ -97,6 +97,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         cluster = Cluster(workers=workers, address=options.address, device=options.device)
         folder, stages = Folder(path), stages_of(options)
         storage = options.storage or folder.storage
+        check_storage(storage)
         folder.check(config, stages, options.resume)
         start = Architecture.load(options.start) if options.start else None
         check_stage(config, folder, stages[0], start)

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from distill.cli import DONE, Parser, device, guard
+from distill.cli import DONE, Parser, device, interruptible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,7 +65,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
-    return guard("nas.compare", lambda: command(options))
+    return interruptible("nas.compare", lambda: command(options))
 
 
 def command(options: argparse.Namespace) -> int:

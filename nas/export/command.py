@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from distill.cli import INTERRUPTED, Parser, add_output_options, guard
+from distill.cli import Parser, add_output_options, interruptible
 from nas.config.schema import ConfigError
 from nas.final.folder import make_folder
 
@@ -26,6 +26,17 @@ def positive(value: str) -> int:
     """
     if not value.isascii() or not value.isdigit() or int(value) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {value!r}")
+    return int(value)
+
+
+def several(value: str) -> int:
+    """A whole number above 1.
+
+    Raises:
+        argparse.ArgumentTypeError: the value is none.
+    """
+    if positive(value) < 2:
+        raise argparse.ArgumentTypeError(f"must be at least 2, as quartiles are reported, not {value}")
     return int(value)
 
 
@@ -68,7 +79,7 @@ def parser() -> Parser:
     )
     result.add_argument(
         "--rounds",
-        type=positive,
+        type=several,
         metavar="N",
         help="times that every model is timed (default: 30, or fewer if they take long)",
     )
@@ -115,8 +126,4 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         )
 
-    try:
-        return guard("nas.export", command)
-    except KeyboardInterrupt:
-        print("nas.export: interrupted; the folder is empty", file=sys.stderr)
-        return INTERRUPTED
+    return interruptible("nas.export", command, "the folder is empty: start it again")

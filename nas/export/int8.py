@@ -1,6 +1,5 @@
 """Dynamic int8 quantisation of an ONNX model, and the score that it costs."""
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from distill.files import scratch_folder
 from distill.tasks.encoding import Encoded
 from distill.tasks.splits import AnySplit
 from distill.tasks.task import Task
@@ -31,8 +31,8 @@ def quantize(source: Path, target: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    with tempfile.TemporaryDirectory() as folder, quiet():
-        prepared = Path(folder) / "prepared.onnx"
+    with scratch_folder() as folder, quiet():
+        prepared = folder / "prepared.onnx"
         # Folds constants and infers shapes, so that the weights of experts are recognised as such, too.
         quant_pre_process(source, prepared, skip_symbolic_shape=True)
         quantize_dynamic(prepared, target, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)

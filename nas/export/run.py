@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tempfile
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -16,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
-from distill.files import ordinary_modes, write_atomically
+from distill.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically
 from distill.tasks.metrics import Score
 from distill.tasks.types import task_type
 from distill.training.progress import Progress
@@ -107,8 +106,7 @@ def _write(
         converted = as_bert(model)
         model, cost_as_bert = converted.model, str(converted)
         progress.say(f"as an ordinary BERT: {cost_as_bert}")
-    model.save_pretrained(folder)
-    checkpoint.tokenizer.save_pretrained(folder)
+    save_pretrained(folder, model, checkpoint.tokenizer)
     for name in (ARCHITECTURE, CONFIG, METRICS):
         if (checkpoint.folder / name).exists():
             shutil.copyfile(checkpoint.folder / name, folder / name)
@@ -211,16 +209,16 @@ def measure(
                 macs[BASE_MODEL] = cost.macs(whole, tokens, labels, head)
                 others[BASE_MODEL] = build(whole, kind, labels).eval()
     measured: dict[tuple[str, str], Forward] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         for name, other in others.items():
             measured[name, TORCH] = partial(_forward, other)
             if export.onnx:
                 progress.update(f"{name}: ONNX", None)
-                path = Path(folder) / f"{name}.onnx"
+                path = folder / f"{name}.onnx"
                 measured[name, ONNX] = write_onnx(other, path).run
                 if export.int8:
-                    quantize(path, Path(folder) / f"{name}-int8.onnx")
-                    measured[name, INT8] = OnnxModel(Path(folder) / f"{name}-int8.onnx").run
+                    quantize(path, folder / f"{name}-int8.onnx")
+                    measured[name, INT8] = OnnxModel(folder / f"{name}-int8.onnx").run
         progress.update("latency", None)
         found = timings(measured | forwards, model.config.vocab_size, tokens, export.rounds, export.batches)
         progress.finish()

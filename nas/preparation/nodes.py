@@ -2,14 +2,13 @@
 
 import contextlib
 import json
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 
-from distill.files import state_of, write_atomically
+from distill.files import scratch_folder, state_of, write_atomically
 from nas.config.schema import ConfigError
 
 # Files are sent in chunks of this many bytes.
@@ -48,10 +47,10 @@ def create_on_every_node(
         if accelerator.is_main_process:
             _create(path, make, lambda state: _transfer(state, None, accelerator) if together else None)
         elif together:
-            with tempfile.TemporaryDirectory() as scratch:
-                state = Path(scratch) / "state"
+            with scratch_folder() as scratch:
+                state = scratch / "state"
                 _transfer(None, state, accelerator)
-                make(Path(scratch) / path.name, state)
+                make(scratch / path.name, state)
         accelerator.wait_for_everyone()
     _copy_to_nodes(path, accelerator)
     return path

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
-from distill.files import fingerprint
+from distill.files import fingerprint, save_pretrained
 from distill.objectives.outputs import Batch, run
 from distill.tasks.encoding import Encoded, single_rows
 from distill.tasks.task import Task
@@ -170,8 +170,7 @@ def _add_head(context: PreparationContext, folders: TaskFolders, encoder: Path, 
     weights, prefix = load_file(encoder / "model.safetensors"), f"{supernet.base_model_prefix}."
     own = supernet.state_dict()
     load_weights(supernet, own | {name: weights[name] for name in own if name.startswith(prefix)})
-    supernet.save_pretrained(folder)
-    context.tokenizer.save_pretrained(folder)
+    save_pretrained(folder, supernet, context.tokenizer)
     for name in (PROJECTIONS, IMPORTANCE):
         if (encoder / name).exists():
             shutil.copyfile(encoder / name, folder / name)
@@ -200,8 +199,7 @@ def _make_supernet(
     importance = by_importance(inputs)
     scores = importance if config.supernet.order == "importance" else ORDERS[config.supernet.order](inputs)
     load_weights(supernet, sort_channels(supernet.state_dict(), scores, supernet.config))
-    supernet.save_pretrained(folder)
-    context.tokenizer.save_pretrained(folder)
+    save_pretrained(folder, supernet, context.tokenizer)
     if projections:
         save_file(projections, folder / PROJECTIONS)
     of_lowest_blocks = {

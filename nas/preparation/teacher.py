@@ -4,6 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from distill.files import save_pretrained
 from distill.training.checkpoint import Checkpoint
 from distill.training.evaluation import evaluate
 from distill.training.teacher import finetune
@@ -70,5 +71,4 @@ def _make_teacher(context: PreparationContext, folders: TaskFolders, folder: Pat
             after_step=lambda step, loss: context.on_progress("teacher: fine-tuning", step / recipe.steps),
             checkpoint=Checkpoint(state / "fine-tuning.pt"),
         )
-    model.save_pretrained(folder)
-    context.tokenizer.save_pretrained(folder)
+    save_pretrained(folder, model, context.tokenizer)

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distill.cli import DONE, Parser, guard
+from distill.cli import DONE, Parser, interruptible
 from search_spaces import __version__
 from search_spaces.errors import UserError
 
@@ -59,7 +59,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
-    return guard("nas.report", lambda: command(options))
+    return interruptible("nas.report", lambda: command(options))
 
 
 def command(options: argparse.Namespace) -> int:

@@ -249,7 +249,7 @@ def _candidate(trial: FrozenTrial) -> Candidate:
         architecture=ledger.architecture_of(trial) if attribute(trial, ARCHITECTURE) else None,
         function=attribute(trial, FUNCTION, ""),
         seconds=attributes.get("seconds"),
-        span=_span(trial.datetime_start, trial.datetime_complete),
+        span=span_of(trial.datetime_start, trial.datetime_complete),
         duplicate_of=attributes.get(DUPLICATE_OF),
         reason=reason,
         seed=attributes.get(SEED),
@@ -257,8 +257,11 @@ def _candidate(trial: FrozenTrial) -> Candidate:
     )
 
 
-def _span(start: datetime | None, end: datetime | None) -> tuple[float, float] | None:
-    return None if start is None or end is None else (start.timestamp(), end.timestamp())
+def span_of(start: datetime | None, end: datetime | None) -> tuple[float, float] | None:
+    """Start and end of a trial in seconds since 1970; None unless it has ended."""
+    if start is None or end is None:
+        return None
+    return start.timestamp(), max(start, end).timestamp()  # the clock may have been set back in between
 
 
 def busy(candidates: Iterable[Candidate]) -> list[tuple[float, float]]:

@@ -3,7 +3,6 @@
 It is drawn for every trial, so it has to be fast and small; the drawings of `nas.report` are made for printing.
 """
 
-import tempfile
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -12,6 +11,7 @@ import networkx as nx
 import optuna
 from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta, upload_artifact
 
+from distill.files import scratch_folder
 from nas.study import ledger
 from search_spaces.architecture import DENSE, Architecture, Base, Genes
 from search_spaces.graph import FFNGraph
@@ -59,8 +59,8 @@ def add_drawing(study: optuna.Study, number: int, folder: Path) -> None:
     if get_all_artifact_meta(trial, storage=study._storage):
         return
     folder.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "architecture.svg"
+    with scratch_folder() as scratch:
+        file = scratch / "architecture.svg"
         file.write_text(svg(ledger.architecture_of(trial)), encoding="utf-8")
         upload_artifact(
             artifact_store=FileSystemArtifactStore(folder),

@@ -7,13 +7,17 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from transformers import BertTokenizerFast
 
 from distill.files import (
     DRAFT_PREFIX,
     LOCK_FILE,
+    SCRATCH_PREFIX,
     cache_folder,
     create_once,
     fingerprint,
+    save_pretrained,
+    scratch_folder,
     state_of,
     write_atomically,
     write_text,
@@ -122,6 +126,44 @@ def test_the_next_file_of_a_folder_removes_the_drafts_of_killed_writers(tmp_path
         alive.kill()
 
 
+HOLDER = """
+import sys, time
+from pathlib import Path
+from distill.files import scratch_folder
+
+with scratch_folder(Path(sys.argv[1])) as folder:
+    (folder / "deep").mkdir()
+    (folder / "deep" / "file").write_text("half")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    """And no others: neither those of a process that is alive, nor what a link of that name leads to."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    parent = tmp_path / "temporary"
+    parent.mkdir()
+    (parent / f"{SCRATCH_PREFIX}link").symlink_to(elsewhere)
+    command = [sys.executable, "-c", HOLDER, str(parent)]
+    folder = Path(__file__).parents[2]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as killed,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as alive,
+    ):
+        assert killed.stdout is not None and alive.stdout is not None
+        left, kept = (Path(process.stdout.readline().strip()) for process in (killed, alive) if process.stdout)
+        killed.kill()
+        killed.wait()
+        with scratch_folder(parent) as own:
+            assert not left.exists() and (kept / "deep" / "file").read_text() == "half"
+            assert [file.name for file in own.iterdir()] == [LOCK_FILE]
+        assert not own.exists()
+        alive.kill()
+    assert elsewhere.exists() and not list(elsewhere.iterdir())
+
+
 def test_state_is_kept_until_the_work_is_done(tmp_path: Path) -> None:
     result = tmp_path / "deep" / "result"
     with pytest.raises(KeyboardInterrupt), state_of(result) as state:
@@ -187,6 +229,20 @@ def test_fingerprints_tell_parts_apart(tmp_path: Path) -> None:
     assert fingerprint(tmp_path / "a", 1, {"b": 2, "a": 1}) == fingerprint(tmp_path / "a", 1, {"a": 1, "b": 2})
     others = [fingerprint("ab", "c"), fingerprint("a", "bc"), fingerprint("abc"), fingerprint(tmp_path / "a")]
     assert len(set(others)) == 4
+
+
+def test_a_tokenizer_is_saved_alike_whatever_it_was_called_with(tmp_path: Path) -> None:
+    """A command that is continued finds rows in the cache that an uninterrupted one has encoded itself."""
+    vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "word"])}
+    for name in ("unused", "used"):
+        tokenizer = BertTokenizerFast(vocab=vocabulary)
+        if name == "used":
+            tokenizer(["word word", "word"], truncation=True, max_length=3, padding=True)
+        save_pretrained(tmp_path / name, tokenizer)
+    unused, used = (
+        {file.name: file.read_text() for file in (tmp_path / name).iterdir()} for name in ("unused", "used")
+    )
+    assert unused == used and "tokenizer.json" in used
 
 
 def test_replacing_a_file(tmp_path: Path) -> None:

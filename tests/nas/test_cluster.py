@@ -22,7 +22,7 @@ from nas import cluster
 from nas.cluster import Cluster, cpus_per_trial, gpus_at, ray_session
 from nas.config.schema import ConfigError
 from nas.study import ledger
-from tests.nas.test_kills import facts
+from tests.nas.records import facts
 from tests.nas.tiny_study import PROJECT, TIMEOUT, TinyStudy, states, trials_of, wait
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
@@ -230,6 +230,19 @@ def test_a_local_session_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
         processors = os.cpu_count() or 1
         assert [cpus_per_trial(workers) for workers in (1, processors, 5 * processors)] == [processors, 1, 1]
         assert len(ray.nodes()) == 1
+
+
+def test_sockets_in_ray_s_folder_have_short_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    for usual, found in (
+        ("/tmp", "/tmp"),
+        ("/scratch/job-1", "/scratch/job-1"),
+        ("/var/folders/zz/zyxvpxvq6csfxvn_n/T", "/tmp"),
+    ):
+        monkeypatch.setattr("tempfile.tempdir", usual)
+        assert str(cluster.temporary_files()) == found
+    monkeypatch.setenv("RAY_TMPDIR", "/chosen")
+    assert str(cluster.temporary_files()) == "/chosen"
 
 
 LISTENING = """

@@ -13,7 +13,6 @@ from typing import Any
 import psutil
 import pytest
 import sqlalchemy
-from optuna.trial import FrozenTrial
 from ray.tune.schedulers import TrialScheduler
 
 from nas.preparation.workspace import Workspace
@@ -22,17 +21,9 @@ from nas.samplers import SAMPLERS
 from nas.stages import Plan, plan
 from nas.study import ledger
 from nas.study.description import Parameters
-from nas.study.names import CONFIRMATION
 from nas.study.storage import sqlite_url
+from tests.nas.records import STUDIES, below, facts, lost_before, results, still_running
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of
-
-
-def facts(trial: FrozenTrial) -> tuple[Any, ...]:
-    """Everything that is recorded of a trial, except for its times and how often its worker was killed."""
-    attributes = {key: value for key, value in trial.user_attrs.items() if key not in ("seconds", ledger.ATTEMPT)}
-    hidden = {key: value for key, value in trial.system_attrs.items() if not key.startswith("artifacts:")}
-    values, parts = trial.values, trial.intermediate_values
-    return trial.number, trial.state, values, trial.params, attributes, hidden, parts
 
 
 class Killed(BaseException):
@@ -78,12 +69,12 @@ def live(folder: Path, sampler: str, first: Plan, workspace: Workspace) -> None:
             trial: Any = SimpleNamespace(config=config)
             rng = random.Random(config[ledger.ARCHITECTURE])
             for step in (0, 3):
-                result = {"step": step, "score": rng.random(), "time_total_s": 1.0}
+                result = {"step": step, "score": rng.random(), "seconds": 1.0}
                 decision = rungs.on_trial_result(None, trial, result)
                 if decision == TrialScheduler.STOP:
                     break
             if decision == TrialScheduler.CONTINUE:
-                end = {"final": rng.random(), "attributes": {"standard_error": 0.1}, "time_total_s": 1.0}
+                end = {"final": rng.random(), "attributes": {"standard_error": 0.1}, "seconds": 1.0}
                 recorder.on_trial_result(0, [], trial, {ledger.FAILURE: "diverged"} if rng.random() < 0.1 else end)
     finally:
         study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
@@ -117,33 +108,7 @@ def test_killed_before_any_write(
         assert list(map(facts, trials_of(tmp_path / f"{search}"))) == whole
 
 
-STUDIES = ("stage-1", "stage-2", "stage-3", CONFIRMATION)
 TARGETS = ("driver", "worker", "all")
-
-
-def results(folder: Path) -> dict[str, Any]:
-    """Everything that a search records."""
-    ledgers = {name: list(map(facts, trials_of(folder, name))) for name in STUDIES if states(folder, name)}
-    files = sorted(path for path in folder.rglob("*") if path.suffix in (".json", ".toml"))
-    return ledgers | {str(path.relative_to(folder)): path.read_text() for path in files}
-
-
-def lost_before(folder: Path) -> bool:
-    """Whether an unfinished trial has lost a worker before: it fails if that happens a third time."""
-    trials = [trial for name in STUDIES if states(folder, name) for trial in trials_of(folder, name)]
-    return any(ledger.ATTEMPT in trial.user_attrs for trial in trials if not trial.state.is_finished())
-
-
-def below(process: subprocess.Popen[str]) -> tuple[set[psutil.Process], list[psutil.Process]]:
-    """All processes of a search, and those of them that are workers."""
-    driver = psutil.Process(process.pid)  # it is there at least until its end is waited for
-    everyone = {driver, *driver.children(recursive=True)}
-    workers = []
-    for one in everyone:
-        with contextlib.suppress(psutil.Error):
-            if "".join(one.cmdline()).startswith("ray::ImplicitFunc"):
-                workers.append(one)
-    return everyone, workers
 
 
 def kill(
@@ -155,7 +120,7 @@ def kill(
     """
     workers: list[psutil.Process] = []
     while process.poll() is None:
-        everyone, workers = below(process)
+        everyone, workers = below(process.pid)
         if workers or target != "worker":
             break
     else:
@@ -227,5 +192,4 @@ def test_killed_at_any_moment(
     # What they were doing is chance, but not all of them were starting.
     assert {doing for _, doing in hits} & set(STUDIES)
     # Nothing is left of all these processes.
-    _, left_over = psutil.wait_procs(seen, timeout=TIMEOUT)
-    assert not [one for one in left_over if one.status() != psutil.STATUS_ZOMBIE]
+    assert not still_running(seen, TIMEOUT)

@@ -1,6 +1,7 @@
 """Interrupted searches, lost workers, and exhausted spaces."""
 
 import ctypes
+import errno
 import json
 import os
 import random
@@ -21,11 +22,12 @@ from ray import tune
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayTaskError
 from ray.tune.schedulers import TrialScheduler
 
-from nas import runner
+from nas import failures, runner
 from nas.cluster import Cluster, ray_session
 from nas.evaluate import Evaluator, Score
+from nas.failures import is_out_of_memory
 from nas.preparation.workspace import Workspace
-from nas.runner import MAX_DUPLICATES, Evaluate, Proposals, Recorder, Rungs, is_out_of_memory, run
+from nas.runner import MAX_DUPLICATES, Evaluate, Proposals, Recorder, Rungs, run
 from nas.samplers import SAMPLERS
 from nas.stages import plan
 from nas.study import ledger
@@ -107,6 +109,30 @@ def test_a_worker_that_is_killed_for_memory_is_a_finding_at_once(study: optuna.S
     }
 
 
+def test_a_worker_that_the_kernel_kills_for_memory_is_told_from_a_lost_one(
+    study: optuna.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel's own count; `tests/trust/test_memory.py` has it kill a worker."""
+    counters = tmp_path / "vmstat"
+    monkeypatch.setattr(failures, "KERNEL_COUNTERS", counters)
+    (tmp_path / "error.txt").write_text(f"Failure # 1 (occurred at noon)\n{ActorDiedError()}\n", encoding="utf-8")
+    recorder = Recorder(study, lambda study, number: None)
+    for number, count in enumerate(("oom_kill 0\n", "oom_kill 3\n", "")):
+        study.enqueue_trial({})
+        study.ask()
+        counters.write_text(f"pgscan_kswapd 5\n{count}thp_fault_alloc 1\n")
+        trial: Any = Ended({"number": number}, str(tmp_path / "error.txt"), f"{number}")
+        recorder.on_trial_start(iteration=1, trials=[trial], trial=trial)
+        if number == 1:
+            counters.write_text("oom_kill 4\n")
+        recorder.on_trial_error(iteration=1, trials=[trial], trial=trial)
+        found = study.trials[number]
+        killed = found.user_attrs.get(ledger.FAILURE) == "out of memory: the kernel killed the worker"
+        assert (found.state, killed) == ((TrialState.FAIL, True) if number == 1 else (TrialState.WAITING, False))
+        if found.state == TrialState.WAITING:
+            study.ask()
+
+
 def test_errors_of_memory() -> None:
     """PyTorch's CPU allocator raises a RuntimeError, like many other failures."""
     with pytest.raises(RuntimeError) as too_large:
@@ -115,6 +141,8 @@ def test_errors_of_memory() -> None:
     with pytest.raises(RuntimeError) as mismatch:
         torch.zeros(2, 3) @ torch.zeros(2, 3)
     assert not is_out_of_memory(mismatch.value)
+    assert is_out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert not is_out_of_memory(OSError(errno.ENOSPC, "No space left on device"))
     assert is_out_of_memory(MemoryError()) and is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
 
 
@@ -263,7 +291,7 @@ def test_candidates_are_pruned_before_training(
         # The baselines have the lowest scores.
         score = rng.random() + bool(choices_of(study.trials[number]))
         trial: Any = SimpleNamespace(config=config)
-        result = {"step": 0, "score": score, "time_total_s": 1.0}
+        result = {"step": 0, "score": score, "seconds": 1.0}
         stopped = rungs.on_trial_result(None, trial, result) == TrialScheduler.STOP
         better = sum(other > score for other in scores.values())
         baseline = len(scores) < len(first.baselines)

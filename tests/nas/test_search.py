@@ -11,9 +11,9 @@ import pytest
 from optuna.trial import TrialState
 from transformers import BertConfig, DistilBertConfig
 
+from distill import interrupt
 from distill.tasks.encoding import load_encoded
 from distill.tasks.metrics import standard_error
-from nas import interrupt
 from nas.budget import budgeted_space
 from nas.config.load import load_config
 from nas.finalists import lead_line
@@ -279,13 +279,23 @@ def test_folders_in_the_way(
     assert "ot a directory" in refused([*always, "--out", str(tmp_path / "s")], capsys)
 
 
-@pytest.mark.parametrize("url", ["nonsense", "sqlite:////no/such/folder/study.db"])
+@pytest.mark.parametrize(
+    "url", ["nonsense", "mysql://h/d", "postgresql+psycopg://u@127.0.0.1:1/d", "sqlite:////no/such/folder/study.db"]
+)
 def test_storages_that_cannot_be(
-    url: str, tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    url: str,
+    tiny_study: TinyStudy,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """That it cannot be is said before anything is prepared, unless it is a file."""
+    if not url.startswith("sqlite"):
+        monkeypatch.setenv("FFN_NAS_CACHE", str(tmp_path / "never"))
     always = ["--stage", "1", "--preset", str(tiny_study.preset), "--out", str(tmp_path)]
     assert f"cannot open the storage '{url}'" in refused([*always, "--storage", url], capsys)
     assert states(tmp_path / "tiny").total() == 0
+    assert not (tmp_path / "never").exists()
 
 
 class Interrupting:

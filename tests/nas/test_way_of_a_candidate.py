@@ -65,7 +65,7 @@ def test_a_candidate_goes_through_few_files_and_seldom_back(
 
         def report(result: dict[str, Any]) -> None:
             """Do in this process what Ray does with a worker's report."""
-            result = result | {"time_total_s": 1.0}
+            result = result | {"seconds": 1.0}
             handlers[0].on_trial_result(0, [], trial, result)
             handlers[1].on_trial_result(None, trial, result)
 

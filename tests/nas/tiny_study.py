@@ -27,7 +27,7 @@ from nas.study.storage import sqlite_url
 
 PROJECT = Path(__file__).resolve().parents[2]
 SOURCES = ("python", "numpy", "torch")
-TIMEOUT = 240  # seconds that a command may take
+TIMEOUT = 600  # seconds that a command may take, also while the machine does much else
 
 PRESET = """\
 teacher = "{teacher}"

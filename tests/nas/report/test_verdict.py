@@ -1,6 +1,7 @@
 """The sentence that says whether searching paid."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from distill.tasks.metrics import CLASS_ACCURACY, mean_paired_difference
 from nas.config.load import load_config
 from nas.finalists import GLOBAL, WINNER
-from nas.report.data import StudyData, busy, busy_until, read
+from nas.report.data import StudyData, busy, busy_until, read, span_of
 from nas.report.results import result
 from nas.report.verdict import of_study, overall_lead
 from nas.study.folder import Folder
@@ -84,6 +85,12 @@ def test_time_in_which_trials_run(study: StudyData) -> None:
     periods = busy([replace(first, span=span) for span in spans])
     assert periods == [(0.0, 12.0), (20.0, 21.0)]
     assert [busy_until(periods, moment) for moment in (-1.0, 6.0, 15.0, 20.5, 30.0)] == [0, 6, 12, 12.5, 13]
+
+
+def test_a_trial_that_ended_before_it_began_by_the_clock_took_no_time() -> None:
+    """The clock was set back while it ran."""
+    start = datetime(2026, 1, 2, tzinfo=UTC)
+    assert span_of(start, datetime(2026, 1, 1, tzinfo=UTC)) == (start.timestamp(), start.timestamp())
 
 
 def test_what_the_winner_keeps(study: StudyData) -> None:

@@ -1,12 +1,19 @@
 """Records Ctrl-C, because Python drops a KeyboardInterrupt that is raised in a finaliser or a callback from C code."""
 
+import atexit
 import contextlib
+import math
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
+
+# After Ctrl-C so many seconds pass before it raises again, as many commands are sent it twice: what the first one set
+# off is left to clean up.
+PAUSE = 1.0
 
 _pressed = threading.Event()
 # How many blocks of `deferred` are running, one inside the other.
@@ -16,15 +23,19 @@ _deferring = 0
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
     """In this block, Ctrl-C raises KeyboardInterrupt and is recorded for `check`. If Python drops the exception,
-    nothing is printed.
+    nothing is printed. A process that was interrupted in this block does not notice Ctrl-C while it exits.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    last = -math.inf
 
     def handler(number: int, frame: FrameType | None) -> None:
+        nonlocal last
         _pressed.set()
-        if not _deferring:
+        now, before = time.monotonic(), last
+        if not _deferring and now - before >= PAUSE:
+            last = now
             raise KeyboardInterrupt
 
     def ignore_interrupt(unraisable: Any) -> None:
@@ -39,6 +50,19 @@ def recording() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, previous_handler)
         sys.unraisablehook = previous_hook
+        if _pressed.is_set():
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def ignored() -> Iterator[None]:
+    """In this block Ctrl-C does nothing."""
+    global _deferring
+    _deferring += 1
+    try:
+        yield
+    finally:
+        _deferring -= 1
 
 
 @contextlib.contextmanager
@@ -46,12 +70,8 @@ def deferred() -> Iterator[None]:
     """In this block, or in a function with this decorator, Ctrl-C is only recorded; KeyboardInterrupt is raised at its
     end. An exception in the middle of a transaction could leave the database locked.
     """
-    global _deferring
-    _deferring += 1
-    try:
+    with ignored():
         yield
-    finally:
-        _deferring -= 1
     if not _deferring:
         check()
 
