@@ -3,8 +3,8 @@
     pytest -m trust --full --counts results/raw/trust.json --table results/trust.md
 
 runs them with as many cases as results/trust.md reports, and writes its table. Without `--full` every test runs a
-sample. The file keeps the counts of tests that did not run this time, so tests can run one after another; but not at
-the same time, as with `-n`.
+sample, and with `--cases N` as many as that. The file keeps the counts of tests that did not run this time, so tests
+can run one after another; but not at the same time, as with `-n`.
 """
 
 import json
@@ -38,6 +38,7 @@ class Cases(Counter[str]):
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("trust", "tests that count what the program survives (-m trust)")
     group.addoption("--full", action="store_true", help="run every case rather than a sample of a few minutes")
+    group.addoption("--cases", type=int, metavar="N", help="run N cases of every test, however many that is of all")
     group.addoption("--counts", type=Path, metavar="FILE", help="write how the cases ended to this JSON file")
     group.addoption("--table", type=Path, metavar="FILE", help="write them into the table of this Markdown file, too")
 
@@ -57,7 +58,8 @@ def cases(request: pytest.FixtureRequest) -> Callable[..., Cases]:
     """`cases(sample=200, full=100_000)`: the number of cases, and a counter of how they ended."""
 
     def begin(*, sample: int, full: int) -> Cases:
-        counts = Cases(full if request.config.getoption("--full") else sample)
+        chosen: int | None = request.config.getoption("--cases")
+        counts = Cases(chosen or (full if request.config.getoption("--full") else sample))
         request.node.stash[_CASES] = counts
         return counts
 

@@ -34,7 +34,8 @@ def page(pytester: pytest.Pytester) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("options", "fails", "even", "odd"), [([], 0, 2, 1), (["--full"], 0, 3500, 3500), ([], 3, 2, 1)]
+    ("options", "fails", "even", "odd"),
+    [([], 0, 2, 1), (["--full"], 0, 3500, 3500), (["--cases", "5"], 0, 3, 2), ([], 3, 2, 1)],
 )
 def test_cases_are_counted(
     pytester: pytest.Pytester, page: Path, options: list[str], fails: int, even: int, odd: int
@@ -50,13 +51,13 @@ def test_cases_are_counted(
     assert records == {
         "test_case.py::test_numbers[a|b]": {
             "what": "Numbers are counted: a|b",
-            "full": bool(options),
+            "full": "--full" in options,
             "passed": not fails,
             "seconds": 0,
             "ended": {"even": even, "odd": odd},
         }
     }
-    cases = f"{even + odd:,}" + ("" if options else " (a sample)")
+    cases = f"{even + odd:,}" + ("" if "--full" in options else " (a sample)")
     ended = ("**the test failed**: " if fails else "") + f"{even:,} even, {odd:,} odd"
     assert page.read_text().splitlines()[2:-2] == [
         "<!-- counts -->",

@@ -1,0 +1,59 @@
+"""Searches that start together: two on one study, of which one is refused, and two that fill one cache."""
+
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from distill.files import DRAFT_PREFIX, STATE_PREFIX
+from tests.nas.records import results
+from tests.nas.tiny_study import TIMEOUT, TinyStudy
+from tests.trust_counts import Cases
+
+REFUSED = re.compile(
+    r"nas\.search: (study 's' is already being run by process \d+ on \S+ since .*: wait until it has ended, or choose "
+    r"another --study|\S+ already has stage 1: continue it with --resume, or choose another --study)\n"
+)
+
+
+def content(cache: Path, names: set[str]) -> dict[str, bytes]:
+    """The files of a cache in these folders."""
+    return {
+        str(path.relative_to(cache)): path.read_bytes()
+        for name in names
+        for path in sorted((cache / name).rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.trust
+def test_searches_that_start_together(
+    searched: Path, shared_study: TinyStudy, tmp_path: Path, cases: Callable[..., Cases]
+) -> None:
+    """With a cache that has but the text: two of a study and one of another study. One of the first two is refused with
+    a line, and the other two searches end as a search that was alone.
+    """
+    counts = cases(sample=1, full=5)
+    for case in range(counts.wanted):
+        study, out = TinyStudy(tmp_path / f"{case}"), tmp_path / f"{case}" / "results"
+        shutil.copytree(shared_study.cache / "corpora", study.cache / "corpora")
+        with ExitStack() as stack:
+            commands = [study.search(out, "--study", name, preset=shared_study.preset) for name in ("s", "s", "other")]
+            processes = [stack.enter_context(study.running(*command)) for command in commands]
+            said = [process.communicate(timeout=4 * TIMEOUT) for process in processes]
+        ends = sorted((process.returncode, error) for process, (_, error) in zip(processes, said, strict=True))
+        assert [end for end, _ in ends] == [0, 0, 2], ends
+        assert REFUSED.fullmatch(ends[2][1]) and not ends[0][1] and not ends[1][1], ends
+        assert processes[2].returncode == 0
+        counts["refused"] += 1
+        for name in ("s", "other"):
+            assert results(out / name) == results(searched)
+        made = {folder.name for folder in study.cache.iterdir()}
+        found, alone = content(study.cache, made), content(shared_study.cache, made)
+        assert found.items() <= alone.items()
+        assert not [path for path in study.cache.rglob("*") if path.name.startswith((DRAFT_PREFIX, STATE_PREFIX))]
+        counts["filled one cache and ended as if alone"] += 2
