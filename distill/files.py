@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,14 +20,19 @@ from distill import interrupt
 from search_spaces.errors import UserError
 
 # The prefixes of temporary draft folders, of folders with the state of interrupted work, and of folders for temporary
-# files, and the file inside each of them that its writer keeps locked.
+# files, and the file inside each of them that its writer keeps locked; and the prefix of files with checksums.
 DRAFT_PREFIX, STATE_PREFIX, SCRATCH_PREFIX, LOCK_FILE = ".unfinished-", ".state-", ".ffn-nas-", ".lock"
+SUMS_PREFIX = ".sums-"
 
 # How libraries say that a disk is full: the system's text, SQLite's, and those of `torch.save`, which give no reason.
 NO_SPACE = re.compile(
     "No space left on device|Disk quota exceeded|database or disk is full|"
     r"PytorchStreamWriter failed writing file|unexpected pos \d+ vs \d+"
 )
+
+
+class CacheError(UserError, OSError):
+    """Others could write to the cache folder, or have put a link there."""
 
 
 class DiskFullError(UserError, OSError):
@@ -48,18 +54,52 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def cache_folder() -> Path:
-    """The folder for derived files: `$FFN_NAS_CACHE`, or the platform's cache folder. This does not create it."""
+    """The folder for derived files: `$FFN_NAS_CACHE`, or the platform's cache folder. This does not create it.
+
+    Raises:
+        CacheError: others can write there, from where weights are loaded.
+    """
     chosen = os.environ.get("FFN_NAS_CACHE")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    return Path(platformdirs.user_cache_dir("ffn-nas", appauthor=False))
+    folder = Path(chosen).expanduser().absolute() if chosen else Path(platformdirs.user_cache_dir("ffn-nas", False))
+    _check_owner(folder)
+    return folder
 
 
-def create_once(path: Path, write: Callable[[Path], object]) -> Path:
-    """Create the file or folder `path` as `write_atomically` does, unless it exists; returns `path`."""
-    if not path.exists():
-        write_atomically(path, write, keep_existing=True)
-    return path
+def _check_owner(folder: Path) -> None:
+    """Check who can write to the cache folder: its owner, who is this user or root, or its group, if it is shared with
+    a group of this user's. Root may use anybody's.
+
+    Raises:
+        CacheError: somebody else can, or it is no folder.
+    """
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CacheError(f"the cache {folder}: {(error.strerror or 'cannot be read').lower()}") from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise CacheError(f"the cache {folder} is not a folder: set FFN_NAS_CACHE to one")
+    if found.st_mode & stat.S_IWOTH:
+        raise CacheError(
+            f"the cache {folder} can be written by everybody, and weights are loaded from there: chmod o-w {folder}, "
+            "or set FFN_NAS_CACHE to a folder of your own"
+        )
+    user, groups = os.geteuid(), {os.getegid(), *os.getgroups()}
+    shared = found.st_gid in groups and found.st_mode & stat.S_IWGRP
+    if user and found.st_uid not in (0, user) and not shared:
+        raise CacheError(
+            f"the cache {folder} belongs to another user, who can change what is loaded from there: set FFN_NAS_CACHE "
+            "to a folder of your own, or to one that is shared with your group"
+        )
+
+
+def _make_folder(folder: Path) -> None:
+    """Create a folder with its parents, unless it exists; the cache folder among them can be read by its owner alone."""
+    cache = cache_folder()
+    if cache in (folder, *folder.parents):
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def read_json(path: Path) -> Any:
@@ -102,7 +142,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], keep_existing:
 
 
 def _write_atomically(path: Path, write: Callable[[Path], object], keep_existing: bool) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     with _locked_folder(path.parent, DRAFT_PREFIX) as folder:
         draft = folder / path.name
         write(draft)
@@ -146,11 +186,16 @@ def state_of(path: Path) -> Iterator[Path]:
     ends, and kept if the block fails or the process is killed, so that the next attempt can continue.
 
     If another process is in such a block for the same path, this is an empty temporary folder.
+
+    Raises:
+        CacheError: in place of the folder there is a link, through which files elsewhere would be overwritten.
     """
     folder = path.parent / f"{STATE_PREFIX}{path.name}"
+    if folder.is_symlink():
+        raise CacheError(f"{folder} is a link to another folder: remove it")
     while True:
         with contextlib.suppress(FileExistsError):  # raised if another process removes the folder at this moment
-            folder.mkdir(parents=True, exist_ok=True)
+            _make_folder(folder)
         with _opened(folder / LOCK_FILE) as lock:
             if lock is None:
                 continue
@@ -230,7 +275,7 @@ def _is_file_at(descriptor: int, path: Path) -> bool:
 
 def _remove_abandoned(parent: Path, prefix: str) -> None:
     """Remove the temporary folders of killed processes: those that no process has locked, since a lock is released on
-    exit. What belongs to others, with whom a folder for temporary files is shared, is left alone.
+    exit. What belongs to others, with whom a folder for temporary files is shared, is left alone, and so are links.
     """
     for folder in parent.glob(f"{prefix}*"):
         try:

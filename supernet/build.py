@@ -1,7 +1,9 @@
 """Models from architectures, and supernets that are initialised from a teacher or with random weights."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from distill.tasks.types import (
     task_type,
 )
 from distill.training.teacher import TeacherError
+from search_spaces import cost
 from search_spaces.architecture import DENSE, Architecture, Base, Experts
 from search_spaces.errors import UserError
 from search_spaces.graph import GELU, FFNGraph
@@ -129,6 +132,33 @@ class ExportError(UserError, ValueError):
     """A model cannot be exported."""
 
 
+class SizeError(UserError, ValueError):
+    """A model does not fit into memory."""
+
+
+def check_memory(architecture: Architecture) -> None:
+    """Check that the weights fit into this machine's memory, before any of it is allocated.
+
+    Raises:
+        SizeError: they do not.
+    """
+    params = cost.params_encoder(architecture)
+    memory = physical_memory()
+    if 4 * params > memory:
+        raise SizeError(
+            f"the architecture has {params:,} parameters, {4 * params / 1e9:,.0f} GB in float32, and this machine has "
+            f"{memory / 1e9:,.0f} GB of memory: choose a smaller base"
+        )
+
+
+def physical_memory() -> int:
+    """The bytes of memory that this machine has, or a container's share of them."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text(encoding="ascii").strip() if limit.exists() else ""
+    return min(memory, int(text)) if text.isdigit() else memory
+
+
 def added_operations() -> list[str]:
     """The operations that were added at run time. They belong to the cache key of whatever draws or measures all
     operations.
@@ -160,7 +190,11 @@ def build(
         head: key of `HEADS`.
         labels, template: as for `config_of`.
         weights: a complete state dict, such as the one that `supernet.inherit.inherit` returns.
+
+    Raises:
+        SizeError: the model does not fit into this machine's memory.
     """
+    check_memory(architecture)
     config = config_of(architecture, labels, template)
     if weights is None:
         return HEADS[head](config)

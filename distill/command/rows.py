@@ -6,7 +6,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from distill.files import cache_folder, create_once
+from distill.checksums import create_once
+from distill.files import cache_folder
 from distill.objectives.outputs import Batch
 from distill.tasks.encoding import Encoded
 from distill.tasks.readers import load_task

@@ -171,11 +171,11 @@ def save_corpus(corpus: Corpus, path: Path) -> None:
 
 def load_corpus(path: Path) -> Corpus:
     """Read what :func:`save_corpus` wrote. Raises ValueError, naming the file, when it is damaged."""
-    first, _, body = path.read_bytes().partition(b"\n")
     try:
+        first, _, body = path.read_bytes().partition(b"\n")
         header = json.loads(first)
         expected = (header["format"], header["sha256"])
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{path}: not a corpus file") from None
     if expected != (FORMAT, hashlib.sha256(body).hexdigest()):
         raise ValueError(f"{path}: damaged, or of another format than {FORMAT}")

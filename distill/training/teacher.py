@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from distill.files import fingerprint
@@ -18,6 +17,7 @@ from distill.tasks.types import CLASSIFICATION, MASKED_LM, task_type
 from distill.training.checkpoint import Checkpoint
 from distill.training.loop import train
 from distill.training.recipe import Recipe
+from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights, reason
 from search_spaces.errors import UserError
 
 # Models that are installed with a Python package: name on the hub -> (package, folder inside it).
@@ -50,15 +50,20 @@ def load_config(source: str, types: tuple[str, ...] = ("bert",)) -> Any:
         importlib.import_module(STUDENT_CLASSES)
     try:
         config = AutoConfig.from_pretrained(locate(source), trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise TeacherError(f"no model at {source!r}: neither a folder with a model nor a hub name ({reason})") from None
+    except UNREADABLE as error:
+        raise TeacherError(
+            f"no model at {source!r}: neither a folder with a model nor a hub name ({reason(error)})"
+        ) from None
     if config.model_type not in types:
         raise TeacherError(
             f"the model {source!r} is of type {config.model_type!r}; a BERT-shaped one (type 'bert') is needed"
         )
     if getattr(config, "is_decoder", False):
         raise TeacherError(f"the model {source!r} is a decoder; an encoder is needed")
+    try:
+        check_config(config)
+    except WeightsError as error:
+        raise TeacherError(f"the model {source!r} is damaged: {error}") from None
     return config
 
 
@@ -71,9 +76,10 @@ def load_tokenizer(source: str) -> Any:
     config = load_config(source, ("bert", NAS_BERT))
     try:
         tokenizer = AutoTokenizer.from_pretrained(locate(source), config=config, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise TeacherError(f"the model {source!r} has no tokenizer: {reason}") from None
+        # Some settings of a damaged file are only noticed when they are used.
+        tokenizer("a", "b"), tokenizer("a", "b", truncation=True, max_length=8)
+    except Exception as error:  # the library tokenizers has no type of its own for damaged files
+        raise TeacherError(f"the model {source!r} has no tokenizer: {reason(error)}") from None
     # If the files are missing, transformers returns a tokenizer with an empty vocabulary.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise TeacherError(f"the model {source!r} has no tokenizer: its vocabulary is empty")
@@ -95,17 +101,9 @@ def load_model(
     stored_labels, stored_classes = labels_of(config), config.num_labels
     set_head(config, labels, kind)
     try:
-        model, loading_info = task_type(kind).model.from_pretrained(
-            locate(source),
-            config=config,
-            dtype=torch.float32,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            trust_remote_code=False,
-        )
-    except (OSError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise TeacherError(f"the model {source!r} has no readable weights: {reason}") from None
+        model, loading_info = load_weights(task_type(kind).model, locate(source), config)
+    except WeightsError as error:
+        raise TeacherError(f"the model {source!r} has no readable weights: {error}") from None
     mismatched = [name for name, *_ in loading_info["mismatched_keys"]]
     if new_head:
         return model

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from distill.files import read_json
 from distill.tasks.types import MASKED_LM, QUESTION_ANSWERING, REGRESSION, TaskType, task_type
 from distill.training.teacher import NAS_BERT, labels_of, load_tokenizer
+from distill.training.teacher import load_config as load_config_of_model
+from distill.training.weights import WeightsError, load_weights
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from search_spaces.architecture import Architecture
@@ -71,11 +71,12 @@ def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
     name = next(iter(described.get("architectures") or ()), None)
     if name not in classes:
         raise ExportError(f"{folder}: config.json has the architecture {name!r}; known are {', '.join(classes)}")
+    config = load_config_of_model(str(folder), (NAS_BERT,))
     try:
-        model = classes[name].from_pretrained(folder, dtype=torch.float32).eval()
-    except (OSError, SafetensorError) as error:
-        raise ExportError(f"{folder}: no readable weights: {str(error).strip().splitlines()[0]}") from None
-    name_outputs(model.config, head_of(model), labels)
+        model, _ = load_weights(classes[name], str(folder), config, new_head=False)
+    except WeightsError as error:
+        raise ExportError(f"{folder}: no readable weights: {error}") from None
+    name_outputs(model.eval().config, head_of(model), labels)
     files = {file: folder / file for file in (ARCHITECTURE, CONFIG, METRICS)}
     return Checkpoint(
         folder,

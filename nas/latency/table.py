@@ -34,7 +34,8 @@ import transformers
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PretrainedConfig
 
-from distill.files import create_once, fingerprint
+from distill.checksums import create_once
+from distill.files import fingerprint
 from distill.objectives.outputs import INPUTS, Batch
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas.latency.steps import (

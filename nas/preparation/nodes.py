@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
+from distill import checksums
 from distill.files import scratch_folder, state_of, write_atomically
 from nas.config.schema import ConfigError
 
@@ -31,7 +32,10 @@ def create_on_every_node(
 
     Raises:
         ConfigError: the processes have different paths, because their data or versions differ.
+        DamagedError: it exists and is not as it was written.
     """
+    if path.exists():
+        checksums.verify(path)
     if accelerator.num_processes == 1:
         if not path.exists():
             _create(path, make)
@@ -60,7 +64,9 @@ def _create(path: Path, make: Callable[[Path, Path], None], share: Callable[[Pat
     """Make `path` atomically, after the state of an interrupted attempt was shared with the other processes."""
     with state_of(path) as state:
         share(state)
+        checksums.forget(path)
         write_atomically(path, lambda draft: make(draft, state), keep_existing=True)
+        checksums.record(path)
 
 
 def _copy_to_nodes(path: Path, accelerator: Accelerator) -> None:
@@ -70,7 +76,9 @@ def _copy_to_nodes(path: Path, accelerator: Accelerator) -> None:
         return
     source = path if accelerator.is_main_process else None
     if lacking:
+        checksums.forget(path)
         write_atomically(path, lambda draft: _transfer(source, draft, accelerator), keep_existing=True)
+        checksums.record(path)
     else:
         _transfer(source, None, accelerator)
     accelerator.wait_for_everyone()

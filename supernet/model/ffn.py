@@ -61,7 +61,7 @@ class FFNBlock(nn.Module):
         config: the model's configuration: width, dropout, epsilon of LayerNorm, form of gelu, and mismatch.
 
     Raises:
-        ValueError: there is no such operation or router.
+        ValueError: there is no such operation or router, or an operation has no such inputs.
     """
 
     def __init__(
@@ -74,10 +74,13 @@ class FFNBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.steps = tuple((str(op), tuple(inputs)) for op, inputs in program)
-        for op, _ in self.steps:
+        for step, (op, inputs) in enumerate(self.steps):
             if op not in UNARY and op not in BINARY and op not in LINEAR:
                 known = ", ".join((*LINEAR, *UNARY, *BINARY))
                 raise ValueError(f"no operation is called {op!r}; known are {known}")
+            earlier = (isinstance(number, int) and 0 <= number <= step for number in inputs)
+            if len(inputs) != (2 if op in BINARY else 1) or not all(earlier):
+                raise ValueError(f"the inputs of {op} must be numbers of earlier values, not {list(inputs)}")
         self.mismatch = config.mismatch
         self.gelu_form = {"tanh": "tanh", "erf": "none"}[config.gelu]
         projected = widths[next(inputs[0] for op, inputs in self.steps if op == "project")]

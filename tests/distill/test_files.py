@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from transformers import BertTokenizerFast
 
+from distill.checksums import create_once, sums_file
 from distill.files import (
     DRAFT_PREFIX,
     LOCK_FILE,
     SCRATCH_PREFIX,
     cache_folder,
-    create_once,
     fingerprint,
     save_pretrained,
     scratch_folder,
@@ -29,7 +29,7 @@ def test_keep_writes_once(tmp_path: Path) -> None:
     assert create_once(path, lambda draft: draft.write_text("first") and None) == path
     create_once(path, lambda draft: pytest.fail("it is there already"))
     assert path.read_text() == "first"
-    assert list(path.parent.iterdir()) == [path]
+    assert set(path.parent.iterdir()) == {path, sums_file(path)}
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -83,7 +83,7 @@ def test_keep_respects_who_was_faster_by_less(tmp_path: Path, monkeypatch: pytes
         os.rename(draft, place)
 
     monkeypatch.setattr(os, "replace", moved_late)
-    create_once(path, lambda draft: draft.mkdir())
+    write_atomically(path, lambda draft: draft.mkdir(), keep_existing=True)
     assert [file.name for file in path.iterdir()] == ["theirs"]
     path.joinpath("theirs").unlink()
     path.rmdir()
@@ -94,7 +94,7 @@ def test_keep_respects_who_was_faster_by_less(tmp_path: Path, monkeypatch: pytes
 WRITER = """
 import sys, time
 from pathlib import Path
-from distill.files import create_once
+from distill.checksums import create_once
 
 def write(draft):
     draft.mkdir()
@@ -189,7 +189,8 @@ def test_no_state_is_kept_of_work_that_saved_none(tmp_path: Path) -> None:
 HAMMER = """
 import sys
 from pathlib import Path
-from distill.files import create_once, state_of, write_text
+from distill.checksums import create_once
+from distill.files import state_of, write_text
 
 folder, own = Path(sys.argv[1]), sys.argv[2]
 for number in range(120):
@@ -213,7 +214,9 @@ def test_many_processes_fill_one_folder(tmp_path: Path) -> None:
     ]
     errors = [process.communicate()[1] for process in started]
     assert errors == ["", "", "", ""]
-    assert {file.name for file in tmp_path.iterdir()} == {*"abcd", *map(str, range(120))}
+    kept = [f"{number}" for number in range(120)]
+    sums = {sums_file(tmp_path / name).name for name in kept}
+    assert {file.name for file in tmp_path.iterdir()} == {*"abcd", *kept, *sums}
     assert all((tmp_path / own).read_text() == f"{own} 119" for own in "abcd")
 
 

@@ -1,0 +1,112 @@
+"""Damaged entries of the cache: refused in one line or made anew, never used."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distill import checksums
+from distill.tasks.corpora import load_corpus, save_corpus
+from distill.training.checkpoint import Checkpoint
+from nas.preparation.prepare import prepare
+from search_spaces.errors import UserError
+from tests.nas.tiny_study import TinyStudy, corpus
+from tests.trust.mutations import bounded, damage, fresh
+from tests.trust_counts import Cases
+
+
+@pytest.mark.trust
+def test_damaged_entries(
+    tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: Callable[..., Cases]
+) -> None:
+    """A search reads data, teacher, supernet, calibration, predictions, and saved outputs."""
+    counts = cases(sample=20, full=2_000)
+    prepare(tiny_study.config, "cpu")
+    whole, cache = fresh(tiny_study.cache, tmp_path / "whole"), tmp_path / "cache"
+    monkeypatch.setenv("FFN_NAS_CACHE", str(cache))
+    entries = {path.parent.name for path in whole.glob("*/[!.]*")}
+    assert {"corpora", "data", "outputs", "supernets", "teachers"} <= entries
+    rng, expected = random.Random(0), checksums.sums(whole)
+    for number in range(counts.wanted):
+        fresh(whole, cache)
+        # A damaged text is collected anew, which takes long; see `test_damaged_texts`.
+        done = damage(rng, rng.choice(sorted(set(cache.iterdir()) - {cache / "corpora"})))
+        try:
+            with bounded():
+                prepare(tiny_study.config, "cpu")
+            assert checksums.sums(cache) == expected
+            counts["unchanged or made anew"] += 1
+        except UserError as error:
+            assert str(cache) in str(error) and "\n" not in str(error)
+            counts["refused"] += 1
+        except Exception as error:
+            raise AssertionError(f"case {number}: {done}") from error
+    assert counts["refused"]
+
+
+@pytest.mark.trust
+def test_damaged_texts(tmp_path: Path, cases: Callable[..., Cases]) -> None:
+    counts = cases(sample=100, full=2_000)
+    whole, path, expected = tmp_path / "whole" / "text.jsonl", tmp_path / "case" / "text.jsonl", corpus()
+    save_corpus(expected, whole)
+    rng = random.Random(1)
+    for number in range(counts.wanted):
+        fresh(whole.parent, path.parent)
+        done = damage(rng, path.parent)
+        try:
+            with bounded():
+                assert load_corpus(path) == expected
+            counts["read"] += 1
+        except ValueError as error:  # `embedded_corpus` then collects it anew
+            assert str(path) in str(error)
+            counts["refused"] += 1
+        except Exception as error:
+            raise AssertionError(f"case {number}: {done}") from error
+    assert counts["refused"]
+
+
+@pytest.mark.trust
+def test_damaged_states(tmp_path: Path, cases: Callable[..., Cases]) -> None:
+    """The state of an interrupted training is resumed from as it was saved, or refused."""
+    counts = cases(sample=100, full=2_000)
+    whole, path = tmp_path / "whole" / "state.pt", tmp_path / "case" / "state.pt"
+    torch.manual_seed(0)
+    Checkpoint(whole).save(parts(trained=True), [0.5, 0.25])
+    expected = parts(trained=True)
+    rng = random.Random(2)
+    for number in range(counts.wanted):
+        fresh(whole.parent, path.parent)
+        done = damage(rng, path.parent)
+        restored = parts()
+        try:
+            with bounded():
+                losses = Checkpoint(path).restore(restored)
+            if not path.exists():
+                assert losses == []
+                counts["begun anew"] += 1
+                continue
+            assert losses == [0.5, 0.25]
+            for name, part in restored.items():
+                torch.testing.assert_close(part.state_dict(), expected[name].state_dict(), rtol=0, atol=0)
+            counts["read"] += 1
+        except UserError as error:
+            assert str(path) in str(error) and "\n" not in str(error)
+            counts["refused"] += 1
+        except Exception as error:
+            raise AssertionError(f"case {number}: {done}") from error
+    assert counts["refused"]
+
+
+def parts(trained: bool = False) -> dict[str, Any]:
+    """What a training saves."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    if trained:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    return {"model": model, "optimizer": optimizer, "objective": nn.BatchNorm1d(3)}

@@ -1,0 +1,98 @@
+"""Arbitrary command lines: every command ends with status 0 or 2, and with one line if it is 2."""
+
+import argparse
+import importlib
+import random
+from collections.abc import Callable
+
+import pytest
+
+from distill.cli import Parser
+from search_spaces import UserError
+from tests.trust.mutations import WEIRD, bounded
+from tests.trust_counts import Cases
+
+# The modules with the commands' parsers, each with the function that checks the options before anything is loaded.
+COMMANDS = {
+    "nas.search": ("nas.options", None),
+    "nas": ("nas.__main__", None),
+    "nas.inspect": ("nas.inspect", None),
+    "nas.pick": ("nas.pick.command", None),
+    "nas.report": ("nas.report.command", None),
+    "nas.compare": ("nas.compare.command", None),
+    "nas.export": ("nas.export.command", None),
+    "train_final": ("nas.final.command", "check"),
+    "distill": ("distill.__main__", None),
+    "distill.augment": ("distill.augment", None),
+    "supernet.student": ("supernet.student", None),
+    "supernet.experts": ("supernet.experts.command", "check"),
+}
+VALUES = [
+    "0",
+    "1",
+    "-1",
+    "2.5",
+    "1/0",
+    "nan",
+    "inf",
+    "1e999",
+    "8M",
+    "99%",
+    "x" * 5000,
+    "",
+    "é",
+    "\ud800",
+    "a,b",
+    ",",
+    "=",
+    "?",
+]
+VALUES += [str(value)[:3000] for value in WEIRD if isinstance(value, str | int | float)]
+
+
+def words(rng: random.Random, parser: argparse.ArgumentParser) -> list[str]:
+    """A command line of options that exist or almost do, with arbitrary values."""
+    names = [name for action in parser._actions for name in action.option_strings]
+    found = []
+    for _ in range(rng.randint(0, 6)):
+        name = rng.choice(names)
+        match rng.randrange(6):
+            case 0:
+                found.append(name)
+            case 1:
+                found.append(f"{name}={rng.choice(VALUES)}")
+            case 2:
+                found.append(name[: rng.randint(1, len(name))])
+            case 3:
+                found.append(rng.choice(VALUES))
+            case _:
+                found += [name, rng.choice(VALUES)]
+    return found
+
+
+@pytest.mark.trust
+@pytest.mark.parametrize("command", COMMANDS)
+def test_hostile_command_lines(command: str, cases: Callable[..., Cases], capsys: pytest.CaptureFixture[str]) -> None:
+    module, check = COMMANDS[command]
+    parser: Parser = importlib.import_module(module).parser()
+    counts = cases(sample=100, full=5_000)
+    rng = random.Random(command)
+    for number in range(counts.wanted):
+        given = words(rng, parser)
+        try:
+            with bounded():
+                options = parser.parse_args(given)
+                if check:
+                    getattr(importlib.import_module(module), check)(options)
+            counts["read"] += 1
+        except SystemExit as error:
+            shown = capsys.readouterr()
+            assert error.code in (0, 2)
+            if error.code == 2:
+                assert shown.err.count("\n") == 1 and shown.err.startswith(parser.prog), given
+            counts["refused" if error.code else "read"] += 1
+        except UserError:
+            counts["refused"] += 1
+        except Exception as error:
+            raise AssertionError(f"case {number}: {given}") from error
+    assert counts["refused"]

@@ -1,0 +1,75 @@
+"""Arbitrary graphs of networkx: refused in one line, or read as they are."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import networkx as nx
+import pytest
+
+from search_spaces import FFNGraph, UserError
+from search_spaces.operations import OPERATIONS
+from tests.tiny import graphs
+from tests.trust.mutations import WEIRD, bounded
+from tests.trust_counts import Cases
+
+KINDS = (nx.DiGraph, nx.DiGraph, nx.DiGraph, nx.MultiDiGraph, nx.Graph, nx.MultiGraph)
+NAMES: list[Any] = [*range(6), "x", "", "\ud800", (1, 2), frozenset({1}), 10**30, 1.5, float("nan"), True, "a" * 9999]
+
+
+def hostile(rng: random.Random, given: list[FFNGraph]) -> "nx.Graph[Any]":
+    """A graph drawn at random, or a valid one after a few changes."""
+    if rng.random() < 0.3:
+        found = rng.choice(KINDS)()
+        for name in rng.sample(NAMES, rng.randint(0, len(NAMES))):
+            found.add_node(name, op=rng.choice([*OPERATIONS, "x", *WEIRD]))
+    else:
+        found = rng.choice(KINDS)(rng.choice(given).digraph.copy())
+    for _ in range(rng.randint(0, 4)):
+        nodes = list(found)
+        if not nodes:
+            break
+        change = rng.choice(("edge", "node", "op", "attribute", "remove", "position", "cycle", "many", "again"))
+        one, other = rng.choice(nodes), rng.choice(nodes)
+        match change:
+            case "edge":
+                found.add_edge(one, other, position=rng.choice([0, 1, (0, 1), *WEIRD]))
+            case "again":
+                found.add_edge(one, other)
+                found.add_edge(one, other)
+            case "node":
+                found.add_node(rng.choice(NAMES), op=rng.choice([*OPERATIONS, *WEIRD]))
+            case "op":
+                found.nodes[one]["op"] = rng.choice([*OPERATIONS, *WEIRD])
+            case "attribute":
+                found.nodes[one]["more"] = rng.choice(WEIRD)
+            case "remove":
+                found.remove_node(one)
+            case "position":
+                for *_, attributes in found.edges(data=True):
+                    attributes["position"] = rng.choice([0, 1, (1, 0), *WEIRD])
+            case "cycle":
+                found.add_edges_from([(one, other), (other, one), (one, one)])
+            case "many":
+                nx.add_path(found, [one, *range(100, 100 + rng.choice((3, 70, 5000)))], position=0)
+    return found
+
+
+@pytest.mark.trust
+def test_hostile_graphs(cases: Callable[..., Cases]) -> None:
+    counts = cases(sample=300, full=50_000)
+    rng, given = random.Random(0), graphs(50)
+    for number in range(counts.wanted):
+        digraph = hostile(rng, given)
+        try:
+            with bounded():
+                found = FFNGraph(digraph)
+            assert FFNGraph.parse(str(found)) == found == FFNGraph(found.digraph)
+            counts["read"] += 1
+        except UserError as error:
+            assert str(error).strip() and "\n" not in str(error) and len(str(error)) < 3000
+            counts["refused"] += 1
+        except Exception as error:
+            shown = f"{digraph}: {list(digraph.nodes(data=True))} {list(digraph.edges(data=True))}"
+            raise AssertionError(f"case {number}: {shown[:3000]}") from error
+    assert counts["refused"] and counts["read"]
