@@ -95,7 +95,7 @@ def _check_owner(folder: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create a folder with its parents, unless it exists; the cache folder among them can be read by its owner alone."""
+    """Create a folder with its parents, unless it exists. The cache folder among them is its owner's alone."""
     cache = cache_folder()
     if cache in (folder, *folder.parents):
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)

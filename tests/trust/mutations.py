@@ -166,7 +166,9 @@ def other_tensors(rng: random.Random, file: Path) -> str:
         case "nan" | "inf" if tensor.is_floating_point() and tensor.numel():
             tensor.view(-1)[rng.randrange(tensor.numel())] = float(kind)
         case "huge":
-            tensors[name] = torch.full_like(tensor, 1e38) if tensor.is_floating_point() else tensor
+            tensors[name] = (
+                torch.full_like(tensor, torch.finfo(tensor.dtype).max) if tensor.is_floating_point() else tensor
+            )
         case "none":
             tensors = {}
     save_file(tensors, file, metadata={"format": "pt"})

