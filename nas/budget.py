@@ -276,7 +276,7 @@ def kept_importance(importance: Sequence[Tensor]) -> Callable[[Architecture], fl
     sums_by_layer = [[0.0, *scores.double().cumsum(0).tolist()] for scores in importance]
     total = sum(sums[-1] for sums in sums_by_layer)
 
-    @lru_cache(65_536)
+    @lru_cache(8192)
     def kept_share(architecture: Architecture) -> float:
         layers = zip(architecture.layers, sums_by_layer, strict=True)
         return float(sum(sums[genes.inner(architecture.base)] for genes, sums in layers)) / total

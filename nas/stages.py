@@ -208,7 +208,7 @@ def sampler_of(plan: Plan, workspace: Workspace, seed: int | None = None) -> Pro
         proxy = kept_importance(workspace.importance())
     else:
         losses = PredictedLosses.load(workspace.predictions, *workspace.base())
-        proxy = lru_cache(65_536)(lambda architecture: -losses.of(architecture))
+        proxy = lru_cache(8192)(lambda architecture: -losses.of(architecture))
     make: Callable[..., Proposer] = SAMPLERS[plan.table.sampler]
     seed = workspace.config.seed if seed is None else seed
     return make(plan.space, seed, proxy, **plan.table.sampler_settings())

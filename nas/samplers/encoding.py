@@ -57,7 +57,7 @@ def encode(
     return np.stack([_row(architecture, steps, *columns) for architecture in architectures], dtype=np.float32)
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=4096)
 def _row(
     architecture: Architecture,
     steps: tuple[float, ...],
@@ -84,7 +84,7 @@ def _row(
     )
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=4096)
 def _counts(graph: FFNGraph, operations: tuple[str, ...]) -> np.ndarray:
     """How often each operation occurs in each segment of a graph: (segments * operations,)."""
 

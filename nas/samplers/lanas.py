@@ -65,13 +65,17 @@ class LaNAS(TreeSampler):
             first_random = N_STARTUP_TRIALS if proxy is None else N_STARTUP_TRIALS_WITH_PROXY
         super().__init__(space, seed, proxy, exploration=exploration, leaf_size=leaf_size, first_random=first_random)
         self.refit_every = refit_every
+        # The trials from which the classifiers of the tree are learned, see `path_to_leaf`.
+        self._learned, self._classifiers = np.empty((0, 0)), dict[tuple[bytes, bytes], Ridge]()
 
     def from_leaf(self, observations: Sequence[Observation], rng: random.Random) -> list[Architecture]:
         """New candidates in the chosen leaf, those with the greatest expected improvement first."""
         architectures = [observation.architecture for observation in observations]
-        features, values = self.features(architectures), ranks(observations)
+        features, values = self.features_of_trials(observations), ranks(observations)
         learned = learned_trials(len(values), self.refit_every)
-        path = path_to_leaf(features, values, learned, self.leaf_size, self.exploration)
+        if not np.array_equal(features[:learned], self._learned):
+            self._learned, self._classifiers = features[:learned], {}
+        path = path_to_leaf(features, values, learned, self.leaf_size, self.exploration, self._classifiers)
         leaf = path[-1].rows
         best = [architectures[row] for row in leaf[np.argsort(-values[leaf], kind="stable")]]
         known = set(architectures)
@@ -142,7 +146,12 @@ def learned_trials(trials: int, refit_every: int | None) -> int:
 
 @UNCHECKED
 def path_to_leaf(
-    features: np.ndarray, values: np.ndarray, learned: int, leaf_size: int, exploration: float
+    features: np.ndarray,
+    values: np.ndarray,
+    learned: int,
+    leaf_size: int,
+    exploration: float,
+    classifiers: dict[tuple[bytes, bytes], Ridge] | None = None,
 ) -> list[Region]:
     """The path from the root to the leaf with the highest upper confidence bounds.
 
@@ -154,7 +163,10 @@ def path_to_leaf(
     Args:
         features: (trials, features).
         values: (trials,), see `ranks`.
+        classifiers: those that were learned from the same `learned` rows of features before, by the rows and by which
+            of them are above the median; new ones are added. Learning them takes most of the time.
     """
+    known = {} if classifiers is None else classifiers
 
     def children(path: Path) -> tuple[Region, Region] | None:
         rows = path[-1].rows
@@ -164,7 +176,10 @@ def path_to_leaf(
             above = values[train_rows] == values[train_rows].max()
         if len(train_rows) < 2 * leaf_size or above.all():
             return None
-        classifier = Ridge().fit(features[train_rows], np.where(above, 1.0, -1.0))
+        key = train_rows.tobytes(), above.tobytes()
+        if key not in known:
+            known[key] = Ridge().fit(features[train_rows], np.where(above, 1.0, -1.0))
+        classifier = known[key]
         parts = split(path[-1], classifier, classifier.predict(features[rows]) > 0)
         return None if min((part.rows < learned).sum() for part in parts) < leaf_size else parts
 

@@ -74,7 +74,7 @@ class PublishedLaNAS(TreeSampler):
         scores = np.array([observation.values[0] if observation.values else np.nan for observation in observations])
         scored = int((~np.isnan(scores)).sum())
         learned = scored - (scored - self.first_random) % self.refit_every
-        path = path_to_leaf(self.features(architectures), scores, learned, self.leaf_size, self.exploration)
+        path = path_to_leaf(self.features_of_trials(observations), scores, learned, self.leaf_size, self.exploration)
         return self.members(path, set(architectures), rng)
 
     def members(self, path: Path, known: set[Architecture], rng: random.Random) -> list[Architecture]:

@@ -52,6 +52,7 @@ class Proposer(BaseSampler):
         self.proxy = proxy
         self._current: tuple[int, dict[str, str | float]] = (-1, {})
         self._in_budget: dict[Architecture, bool] = {}
+        self._ended: dict[int, tuple[FrozenTrial, Observation | None]] = {}
 
     @abstractmethod
     def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
@@ -99,7 +100,7 @@ class Proposer(BaseSampler):
         seed = f"{self.seed}/{trial.number}"
         if self._current[0] != trial.number:
             rng = random.Random(seed)
-            observations = history(study)
+            observations = history(study, self._ended)
             architecture = self._first_new(self.proposals(study, trial, observations, rng), observations, rng)
             self._current = (trial.number, self.space.choices(architecture))
         if param_name not in self._current[1]:

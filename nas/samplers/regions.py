@@ -133,6 +133,7 @@ class TreeSampler(RandomSampler):
         self.exploration = exploration
         self.leaf_size = leaf_size
         self.first_random = first_random
+        self._features: dict[Architecture, np.ndarray] = {}
 
     def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
         informative = self.informative(observations)
@@ -149,6 +150,13 @@ class TreeSampler(RandomSampler):
     def features(self, architectures: Sequence[Architecture]) -> np.ndarray:
         """One row of features for each architecture: its encoding."""
         return encode(architectures, widths(self.space), tuple(self.space.expert_counts))
+
+    def features_of_trials(self, observations: Sequence[Observation]) -> np.ndarray:
+        """The features of the architectures of trials, which are computed once for every trial."""
+        architectures = [observation.architecture for observation in observations]
+        if new := [architecture for architecture in architectures if architecture not in self._features]:
+            self._features.update(zip(new, self.features(new), strict=True))
+        return np.stack([self._features[architecture] for architecture in architectures])
 
 
 @cache

@@ -13,6 +13,7 @@ from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta, upl
 
 from distill.files import scratch_folder
 from nas.study import ledger
+from nas.study.storage import storage_of
 from search_spaces.architecture import DENSE, Architecture, Base, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, LINEAR
@@ -56,7 +57,7 @@ def svg(architecture: Architecture) -> str:
 def add_drawing(study: optuna.Study, number: int, folder: Path) -> None:
     """Store the drawing of a running trial as an artifact in this folder, unless it has one from an earlier attempt."""
     trial = study.get_trials(deepcopy=False)[number]
-    if get_all_artifact_meta(trial, storage=study._storage):
+    if get_all_artifact_meta(trial, storage=storage_of(study)):
         return
     folder.mkdir(exist_ok=True)
     with scratch_folder() as scratch:
@@ -66,7 +67,7 @@ def add_drawing(study: optuna.Study, number: int, folder: Path) -> None:
             artifact_store=FileSystemArtifactStore(folder),
             file_path=str(file),
             study_or_trial=trial,
-            storage=study._storage,
+            storage=storage_of(study),
         )
 
 

@@ -40,7 +40,7 @@ from nas.study.attributes import (
     goals_of,
 )
 from nas.study.description import Parameters, architecture_attributes, choices_of, constraints, identity
-from nas.study.storage import open_storage
+from nas.study.storage import open_storage, storage_of, trial_id
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import Space
 
@@ -161,7 +161,7 @@ def ask(study: optuna.Study, space: Space, origin: str, labels: int) -> tuple[Fr
 
 def _complete_waiting(study: optuna.Study, number: int, space: Space, origin: str, labels: int) -> Architecture:
     """Record the missing attributes of a trial that was enqueued or re-queued; returns its architecture."""
-    trial = study.get_trials(deepcopy=False)[number]
+    trial, storage = study.get_trials(deepcopy=False)[number], storage_of(study)
     missing: dict[str, Any] = {ORIGIN: origin}
     if (stored := attribute(trial, ARCHITECTURE)) is not None:
         architecture = _parsed(stored)
@@ -173,11 +173,11 @@ def _complete_waiting(study: optuna.Study, number: int, space: Space, origin: st
         for name, value in parameters.values(architecture).items():
             distribution = parameters.distributions[name]
             internal = distribution.to_internal_repr(value)
-            study._storage.set_trial_param(trial._trial_id, name, internal, distribution)
+            storage.set_trial_param(trial_id(study, number), name, internal, distribution)
     missing |= architecture_attributes(architecture, space, labels) | identity(architecture)
     _set(study, number, {key: value for key, value in missing.items() if attribute(trial, key) is None})
     if CONSTRAINTS not in trial.system_attrs:
-        study._storage.set_trial_system_attr(trial._trial_id, CONSTRAINTS, constraints(architecture, space))
+        storage.set_trial_system_attr(trial_id(study, number), CONSTRAINTS, constraints(architecture, space))
     return architecture
 
 
@@ -187,11 +187,11 @@ def resolve_duplicate(study: optuna.Study, number: int) -> bool:
     A duplicate gets the result of the earlier trial, at once or, if that is still running, when it ends.
     """
     trials = study.get_trials(deepcopy=False)
-    function, seed = attribute(trials[number], FUNCTION), attribute(trials[number], SEED)
+    function, seed = attribute(trials[number], FUNCTION), trials[number].user_attrs.get(SEED)
     for earlier in trials[:number]:
         if (
             attribute(earlier, FUNCTION) == function
-            and attribute(earlier, SEED) == seed
+            and earlier.user_attrs.get(SEED) == seed
             and DUPLICATE_OF not in earlier.user_attrs
             and earlier.state != TrialState.WAITING
         ):
@@ -214,7 +214,7 @@ def _copy_result(study: optuna.Study, earlier: FrozenTrial, number: int) -> None
 def _end(study: optuna.Study, number: int, state: TrialState, values: Sequence[float] | None = None) -> None:
     """Record the end of a trial, and copy its result to the duplicates that wait for it."""
     # `Study.tell` is not used because it reads the trial twice more.
-    study._storage.set_trial_state_values(_trial_id(study, number), state, values)
+    storage_of(study).set_trial_state_values(trial_id(study, number), state, values)
     trials = study.get_trials(deepcopy=False)
     for trial in trials:
         if trial.state == TrialState.RUNNING and trial.user_attrs.get(DUPLICATE_OF) == number:
@@ -254,25 +254,21 @@ def requeue_lost(study: optuna.Study, number: int) -> None:
 def report(study: optuna.Study, number: int, step: int, score: float) -> None:
     """Record the intermediate value of a trial after `step` training steps."""
     # `Trial.report` is not used because it keeps the values that an earlier attempt reported.
-    study._storage.set_trial_intermediate_value(_trial_id(study, number), step, score)
-
-
-def _trial_id(study: optuna.Study, number: int) -> int:
-    return study._storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
+    storage_of(study).set_trial_intermediate_value(trial_id(study, number), step, score)
 
 
 def _set(study: optuna.Study, number: int, attributes: Mapping[str, Any]) -> None:
-    trial_id = _trial_id(study, number)
+    storage, own = storage_of(study), trial_id(study, number)
     for key, value in attributes.items():
         if key in FOR_PROGRAMS:
-            study._storage.set_trial_system_attr(trial_id, key, value)
+            storage.set_trial_system_attr(own, key, value)
         else:
-            study._storage.set_trial_user_attr(trial_id, key, value)
+            storage.set_trial_user_attr(own, key, value)
 
 
 def _requeue(study: optuna.Study, number: int) -> None:
     # In a single write, so that whenever the process dies the trial exists once and keeps its number.
-    study._storage.set_trial_state_values(_trial_id(study, number), TrialState.WAITING)
+    storage_of(study).set_trial_state_values(trial_id(study, number), TrialState.WAITING)
 
 
 def requeue_unfinished(study: optuna.Study) -> int:
@@ -353,18 +349,34 @@ class Observation:
     values: tuple[float, ...] | None
 
 
-def history(study: optuna.Study) -> list[Observation]:
-    """The observations of all trials that were asked for, in order, without duplicates."""
-    return [
-        Observation(
-            architecture_of(trial),
-            attribute(trial, FUNCTION),
-            trial.state,
-            tuple(trial.values) if trial.state == TrialState.COMPLETE else None,
-        )
-        for trial in study.get_trials(deepcopy=False)
-        if attribute(trial, FUNCTION) is not None and DUPLICATE_OF not in trial.user_attrs
-    ]
+def history(
+    study: optuna.Study, ended: dict[int, tuple[FrozenTrial, Observation | None]] | None = None
+) -> list[Observation]:
+    """The observations of all trials that were asked for, in order, without duplicates.
+
+    Args:
+        ended: by number, the trials that have ended, which do not change any more, and their observations. New ones
+            are added, so that whoever passes the same dict again only pays for trials that are new.
+    """
+    known = {} if ended is None else ended
+    observations = []
+    for number, trial in enumerate(study.get_trials(deepcopy=False)):
+        found = known.get(number)
+        if found is None or found[0] is not trial:
+            found = trial, _observation(trial)
+            if trial.state.is_finished():
+                known[number] = found
+        if found[1] is not None:
+            observations.append(found[1])
+    return observations
+
+
+def _observation(trial: FrozenTrial) -> Observation | None:
+    function = attribute(trial, FUNCTION)
+    if function is None or DUPLICATE_OF in trial.user_attrs:
+        return None
+    values = tuple(trial.values) if trial.state == TrialState.COMPLETE else None
+    return Observation(architecture_of(trial), function, trial.state, values)
 
 
 def scored(study: optuna.Study) -> list[FrozenTrial]:

@@ -27,6 +27,7 @@ from nas.study.attributes import (
     goals_of,
     metric_of,
 )
+from nas.study.storage import id_of, storage_of, trial_id
 from search_spaces.architecture import DENSE, Architecture
 from search_spaces.formula import layers_latex
 from search_spaces.variants import described
@@ -155,15 +156,16 @@ def add_note(study: optuna.Study, number: int) -> None:
     baselines = [trial for trial in trials if _is_baseline(trial) and DUPLICATE_OF not in trial.user_attrs]
     trial = trials[number]
     text = note(trial, ledger.architecture_of(trial), baselines, study)
+    storage, study_id, own = storage_of(study), id_of(study), trial_id(study, number)
     for place, first in enumerate(range(0, len(text), PART_LENGTH)):
         part = text[first : first + PART_LENGTH]
-        study._storage.set_study_system_attr(study._study_id, PART.format(trial._trial_id, place), part)
-    study._storage.set_study_system_attr(study._study_id, VERSION.format(trial._trial_id), 1)
+        storage.set_study_system_attr(study_id, PART.format(own, place), part)
+    storage.set_study_system_attr(study_id, VERSION.format(own), 1)
 
 
 def add_missing_notes(study: optuna.Study) -> None:
     """Add a note to every trial that has ended and has none."""
-    noted = study._storage.get_study_system_attrs(study._study_id).keys()
+    noted = storage_of(study).get_study_system_attrs(id_of(study)).keys()
     for trial in study.get_trials(deepcopy=False):
-        if trial.state.is_finished() and VERSION.format(trial._trial_id) not in noted:
+        if trial.state.is_finished() and VERSION.format(trial_id(study, trial.number)) not in noted:
             add_note(study, trial.number)

@@ -1,16 +1,21 @@
-"""Optuna's storage of the studies, made faster for a single process that runs the search (`nas.study.lock`)."""
+"""Optuna's storage of the studies, made faster for a single process that runs the search (`nas.study.lock`).
+
+Apart from NSGA-II's selection of parents, what the project uses of Optuna without a public name is all in this module
+(tests/test_private_names.py).
+"""
 
 import contextlib
 import copy
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from optuna import Study
 from optuna.distributions import distribution_to_json
-from optuna.storages import RDBStorage, _CachedStorage
+from optuna.storages import BaseStorage, RDBStorage, _CachedStorage
 from optuna.storages._rdb.models import (
     TrialModel,
     TrialParamModel,
@@ -75,6 +80,21 @@ def database_of(url: str) -> str:
     if name not in SUPPORTED:
         raise ValueError(f"the supported databases are {' and '.join(SUPPORTED)}")
     return name
+
+
+def storage_of(study: Study) -> BaseStorage:
+    """The storage of a study, which has no public name."""
+    return study._storage
+
+
+def id_of(study: Study) -> int:
+    """The id of a study in its storage, which costs a query by the public way."""
+    return study._study_id
+
+
+def trial_id(study: Study, number: int) -> int:
+    """The id of the trial of this number in the study's storage."""
+    return storage_of(study).get_trial_id_from_study_id_trial_number(id_of(study), number)
 
 
 def not_opened(url: str, error: Exception) -> StorageError:
@@ -206,6 +226,20 @@ class Storage(_CachedStorage):
                 trials = self._backend._get_trials(study_id, None, self._changed, LAST)
                 self._add_trials_to_cache(study_id, trials)
             self._changed -= {trial._trial_id for trial in trials}
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """As Optuna's, but sorts numbers instead of trials, which takes a tenth of the time; every proposal does it
+        several times.
+        """
+        self._read_trials_from_remote_storage(study_id)
+        with self._lock:
+            cached = self._studies[study_id].trials
+            trials = [cached[number] for number in sorted(cached)]
+            if states is not None:
+                trials = [trial for trial in trials if trial.state in states]
+            return copy.deepcopy(trials) if deepcopy else trials
 
     def _copied(self, trial_id: int) -> FrozenTrial:
         """Replace the trial in the cache by a copy, which may be changed because nobody has a reference to it yet."""

@@ -13,7 +13,15 @@ from sqlalchemy import event
 from sqlalchemy.exc import IntegrityError
 
 from nas.study import ledger
-from nas.study.storage import LostError, Storage, StorageError, open_storage, reporting_lost_storage, sqlite_url
+from nas.study.storage import (
+    LostError,
+    Storage,
+    StorageError,
+    open_storage,
+    reporting_lost_storage,
+    sqlite_url,
+    trial_id,
+)
 
 TEMPLATE = optuna.create_trial(
     state=TrialState.RUNNING,
@@ -86,7 +94,7 @@ def test_the_cache_is_what_the_database_has(url: str) -> None:
     other.add_trial(TEMPLATE)
 
     def write(number: int) -> None:
-        own = ledger._trial_id(study, number)
+        own = trial_id(study, number)
         ledger._set(study, number, {"attribute": {"a": (1, 2)}, "params": 8})
         ledger.report(study, number, 0, 0.25)
         study._storage.set_trial_system_attr(own, "key", "value")
