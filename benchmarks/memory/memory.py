@@ -4,6 +4,7 @@ The worker evaluates candidates of the demo's stage 1 as in a search, one after 
 them and, from outside, ten times a second while they run. What a candidate needs is shown by parts for the base model,
 the largest candidate, and for the uniform slice. The driver runs trials that do not sleep (see `orchestration`) with
 `lanas`, a database file and Ray Tune: once all of them, and once a few after so many that were in the ledger before.
+--read-back measures the commands that read a study, on a long one.
 
 Resident: all pages in memory. Proportional: shared pages in equal parts. Private: the pages that no other process has,
 those of files too. Anonymous: the pages of no file, which processes cannot share. Peaks of resident memory are the
@@ -16,9 +17,9 @@ import json
 import os
 import tempfile
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from typing import Any
 from scipy.stats import linregress
 
 from benchmarks.memory.process_memory import MIB, Memory, forget_peak, memory, peak_rss, watching
+from benchmarks.memory.read_back import read_back
 from benchmarks.memory.training_memory import training_memory
 from benchmarks.processes import in_new_process
 from benchmarks.report import Report
@@ -40,11 +42,13 @@ from nas.runner import run as run_trials
 from nas.stages import BASE_MODEL, UNIFORM, plan, sampler_of
 from nas.study import ledger
 from nas.study.description import Parameters
+from nas.study.notes import add_note
 from nas.study.storage import sqlite_url
 
-# The numbers of candidates, and the shares of the driver's trials, after which there is a row.
+# The numbers of candidates, and the shares of a driver's trials, with which there is a row.
 CANDIDATES = (1, 2, 4, 8, 16)
 SHARES = (0, 0.25, 0.5, 1)
+MARKS = tuple(eighth / 8 for eighth in range(1, 9))
 # Candidates until the allocator and the caches of libraries have seen most shapes.
 SETTLED = 4
 # Trials of a driver that begins with a ledger.
@@ -171,54 +175,113 @@ def fill_ledger(folder: Path, trials: int) -> None:
     fill(demo_study(folder, space, "lanas"), space, trials)
 
 
-def drive(folder: Path, trials: int, marks: Sequence[int]) -> tuple[list[Memory], int]:
-    """Run trials that do not sleep until so many of the ledger have ended.
+@dataclass(frozen=True)
+class Mark:
+    """How a driver is when so many trials have ended.
+
+    Attributes:
+        seconds: processor seconds of the driver since the previous mark.
+        driver: its memory.
+        workers: the most anonymous bytes of a worker.
+        database: bytes of the database's files.
+    """
+
+    trials: int
+    seconds: float
+    driver: Memory
+    workers: int
+    database: int
+
+
+def drive(folder: Path, trials: int, marks: Sequence[int]) -> tuple[list[Mark], int]:
+    """Run trials that do not sleep until so many of the ledger have ended, and write a note for each, as a search does.
 
     Returns:
-        the memory of this process after these numbers of trials, and the peak of its resident memory.
+        how this process was after these numbers of trials, and the peak of its resident memory.
     """
-    space = demo_space()
+    space, log = demo_space(), folder / "log"
     study = demo_study(folder, space, "lanas")
-    after: dict[int, Memory] = {}
+    found: dict[int, Mark] = {}
+    began = time.process_time()
 
     def on_trial(study: Any, number: int) -> None:
+        nonlocal began
+        add_note(study, number)
         count = len(ledger.finished(study))
-        if count in marks and count not in after:
+        if count in marks and count not in found:
             gc.collect()
-            after[count] = memory(os.getpid())
+            seconds = time.process_time() - began
+            pids = {int(line.split()[0]) for line in log.read_text().splitlines()[-20:]}
+            workers = max(memory(pid).anonymous for pid in pids)
+            database = sum(file.stat().st_size for file in folder.glob("study.db*"))
+            found[count] = Mark(count, seconds, memory(os.getpid()), workers, database)
+            began = time.process_time()
 
-    run_sleeping(study, space, folder, trials=trials, sampler="lanas", on_trial=on_trial, seconds=0.0, spread=0.0)
-    return [after[mark] for mark in marks], peak_rss()
-
-
-def drivers(report: Report, trials: int, folder: Path) -> dict[str, Any]:
-    """Measure drivers, print their tables, and return the raw numbers."""
-    marks = [max(1, round(share * trials)) for share in SHARES]
-    (folder / "all").mkdir()
-    after, peak = in_new_process(drive, folder / "all", trials, marks)
-    report.table(
-        ("a driver that ran all trials, MiB", *COLUMNS),
-        [row(f"after {mark}", of) for mark, of in zip(marks, after, strict=True)],
+    run_sleeping(
+        study, space, folder, trials=trials, sampler="lanas", on_trial=on_trial, seconds=0.0, spread=0.0, log=log
     )
-    growth = growth_per([of.anonymous for of in after], marks, "trial")
-    report.note(f"anonymous: {growth}; peak resident {peak / MIB:.0f} MiB\n")
+    return [found[mark] for mark in marks], peak_rss()
+
+
+def drivers(report: Report, trials: int, resumed: bool, folder: Path) -> dict[str, Any]:
+    """Measure drivers, print their tables, and return the raw numbers."""
+    (folder / "all").mkdir()
+    counts = sorted({max(1, round(share * trials)) for share in MARKS})
+    after, peak = in_new_process(drive, folder / "all", trials, counts)
+    rows = [
+        (
+            *row(f"after {mark.trials}", mark.driver),
+            f"{mark.workers / MIB:.0f}",
+            f"{1000 * mark.seconds / (mark.trials - before):.1f}",
+            f"{mark.database / MIB:.1f}",
+        )
+        for before, mark in zip([0, *counts], after, strict=False)
+    ]
+    columns = (*COLUMNS, "a worker, anonymous", "processor ms per trial", "database")
+    report.table(("a driver that ran all trials, MiB", *columns), rows)
+    late = [mark for mark in after if mark.trials >= trials / 2]
+    for name, sizes in (
+        ("the driver", [mark.driver.anonymous for mark in late]),
+        ("a worker", [mark.workers for mark in late]),
+        ("the database", [mark.database for mark in late]),
+    ):
+        report.note(f"{name}, second half: {growth_per(sizes, [mark.trials for mark in late], 'trial')}")
+    report.note(f"peak resident {peak / MIB:.0f} MiB\n")
+    ran = {"driver that ran all trials": [asdict(mark) for mark in after], "its peak": peak}
+    return ran | (drivers_that_resume(report, trials, folder) if resumed else {})
+
+
+def drivers_that_resume(report: Report, trials: int, folder: Path) -> dict[str, Any]:
+    """Measure drivers that begin with trials in the ledger, print their table, and return the raw numbers."""
     rows, before, resumed = [], [round(share * trials) for share in SHARES], {}
     for count in before:
         home = folder / f"{count}"
         home.mkdir()
         in_new_process(fill_ledger, home, count)
-        (of,), home_peak = in_new_process(drive, home, count + FEW, [count + FEW])
-        resumed[count] = {**asdict(of), "peak": home_peak}
-        rows.append(row(f"{count}, and {FEW} more", of, home_peak))
+        (mark,), home_peak = in_new_process(drive, home, count + FEW, [count + FEW])
+        resumed[count] = {**asdict(mark.driver), "peak": home_peak}
+        rows.append(row(f"{count}, and {FEW} more", mark.driver, home_peak))
         report.progress(f"a driver that began with {count} trials: measured")
     report.table(("a driver that began with trials in the ledger, MiB", *COLUMNS, "peak resident"), rows)
     report.note(f"anonymous: {growth_per([of['anonymous'] for of in resumed.values()], before, 'trial')}")
-    ran = {mark: asdict(of) for mark, of in zip(marks, after, strict=True)}
-    return {"driver that ran all trials": ran, "its peak": peak, "drivers that began with trials": resumed}
+    return {"drivers that began with trials": resumed}
 
 
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--trials", type=int, default=1000, help="of a driver; 0: no driver; default: %(default)s")
+    parser.add_argument(
+        "--resumed",
+        action=BooleanOptionalAction,
+        default=True,
+        help="also drivers that begin with trials in the ledger; default: %(default)s",
+    )
+    parser.add_argument(
+        "--read-back",
+        type=int,
+        default=0,
+        metavar="N",
+        help="read a study of N trials back, as nas.report, nas.pick, python -m nas and the dashboard do; default: 0",
+    )
     parser.add_argument(
         "--candidates", type=int, default=CANDIDATES[-1], help="of a worker; 0: no worker; default: %(default)s"
     )
@@ -233,5 +296,7 @@ def run(options: Namespace, report: Report) -> None:
             results |= worker(report, workspace, options.candidates, Path(scratch))
             results |= candidates(report, workspace)
         if options.trials:
-            results |= drivers(report, options.trials, Path(scratch))
+            results |= drivers(report, options.trials, options.resumed, Path(scratch))
+        if options.read_back:
+            results |= read_back(report, options.read_back, Path(scratch))
         report.save(results, seeds=[seed])
