@@ -4,9 +4,14 @@ The files of this folder ship inside every exported checkpoint, so they import t
 nothing else of this project.
 """
 
+from typing import Any
+
 from transformers import BertConfig
 
 MODELING = "modeling_nas_bert"
+# The version of the meaning of `NasBertConfig`'s attributes: increase it when an older reader would compute something
+# else. Checkpoints of before it was recorded are of version 1.
+VERSION = 1
 
 
 class NasBertConfig(BertConfig):
@@ -31,6 +36,10 @@ class NasBertConfig(BertConfig):
         router_jitter_noise: amplitude j of the noise, uniform from 1 - j to 1 + j, by which the input of a gate is
             multiplied in training (Switch).
         embedding_size: the width of a factorised word embedding over trigrams (MobileBERT), or `None`.
+        ffn_version: the version of these attributes.
+
+    Raises:
+        ValueError: the attributes are of a later version.
     """
 
     model_type = "nas_bert"
@@ -48,6 +57,12 @@ class NasBertConfig(BertConfig):
     router_jitter_noise: float = 0.01
     trigram_input: bool = True
     normalization_type: str = "layer_norm"
+    ffn_version: int = VERSION
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.ffn_version > VERSION:
+            raise ValueError(f"ffn_version: {self.ffn_version} is unknown; the newest known one is {VERSION}")
 
 
 AUTO_MAP = {

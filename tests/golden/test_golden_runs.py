@@ -1,0 +1,123 @@
+"""Golden runs: what this version proposes, records and learns, kept in the JSON files beside this one.
+
+A difference means that studies, caches and results of earlier versions cannot be repeated with this one. If it is not
+meant, it is a bug, even if every other test passes: a random number was drawn more or less often, trials were read in
+another order, or a loss is another one. If it is meant, it belongs into CHANGELOG.md, and
+
+    python -m pytest tests/golden --write-golden
+
+writes the files anew. Architectures, duplicates and states must be equal. Scores and losses must be equal to the last
+digit on the processor and with the version of PyTorch that a file names, and nearly equal elsewhere, where sums have
+another order or there is no bfloat16.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from distill.objectives import Objective, efficientbert, hard_labels, kd, minilm
+from distill.training.loop import train
+from distill.training.recipe import Recipe
+from distill.training.teacher_outputs import LiveTeacher
+from nas.latency.table import device_name
+from nas.samplers import SAMPLERS
+from nas.study.attributes import DUPLICATE_OF, IN_BUDGET, ORIGIN
+from nas.study.description import formula
+from nas.study.ledger import architecture_of
+from tests.nas.samplers.test_samplers import OUTCOMES, SPACE, drawn
+from tests.nas.tiny_study import trials_of
+from tests.tiny import batch, bert
+
+# Another processor may round differently: scores are shares of a few hundred rows, losses are near 1.
+SCORE, LOSS = 0.05, 0.02
+
+OBJECTIVES: dict[str, Callable[[Any, Any], Objective]] = {
+    "none": lambda student, teacher: hard_labels(),
+    "kd": kd,
+    "efficientbert": efficientbert,
+    "minilm": minilm,
+}
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, Any], Any]:
+    """`golden(name, found)`: what the file of this name has, after it was written if that is wanted."""
+
+    def read(name: str, found: Any) -> Any:
+        file = Path(__file__).parent / f"{name}.json"
+        if request.config.getoption("--write-golden", default=False):
+            file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return json.loads(file.read_text(encoding="utf-8"))
+
+    return read
+
+
+def environment() -> dict[str, str]:
+    """What the last digits depend on."""
+    return {"processor": device_name("cpu"), "torch": torch.__version__}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_first_proposals(sampler: str, golden: Callable[[str, Any], Any]) -> None:
+    """Twelve proposals, of which the trials complete with random scores, fail and are pruned."""
+    found = list(map(formula, drawn(sampler, 3, 12, SPACE, OUTCOMES["mixed"])))
+    assert found == golden(f"proposals-{sampler}", found)
+
+
+def test_search_log(searched: Path, golden: Callable[[str, Any], Any]) -> None:
+    """The ledger of the tiny study's stage 1 with its confirmation."""
+    trials = [trial for study in ("stage-1", "confirmation") for trial in trials_of(searched, study)]
+    log = [
+        {
+            "state": trial.state.name,
+            "origin": trial.user_attrs[ORIGIN],
+            "duplicate of": trial.user_attrs.get(DUPLICATE_OF),
+            "in budget": trial.user_attrs[IN_BUDGET],
+            "architecture": formula(architecture_of(trial)),
+        }
+        for trial in trials
+    ]
+    scores = [[*trial.intermediate_values.values(), *(trial.values or ())] for trial in trials]
+    found = {"environment": environment(), "trials": log, "scores": scores}
+    expected = golden("search", found)
+    assert found["trials"] == expected["trials"]
+    for mine, theirs in zip(scores, expected["scores"], strict=True):
+        assert mine == (theirs if found["environment"] == expected["environment"] else pytest.approx(theirs, abs=SCORE))
+
+
+@pytest.fixture
+def one_thread() -> Any:
+    """The order of sums depends on the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_loss_curves(accelerator: Accelerator, one_thread: None, golden: Callable[[str, Any], Any]) -> None:
+    """Twelve steps of a tiny student with dropout, in float32, by objective."""
+    recipe = Recipe(steps=12, learning_rate=5e-3, batch_size=8)
+    curves: dict[str, list[float]] = {}
+    for name, objective in OBJECTIVES.items():
+        teacher, student = bert(2, num_hidden_layers=4), bert(1)
+        chosen = objective(student.config, teacher.config)
+        curves[name] = train(
+            student,
+            (batch(8, seed=seed) for seed in range(recipe.steps)),
+            chosen,
+            recipe,
+            accelerator=accelerator,
+            teacher=LiveTeacher(teacher, chosen.needs, accelerator),
+            seed=1,
+        )
+    found = {"environment": environment(), "losses": curves}
+    expected = golden("losses", found)
+    assert curves.keys() == expected["losses"].keys()
+    for name, losses in expected["losses"].items():
+        here = found["environment"] == expected["environment"]
+        assert curves[name] == (losses if here else pytest.approx(losses, rel=LOSS)), name

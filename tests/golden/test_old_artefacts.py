@@ -1,0 +1,63 @@
+"""A student and a cache entry of every released version are opened by this one (studies: tests/nas/study)."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distill.training.teacher import NAS_BERT, TeacherError, load_config
+from distill.training.teacher_outputs import SavedTeacher
+from nas.export.checkpoint import ExportError, load_checkpoint
+from nas.preparation.context import FORMAT
+from search_spaces import Architecture, __version__
+from tests.golden.artefacts import EXPECTED, HERE, OUTPUTS, STUDENT
+from tests.tiny import batch, inputs
+
+VERSIONS = sorted(HERE.glob("artefacts-*"))
+
+
+def expected_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / EXPECTED).read_text(encoding="utf-8"))
+    return content
+
+
+def test_the_present_version_has_artefacts() -> None:
+    assert HERE / f"artefacts-{__version__}" in VERSIONS
+
+
+@pytest.mark.parametrize("folder", VERSIONS, ids=lambda folder: folder.name)
+def test_a_student_gives_the_same_logits(folder: Path) -> None:
+    checkpoint = load_checkpoint(folder / STUDENT)
+    assert checkpoint.architecture == Architecture.load(folder / STUDENT / "architecture.json")
+    with torch.no_grad():
+        logits = checkpoint.model(**inputs(batch(4, 9))).logits
+    torch.testing.assert_close(logits, torch.tensor(expected_of(folder)["student"]), rtol=1e-4, atol=1e-5)
+    assert checkpoint.tokenizer.decode(checkpoint.tokenizer("word3 word7")["input_ids"]) == "[CLS] word3 word7 [SEP]"
+
+
+def test_a_student_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(VERSIONS[-1] / STUDENT, tmp_path / "student")
+    file = tmp_path / "student" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"ffn_version": 2}))
+    with pytest.raises(
+        ExportError, match=r"student: config.json: ffn_version: 2 is unknown; the newest known one is 1$"
+    ):
+        load_checkpoint(tmp_path / "student")
+    with pytest.raises(TeacherError, match="ffn_version: 2 is unknown"):
+        load_config(str(tmp_path / "student"), ("bert", NAS_BERT))
+
+
+@pytest.mark.parametrize("folder", VERSIONS, ids=lambda folder: folder.name)
+def test_a_cache_entry_is_read_or_not_looked_for(folder: Path) -> None:
+    """The format is part of every key of the cache, so entries of another one are made anew."""
+    expected = expected_of(folder)
+    if expected["format"] != FORMAT:
+        return
+    saved = SavedTeacher(folder / OUTPUTS)
+    for step, logits in enumerate(expected["teacher"]):
+        outputs = saved(step, batch(2, 5, seed=step))
+        torch.testing.assert_close(outputs.logits.float(), torch.tensor(logits), rtol=2e-3, atol=2e-3)
+        assert len(outputs.hidden_states) == 3
