@@ -1,0 +1,159 @@
+"""What the project uses of other libraries that has no public name: any release may change it, so the list is short.
+
+A name that is used in another file, or a new one, fails the test: use what is public, or add it here together with the
+test that notices when it changes. A name that is used no more is removed.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.test_imports import PROJECT
+
+SOURCES = ("search_spaces", "distill", "supernet", "nas", "benchmarks", "train_final.py")
+
+# By library: the file, the names, and the test that notices when they change.
+PRIVATE: dict[str, list[tuple[str, set[str], str]]] = {
+    "argparse": [("distill/cli.py", {"_ActionsContainer"}, "tests/distill/test_cli.py")],
+    "optuna": [
+        (
+            "nas/study/storage.py",
+            {
+                "optuna.storages._CachedStorage",
+                "optuna.storages._rdb.models",
+                "_add_trials_to_cache",
+                "_backend",
+                "_get_prepared_new_trial",
+                "_get_trials",
+                "_lock",
+                "_read_trials_from_remote_storage",
+                "_storage",
+                "_studies",
+                "_study_id",
+                "_trial_id",
+                "_trial_id_to_study_id_and_number",
+            },
+            "tests/nas/study/test_storage.py",
+        ),
+        (
+            "nas/samplers/nsga2.py",
+            {"optuna.samplers.nsgaii._elite_population_selection_strategy"},
+            "tests/nas/samplers/test_samplers.py",
+        ),
+    ],
+    "ray": [
+        (
+            "nas/cluster.py",
+            {"ray._private", "ray.air.execution._internal", "_actor_task_failed"},
+            "tests/nas/test_cluster.py, and test_a_candidate_without_memory_fails_at_once in tests/nas/test_runner.py",
+        ),
+    ],
+    "torch": [
+        (
+            "benchmarks/speed/products.py",
+            {"torch.utils._python_dispatch", "_schema"},
+            "tests/benchmarks/speed",
+        ),
+        ("distill/objectives/base.py", {"_apply"}, "tests/distill/objectives/test_objectives.py"),
+        ("supernet/model/expert_linear.py", {"_linear_pointwise"}, "tests/supernet/model/test_expert_linear.py"),
+    ],
+    "transformers": [
+        ("distill/objectives/outputs.py", {"_attn_implementation"}, "tests/distill/objectives/test_outputs.py"),
+        ("distill/objectives/replacement.py", {"_attn_implementation"}, "tests/distill/objectives/test_replacement.py"),
+        ("distill/training/loop.py", {"_attn_implementation"}, "tests/distill/training/test_loop.py"),
+        ("nas/export/onnx.py", {"_attn_implementation"}, "tests/nas/export/test_onnx.py"),
+        (
+            "supernet/model/modeling_nas_bert.py",
+            {"_attn_implementation", "_init_weights"},
+            "tests/supernet/model/test_modeling_nas_bert.py",
+        ),
+        ("supernet/one_shot.py", {"_attn_implementation"}, "tests/supernet/test_one_shot.py"),
+    ],
+}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def files() -> Iterator[Path]:
+    for source in SOURCES:
+        path = PROJECT / source
+        yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+def defined(tree: ast.AST) -> Iterator[str]:
+    """The private names that a file defines: functions, classes, variables, arguments, and attributes of `self`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def foreign(tree: ast.AST, own: set[str]) -> Iterator[str]:
+    """The private names of other libraries that a file uses.
+
+    Args:
+        own: the private names that the project defines; of these, only what is called of `super()` is foreign.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            if any(is_private(part) for part in node.module.split(".")):
+                yield node.module
+            else:
+                yield from (f"{node.module}.{alias.name}" for alias in node.names if is_private(alias.name))
+        elif isinstance(node, ast.Import):
+            names = (alias.name for alias in node.names)
+            yield from (name for name in names if any(map(is_private, name.split("."))))
+        elif isinstance(node, ast.Attribute) and is_private(node.attr):
+            of = node.value.func if isinstance(node.value, ast.Call) else None
+            if node.attr not in own or (isinstance(of, ast.Name) and of.id == "super"):
+                yield node.attr
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+            name = node.args[1]
+            if isinstance(name, ast.Constant) and is_private(name.value):
+                yield name.value
+
+
+def used() -> dict[str, set[str]]:
+    """The private names of other libraries that the project uses, by file."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files()}
+    own = {name for tree in trees.values() for name in defined(tree) if is_private(name)}
+    found = {str(path.relative_to(PROJECT)): set(foreign(tree, own)) for path, tree in trees.items()}
+    return {file: names for file, names in found.items() if names}
+
+
+def test_no_others_are_used() -> None:
+    listed: dict[str, set[str]] = {}
+    for uses in PRIVATE.values():
+        for file, names, _ in uses:
+            listed.setdefault(file, set()).update(names)
+    assert used() == listed
+
+
+def test_the_tests_that_notice_are_there() -> None:
+    for uses in PRIVATE.values():
+        for _, _, noticed in uses:
+            for path in (word.strip(",") for word in noticed.split() if word.startswith("tests/")):
+                assert (PROJECT / path).exists(), path
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import torch._dynamo", {"torch._dynamo"}),
+        ("from ray._private import x", {"ray._private"}),
+        ("from optuna import _x, y", {"optuna._x"}),
+        ("study._storage.close()", {"_storage"}),
+        ("getattr(torch, '_C')", {"_C"}),
+        ("super()._own()", {"_own"}),
+        ("self._own(model.__dict__)", set()),
+    ],
+)
+def test_what_is_found(source: str, expected: set[str]) -> None:
+    assert set(foreign(ast.parse(source), {"_own"})) == expected
