@@ -26,7 +26,7 @@ ROOT = FOLDER.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 # Wheels for any of these are installed on Linux (x86-64) with glibc 2.28 or later.
 PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)), "manylinux2014_x86_64", "linux_x86_64"]
-# Lock file -> the extras that it is for. The packages that only torch's build for CUDA needs are in a file of their own.
+# Lock file -> the extras that it is for. Packages that only torch's build for CUDA needs are in a file of their own.
 LOCKS = {"demo.txt": ("demo",), "all.txt": ("demo", "docs", "test")}
 CUDA = "cuda.txt"
 CPU_BUILD = "+cpu"

@@ -51,6 +51,8 @@ def load_config(source: str, types: tuple[str, ...] = ("bert",)) -> Any:
     try:
         config = AutoConfig.from_pretrained(locate(source), trust_remote_code=False)
     except UNREADABLE as error:
+        if (Path(locate(source)) / "config.json").is_file():
+            raise TeacherError(f"the model {source!r} cannot be read: config.json: {reason(error)}") from None
         raise TeacherError(
             f"no model at {source!r}: neither a folder with a model nor a hub name ({reason(error)})"
         ) from None
