@@ -26,9 +26,9 @@ ROOT = FOLDER.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 # Wheels for any of these are installed on Linux (x86-64) with glibc 2.28 or later.
 PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)), "manylinux2014_x86_64", "linux_x86_64"]
-# Lock file -> the extras that it is for. Packages that only torch's build for CUDA needs are in a file of their own.
+# Lock file -> the extras that it is for. All are without torch, whose two builds have files of their own.
 LOCKS = {"demo.txt": ("demo",), "all.txt": ("demo", "docs", "test")}
-CUDA = "cuda.txt"
+CPU, CUDA = "cpu.txt", "cuda.txt"
 CPU_BUILD = "+cpu"
 
 
@@ -103,14 +103,14 @@ def needed(wheel: Wheel, extras: frozenset[str], python: str) -> Iterator[Requir
             yield requirement
 
 
-def text(wheels: Iterable[Wheel], versions: Mapping[str, str], heading: Sequence[str]) -> str:
+def text(wheels: Iterable[Wheel], heading: Sequence[str]) -> str:
     """The content of a lock file."""
     hashes = defaultdict(set)
     for one in wheels:
-        hashes[one.name].add(one.sha256)
+        hashes[f"{one.name}=={one.version}"].add(one.sha256)
     lines = [f"# {line}" for line in heading]
-    for name in sorted(hashes):
-        lines += [f"{name}=={versions[name]} \\", *(f"    --hash=sha256:{value} \\" for value in sorted(hashes[name]))]
+    for pin in sorted(hashes):
+        lines += [f"{pin} \\", *(f"    --hash=sha256:{value} \\" for value in sorted(hashes[pin]))]
         lines[-1] = lines[-1].removesuffix(" \\")
     return "\n".join(lines) + "\n"
 
@@ -120,28 +120,29 @@ def main() -> None:
     versions = constraints()
     pinned = ("--no-deps", "--requirement", str(ROOT / "constraints.txt"))
     of_locks: dict[str, set[Wheel]] = {name: set() for name in LOCKS}
+    of_cpu: set[Wheel] = set()
     of_cuda: set[Wheel] = set()
     for python in PYTHONS:
         wheels = resolved(python, *pinned) + resolved(python, "--isolated", *pinned)
         by_name = {wheel.name: wheel for wheel in wheels}
         for lock, extras in LOCKS.items():
             # setuptools builds the project itself.
-            names = closure(extras, by_name, python) | {"setuptools"}
+            names = (closure(extras, by_name, python) | {"setuptools"}) - {"torch"}
             of_locks[lock] |= {wheel for wheel in wheels if wheel.name in names}
         cuda = resolved(
             python, "--isolated", "--constraint", str(ROOT / "constraints.txt"), f"torch=={versions['torch']}"
         )
-        of_cuda |= {wheel for wheel in cuda if wheel.name not in versions}
-    if not any(wheel.name == "torch" and wheel.version.endswith(CPU_BUILD) for wheel in of_locks["demo.txt"]):
+        of_cuda |= {wheel for wheel in cuda if wheel.name == "torch" or wheel.name not in versions}
+        of_cpu |= {wheel for wheel in wheels if wheel.name == "torch" and wheel.version.endswith(CPU_BUILD)}
+    if not of_cpu:
         raise SystemExit("pip finds no build of torch for CPUs: set PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL")
     made = f"Linux (x86-64), CPython {PYTHONS[0]} to {PYTHONS[-1]}. Made by requirements/lock.py from constraints.txt."
     for lock, extras in LOCKS.items():
-        heading = (f"What the project needs with the extras {', '.join(extras)}.", made)
-        (FOLDER / lock).write_text(text(of_locks[lock], versions, heading), encoding="utf-8")
-    heading = ("What torch's build for CUDA, the one on PyPI, needs beside the other lock files.", made)
-    (FOLDER / CUDA).write_text(
-        text(of_cuda, {wheel.name: wheel.version for wheel in of_cuda}, heading), encoding="utf-8"
-    )
+        heading = (f"What the project needs with the extras {', '.join(extras)}, except torch.", made)
+        (FOLDER / lock).write_text(text(of_locks[lock], heading), encoding="utf-8")
+    (FOLDER / CPU).write_text(text(of_cpu, ("The build of torch for CPUs.", made)), encoding="utf-8")
+    heading = ("The build of torch for CUDA, the one on PyPI, and what it needs beside the other lock files.", made)
+    (FOLDER / CUDA).write_text(text(of_cuda, heading), encoding="utf-8")
 
 
 if __name__ == "__main__":

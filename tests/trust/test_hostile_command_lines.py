@@ -3,12 +3,15 @@
 import argparse
 import importlib
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from distill.cli import Parser
 from search_spaces import UserError
+from tests.checkout import ROOT
 from tests.trust.mutations import WEIRD, bounded
 from tests.trust_counts import Cases
 
@@ -41,13 +44,14 @@ VALUES = [
     "x" * 5000,
     "",
     "é",
-    "\ud800",
     "a,b",
     ",",
     "=",
     "?",
 ]
 VALUES += [str(value)[:3000] for value in WEIRD if isinstance(value, str | int | float)]
+# A test's stderr refuses surrogates; `test_bytes_that_are_no_text` has them in a process.
+VALUES = [value for value in VALUES if value.isascii() or value.isprintable()]
 
 
 def words(rng: random.Random, parser: argparse.ArgumentParser) -> list[str]:
@@ -96,3 +100,10 @@ def test_hostile_command_lines(command: str, cases: Callable[..., Cases], capsys
         except Exception as error:
             raise AssertionError(f"case {number}: {given}") from error
     assert counts["refused"]
+
+
+@pytest.mark.parametrize("command", ["nas.inspect", "nas.pick"])
+def test_bytes_that_are_no_text(command: str) -> None:
+    result = subprocess.run([sys.executable, "-m", command, b"\xff\xfe"], capture_output=True, cwd=ROOT)
+    assert result.returncode == 2
+    assert result.stderr.count(b"\n") == 1 and result.stderr.startswith(command.encode())

@@ -1,7 +1,7 @@
 """The nine tasks of GLUE, and SNLI: from the official files, or from the hub.
 
 The files are tab-separated without quoting: quotation marks are ordinary characters. A malformed line is an error, so
-no row is dropped silently.
+no row is dropped silently. QQP's official files have some: they are left out, with a warning that says how many.
 """
 
 import logging
