@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
-from zipfile import is_zipfile
+from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import torch
 
@@ -51,9 +51,12 @@ class Checkpoint:
         try:
             if not is_zipfile(self.path):  # the format of torch.save
                 raise UnpicklingError("not a whole file of torch.save")
+            with ZipFile(self.path) as file:
+                if (part := file.testzip()) is not None:  # torch.load does not look at the checksums
+                    raise UnpicklingError(f"{part} is not as it was written")
             state = torch.load(self.path, map_location="cpu", weights_only=True)
-        except (RuntimeError, UnpicklingError) as error:
-            reason = str(error).splitlines()[0]
+        except (RuntimeError, UnpicklingError, BadZipFile, OSError, ValueError, KeyError, EOFError) as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise CheckpointError(f"{self.path}: damaged ({reason}); remove it to train from the beginning") from None
         try:
             for name, part in parts.items():
