@@ -12,6 +12,7 @@ import pytest
 from optuna.trial import TrialState
 from scipy.integrate import quad
 from scipy.stats import norm
+from sklearn.linear_model import Ridge
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from nas.samplers import SAMPLERS, ZeroCostProxy, evolution, lanas, local
@@ -214,6 +215,28 @@ def test_the_tree_parts_good_from_bad() -> None:
         assert set(child.rows) < set(parent.rows)
         assert set(child.rows) == set(parent.rows[child.has(features[parent.rows])])
         assert len(child.rows) >= 5
+
+
+def test_classifiers_are_learned_once() -> None:
+    """With classifiers that are known the tree is the same, and the same trials add no others."""
+    features, values = plane(200)
+    learned = learned_trials(200, None)
+    known: dict[tuple[bytes, bytes], Ridge] = {}
+    for count in (learned, learned + 1, 200, 200):
+        before = len(known)
+        given = features[:count], values[:count], learned, 5, EXPLORATION
+        expected, found = path_to_leaf(*given), path_to_leaf(*given, known)
+        assert [region.rows.tolist() for region in found] == [region.rows.tolist() for region in expected]
+        assert all(region.classifier in known.values() for region in found[1:])
+    assert before == len(known)
+
+
+def test_features_of_trials_are_made_once() -> None:
+    sampler = LaNAS(SPACE, 0, lambda architecture: float(architecture.layers[0].inner(BASE)))
+    trials = [observed(0.1 * seed, seed=seed) for seed in range(6)]
+    for count in (3, 6, 4):
+        expected = sampler.features([trial.architecture for trial in trials[:count]])
+        np.testing.assert_array_equal(sampler.features_of_trials(trials[:count]), expected)
 
 
 def test_visits_turn_the_search_to_the_other_side() -> None:
