@@ -61,12 +61,12 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--experts", type=int, default=4, help="default: %(default)s")
     parser.add_argument(
         "--objective",
-        default="minimoe",
+        default="kd",
         choices=[name for name, spec in OBJECTIVES.items() if spec.needs_teacher],
         help="default: %(default)s",
     )
     parser.add_argument("--steps", type=int, default=300, help="default: %(default)s")
-    parser.add_argument("--learning-rate", type=float, default=1e-4, help="default: %(default)s")
+    parser.add_argument("--learning-rate", type=float, default=3e-4, help="default: %(default)s")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default: 1 2 3")
 
 
