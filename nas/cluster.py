@@ -115,6 +115,7 @@ def _on_loopback() -> Iterator[None]:
             os.environ[name] = given
 
 
+@interrupt.deferred()  # a session whose start was cut short crashes when the process exits
 def _connect(cluster: Cluster, folder: Path | None) -> None:
     path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # errors of trials are in the study

@@ -42,6 +42,7 @@ def press(process: subprocess.Popen[bytes], rng: random.Random, times: int) -> s
 @pytest.mark.slow
 @pytest.mark.trust
 def test_interrupted_on_the_whole_way(whole_way: Undisturbed, tmp_path: Path, cases: Callable[..., Cases]) -> None:
+    """Ctrl-C once and twice, at random moments."""
     counts = cases(sample=3, full=40)
     rng = random.Random(0)
     said, done = tmp_path / "said.txt", 0

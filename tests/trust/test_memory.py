@@ -93,7 +93,7 @@ def test_reasons_of_failures_are_told_apart(
     monkeypatch: pytest.MonkeyPatch,
     cases: Callable[..., Cases],
 ) -> None:
-    """By PyTorch's allocator, by the kernel's killer, by values that are not finite, and by a killed worker."""
+    """No memory for the allocator or the kernel, values that are not finite, and a killed worker."""
     counts = cases(sample=1, full=5)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # as in the other sessions of this process
     monkeypatch.setenv(GROUP, str(control_group))

@@ -34,8 +34,9 @@ def content(cache: Path, names: set[str]) -> dict[str, bytes]:
 def test_searches_that_start_together(
     searched: Path, shared_study: TinyStudy, tmp_path: Path, cases: Callable[..., Cases]
 ) -> None:
-    """With a cache that has but the text: two of a study and one of another study. One of the first two is refused with
-    a line, and the other two searches end as a search that was alone.
+    """Two searches on a study and one on another, with an empty cache.
+
+    One of the first two is refused with a line, and the other two searches end as a search that was alone.
     """
     counts = cases(sample=1, full=5)
     for case in range(counts.wanted):
