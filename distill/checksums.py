@@ -51,10 +51,13 @@ def verify(path: Path) -> None:
     Raises:
         DamagedError: it is not.
     """
-    if not sums_file(path).exists():
-        record(path)
+    try:
+        expected = read_json(sums_file(path))
+    except UserError:
+        if sums_file(path).exists():
+            raise
+        record(path)  # another process that makes the same entry may also have removed them at this moment
         return
-    expected = read_json(sums_file(path))
     found = sums(path)
     if found != expected:
         if not isinstance(expected, dict):
