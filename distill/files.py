@@ -147,6 +147,11 @@ def _write_atomically(path: Path, write: Callable[[Path], object], keep_existing
         draft = folder / path.name
         write(draft)
         ordinary_modes(draft)
+        if keep_existing and draft.is_file():
+            # Unlike a folder, a file would silently replace one that another process has created at this moment.
+            with contextlib.suppress(OSError):  # it exists, or there are no links in this file system
+                os.link(draft, path)
+                return
         try:
             if not (keep_existing and path.exists()):
                 os.replace(draft, path)
