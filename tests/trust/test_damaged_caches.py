@@ -23,7 +23,7 @@ from tests.trust_counts import Cases
 def test_damaged_entries(
     tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: Callable[..., Cases]
 ) -> None:
-    """A search reads data, teacher, supernet, calibration, predictions, and saved outputs."""
+    """A damaged entry of the cache: data, teacher, supernet, calibration, predictions, saved outputs."""
     counts = cases(sample=20, full=2_000)
     prepare(tiny_study.config, "cpu")
     whole, cache = fresh(tiny_study.cache, tmp_path / "whole"), tmp_path / "cache"
@@ -50,6 +50,7 @@ def test_damaged_entries(
 
 @pytest.mark.trust
 def test_damaged_texts(tmp_path: Path, cases: Callable[..., Cases]) -> None:
+    """A damaged collection of text in the cache is refused."""
     counts = cases(sample=100, full=2_000)
     whole, path, expected = tmp_path / "whole" / "text.jsonl", tmp_path / "case" / "text.jsonl", corpus()
     save_corpus(expected, whole)

@@ -44,7 +44,7 @@ def kilobytes(folder: Path) -> int:
 def test_a_search(
     place: str, shared_study: TinyStudy, searched: Path, tmp_path: Path, cases: Callable[..., Cases]
 ) -> None:
-    """On a disk that becomes larger from one attempt to the next, until the search reaches its end."""
+    """A search on a disk that is too small, and becomes larger from one attempt to the next."""
     counts = cases(sample=2, full=30)
     study = TinyStudy(tmp_path)
     needed = kilobytes({"cache": shared_study.cache, "results": searched}[place])

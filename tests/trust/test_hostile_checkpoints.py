@@ -91,6 +91,7 @@ def as_student(folder: Path) -> None:
 def test_damaged_checkpoints(
     kind: str, teacher: Path, student: Path, tmp_path: Path, cases: Callable[..., Cases]
 ) -> None:
+    """A damaged checkpoint is refused, or read as it was."""
     counts = cases(sample=25, full=3_000)
     load, whole = {"teacher": (as_teacher, teacher), "student": (as_student, student)}[kind]
     rng = random.Random(kind)

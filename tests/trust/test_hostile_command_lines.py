@@ -28,6 +28,7 @@ COMMANDS = {
     "distill": ("distill.__main__", None),
     "distill.augment": ("distill.augment", None),
     "supernet.student": ("supernet.student", None),
+    "supernet.prune": ("supernet.prune", "check"),
     "supernet.experts": ("supernet.experts.command", "check"),
 }
 VALUES = [
@@ -77,6 +78,7 @@ def words(rng: random.Random, parser: argparse.ArgumentParser) -> list[str]:
 @pytest.mark.trust
 @pytest.mark.parametrize("command", COMMANDS)
 def test_hostile_command_lines(command: str, cases: Callable[..., Cases], capsys: pytest.CaptureFixture[str]) -> None:
+    """Options and values that make no sense, of a command."""
     module, check = COMMANDS[command]
     parser: Parser = importlib.import_module(module).parser()
     counts = cases(sample=100, full=5_000)

@@ -117,6 +117,7 @@ PATIENCE = 5.0
 @pytest.mark.trust
 @pytest.mark.parametrize("name", PARSERS)
 def test_mutated_files(name: str, tmp_path: Path, cases: Callable[..., Cases]) -> None:
+    """Mutated files."""
     parse, ending, given = PARSERS[name]
     counts = cases(sample=300, full=100_000)
     logging.disable(logging.WARNING)  # of QQP's malformed lines
@@ -143,7 +144,7 @@ def test_mutated_files(name: str, tmp_path: Path, cases: Callable[..., Cases]) -
 
 @pytest.mark.trust
 def test_architectures_with_strange_values(cases: Callable[..., Cases]) -> None:
-    """Valid JSON, of which one or two values are anything else."""
+    """Architectures in valid JSON, of which one or two values are anything else."""
     counts = cases(sample=500, full=100_000)
     rng = random.Random(0)
     given = [PUBLISHED[name].to_json() for name in ("efficientbert", "moebert", "minimoe-4l-192h", "base")]
@@ -165,6 +166,7 @@ def test_architectures_with_strange_values(cases: Callable[..., Cases]) -> None:
 
 @pytest.mark.trust
 def test_experts_with_strange_values(cases: Callable[..., Cases]) -> None:
+    """Experts of which values are anything else."""
     counts = cases(sample=500, full=100_000)
     rng = random.Random(1)
     for _ in range(counts.wanted):

@@ -54,6 +54,7 @@ def poisoned(folder: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.trust
 def test_reports(tmp_path: Path, cases: Callable[..., Cases]) -> None:
+    """Hostile names in a report, in a browser."""
     counts = cases(sample=len(NAMES), full=len(NAMES))
     browser = requirements.program("chromium")
     for number, name in enumerate(NAMES):
@@ -75,6 +76,7 @@ def test_reports(tmp_path: Path, cases: Callable[..., Cases]) -> None:
 @pytest.mark.slow
 @pytest.mark.trust
 def test_notes_in_the_dashboard(tmp_path: Path, cases: Callable[..., Cases]) -> None:
+    """Hostile names in the notes of the dashboard, in a browser."""
     counts = cases(sample=len(NAMES), full=len(NAMES))
     browser, url = requirements.program("chromium"), sqlite_url(tmp_path / "study.db")
     study = ledger.open_study(url, "s/stage-1")
