@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import product
+from typing import TypeVar
 
 from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
-from search_spaces.caches import cached
 from search_spaces.cost import CLASSIFICATION, ffn_params, fixed_params
 from search_spaces.counting import Bounds, Cost, add, count_rest, count_within, invert, position_of
 from search_spaces.errors import UserError, shortened
@@ -30,6 +30,11 @@ from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
 from search_spaces.variants import EXPERT_COUNTS, are_variants, counts, draw, positions, variants
 
 GRAPHS, SIZES = "graphs", "sizes"
+# The number of entries at which a cache of a space is emptied.
+CACHED = 16_384
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class SpaceError(UserError, ValueError):
@@ -291,7 +296,7 @@ class Space:
         Args:
             base: one that differs from `base` at most in the numbers of experts in attention and head.
         """
-        return cached(self._bounds, base, lambda: self._new_bounds(base))
+        return _cached(self._bounds, base, lambda: self._new_bounds(base))
 
     def _new_bounds(self, base: Base) -> Bounds:
         fixed = fixed_params(base, self.labels, self.head)
@@ -306,7 +311,7 @@ class Space:
 
     def cost(self, genes: Genes) -> Cost:
         """What a layer with these genes contributes to each entry of `bounds`."""
-        return cached(
+        return _cached(
             self._cost_of_genes,
             genes,
             lambda: (ffn_params(self.base, genes), *(limit.of(self.base, genes) for limit in self.limits)),
@@ -359,7 +364,7 @@ class Space:
         """A layer's `options` and their `costs`. Subclasses that restrict the options of a layer override this."""
         # If sizes are searched, all layers have the same options.
         fixed_layer = None if self.varies_sizes else layer
-        return cached(self._options_of_graph, (fixed_layer, graph), lambda: self._new_options(fixed_layer, graph))
+        return _cached(self._options_of_graph, (fixed_layer, graph), lambda: self._new_options(fixed_layer, graph))
 
     def _new_options(self, fixed_layer: int | None, graph: FFNGraph) -> tuple[tuple[Genes, ...], tuple[Cost, ...]]:
         if fixed_layer is None:
@@ -390,6 +395,15 @@ class Space:
             if not (self.spells(graph) if self.varies_graphs else graph == self.start_graphs[layer]):
                 return f"layers[{layer}] has the graph {graph}"
         return "" if self.keeps_budget(architecture) else "its costs are outside the budget"
+
+
+def _cached(cache: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
+    """The cached value of a key; calls `make` if there is none."""
+    if key not in cache:
+        if len(cache) >= CACHED:
+            cache.clear()
+        cache[key] = make()
+    return cache[key]
 
 
 def _layer_name(layer: int) -> str:

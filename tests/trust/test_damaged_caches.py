@@ -25,8 +25,11 @@ def test_damaged_entries(
 ) -> None:
     """A damaged entry of the cache: data, teacher, supernet, calibration, predictions, saved outputs."""
     counts = cases(sample=20, full=2_000)
+    whole, cache = tmp_path / "whole", tmp_path / "cache"
+    # The cache of all tests has entries of other studies, too, which this one would not look at.
+    fresh(tiny_study.cache / "corpora", whole / "corpora")
+    monkeypatch.setenv("FFN_NAS_CACHE", str(whole))
     prepare(tiny_study.config, "cpu")
-    whole, cache = fresh(tiny_study.cache, tmp_path / "whole"), tmp_path / "cache"
     monkeypatch.setenv("FFN_NAS_CACHE", str(cache))
     entries = {path.parent.name for path in whole.glob("*/[!.]*")}
     assert {"corpora", "data", "outputs", "supernets", "teachers"} <= entries

@@ -63,10 +63,9 @@ def test_a_student_is_loaded_by_our_classes(hostile: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["bert", "nas_bert_2", "roberta"])
 def test_code_under_another_type(hostile: Path, model_type: str) -> None:
-    """BERT is loaded by transformers' own class; other types are refused."""
+    """It is refused: the weights are not those of a BERT, and other types are unknown."""
     changed(hostile, "config.json", model_type=model_type)
-    said = loaded(hostile)
-    assert said == "transformers.models.bert.modeling_bert\n" if model_type == "bert" else str(hostile) in said
+    assert str(hostile) in loaded(hostile)
 
 
 def test_code_of_a_tokenizer(hostile: Path) -> None:

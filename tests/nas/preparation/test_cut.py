@@ -43,7 +43,7 @@ def presets(tiny_study: TinyStudy) -> tuple[str, str]:
 
 
 def supernets(cache: Path) -> set[Path]:
-    return {path for kind in ("supernets", "encoders") for path in (cache / kind).glob("*")}
+    return {path for kind in ("supernets", "encoders") for path in (cache / kind).glob("[!.]*")}
 
 
 def weights(workspace: Workspace) -> dict[str, torch.Tensor]:
