@@ -140,14 +140,14 @@ def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
         ConfigError: a file or data set does not exist.
     """
     name = config.task
+    if name not in config.rows and name in embedded.TASKS:
+        return corpus().fingerprint
     try:
         if name in config.rows:
             rows = config.rows[name]
             files = [Path(rows.train), Path(rows.dev)]
             columns = [rows.text, rows.pair, rows.label, rows.regression]
             return fingerprint(READERS_VERSION, columns, [file.suffix for file in files], *files)
-        if name in embedded.TASKS:
-            return corpus().fingerprint
         folder = None if config.data is None else Path(config.data)
         return fingerprint(READERS_VERSION, *reader_of(name).sources(name, folder))
     except TaskError as error:

@@ -19,7 +19,7 @@ from tests.trust_counts import Cases
 def small_disk(folder: Path, size: int) -> Iterator[Callable[[int], None]]:
     """Mount a file system of so many kilobytes on the folder; yields what enlarges it."""
     folder.mkdir(exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}k,mode=700", "tmpfs", str(folder)]
     requirements.succeeds(mount, "file systems of a given size, which root may mount")
     try:
         yield lambda more: subprocess.run(["mount", "-o", f"remount,size={more}k", str(folder)], check=True)
