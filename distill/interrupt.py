@@ -23,7 +23,7 @@ _deferring = 0
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
     """In this block, Ctrl-C raises KeyboardInterrupt and is recorded for `check`. If Python drops the exception,
-    nothing is printed. A process that was interrupted in this block does not notice Ctrl-C while it exits.
+    nothing is printed. Afterwards the process does not notice Ctrl-C while it exits: what it had to do is done.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -50,8 +50,12 @@ def recording() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, previous_handler)
         sys.unraisablehook = previous_hook
-        if _pressed.is_set():
-            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+        atexit.unregister(_ignore)
+        atexit.register(_ignore)
+
+
+def _ignore() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
