@@ -120,7 +120,7 @@ def load_model(
             f"the model {source!r} has a head for {stored_classes} classes{names}; the task has {len(labels)}: "
             f"{', '.join(labels)}"
         )
-    if any(not name.startswith(f"{model.base_model_prefix}.") for name in new):
+    if new:  # the head, or the pooler before it
         if kind == MASKED_LM:
             raise TeacherError(
                 f"the model {source!r} has no trained head for this task, to predict masked words: choose a "

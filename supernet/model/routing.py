@@ -53,6 +53,8 @@ class Router(nn.Module):
     def __init__(self, experts: Mapping[str, Any], config: Any, batched: bool = False) -> None:
         super().__init__()
         self.count, self.top_k, self.routing = experts["count"], experts["top_k"], experts["routing"]
+        if type(self.count) is not int or type(self.top_k) is not int or not 1 <= self.top_k <= self.count:
+            raise ValueError(f"top_k must be from 1 to the number of experts, {self.count!r}, not {self.top_k!r}")
         self.capacity = None if experts["capacity"] is None else Fraction(experts["capacity"])
         if config.capacity_per not in ("sentence", "batch"):
             raise ValueError(f"config.capacity_per is {config.capacity_per!r}; known are sentence, batch")
