@@ -15,7 +15,7 @@ from distill.training.weights import WeightsError, load_weights
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from search_spaces.architecture import Architecture
-from search_spaces.errors import UserError
+from search_spaces.errors import UserError, shortened
 from supernet.build import HEADS, head_of
 
 ARCHITECTURE, CONFIG, METRICS = "architecture.json", "config.toml", "metrics.json"
@@ -68,9 +68,11 @@ def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
             f"({NAS_BERT!r}), as train_final.py writes it"
         )
     classes = {cls.__name__: cls for kind, cls in HEADS.items() if kind != "none"}
-    name = next(iter(described.get("architectures") or ()), None)
-    if name not in classes:
-        raise ExportError(f"{folder}: config.json has the architecture {name!r}; known are {', '.join(classes)}")
+    names = described.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    if not isinstance(name, str) or name not in classes:
+        known = ", ".join(classes)
+        raise ExportError(f"{folder}: config.json has the architecture {shortened(name)}; known are {known}")
     config = load_config_of_model(str(folder), (NAS_BERT,))
     try:
         model, _ = load_weights(classes[name], str(folder), config, new_head=False)
