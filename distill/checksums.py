@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from distill.files import SUMS_PREFIX, read_json, write_atomically, write_text
+from distill.files import SUMS_PREFIX, write_atomically, write_text
 from search_spaces.errors import UserError
 
 # A cache may be shared by people who cannot write there.
@@ -51,13 +51,16 @@ def verify(path: Path) -> None:
     Raises:
         DamagedError: it is not.
     """
+    # Read at once: another process that makes the same entry may remove them, and write them again, at any moment.
     try:
-        expected = read_json(sums_file(path))
-    except UserError:
-        if sums_file(path).exists():
-            raise
-        record(path)  # another process that makes the same entry may also have removed them at this moment
+        expected = json.loads(sums_file(path).read_bytes())
+    except FileNotFoundError:
+        record(path)
         return
+    except OSError as error:
+        raise DamagedError(f"{sums_file(path)} cannot be read ({error.strerror}): remove it") from None
+    except (ValueError, RecursionError):
+        expected = None
     found = sums(path)
     if found != expected:
         if not isinstance(expected, dict):

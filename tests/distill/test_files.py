@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import BertTokenizerFast
 
-from distill.checksums import create_once, sums_file
+from distill.checksums import DamagedError, create_once, sums_file
 from distill.files import (
     DRAFT_PREFIX,
     LOCK_FILE,
@@ -30,6 +30,18 @@ def test_keep_writes_once(tmp_path: Path) -> None:
     create_once(path, lambda draft: pytest.fail("it is there already"))
     assert path.read_text() == "first"
     assert set(path.parent.iterdir()) == {path, sums_file(path)}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 10**5, b'{"": "0"}'])
+def test_an_entry_whose_checksums_are_damaged(tmp_path: Path, content: bytes) -> None:
+    path = create_once(tmp_path / "entry", lambda draft: draft.write_text("whole"))
+    sums_file(path).write_bytes(content)
+    with pytest.raises(DamagedError, match=r"entry is damaged .*remove it, and the same command makes it anew"):
+        create_once(path, lambda draft: pytest.fail("it is there already"))
+    sums_file(path).unlink()
+    sums_file(path).mkdir()
+    with pytest.raises(DamagedError, match="cannot be read"):
+        create_once(path, lambda draft: pytest.fail("it is there already"))
 
 
 @pytest.mark.parametrize("folder", [False, True])
