@@ -20,6 +20,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {by_lower_case[matches[0]]!r}?" if matches else ""
 
 
+def reason(error: BaseException, limit: int = 300) -> str:
+    """The first line of an error's text, truncated, or the error's type if it has no text."""
+    lines = str(error).strip().splitlines()
+    line = lines[0] if lines else type(error).__name__
+    return line if len(line) <= limit else f"{line[: limit - 3]}..."
+
+
 def shortened(value: object, limit: int = 60) -> str:
     """`repr(value)`, truncated so that it fits into a one-line error message."""
     # Never the full repr: the value may be megabytes of text, or lists nested a thousand deep.

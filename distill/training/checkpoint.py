@@ -10,7 +10,7 @@ from zipfile import BadZipFile, ZipFile, is_zipfile
 import torch
 
 from distill.files import write_atomically
-from search_spaces.errors import UserError
+from search_spaces.errors import UserError, reason
 
 
 class CheckpointError(UserError, ValueError):
@@ -56,16 +56,18 @@ class Checkpoint:
                     raise UnpicklingError(f"{part} is not as it was written")
             state = torch.load(self.path, map_location="cpu", weights_only=True)
         except (RuntimeError, UnpicklingError, BadZipFile, OSError, ValueError, KeyError, EOFError) as error:
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise CheckpointError(f"{self.path}: damaged ({reason}); remove it to train from the beginning") from None
+            raise CheckpointError(
+                f"{self.path}: damaged ({reason(error)}); remove it to train from the beginning"
+            ) from None
         try:
             for name, part in parts.items():
                 part.load_state_dict(state[name])
             for name, buffer in parts["objective"].named_buffers():
                 buffer.copy_(state["buffers"][name])
         except (KeyError, RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise CheckpointError(f"{self.path}: the state of another training run ({reason}); remove it") from None
+            raise CheckpointError(
+                f"{self.path}: the state of another training run ({reason(error)}); remove it"
+            ) from None
         cpu_state, *gpu_state = state["random"]
         torch.set_rng_state(cpu_state)
         if gpu_state and torch.cuda.is_available():

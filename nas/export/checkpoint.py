@@ -75,7 +75,7 @@ def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
         raise ExportError(f"{folder}: config.json has the architecture {shortened(name)}; known are {known}")
     config = load_config_of_model(str(folder), (NAS_BERT,))
     try:
-        model, _ = load_weights(classes[name], str(folder), config, new_head=False)
+        model, _ = load_weights(classes[name], str(folder), config, strict=True)
     except WeightsError as error:
         raise ExportError(f"{folder}: no readable weights: {error}") from None
     name_outputs(model.eval().config, head_of(model), labels)

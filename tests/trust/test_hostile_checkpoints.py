@@ -123,10 +123,12 @@ def changed(folder: Path, **settings: object) -> None:
     [
         ({"intermediate_size": 47}, "is missing, or of another shape than config.json says"),
         ({"hidden_size": 60_000, "intermediate_size": 60_000}, "config.json describes .* weights, and the files have"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be from 1 to"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be a whole number from 1 to 256, not 10"),
         ({"hidden_dropout_prob": 2}, "hidden_dropout_prob must be from 0 to 1, not 2"),
-        ({"pad_token_id": 50}, "pad_token_id must be below the vocab_size, not 50"),
-        ({"num_attention_heads": 5}, "5 num_attention_heads do not divide the hidden_size"),
+        ({"pad_token_id": 50}, "pad_token_id must be a whole number from 0 to 49, not 50"),
+        ({"num_attention_heads": 5}, "hidden_size 24 must be a multiple of num_attention_heads 5"),
+        ({"id2label": {"0": "a", "5": "b"}}, r"id2label must name the classes 0 to 1, not \[0, 5\]"),
+        ({"architectures": "BertModel"}, "architectures must be a list of strings, not 'BertModel'"),
     ],
 )
 def test_configurations_that_are_not_those_of_the_weights(

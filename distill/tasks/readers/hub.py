@@ -3,6 +3,7 @@
 from typing import Any
 
 from distill.tasks.task import TaskError
+from search_spaces.errors import reason
 
 
 def table(name: str, split: str, configuration: str | None = None, revision: str | None = None) -> Any:
@@ -16,8 +17,7 @@ def table(name: str, split: str, configuration: str | None = None, revision: str
     try:
         return datasets.load_dataset(name, configuration, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        problem = f"{name} ({split}) cannot be loaded from the hub; give the folder of its files ({reason})"
+        problem = f"{name} ({split}) cannot be loaded from the hub; give the folder of its files ({reason(error)})"
         raise TaskError(problem) from None
 
 
