@@ -25,6 +25,7 @@ def create_once(path: Path, write: Callable[[Path], object]) -> Path:
 
     Raises:
         DamagedError: it exists and is not as it was written.
+        distill.files.DiskFullError: there is no space left.
     """
     if path.exists():
         verify(path)
@@ -36,7 +37,13 @@ def create_once(path: Path, write: Callable[[Path], object]) -> Path:
 
 
 def record(path: Path) -> None:
-    """Write the SHA-256 of a file, or of all files in a folder, to a file beside it."""
+    """Write the SHA-256 of a file, or of all files in a folder, to a file beside it; nothing where this user cannot
+    write.
+
+    Raises:
+        DamagedError: as `sums`.
+        distill.files.DiskFullError: there is no space left.
+    """
     try:
         write_text(sums_file(path), json.dumps(sums(path), indent=1) + "\n")
     except OSError as error:
@@ -49,9 +56,11 @@ def verify(path: Path) -> None:
     version made it, they are recorded now.
 
     Raises:
-        DamagedError: it is not.
+        DamagedError: it is not, or the checksums cannot be read.
+        distill.files.DiskFullError: there is no space left for the checksums.
     """
-    # Read at once: another process that makes the same entry may remove them, and write them again, at any moment.
+    # The checksums are read without a look whether they exist: another process that makes the same entry may remove
+    # them, and write them again, at any moment.
     try:
         expected = json.loads(sums_file(path).read_bytes())
     except FileNotFoundError:
@@ -61,10 +70,13 @@ def verify(path: Path) -> None:
         raise DamagedError(f"{sums_file(path)} cannot be read ({error.strerror}): remove it") from None
     except (ValueError, RecursionError):
         expected = None
+    if not isinstance(expected, dict):
+        raise DamagedError(
+            f"the checksums of {path} ({sums_file(path)}) are damaged, so it cannot be verified: remove {path}, and "
+            "the same command makes it anew"
+        )
     found = sums(path)
     if found != expected:
-        if not isinstance(expected, dict):
-            expected = {}
         differ = next(name for name in [*sorted({*found, *expected}), ""] if found.get(name) != expected.get(name))
         what = f"{differ} in it is not" if differ else "it is not"
         raise DamagedError(
