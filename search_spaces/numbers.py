@@ -22,3 +22,19 @@ def fraction(value: object) -> Fraction:
     if re.search("/0+$", text):
         raise ValueError(f"{shortened(text)} divides by zero")
     return Fraction(text)
+
+
+def share(value: object) -> Fraction:
+    """The exact value of a share above 0 and at most 1, which may be written as "99%", "0.99" or "99/100".
+
+    Raises:
+        ValueError: the value is none; the caller prefixes the message with the name of the value.
+    """
+    text = str(value).strip()
+    try:
+        found = fraction(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        found = Fraction(0)
+    if not 0 < found <= 1:
+        raise ValueError(f"must be a share above 0 and at most 1, such as 99% or 0.99, not {shortened(value)}")
+    return found

@@ -23,7 +23,7 @@ from distill.cli import DONE, Parser, device, interruptible
 from distill.command.options import check_minima, check_own_rows
 from distill.files import save_pretrained
 from search_spaces.errors import UserError
-from search_spaces.numbers import fraction
+from search_spaces.numbers import share
 
 # Slow imports are inside functions, where Ctrl-C is caught.
 
@@ -66,12 +66,9 @@ def parser() -> Parser:
 
 def _share(text: str) -> Fraction:
     try:
-        share = fraction(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = Fraction(0)
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, such as 5% or 1/20, not {text!r}")
-    return share
+        return share(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

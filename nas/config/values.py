@@ -17,26 +17,19 @@ from pydantic import (
 from nas.latency.limit import parse_latency
 from search_spaces.architecture import LARGEST, ArchitectureError, Experts
 from search_spaces.errors import did_you_mean, shortened
-from search_spaces.numbers import fraction
+from search_spaces.numbers import fraction, share
 
 
 def _share(value: Any) -> Fraction:
-    share = fraction(value)
-    if not 0 < share <= 1:
+    found = fraction(value)
+    if not 0 < found <= 1:
         raise ValueError(f"must be above 0 and at most 1, not {value}")
-    return share
+    return found
 
 
 def kept_share(value: Any) -> float:
     """Parse a share above 0 and at most 1, which may be written as "99%" or "0.99"."""
-    text = str(value).strip()
-    try:
-        share = fraction(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = Fraction(0)
-    if not 0 < share <= 1:
-        raise ValueError(f"must be a share such as 99% or 0.99, not {shortened(value)}")
-    return float(share)
+    return float(share(value))
 
 
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}

@@ -87,9 +87,9 @@ def test_bisection_finds_the_last_that_passes(last: int | None) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"keep.share": "101%"}, "keep.share: must be a share such as 99% or 0.99, not '101%'"),
-        ({"keep.share": 0}, "keep.share: must be a share such as 99% or 0.99, not 0"),
-        ({"keep.share": "most"}, "must be a share such as 99% or 0.99, not 'most'"),
+        ({"keep.share": "101%"}, "keep.share: must be a share above 0 and at most 1, such as 99% or 0.99, not '101%'"),
+        ({"keep.share": 0}, "keep.share: must be a share above 0 and at most 1, such as 99% or 0.99, not 0"),
+        ({"keep.share": "most"}, "must be a share above 0 and at most 1, such as 99% or 0.99, not 'most'"),
         ({"keep.share": 0.9, "keep.cost": "energy"}, "keep.cost: Input should be 'params', 'macs' or 'latency'"),
         ({"keep.share": 0.9, "space.max_params": "1M"}, "keep finds space.max_params, the smallest that is enough"),
         ({"keep.share": 0.9, "space.min_params": 1000}, "keep finds the budget: leave out space.min_params"),
@@ -115,7 +115,7 @@ def test_budgets_are_limits_that_a_configuration_can_have(maximum: int, tiny_stu
 def test_options_that_make_no_goal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = ["--stage", "1", "--out", str(tmp_path)]
     assert main([*command, "--keep", "much"]) == USER_ERROR
-    assert "--keep: must be a share such as 99% or 0.99, not 'much'" in capsys.readouterr().err
+    assert "--keep: must be a share above 0 and at most 1, such as 99% or 0.99, not 'much'" in capsys.readouterr().err
     assert main([*command, "--keep", "99%", "--goals", "score,beauty"]) == USER_ERROR
     assert "with --keep it is score,params; score,macs or score,latency" in capsys.readouterr().err
     assert main([*command, "--keep", "99%", "--max-params", "12M"]) == USER_ERROR

@@ -7,7 +7,7 @@ import pytest
 from nas.config.load import load_config
 from nas.config.values import count
 from search_spaces import Architecture
-from search_spaces.numbers import fraction
+from search_spaces.numbers import fraction, share
 
 NUMBERS: list[tuple[object, str]] = [
     ("1/8", "1/8"),
@@ -51,6 +51,20 @@ def test_what_is_no_fraction(value: object) -> None:
     with pytest.raises(ValueError, match=r'^must be a fraction such as "1/8", not ') as error:
         fraction(value)
     assert len(str(error.value)) < 120
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("99%", "99/100"), ("12.5%", "1/8"), (" 5% ", "1/20"), ("100%", "1"), ("1/20", "1/20"), (0.25, "1/4"), (1, "1")],
+)
+def test_shares(written: object, meant: str) -> None:
+    assert share(written) == Fraction(meant)
+
+
+@pytest.mark.parametrize("value", [0, "0%", "100.1%", "1.01", "%", "5 %%", "half", "1/0", "-5%", True, None])
+def test_what_is_no_share(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^must be a share above 0 and at most 1, such as 99% or 0\.99, not "):
+        share(value)
 
 
 @pytest.mark.parametrize("value", ["1/0", "0/0", "1/000"])

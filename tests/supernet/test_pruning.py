@@ -210,4 +210,6 @@ def test_invalid_shares(share: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["x", "--keep", share, "--out", "y"])
     assert ended.value.code == 2
-    assert f"--keep: must be above 0 and at most 1, such as 5% or 1/20, not '{share}'" in capsys.readouterr().err
+    assert (
+        f"--keep: must be a share above 0 and at most 1, such as 99% or 0.99, not '{share}'" in capsys.readouterr().err
+    )
