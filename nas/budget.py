@@ -88,9 +88,9 @@ def macs_limits(config: StudyConfig, base: Base, labels: int, head: str) -> tupl
     """The limit on the MACs of models with this head; empty if the study neither bounds nor minimises MACs."""
     if config.space.max_macs is None and "macs" not in config.goals:
         return ()
-    fixed_of = FixedMacs(labels, head)
-    fixed = fixed_of(base_of_baselines(config, base))
-    return (Limit("macs", fixed, cost.ffn_macs, config.space.max_macs or NO_LIMIT, fixed_of),)
+    fixed_cost = FixedMacs(labels, head)
+    fixed = fixed_cost(base_of_baselines(config, base))
+    return (Limit("macs", fixed, cost.ffn_macs, config.space.max_macs or NO_LIMIT, fixed_cost),)
 
 
 def check_feasible(

@@ -259,7 +259,7 @@ class Search:
                 self.with_budget(keep.UNBOUNDED, 1.0), self.workspace, self.cluster.device, self.on_progress
             )
             limit = next(found for found in bounded if found.name == name)
-        cheapest = min(limit.of(space.base, genes) for genes in space.options(0, space.graph))
+        cheapest = min(limit.layer_cost(space.base, genes) for genes in space.options(0, space.graph))
         whole = limit.total(Architecture.uniform(space.base, space.graph))
         return keep.ladder(limit.fixed, whole, limit.fixed + space.base.depth * cheapest)
 

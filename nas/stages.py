@@ -31,7 +31,7 @@ from nas.study.folder import Folder
 from search_spaces.architecture import DENSE, Architecture, Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space
-from search_spaces.variants import EXPERT_COUNTS, are_variants
+from search_spaces.variants import EXPERT_FIELDS, are_variants
 
 # Stages that refine an architecture, each with the stage whose winner it refines by default.
 BEFORE = {"2": "1", "3": "2"}
@@ -179,7 +179,7 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
         return
     if not are_variants(base, start.base):
         raise ConfigError(f"the architecture to refine has the base {start.base}; this study's is {base}")
-    for name in EXPERT_COUNTS:
+    for name in EXPERT_FIELDS:
         count = getattr(start.base, name)
         if count not in getattr(config.space, name):
             raise ConfigError(f"the architecture to refine has {name} {count}: add {count} to space.{name}")

@@ -2,25 +2,25 @@
 
 from collections.abc import Sequence
 
-from search_spaces.counting import Cost
+from search_spaces.counting import Bounds, Cost, count_within
 from search_spaces.limits import Limit
 
 
 def nothing_fits(
     min_params: int,
     max_params: int,
-    rows: Sequence[Sequence[Cost]],
+    layer_costs: Sequence[Sequence[Cost]],
     fixed: Sequence[int],
-    limits: Sequence[tuple[Limit, int]],
+    limits: Sequence[tuple[Limit, Sequence[int]]],
 ) -> str:
-    """Which bound no architecture keeps, and what would help.
+    """The message of `SpaceError` for an empty space: which bounds no architecture keeps, and what would help.
 
     Args:
-        rows: the costs of the options of each layer: parameters, then those of the limits.
+        layer_costs: the costs of the options of each layer: parameters, then those of the limits.
         fixed: the parameters of everything but the FFNs, on each base of the space.
-        limits: each limit with the lowest cost of everything but the FFNs.
+        limits: each limit with the cost of everything but the FFNs on each base.
     """
-    smallest, largest = (extreme(fixed) + sum(extreme(row)[0] for row in rows) for extreme in (min, max))
+    smallest, largest = (extreme(fixed) + sum(extreme(row)[0] for row in layer_costs) for extreme in (min, max))
     message = (
         f"no architecture has {min_params:,} to {max_params:,} parameters: "
         f"this space reaches from {smallest:,} to {largest:,}"
@@ -29,11 +29,26 @@ def nothing_fits(
         return f"{message}; raise max_params, or allow smaller expansions, smaller stacks or fewer experts"
     if min_params > largest:
         return f"{message}; lower min_params, or allow larger expansions, larger stacks or more experts"
-    for number, (limit, least) in enumerate(limits, start=1):
-        lowest = least + sum(min(cost[number] for cost in row) for row in rows)
+    binding: list[Limit] = []
+    for number, (limit, fixed_costs) in enumerate(limits, start=1):
+        lowest, highest = (
+            extreme(fixed_costs) + sum(extreme(cost[number] for cost in row) for row in layer_costs)
+            for extreme in (min, max)
+        )
         if lowest > limit.maximum:
             return (
-                f"no architecture keeps to {limit.name} {limit.maximum:,}: the smallest in this space is "
-                f"{lowest:,}; raise max_{limit.name}, or allow smaller expansions, smaller stacks or fewer experts"
+                f"no architecture keeps to {limit.name} {limit.in_words(limit.maximum)}: the smallest in this space is "
+                f"{limit.in_words(lowest)}; raise max_{limit.name}, or allow smaller expansions, smaller stacks or "
+                "fewer experts"
             )
-    return f"{message}, but no size in between fits; lower min_params or raise max_params"
+        if highest > limit.maximum:
+            binding.append(limit)
+    params = [[cost[:1] for cost in row] for row in layer_costs]
+    if not any(count_within(params, Bounds(min_params - base, (max_params - base,))) for base in fixed):
+        return f"{message}, but no size in between fits; lower min_params or raise max_params"
+    bounds = ", ".join(f"{limit.name} at most {limit.in_words(limit.maximum)}" for limit in binding)
+    remedies = ["lower min_params", *(f"raise max_{limit.name}" for limit in binding)]
+    return (
+        f"no architecture keeps all bounds at once: {min_params:,} to {max_params:,} parameters, {bounds}; "
+        f"{', '.join(remedies[:-1])} or {remedies[-1]}"
+    )

@@ -27,7 +27,7 @@ from search_spaces.operations import UNARY
 from search_spaces.reasons import nothing_fits
 from search_spaces.spelling import Trial
 from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
-from search_spaces.variants import EXPERT_COUNTS, are_variants, counts, draw, positions, variants
+from search_spaces.variants import EXPERT_FIELDS, are_variants, draw, expert_choices, positions, variants
 
 GRAPHS, SIZES = "graphs", "sizes"
 # The number of entries at which a cache of a space is emptied.
@@ -104,7 +104,7 @@ class Space:
             raise SpaceError(f"vary: must be graphs, sizes or both, not {shortened(sorted(self.vary))}")
         if self.start is None and self.vary != {GRAPHS, SIZES}:
             raise SpaceError("vary: without a start, both graphs and sizes must vary; give a start, or leave out vary")
-        for name in EXPERT_COUNTS:
+        for name in EXPERT_FIELDS:
             given, own = getattr(self, name), getattr(self.base, name)
             if given and (len(set(given)) < len(given) or own not in given):
                 raise SpaceError(
@@ -130,10 +130,10 @@ class Space:
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
         if not self.size_count():
-            rows = [self.costs(layer, graph) for layer, graph in enumerate(self.start_graphs)]
+            costs = [self.costs(layer, graph) for layer, graph in enumerate(self.start_graphs)]
             fixed = [fixed_params(base, self.labels, self.head) for base in self.bases]
-            limits = [(limit, min(map(limit.fixed_on, self.bases))) for limit in self.limits]
-            raise SpaceError(nothing_fits(self.min_params, self.max_params, rows, fixed, limits))
+            limits = [(limit, [limit.fixed_on(base) for base in self.bases]) for limit in self.limits]
+            raise SpaceError(nothing_fits(self.min_params, self.max_params, costs, fixed, limits))
 
     def suggest(self, trial: Trial) -> Architecture:
         """The architecture that a trial's choices define; any choices give a member of the space.
@@ -288,7 +288,7 @@ class Space:
     @property
     def expert_counts(self) -> dict[str, tuple[int, ...]]:
         """The choices, in ascending order, for those of the numbers of experts in attention and head that vary."""
-        return {name: values for name, values in counts(self.bases).items() if len(values) > 1}
+        return {name: values for name, values in expert_choices(self.bases).items() if len(values) > 1}
 
     def bounds_on(self, base: Base) -> Bounds:
         """The bounds on the summed costs of the layers: parameters, then the cost of every limit.
@@ -314,7 +314,7 @@ class Space:
         return _cached(
             self._cost_of_genes,
             genes,
-            lambda: (ffn_params(self.base, genes), *(limit.of(self.base, genes) for limit in self.limits)),
+            lambda: (ffn_params(self.base, genes), *(limit.layer_cost(self.base, genes) for limit in self.limits)),
         )
 
     def options(self, layer: int, graph: FFNGraph) -> tuple[Genes, ...]:
@@ -386,7 +386,7 @@ class Space:
         if not are_variants(self.base, architecture.base):
             return "it is on another base"
         if architecture.base not in self.bases:
-            return "it has " + " and ".join(f"{name} {getattr(architecture.base, name)}" for name in EXPERT_COUNTS)
+            return "it has " + " and ".join(f"{name} {getattr(architecture.base, name)}" for name in EXPERT_FIELDS)
         for layer, genes in enumerate(architecture.layers):
             graph = self.graph_of(layer, genes)
             if genes not in self.options(layer, graph):

@@ -1,5 +1,8 @@
 """Bases that differ in the number of experts of the attention and of the head. A search may choose these numbers, which
 hold for a whole architecture: MiniMoE's "x,y experts" have x experts in every attention.
+
+The *ways* of a base are the number of architectures on it that can be chosen. A *position* is a number from 0 to 1
+that the inverse of a distribution function maps to a choice (`search_spaces.counting.invert`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +13,7 @@ from search_spaces.architecture import Base
 from search_spaces.counting import invert, position_of
 
 # The fields of a base that a search may choose.
-EXPERT_COUNTS = ("attention_experts", "head_experts")
+EXPERT_FIELDS = ("attention_experts", "head_experts")
 
 
 def variants(base: Base, attention_experts: tuple[int, ...], head_experts: tuple[int, ...]) -> tuple[Base, ...]:
@@ -24,21 +27,21 @@ def variants(base: Base, attention_experts: tuple[int, ...], head_experts: tuple
     )
 
 
-def counts(bases: Sequence[Base]) -> dict[str, tuple[int, ...]]:
-    """For each of `EXPERT_COUNTS` the numbers that occur in these bases, in ascending order."""
-    return {name: tuple(sorted({getattr(base, name) for base in bases})) for name in EXPERT_COUNTS}
+def expert_choices(bases: Sequence[Base]) -> dict[str, tuple[int, ...]]:
+    """For each of `EXPERT_FIELDS` the numbers that occur in these bases, in ascending order."""
+    return {name: tuple(sorted({getattr(base, name) for base in bases})) for name in EXPERT_FIELDS}
 
 
 def draw(bases: Sequence[Base], ways: Sequence[int], position: Callable[[str], float]) -> Base:
-    """One of the bases, with a probability proportional to its number of ways if the positions are uniform. First the
-    number of experts in attention is chosen and then that in the head, given the former.
+    """One of the bases, with a probability proportional to its ways if the positions are uniform. The number of experts
+    in attention is drawn first, then the number in the head conditional on it.
 
     Args:
-        ways: for each base the number of ways to choose everything else.
-        position: for the name of a field of which there are several choices, a number from 0 to 1.
+        ways: for each base the number of architectures on it that can be chosen.
+        position: the position for the name of a field of which there are several choices.
     """
     chosen: dict[str, int] = {}
-    for name, values in counts(bases).items():
+    for name, values in expert_choices(bases).items():
         if len(values) > 1:
             chosen[name] = values[invert(_ways_of(name, values, bases, ways, chosen), position(name))]
     return next(base for base in bases if _has(base, chosen))
@@ -48,7 +51,7 @@ def positions(bases: Sequence[Base], ways: Sequence[int], base: Base) -> dict[st
     """The positions for which `draw` returns this base."""
     chosen: dict[str, int] = {}
     result = {}
-    for name, values in counts(bases).items():
+    for name, values in expert_choices(bases).items():
         if len(values) > 1:
             value = getattr(base, name)
             result[name] = position_of(_ways_of(name, values, bases, ways, chosen), values.index(value))
@@ -73,20 +76,20 @@ def _has(base: Base, chosen: Mapping[str, int]) -> bool:
 
 def are_variants(base: Base, other: Base) -> bool:
     """Whether two bases differ in nothing but the number of experts of attention and head."""
-    return replace(other, **{name: getattr(base, name) for name in EXPERT_COUNTS}) == base
+    return replace(other, **{name: getattr(base, name) for name in EXPERT_FIELDS}) == base
 
 
 def differing(base: Base, other: Base) -> int:
     """In how many of the numbers two variants differ."""
-    return sum(getattr(base, name) != getattr(other, name) for name in EXPERT_COUNTS)
+    return sum(getattr(base, name) != getattr(other, name) for name in EXPERT_FIELDS)
 
 
 def distance(base: Base, other: Base) -> float:
     """The difference between two variants: the sum of the |log ratios| of their numbers of experts."""
-    return sum(abs(log(getattr(base, name) / getattr(other, name))) for name in EXPERT_COUNTS)
+    return sum(abs(log(getattr(base, name) / getattr(other, name))) for name in EXPERT_FIELDS)
 
 
-def described(base: Base) -> str:
+def experts_in_words(base: Base) -> str:
     """The experts of attention and head in words, such as "4 experts in every attention"; empty if there are none."""
     places = {"attention_experts": "every attention", "head_experts": "the head"}
     found = ((getattr(base, name), place) for name, place in places.items())

@@ -131,7 +131,7 @@ def show(items: "Sequence[Item]", facts: Sequence[Mapping[str, Any]], tokens: in
     from rich import box
     from rich.table import Table
 
-    from search_spaces.variants import described
+    from search_spaces.variants import experts_in_words
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("")
@@ -139,7 +139,7 @@ def show(items: "Sequence[Item]", facts: Sequence[Mapping[str, Any]], tokens: in
         table.add_column(item.name, overflow="fold")
     bases = [item.architecture.base for item in items]
     table.add_row("layers × width", *(f"{base.depth} × {base.width}" for base in bases))
-    experts = [described(base) for base in bases]
+    experts = [experts_in_words(base) for base in bases]
     if any(experts):
         table.add_row("attention and head", *experts)
     for number in range(max(base.depth for base in bases)):

@@ -30,7 +30,7 @@ from nas.study.attributes import (
 from nas.study.description import formulas
 from nas.study.folder import Folder
 from nas.study.reading import studies_of
-from search_spaces.variants import described
+from search_spaces.variants import experts_in_words
 
 
 def knee(trials: Sequence[V]) -> V:
@@ -209,7 +209,7 @@ def facts_of(study: optuna.Study, trial: FrozenTrial, confirmation: optuna.Study
         ],
         "costs": {name: attributes[name] for name in COSTS if name in attributes},  # latency in microseconds
         "layers": formulas(ledger.architecture_of(trial)),
-    } | ({"experts": whole} if (whole := described(ledger.architecture_of(trial).base)) else {})
+    } | ({"experts": whole} if (whole := experts_in_words(ledger.architecture_of(trial).base)) else {})
 
 
 def text_of(facts: Mapping[str, Any]) -> list[str]:

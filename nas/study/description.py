@@ -180,7 +180,7 @@ def formulas(architecture: Architecture) -> list[str]:
 
 def formula(architecture: Architecture) -> str:
     """The `formulas` of the layers, and in brackets the experts in attention and head, if there are any."""
-    whole = variants.described(architecture.base)
+    whole = variants.experts_in_words(architecture.base)
     return "; ".join(formulas(architecture)) + (f" [{whole}]" if whole else "")
 
 

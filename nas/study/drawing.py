@@ -17,7 +17,7 @@ from nas.study.storage import storage_of
 from search_spaces.architecture import DENSE, Architecture, Base, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, LINEAR
-from search_spaces.variants import described
+from search_spaces.variants import experts_in_words
 
 # In pixels: the space for a layer's number and sizes, a column and a lane of nodes, and a node.
 LEFT, COLUMN, LANE, WIDTH, HEIGHT = 230, 100, 34, 78, 24
@@ -31,7 +31,7 @@ def svg(architecture: Architecture) -> str:
     """
     parts: list[str] = []
     top, width = MARGIN, 0
-    if whole := described(architecture.base):
+    if whole := experts_in_words(architecture.base):
         parts.append(_text(8, top + 7, whole, 'font-size="11"'))
         top, width = top + 14 + MARGIN, LEFT + 2 * COLUMN
     for number, genes in enumerate(architecture.layers, start=1):

@@ -30,7 +30,7 @@ from nas.study.attributes import (
 from nas.study.storage import id_of, storage_of, trial_id
 from search_spaces.architecture import DENSE, Architecture
 from search_spaces.formula import layers_latex
-from search_spaces.variants import described
+from search_spaces.variants import experts_in_words
 
 # Where the dashboard keeps the notes of trials: among the system attributes of their study, by the trial's id, in parts
 # of limited length, since some databases limit the length of a value.
@@ -55,7 +55,7 @@ def note(trial: FrozenTrial, architecture: Architecture, baselines: Sequence[Fro
     if DUPLICATE_OF in attributes:
         lines += [f"It computes the same function as trial {attributes[DUPLICATE_OF]} and was not evaluated again.", ""]
     lines += [_costs(trial), "", *_layers(architecture)]
-    if whole := described(architecture.base):
+    if whole := experts_in_words(architecture.base):
         lines += ["", f"It has {whole}."]
     if loads := attribute(trial, EXPERT_LOAD):
         shares = (str(Load(load["layer"], load["part"], tuple(load["shares"]))) for load in loads)

@@ -25,6 +25,7 @@ from search_spaces import (
     cost,
     neighbourhood,
 )
+from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES
 from tests.search_spaces.small_spaces import HIGH, KINDS, LOW, ROUTED, all_sizes, kinds_of_space, splits
 from tests.search_spaces.strategies import broken_rules, small_space
@@ -387,6 +388,30 @@ def test_limits_hold_and_say_what_is_wrong() -> None:
     assert len(set(totals)) > 3
     with pytest.raises(SpaceError, match=r"keeps to macs 5: the smallest in this space is .*; raise max_macs"):
         replace(space, limits=(replace(limit, maximum=5),))
+
+
+def test_bounds_of_which_each_alone_is_kept() -> None:
+    """A limit that every architecture keeps, such as that of a cost that is minimised alone, is not named."""
+    macs = Limit("macs", 7, lambda base, genes: genes.stack * genes.inner(base), 7 + 3 * 12)
+    latency = Limit("latency", 0, lambda base, genes: genes.stack * 1000, 10**18)
+    space = small_space(1, 10**6)
+    largest = cost.params(Architecture.uniform(space.base, stack=max(space.stacks)), space.labels)
+    within = replace(space, limits=(macs, latency))
+    assert space.size_count() > within.size_count() > 0
+    with pytest.raises(SpaceError) as caught:
+        replace(within, min_params=largest, max_params=largest)
+    assert str(caught.value) == (
+        f"no architecture keeps all bounds at once: {largest:,} to {largest:,} parameters, macs at most 43; "
+        "lower min_params or raise max_macs"
+    )
+    with pytest.raises(SpaceError) as caught:
+        replace(within, min_params=largest, max_params=largest, limits=(macs, replace(latency, maximum=4500)))
+    assert str(caught.value).endswith(
+        "macs at most 43, latency at most 4.5 ms; lower min_params, raise max_macs or raise max_latency"
+    )
+    # No size has one parameter less, whatever the limits are.
+    with pytest.raises(SpaceError, match=r"but no size in between fits; lower min_params or raise max_params"):
+        replace(within, min_params=largest - 1, max_params=largest - 1)
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,6 @@ def test_positions_are_the_inverse_of_draw(ways: list[int]) -> None:
 
 
 def test_the_experts_in_words() -> None:
-    assert variants.described(BASE) == ""
+    assert variants.experts_in_words(BASE) == ""
     both = replace(BASE, attention_experts=2, head_experts=3)
-    assert variants.described(both) == "2 experts in every attention, 3 experts in the head"
+    assert variants.experts_in_words(both) == "2 experts in every attention, 3 experts in the head"

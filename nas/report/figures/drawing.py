@@ -9,7 +9,7 @@ from nas.report.style import BLACK, GREY, LIGHT, ORANGE, SKY
 from search_spaces.architecture import DENSE, Architecture, Base, Genes
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, LINEAR
-from search_spaces.variants import described
+from search_spaces.variants import experts_in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,7 +79,7 @@ def architecture(architecture: Architecture) -> "Figure":
     start = LEFT + COLUMN * columns
     largest = max(1, *(_neurons(genes, architecture.base) for genes in architecture.layers))
     axis.text(start, -0.3, "inner neurons", fontsize=8.5, va="center", color=BLACK)
-    if whole := described(architecture.base):
+    if whole := experts_in_words(architecture.base):
         axis.text(0.1, -0.3, whole, fontsize=8.5, va="center", color=BLACK)
     middle = -0.5
     for number, (genes, row) in enumerate(zip(architecture.layers, rows, strict=True), start=1):
