@@ -60,12 +60,13 @@ def attention_fault(config: NasBertConfig) -> str:
     heads = config.attention_heads
     if heads is None:
         return ""
-    whole = all(isinstance(count, int) and 0 <= count <= config.num_attention_heads for count in heads)
-    if len(heads) != config.num_hidden_layers or not whole:
-        return (
-            f"config.attention_heads must be {config.num_hidden_layers} numbers from 0 to "
-            f"{config.num_attention_heads}, not {heads}"
-        )
+    layers, most = config.num_hidden_layers, config.num_attention_heads
+    if (
+        not isinstance(heads, list | tuple)
+        or len(heads) != layers
+        or not all(type(count) is int and 0 <= count <= most for count in heads)
+    ):
+        return f"config.attention_heads must be a list of {layers} whole numbers from 0 to {most}, not {heads!r}"
     if config.attention_experts > 1:
-        return "config.attention_heads: an attention with experts has all heads"
+        return "config.attention_heads must be null if attention_experts is above 1"
     return ""

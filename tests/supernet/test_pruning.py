@@ -1,6 +1,7 @@
 """Pruning of heads and channels: importances by their definition, what is kept, and masking as the reference."""
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -133,8 +134,25 @@ def test_the_smallest_share() -> None:
     scores = [torch.ones(4)] * 2, [torch.ones(48)] * 2
     least = Fraction(layer_params(base, 0, 1), layer_params(base, 4, 48))
     assert choose(*scores, base, least) == Kept(((), ()), ((0,), (0,)))
-    with pytest.raises(PruningError, match=r"0 heads and a channel in every layer are more than 3\.\d\d%; keep more"):
+    message = r"--keep 3\.\d+%: 0 heads and a channel in every layer have more parameters; .* enough is (\d\.\d\d)%$"
+    with pytest.raises(PruningError, match=message) as caught:
         choose(*scores, base, least - Fraction(1, 10**6))
+    enough = Fraction(str(caught.value).split()[-1].removesuffix("%")) / 100
+    assert 0 < enough - least <= Fraction(1, 10_000)
+    assert choose(*scores, base, enough) == Kept(((), ()), ((0,), (0,)))
+
+
+def test_a_share_that_is_enough_for_a_head_is_named() -> None:
+    """In an encoder with many heads and few channels a larger share may be too small, because a head is kept by it."""
+    base = replace(base_of_teacher(bert().config)[0], inner=24)
+    scores = [torch.ones(4)] * 2, [torch.ones(24)] * 2
+    share = Fraction(1, 8)
+    with pytest.raises(PruningError, match=r"^--keep 12\.5%: 1 heads and a channel in every layer have more") as caught:
+        choose(*scores, base, share)
+    enough = Fraction(str(caught.value).split()[-1].removesuffix("%")) / 100
+    assert enough > share and sum(map(len, choose(*scores, base, enough).heads)) == 1
+    with pytest.raises(PruningError):
+        choose(*scores, base, enough - Fraction(1, 10_000))
 
 
 def test_parameters_of_minimoe_s_table_5() -> None:
@@ -212,4 +230,15 @@ def test_invalid_shares(share: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 2
     assert (
         f"--keep: must be a share above 0 and at most 1, such as 99% or 0.99, not '{share}'" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("heads", [3, True, [4], [4, 5], [4, -1], [4, True], [4, 2.0], ["4", "4"]])
+def test_attention_heads_that_no_pruning_leaves(heads: object) -> None:
+    pruned = prune(bert(), Kept(((0, 3), ()), ((0,), (1,))))
+    pruned.config.attention_heads = heads
+    with pytest.raises(ValueError) as caught:
+        type(pruned)(pruned.config)
+    assert str(caught.value).endswith(
+        f"config.attention_heads must be a list of 2 whole numbers from 0 to 4, not {heads!r}"
     )
