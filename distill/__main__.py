@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 # Slow imports are inside functions, where Ctrl-C is caught.
-from distill.choices import OBJECTIVES, TASKS, columns, listing, objectives, tasks
-from distill.cli import Parser, add_output_options, called_as, interruptible
+from distill.choices import OBJECTIVES, TASKS, columns, listing, objectives
+from distill.cli import DEVICE_HELP, Parser, add_output_options, called_as, interruptible
+from distill.command.options import add_rows_options
 from distill.training.progress import loading
 from search_spaces.errors import UserError
 
@@ -46,25 +47,9 @@ def parser() -> Parser:
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the objective; '?' lists all")
     add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder for the student and metrics.json")
     add("--resume", action="store_true", help="continue the interrupted run in --out")
-    add = result.add_argument_group("rows").add_argument
-    add("--task", action=listing(tasks), metavar="NAME", help="name of the task; '?' lists all")
-    add(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="folder of the task's official files (default: downloaded from the hub)",
-    )
-    add(
-        "--train",
-        type=Path,
-        metavar="FILE",
-        help="your own rows: .tsv, .csv, .jsonl or .parquet, with column names; with --task in place of its own",
-    )
-    add("--dev", type=Path, metavar="FILE", help="rows on which scores are measured")
-    add("--text", default="sentence", metavar="COLUMN", help="column of the (first) sentence (default: %(default)s)")
-    add("--pair", metavar="COLUMN", help="column of the second sentence, if there are pairs")
-    add("--label", default="label", metavar="COLUMN", help="column of the class or number (default: %(default)s)")
-    add("--regression", action="store_true", help="the labels are numbers, not classes")
+    rows = result.add_argument_group("rows")
+    add_rows_options(rows, own_rows_of_a_task=True)
+    add = rows.add_argument
     add(
         "--corpus",
         nargs="+",
@@ -73,13 +58,6 @@ def parser() -> Parser:
     )
     add("--pack", action="store_true", help="put paragraphs of --corpus together to rows of --max-length tokens")
     add("--masked-lm", action="store_true", help="also learn to predict masked words of --corpus")
-    add(
-        "--max-length",
-        type=int,
-        default=128,
-        metavar="N",
-        help="longer rows are truncated to N tokens (default: %(default)s)",
-    )
     add = result.add_argument_group("training").add_argument
     add("--steps", type=int, default=1000, metavar="N", help="training steps, a batch each (default: %(default)s)")
     add("--batch-size", type=int, default=32, metavar="N", help="rows per batch (default: %(default)s)")
@@ -107,7 +85,7 @@ def parser() -> Parser:
         metavar="N",
         help="seed of new parameters, batch order and dropout (default: %(default)s)",
     )
-    add("--device", default="auto", choices=["auto", "cpu", "cuda"], help="(default: %(default)s)")
+    add("--device", default="auto", choices=["auto", "cpu", "cuda"], help=DEVICE_HELP)
     add("--tensorboard", type=Path, metavar="DIR", help="log the losses for TensorBoard in this folder")
     add_output_options(result, "the content of metrics.json")
     return result

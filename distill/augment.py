@@ -16,7 +16,7 @@ from typing import Any
 
 # Slow imports are inside functions, where Ctrl-C is caught.
 from distill.choices import listing, tasks
-from distill.cli import DONE, Parser, add_output_options, device, interruptible
+from distill.cli import DONE, Parser, add_device_option, add_output_options, interruptible
 from distill.training.progress import loading
 from search_spaces.errors import UserError
 
@@ -68,7 +68,7 @@ def parser() -> Parser:
     )
     add("--seed", type=int, default=0, metavar="N", help="seed of the choices (default: %(default)s)")
     add("--batch-size", type=int, default=64, metavar="N", help="masked sentences per batch (default: %(default)s)")
-    add("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"], help="(default: %(default)s)")
+    add_device_option(result)
     add_output_options(result, "the numbers of rows")
     return result
 

@@ -65,6 +65,14 @@ def device(value: str) -> str:
     return value
 
 
+DEVICE_HELP = "where to compute; auto takes a GPU if there is one (default: %(default)s)"
+
+
+def add_device_option(parser: argparse._ActionsContainer) -> None:
+    """Add `--device`."""
+    parser.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"], help=DEVICE_HELP)
+
+
 def is_first_process() -> bool:
     """Whether this is the first of the processes that were launched together; only that one writes files and prints."""
     return os.environ.get("RANK", "0") == "0"

@@ -6,7 +6,7 @@ from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
 from distill.choices import OBJECTIVES, TASKS, columns, listing, tasks
-from distill.cli import Parser, add_output_options, device, several_processes
+from distill.cli import DEVICE_HELP, Parser, add_output_options, device, several_processes
 from nas.choices import GOALS, SAMPLERS, described_presets, samplers
 from nas.config.load import Given
 from nas.config.schema import ConfigError
@@ -179,7 +179,7 @@ def _add_running(result: Parser) -> None:
         metavar="N",
         help="candidates to evaluate at a time (default: one per processor, at most 2)",
     )
-    group.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="(default: %(default)s)")
+    group.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help=DEVICE_HELP)
     group.add_argument("--address", metavar="HOST:PORT", help="a running Ray cluster")
     group.add_argument("--seed", type=int, metavar="N", help="seed of everything random (default: the preset's)")
 

@@ -3,9 +3,10 @@
     python -m supernet.prune CHECKPOINT --keep 5% --task NAME --out DIR [--data DIR]
     python -m supernet.prune CHECKPOINT --keep 5% --train FILE --dev FILE --text COLUMN --label COLUMN --out DIR
 
-CHECKPOINT was fine-tuned on the task. Kept are the heads and the channels without which the loss on training rows would
-change most, to first order and relative to their layer. DIR gets an ordinary checkpoint of that size, for
-`python -m distill --student DIR`.
+CHECKPOINT was fine-tuned on the task. Importance is the absolute change of a row's loss, to first order, if a head
+or channel is masked, summed over training rows and divided by the l2 norm of these sums over its layer. The most
+important heads of all layers are kept, and the most important channels. DIR gets an ordinary checkpoint of that size,
+for `python -m distill --student DIR`.
 """
 
 import argparse
@@ -18,11 +19,9 @@ from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from distill.choices import listing, tasks
-from distill.cli import DONE, Parser, device, interruptible
-from distill.command.options import check_minima, check_own_rows
+from distill.cli import DONE, Parser, add_device_option, interruptible
+from distill.command.options import add_rows_options, check_labelled_rows, check_minima, check_new, write_new
 from distill.files import save_pretrained
-from search_spaces.errors import UserError
 from search_spaces.numbers import share
 
 # Slow imports are inside functions, where Ctrl-C is caught.
@@ -40,16 +39,9 @@ def parser() -> Parser:
         help="share of the parameters of the encoder's layers that is kept at most, such as 5%% or 1/20",
     )
     add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder of the pruned checkpoint")
-    add = result.add_argument_group("rows").add_argument
-    add("--task", action=listing(tasks), metavar="NAME", help="name of the task; '?' lists all")
-    add("--data", type=Path, metavar="DIR", help="folder of the task's official files (default: from the hub)")
-    add("--train", type=Path, metavar="FILE", help="labelled rows: .tsv, .csv, .jsonl or .parquet")
-    add("--dev", type=Path, metavar="FILE", help="rows on which scores are measured")
-    add("--text", default="sentence", metavar="COLUMN", help="column of the (first) sentence (default: %(default)s)")
-    add("--pair", metavar="COLUMN", help="column of the second sentence")
-    add("--label", default="label", metavar="COLUMN", help="column of the class or number (default: %(default)s)")
-    add("--regression", action="store_true", help="the labels of --train are numbers, not classes")
-    add("--max-length", type=int, default=128, metavar="N", help="(default: %(default)s)")
+    rows = result.add_argument_group("rows")
+    add_rows_options(rows)
+    add = rows.add_argument
     add(
         "--importance-batches",
         type=int,
@@ -59,7 +51,7 @@ def parser() -> Parser:
     )
     add("--batch-size", type=int, default=32, metavar="N", help="rows per batch (default: %(default)s)")
     result.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the batches (default: %(default)s)")
-    result.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"])
+    add_device_option(result)
     result.set_defaults(corpus=None)  # rows are those of `distill`, where they may also be text without labels
     return result
 
@@ -84,16 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def check(options: argparse.Namespace) -> None:
     """Raise UserError for invalid options, before anything is loaded."""
-    if (options.task is None) == (options.train is None):
-        raise UserError("give the rows: --task NAME, or --train FILE and --dev FILE")
-    if options.data is not None and options.task is None:
-        raise UserError("--data: only a --task has a folder of official files; your own are --train and --dev")
-    if options.train is not None and options.dev is None:
-        raise UserError("--dev: give another file than --train, because scores are not measured on training rows")
-    check_own_rows(options, parser())
+    check_labelled_rows(options, parser())
     check_minima(options, seed=0, batch_size=1, importance_batches=1, max_length=8)
-    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
-        raise UserError(f"--out {options.out} exists and is not empty: choose another folder")
+    check_new(options.out)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -137,11 +122,14 @@ def run(options: argparse.Namespace) -> int:
     widths = [genes["inner"] for genes in pruned.config.ffn]
     console.print(f"heads of each layer:    {' '.join(map(str, heads))}")
     console.print(f"channels of each layer: {' '.join(map(str, widths))}")
-    options.out.mkdir(parents=True, exist_ok=True)
-    save_pretrained(options.out, pruned, tokenizer)
     used_options = {name: str(value) for name, value in vars(options).items() if value is not None}
     report = {"options": used_options, "heads": heads, "channels": widths, "models": measurements}
-    (options.out / METRICS_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+    def write(folder: Path) -> None:
+        save_pretrained(folder, pruned, tokenizer)
+        (folder / METRICS_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+    write_new(options.out, write)
     console.print(f"wrote {options.out}")
     return DONE
 

@@ -20,6 +20,7 @@ from search_spaces.errors import UserError
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from distill.cli import DONE, Parser, interruptible
+from distill.command.options import check_new, write_new
 from distill.files import save_pretrained
 from search_spaces.architecture import OF_EXPERTS, Architecture, Base
 from search_spaces.published import load
@@ -63,8 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> int:
     """Build the student and save it."""
     architecture = load(options.architecture)
-    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
-        raise StudentError(f"--out {options.out} exists and is not empty: choose another folder")
+    check_new(options.out)
 
     import torch
     from transformers.utils import logging
@@ -91,8 +91,12 @@ def run(options: argparse.Namespace) -> int:
         model = load_model(options.like, labels)
         stored = stored_architecture(Path(options.like)) if config.model_type == NAS_BERT else None
         student = inheriting(architecture, model, options.seed, stored)
-    save_pretrained(options.out, student, tokenizer)
-    architecture.save(options.out / ARCHITECTURE)
+
+    def write(folder: Path) -> None:
+        save_pretrained(folder, student, tokenizer)
+        architecture.save(folder / ARCHITECTURE)
+
+    write_new(options.out, write)
     count = sum(parameter.numel() for parameter in student.parameters())
     print(f"wrote {options.out}: {count / 1e6:.2f} M parameters")
     return DONE

@@ -1,11 +1,17 @@
-"""The options of `python -m distill`: checks that do not need the weights, and the objective's settings."""
+"""The options of `python -m distill`: checks that do not need the weights, and the objective's settings. Those that say
+which rows are read, and where the result is written, are also other commands'.
+"""
 
+import argparse
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from distill.choices import listing, tasks
 from distill.cli import Parser
+from distill.files import write_atomically
 from search_spaces.errors import UserError, did_you_mean
 
 OPTIONS_FILE = "options.json"
@@ -13,6 +19,48 @@ OPTIONS_FILE = "options.json"
 FREE = ("resume", "device", "tensorboard", "quiet", "json")
 # Options that only apply to a user's own files.
 OF_OWN_ROWS = ("dev", "text", "pair", "label", "regression")
+
+
+def add_rows_options(parser: argparse._ActionsContainer, own_rows_of_a_task: bool = False) -> None:
+    """Add the options that say on which labelled rows a command trains and measures scores, and their length.
+
+    Args:
+        parser: a parser, or a group of one.
+        own_rows_of_a_task: whether `--train` may be given together with `--task`.
+    """
+    add = parser.add_argument
+    instead = "; with --task in place of its own" if own_rows_of_a_task else ""
+    unless = ", unless there is a --task" if own_rows_of_a_task else ""
+    add("--task", action=listing(tasks), metavar="NAME", help="name of the task; '?' lists all")
+    add(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="folder of the task's official files (default: downloaded from the hub)",
+    )
+    add(
+        "--train",
+        type=Path,
+        metavar="FILE",
+        help=f"your own labelled rows: .tsv, .csv, .jsonl or .parquet, with column names{instead}",
+    )
+    add(
+        "--dev",
+        type=Path,
+        metavar="FILE",
+        help=f"labelled rows to measure the scores on, in a format of --train; required with --train{unless}",
+    )
+    add("--text", default="sentence", metavar="COLUMN", help="column of the (first) sentence (default: %(default)s)")
+    add("--pair", metavar="COLUMN", help="column of the second sentence, if there are pairs")
+    add("--label", default="label", metavar="COLUMN", help="column of the class or number (default: %(default)s)")
+    add("--regression", action="store_true", help="the labels of --train are numbers, not classes")
+    add(
+        "--max-length",
+        type=int,
+        default=128,
+        metavar="N",
+        help="longer rows are truncated to N tokens (default: %(default)s)",
+    )
 
 
 def flag(name: str) -> str:
@@ -42,19 +90,14 @@ def _check_rows(options: Any, parser: Parser) -> None:
             "with other training rows, --train FILE"
         )
     source = sources[0]
-    if sources == ["task", "train"]:
-        if options.dev is not None or options.regression:
-            name = "dev" if options.dev is not None else "regression"
-            raise UserError(f"--{name}: --task {options.task} has its own; leave it out, or leave out --task")
-    elif source == "train" and options.dev is None:
-        raise UserError("--dev: give another file than --train, because scores are not measured on training rows")
+    if sources == ["task", "train"] and (options.dev is not None or options.regression):
+        name = "dev" if options.dev is not None else "regression"
+        raise UserError(f"--{name}: --task {options.task} has its own; leave it out, or leave out --task")
     if options.pack and source != "corpus":
         raise UserError("--pack: only paragraphs of text are put together; add --corpus TEXT, or leave out --pack")
     if options.masked_lm and source != "corpus":
         raise UserError("--masked-lm: masked words are learned from text; add --corpus TEXT, or leave out --masked-lm")
-    if options.data is not None and source != "task":
-        raise UserError("--data: only a --task has a folder of official files; add --task, or leave out --data")
-    check_own_rows(options, parser)
+    _check_files(options, parser)
     if options.finetune_teacher and source == "corpus" and not options.masked_lm:
         raise UserError("--finetune-teacher: text has no labels to learn from; leave it out, or add --masked-lm")
 
@@ -71,8 +114,20 @@ def _check_teacher(options: Any) -> None:
         )
 
 
-def check_own_rows(options: Any, parser: Parser) -> None:
-    """Raise UserError for options that describe rows of `--train` without it."""
+def check_labelled_rows(options: Any, parser: Parser) -> None:
+    """Raise UserError unless there is either a task or a file of the user's own, with the options that belong to it."""
+    if options.task is None and options.train is None:
+        raise UserError("give the rows by --task NAME, or by --train FILE and --dev FILE")
+    if options.task is not None and options.train is not None:
+        raise UserError(f"--train: --task {options.task} has its own rows; leave out one of the two")
+    _check_files(options, parser)
+
+
+def _check_files(options: Any, parser: Parser) -> None:
+    if options.data is not None and options.task is None:
+        raise UserError("--data: only a --task has a folder of official files; add --task, or leave out --data")
+    if options.train is not None and options.task is None and options.dev is None:
+        raise UserError("--dev: give another file than --train, because scores are not measured on training rows")
     for name in OF_OWN_ROWS if options.train is None else ():
         if getattr(options, name) != parser.get_default(name):
             raise UserError(f"--{name} describes the rows of --train FILE; add --train, or leave it out")
@@ -97,6 +152,35 @@ def check_numbers(options: Any, **minima: int) -> None:
         raise UserError(f"--weight-decay: must be at least 0, not {options.weight_decay}")
     if not 0 <= options.warmup <= 1:
         raise UserError(f"--warmup: must be a share of the steps, from 0 to 1, not {options.warmup}")
+
+
+def check_new(out: Path) -> None:
+    """Raise UserError unless `--out` is new, or an empty folder."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is not a folder")
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"--out {out} exists and is not empty: choose another folder")
+
+
+def write_new(out: Path, write: Callable[[Path], object]) -> None:
+    """Write the folder `--out` atomically: `write` fills another one, which then takes its place. An interrupted
+    command leaves nothing in it, so the same command can be started again.
+
+    Raises:
+        UserError: it cannot be written.
+        distill.files.DiskFullError: there is no space left.
+    """
+
+    def fill(draft: Path) -> None:
+        draft.mkdir()
+        write(draft)
+
+    try:
+        write_atomically(out.resolve(), fill)
+    except OSError as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"--out {out}: {error.strerror or error}") from error
 
 
 def _check_out(options: Any) -> None:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from distill.cli import DONE, Parser, device, interruptible
+from distill.cli import DONE, Parser, add_device_option, interruptible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +57,7 @@ def parser() -> Parser:
     result.add_argument(
         "--rows", type=int, metavar="N", help="score checkpoints on the first N dev rows (default: on all)"
     )
-    result.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"])
+    add_device_option(result)
     result.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return result
 

@@ -17,7 +17,14 @@ from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
 from distill.choices import listing, tasks
-from distill.cli import Parser, add_output_options, device, interruptible, is_first_process, several_processes
+from distill.cli import (
+    Parser,
+    add_device_option,
+    add_output_options,
+    interruptible,
+    is_first_process,
+    several_processes,
+)
 from distill.training.progress import loading
 from nas.choices import described_presets
 from nas.config.load import Given, load_config
@@ -70,7 +77,7 @@ def parser() -> Parser:
     group.add_argument("--workers", type=int, metavar="N", help="tasks to train at a time (default: 1, without Ray)")
     group.add_argument("--address", metavar="HOST:PORT", help="a running Ray cluster, whose nodes share --out")
     result.add_argument("--seed", type=int, help="seed of batch order and dropout (default: the study's)")
-    result.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"])
+    add_device_option(result)
     result.add_argument(
         "--skip-base", action="store_true", help="do not train and measure the base model for comparison"
     )

@@ -69,7 +69,7 @@ class Parameters:
         stacks = {*space.stacks, 1, *(genes.stack for genes in start)}
         experts = tuple(dict.fromkeys(map(str, (DENSE, *space.experts))))
         varied = space.vary if vary is None else vary
-        counts = variants.counts(variants.variants(space.base, space.attention_experts, space.head_experts))
+        counts = variants.expert_choices(variants.variants(space.base, space.attention_experts, space.head_experts))
         expert_counts = tuple((name, values) for name, values in counts.items() if len(values) > 1)
         return cls(space.base.depth, space.base.inner, max(stacks), experts, varied, min(stacks), expert_counts)
 

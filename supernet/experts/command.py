@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from distill.choices import listing, tasks
-from distill.cli import DONE, Parser, device, interruptible
-from distill.command.options import check_numbers, check_own_rows
+from distill.cli import DONE, Parser, add_device_option, interruptible
+from distill.command.options import add_rows_options, check_labelled_rows, check_new, check_numbers, write_new
 from distill.files import save_pretrained
 from search_spaces.architecture import GATE_SCALES
 from search_spaces.numbers import fraction
@@ -54,7 +53,9 @@ def parser() -> Parser:
         choices=SPLITS,
         help="order in which channels go to the experts (default: %(default)s)",
     )
-    split.add_argument("--routing", default="hash", choices=ROUTINGS)
+    split.add_argument(
+        "--routing", default="hash", choices=ROUTINGS, help="how experts are chosen (default: %(default)s)"
+    )
     split.add_argument("--top-k", type=int, default=1, help="experts per token (default: %(default)s)")
     split.add_argument(
         "--capacity", type=_ratio, help="limit on an expert's tokens, such as 1.25 times an equal share (default: none)"
@@ -91,22 +92,17 @@ def parser() -> Parser:
         "%(default)s)",
     )
     rows = result.add_argument_group("rows")
-    rows.add_argument("--task", action=listing(tasks), help="name of the task; '?' lists all tasks")
-    rows.add_argument("--data", type=Path, help="folder of the task's official files (default: from the hub)")
-    rows.add_argument("--train", type=Path, help="labelled rows: .tsv, .csv, .jsonl or .parquet")
-    rows.add_argument("--dev", type=Path, help="rows on which scores are measured")
-    rows.add_argument("--text", default="sentence", help="column of the (first) sentence")
-    rows.add_argument("--pair", help="column of the second sentence")
-    rows.add_argument("--label", default="label", help="column of the class or number")
-    rows.add_argument("--regression", action="store_true", help="the labels of --train are numbers, not classes")
-    rows.add_argument("--max-length", type=int, default=128)
+    add_rows_options(rows)
     rows.add_argument(
-        "--importance-batches", type=int, default=16, help="training batches for measuring the importance"
+        "--importance-batches",
+        type=int,
+        default=16,
+        help="training batches on which the importance is measured (default: %(default)s)",
     )
     train = result.add_argument_group("distillation (MoEBERT's objective, from the checkpoint itself)")
     train.add_argument("--steps", type=int, default=0, help="training steps, a batch each (default: %(default)s)")
     train.add_argument("--epochs", type=float, help="in place of --steps: passes over the training rows")
-    train.add_argument("--batch-size", type=int, default=32)
+    train.add_argument("--batch-size", type=int, default=32, help="rows per batch (default: %(default)s)")
     train.add_argument("--learning-rate", type=float, default=5e-5, help="peak learning rate (default: %(default)s)")
     train.add_argument(
         "--warmup",
@@ -126,7 +122,7 @@ def parser() -> Parser:
     )
     result.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
     result.set_defaults(corpus=None)  # rows are those of `distill`, where they may also be text without labels
-    result.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"])
+    add_device_option(result)
     return result
 
 
@@ -160,15 +156,7 @@ def check(options: argparse.Namespace) -> None:
         raise ExpertsError(
             f"--part {options.part}: says what --drop and --fuse remove; add one of these, or leave it out"
         )
-    if (options.task is None) == (options.train is None):
-        raise ExpertsError("give the rows: --task NAME, or --train FILE and --dev FILE")
-    if options.data is not None and options.task is None:
-        raise ExpertsError(
-            "--data: only a --task has a folder of official files; give files of your own by --train and --dev"
-        )
-    if options.train is not None and options.dev is None:
-        raise ExpertsError("--dev: give another file than --train, because scores are not measured on training rows")
-    check_own_rows(options, parser())
+    check_labelled_rows(options, parser())
     check_numbers(options, steps=0, seed=0, batch_size=1, importance_batches=1, max_length=8)
     if options.epochs is not None:
         if options.steps:
@@ -180,8 +168,7 @@ def check(options: argparse.Namespace) -> None:
             raise ExpertsError(f"--{name}: must be a finite number of at least 0, not {getattr(options, name)}")
     if options.dropout is not None and not 0 <= options.dropout < 1:
         raise ExpertsError(f"--dropout: must be at least 0 and below 1, not {options.dropout}")
-    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
-        raise ExpertsError(f"--out {options.out} exists and is not empty: choose another folder")
+    check_new(options.out)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -190,6 +177,7 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
     from transformers.utils import logging
 
+    from distill.command.report import METRICS_FILE
     from distill.command.rows import check_sizes, load_rows
     from distill.tasks.metrics import Score
     from distill.training.loop import make_accelerator
@@ -228,12 +216,15 @@ def run(options: argparse.Namespace) -> int:
             console.print(f"  {load}")
         if stage.note:
             console.print(f"  {stage.note}")
-    options.out.mkdir(parents=True, exist_ok=True)
-    save_pretrained(options.out, stage.model, tokenizer)
-    stage.architecture.save(options.out / ARCHITECTURE)
     used_options = {name: str(value) for name, value in vars(options).items() if value is not None}
     report = {"dev_rows": len(rows.split), "options": used_options, "models": measurements}
-    (options.out / "metrics.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+    def write(folder: Path) -> None:
+        save_pretrained(folder, stage.model, tokenizer)
+        stage.architecture.save(folder / ARCHITECTURE)
+        (folder / METRICS_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+    write_new(options.out, write)
     console.print(f"wrote {options.out}")
     return DONE
 

@@ -217,10 +217,31 @@ def test_the_command_and_distillation(checkpoint: Path, tmp_path: Path, capsys: 
 
     assert main([*command, "--keep", "1/1000", "--out", str(tmp_path / "small")]) == 2
     assert (
-        "supernet.prune: 0 heads and a channel in every layer are more than 0.10%; keep more" in capsys.readouterr().err
+        "supernet.prune: --keep 0.1%: 0 heads and a channel in every layer have more parameters; the next larger share "
+        "that is enough is 3." in capsys.readouterr().err
     )
-    assert main([*command, "--keep", "15%", "--out", str(pruned)]) == 2
-    assert f"--out {pruned} exists and is not empty" in capsys.readouterr().err
+    assert not list(tmp_path.glob(".unfinished-*"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "out", "message"),
+    [
+        (["--train", "x.tsv", "--dev", "y.tsv"], "full", "--out {out} exists and is not empty: choose another folder"),
+        (["--train", "x.tsv", "--dev", "y.tsv"], "file", "--out {out} is not a folder"),
+        ([], "new", "give the rows by --task NAME, or by --train FILE and --dev FILE"),
+        (["--task", "sst2", "--train", "x.tsv"], "new", "--train: --task sst2 has its own rows; leave out one of"),
+        (["--train", "x.tsv"], "new", "--dev: give another file than --train"),
+        (["--train", "x.tsv", "--dev", "y.tsv", "--data", "z"], "new", "--data: only a --task has a folder"),
+        (["--task", "sst2", "--label", "kind"], "new", "--label describes the rows of --train FILE; add --train, or"),
+    ],
+)  # fmt: skip
+def test_mistakes(rows: list[str], out: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "full").mkdir()
+    for name in ("full/one", "file"):
+        (tmp_path / name).write_text("")
+    assert main(["x", "--keep", "5%", *rows, "--out", str(tmp_path / out)]) == 2
+    shown = capsys.readouterr().err
+    assert message.format(out=tmp_path / out) in shown and shown.count("\n") == 1
 
 
 @pytest.mark.parametrize("share", ["0", "101%", "half", "1/0"])

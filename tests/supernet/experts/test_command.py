@@ -88,7 +88,7 @@ def test_split_train_thin_out_and_load_as_a_stranger(fixtures: Path) -> None:
         (["--experts", "0"], "experts.count: must be from 1 to 64, not 0"),
         (["--experts", "4", "--top-k", "5"], "experts.top_k: must be at most experts.count, which is 4, not 5"),
         (["--experts", "4", "--routing", "sentence_gate", "--capacity", "5/4"], "experts.capacity"),
-        (["--experts", "4", "--task", "word_order"], "give the rows"),
+        (["--experts", "4", "--task", "word_order"], "--train: --task word_order has its own rows; leave out one of"),
         (["--experts", "4", "--steps", "-1"], "--steps: must be at least 0"),
         (["--experts", "4", "--max-length", "2"], "--max-length: must be at least 8, not 2"),
         (["--experts", "4", "--importance-batches", "0"], "--importance-batches: must be at least 1, not 0"),
