@@ -4,7 +4,7 @@
     python -m supernet.experts MIXTURE --drop 1/4 --out DIR ...
 
 The first form takes a BERT-shaped model that was fine-tuned on the task. Its FFNs are split by the importance of their
-neurons on training rows, and with --steps or --epochs the mixture is then distilled from the dense model. The second
+channels on training rows, and with --steps or --epochs the mixture is then distilled from the dense model. The second
 form takes a checkpoint that the first one has written. Both report the task's metrics on the dev rows before and after,
 and the load of the experts.
 """

@@ -1,4 +1,4 @@
-"""Importance scores of inner neurons and attention heads, and the sorting of channels by descending importance."""
+"""Importance scores of inner channels and attention heads, and the sorting of channels by descending importance."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -14,14 +14,15 @@ from search_spaces.graph import FFNGraph
 def neuron_importance(
     model: PreTrainedModel, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], Tensor]
 ) -> list[list[Tensor]]:
-    """The importance of every inner neuron (MoEBERT, equation 4), computed with one backward pass per batch.
+    """The importance of every inner channel (a neuron in MoEBERT, equation 4), computed with one backward pass per
+    batch.
 
-    The score of neuron j is the sum over samples of |W1_j . dL/dW1_j + W2_j . dL/dW2_j|, where W1_j and W2_j are the
+    The score of channel j is the sum over samples of |W1_j . dL/dW1_j + W2_j . dL/dW2_j|, where W1_j and W2_j are the
     weights of `expand` and `project` that belong to it and L is the loss of the sample. With `pre` the output of expand
     and `h` the input of project, both (tokens, inner), the two products are sum_t (pre_tj - b1_j) dL/dpre_tj and sum_t
-    h_tj dL/dh_tj, so activations and their gradients suffice. If the graph has a gate, the neuron's weights in the gate
-    add a third product of the same form as the first. The model runs in eval mode. Use training data: measuring the
-    importance on the data of a reported score would leak information.
+    h_tj dL/dh_tj, so activations and their gradients suffice. If the graph has a gate, the channel's weights in the
+    gate add a third product of the same form as the first. The model runs in eval mode. Use training data: measuring
+    the importance on the data of a reported score would leak information.
 
     Args:
         model: a model whose layers consist of `FFNBlock`s.
@@ -154,24 +155,24 @@ def sort_channels(
 
 
 def allocate_by_importance(importance: list[Tensor], total: int, least: int = 1) -> list[int]:
-    """Global importance allocation: the number of inner neurons that each layer keeps if the highest-scoring neurons of
-    the whole network are kept.
+    """Global importance allocation: the number of inner channels that each layer keeps if the highest-scoring channels
+    of the whole network are kept. Also that of attention heads.
 
     Args:
-        importance: for each layer the scores of its neurons (inner,).
-        total: number of neurons to keep in all layers together.
-        least: minimum number of neurons that every layer keeps.
+        importance: for each layer the scores of its channels (inner,).
+        total: number of channels to keep in all layers together.
+        least: minimum number of channels that every layer keeps.
 
     Raises:
-        ValueError: `total` is less than `least` per layer or more than all neurons, or a layer has fewer than `least`.
+        ValueError: `total` is less than `least` per layer or more than all channels, or a layer has fewer than `least`.
     """
     layers = len(importance)
     available = sum(len(score) for score in importance)
     smallest = min(len(score) for score in importance)
     if not 0 <= least <= smallest:
-        raise ValueError(f"cannot give every layer at least {least} neurons: one has {smallest}")
+        raise ValueError(f"cannot give every layer at least {least} channels: one has {smallest}")
     if not least * layers <= total <= available:
-        raise ValueError(f"cannot give {total} neurons to {layers} layers: between {least * layers} and {available}")
+        raise ValueError(f"cannot give {total} channels to {layers} layers: between {least * layers} and {available}")
     candidates = [
         (float(value), layer)
         for layer, score in enumerate(importance)

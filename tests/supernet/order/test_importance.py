@@ -145,9 +145,9 @@ def test_allocation(values: list[list[float]], data: st.DataObject) -> None:
 def test_impossible_allocations() -> None:
     scores = [torch.rand(4), torch.rand(4)]
     for total, least in ((1, 1), (9, 1), (5, 3)):
-        with pytest.raises(ValueError, match=f"cannot give {total} neurons to 2 layers: between {2 * least} and 8"):
+        with pytest.raises(ValueError, match=f"cannot give {total} channels to 2 layers: between {2 * least} and 8"):
             allocate_by_importance(scores, total, least)
-    with pytest.raises(ValueError, match="at least 3 neurons: one has 2"):
+    with pytest.raises(ValueError, match="at least 3 channels: one has 2"):
         allocate_by_importance([torch.rand(2), torch.rand(8)], 7, 3)
 
 
