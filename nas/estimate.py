@@ -12,7 +12,8 @@ import torch
 from distill.training.loop import make_accelerator
 from nas.config.load import load_config
 from nas.config.recipes import RecipeTable
-from nas.config.schema import StageTable, StudyConfig
+from nas.config.schema import StudyConfig
+from nas.config.stages import StageTable
 from nas.preparation.workspace import base_of_study
 from nas.progress import Part
 from nas.stages import BEFORE

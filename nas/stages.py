@@ -15,7 +15,8 @@ from nas.budget import (
     kept_importance,
     largest_uniform,
 )
-from nas.config.schema import ConfigError, StageTable, StudyConfig
+from nas.config.schema import ConfigError, StudyConfig
+from nas.config.stages import StageTable
 from nas.finalists import (
     ALLOCATED,
     BASE_MODEL,

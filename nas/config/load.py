@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from nas.config.schema import SAMPLER_SETTINGS, ConfigError, StageTable, StudyConfig
+from nas.config.schema import ConfigError, StudyConfig
+from nas.config.stages import SAMPLER_SETTINGS, StageTable
 from search_spaces.errors import did_you_mean, shortened
 
 

@@ -15,7 +15,8 @@ from nas.config.recipes import (
     WarmupTable,
 )
 from nas.config.space import KeepTable, SpaceTable
-from nas.config.values import Corpora, PositiveShare, SamplerName, Share, Table, size
+from nas.config.stages import Stage3Table, StageTable
+from nas.config.values import Corpora, Share, Table, size
 from search_spaces.architecture import Base
 from search_spaces.errors import UserError, did_you_mean
 
@@ -153,82 +154,6 @@ class SupernetTable(Table):
         if self.order not in ORDERS:
             meant = did_you_mean(self.order, ORDERS)
             raise ConfigError(f"supernet.order: there is no {self.order!r}{meant} (orders: {', '.join(ORDERS)})")
-
-
-# Those keys of a stage that are settings of its sampler, of which each has its own (`nas.samplers.Proposer.settings`).
-SAMPLER_SETTINGS = ("exploration", "leaf_size", "first_random", "refit_every")
-
-
-class StageTable(Table):
-    """What a stage may spend, and how it searches.
-
-    Attributes:
-        evaluation: how candidates are scored: "trained": after their training; "untrained": with their inherited
-            weights, so that only the finalists are trained; "one_shot", only in stage 3: as slices of a one-shot
-            supernet.
-        score: what untrained candidates are compared by: "metric": the task's; "fidelity": how well their outputs
-            correlate with the teacher's, which has less noise. Trained ones are compared by the task's metric.
-        rows: untrained candidates are scored on so many rows of the search split; None: on all.
-        trials: how many candidates are evaluated, baselines included.
-        sampler: a key of `nas.samplers.SAMPLERS`.
-        exploration: the constant of the upper confidence bounds, for `lanas` in standard deviations of the scores
-            (default 1), for `lanas-published` in units of the score (default 0.1).
-        leaf_size: `lanas` and `lanas-published` do not split a region if one part would have fewer trials (defaults 5
-            and 1).
-        first_random: proposals of `lanas` and `lanas-published` are random until this many trials have a score
-            (defaults 5, or 2 with a zero-cost proxy, and 10).
-        refit_every: `lanas` and `lanas-published` learn their trees again after this many trials (defaults: at 1.5
-            times as many, and 20).
-        confirm: how many of the best candidates are trained again, with fresh seeds, before the winner is chosen; the
-            best baseline is trained again in any case.
-        confirm_seeds: how many fresh seeds each of them is trained with.
-        edit_rate: replaces that of the space.
-        rungs: the shares of a candidate's training steps after which it may be pruned.
-        stop: the share of candidates that are pruned at each rung, namely those with the lowest scores so far.
-        stop_untrained: the share of candidates that are pruned before they are trained, by the scores of their
-            inherited weights.
-    """
-
-    evaluation: Literal["trained", "untrained", "one_shot"] = "trained"
-    score: Literal["metric", "fidelity"] = "metric"
-    rows: Annotated[int, Field(ge=1)] | None = None
-    trials: Annotated[int, Field(ge=1, le=1_000_000)]
-    sampler: SamplerName = "lanas"
-    exploration: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    leaf_size: Annotated[int, Field(ge=1)] | None = None
-    first_random: Annotated[int, Field(ge=1)] | None = None
-    refit_every: Annotated[int, Field(ge=1)] | None = None
-    confirm: Annotated[int, Field(ge=1)] = 3
-    confirm_seeds: Annotated[int, Field(ge=0)] = 2
-    edit_rate: Share | None = None
-    rungs: tuple[PositiveShare, ...] = ()
-    stop: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
-    stop_untrained: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
-
-    def sampler_settings(self) -> dict[str, float]:
-        """The settings of the sampler that are given, as keyword arguments; the sampler has defaults for the others."""
-        return {name: value for name in SAMPLER_SETTINGS if (value := getattr(self, name)) is not None}
-
-    @model_validator(mode="after")
-    def _sampler_has_settings(self) -> "StageTable":
-        from nas.samplers import SAMPLERS
-
-        for name in self.sampler_settings():
-            if name not in SAMPLERS[self.sampler].settings:
-                having = " and ".join(known for known, kind in SAMPLERS.items() if name in kind.settings)
-                raise ValueError(f"{name} is a setting of {having}, which {self.sampler} does not have: leave it out")
-        return self
-
-
-class Stage3Table(StageTable):
-    """The same for stage 3, with another default.
-
-    Attributes:
-        scored_on: the score of a candidate is its mean over all tasks, or that on the first task alone.
-    """
-
-    evaluation: Literal["trained", "untrained", "one_shot"] = "one_shot"
-    scored_on: Literal["mean", "first"] = "mean"
 
 
 Goal = Literal["score", "params", "macs", "latency"]

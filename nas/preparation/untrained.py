@@ -5,7 +5,7 @@ from.
 from dataclasses import replace
 
 from distill.training.progress import ProgressCallback, ignore_progress
-from nas.config.schema import StageTable
+from nas.config.stages import StageTable
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 

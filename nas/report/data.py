@@ -11,7 +11,8 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from nas.config.load import load_config
-from nas.config.schema import StageTable, StudyConfig
+from nas.config.schema import StudyConfig
+from nas.config.stages import StageTable
 from nas.finalists import BASE_MODEL, BASELINES, WINNER, WINNER_WITH_BASE_GRAPHS, Confirmation, front
 from nas.pick.choice import knee
 from nas.study import ledger

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from nas.config.load import load_config
-from nas.config.schema import SAMPLER_SETTINGS, ConfigError
+from nas.config.schema import ConfigError
+from nas.config.stages import SAMPLER_SETTINGS
 from nas.finalists import WINNER
 from nas.preparation.one_shot import architectures_of_a_step, extremes
 from nas.preparation.workspace import Workspace

@@ -10,7 +10,8 @@ import pytest
 
 from distill.objectives import OBJECTIVES
 from nas.config.load import load_config, parse_config, presets
-from nas.config.schema import SAMPLER_SETTINGS, ConfigError, StudyConfig
+from nas.config.schema import ConfigError, StudyConfig
+from nas.config.stages import SAMPLER_SETTINGS
 from nas.config.values import count
 
 DEMO = load_config("demo")

@@ -15,7 +15,7 @@ import pytest
 from optuna.trial import FixedTrial, TrialState
 from sqlalchemy import Engine, event
 
-from nas.config.schema import SAMPLER_SETTINGS
+from nas.config.stages import SAMPLER_SETTINGS
 from nas.samplers import SAMPLERS, SamplerError
 from nas.samplers.encoding import counted_operations
 from nas.study import ledger
