@@ -70,9 +70,12 @@ def sleep(
         log: gets a line after each sleep, with the worker's process, the time when the trial began, and the seconds
             that it has slept so far.
     """
-    started, text = time.time(), config[ledger.ARCHITECTURE]
+    started, begun, text = time.time(), time.monotonic(), config[ledger.ARCHITECTURE]
     length = seconds * (1 + spread * random.Random(text + "length").uniform(-1, 1))
     score = score_of(text)
+
+    def seconds_so_far() -> float:
+        return time.monotonic() - begun
 
     def sleep_half(slept: float) -> None:
         time.sleep(length / 2)
@@ -80,11 +83,11 @@ def sleep(
             with log.open("a") as lines:
                 lines.write(f"{os.getpid()} {started} {slept}\n")
 
-    tune.report({"step": 0, "score": score})
+    tune.report({"step": 0, "score": score, "seconds": seconds_so_far()})
     sleep_half(length / 2)
-    tune.report({"step": 30, "score": score})
+    tune.report({"step": 30, "score": score, "seconds": seconds_so_far()})
     sleep_half(length)
-    tune.report({"final": score, "attributes": {"standard_error": 0.01}})
+    tune.report({"final": score, "attributes": {"standard_error": 0.01}, "seconds": seconds_so_far()})
 
 
 def demo_space() -> Space:

@@ -104,8 +104,8 @@ class QuestionSplit:
         for name, context, answers in zip(self.ids, self.contexts, self.answers, strict=True):
             for text, start in answers:
                 if not text or start < 0 or context[start : start + len(text)] != text:
-                    actual = shortened(context[max(0, start) : max(0, start) + len(text)])
-                    raise ValueError(f"question {name!r}: at character {start} is not {shortened(text)}, but {actual}")
+                    given, actual = shortened(text), shortened(context[max(0, start) : max(0, start) + len(text)])
+                    raise ValueError(f"question {shortened(name)}: at character {start} is not {given}, but {actual}")
 
     def __len__(self) -> int:
         return len(self.questions)

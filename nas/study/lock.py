@@ -13,7 +13,7 @@ from urllib.parse import quote
 from sqlalchemy import Connection, NullPool, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from nas.study.storage import database_of, not_opened
+from nas.study.storage import StorageError, database_of, not_opened
 from search_spaces.errors import UserError
 
 # A context manager that yields None while it holds the lock; if another process holds it, it yields a description of
@@ -89,11 +89,17 @@ def _file(connection: Connection, name: str) -> Iterator[str | None]:
 def file_holder(database: Path, name: str) -> str | None:
     """A description of the process that holds the lock of the studies under `name` in a database file; None if no
     process does.
+
+    Raises:
+        StorageError: the file of the lock cannot be read.
     """
+    path = _lock_file(database, name)
     try:
-        file = _lock_file(database, name).open(encoding="utf-8")
+        file = path.open(encoding="utf-8")
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read ({error.strerror}): remove it if no search is running") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

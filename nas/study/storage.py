@@ -6,17 +6,21 @@ Apart from NSGA-II's selection of parents, what the project uses of Optuna witho
 
 import contextlib
 import copy
+import functools
 import json
+import shutil
 import sqlite3
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from optuna import Study
 from optuna.distributions import distribution_to_json
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage, _CachedStorage
 from optuna.storages._rdb.models import (
+    NOT_FOUND_MSG,
     TrialModel,
     TrialParamModel,
     TrialSystemAttributeModel,
@@ -25,7 +29,7 @@ from optuna.storages._rdb.models import (
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from search_spaces.errors import UserError
@@ -44,6 +48,10 @@ class StorageError(UserError, ValueError):
 
 class StorageLostError(StorageError):
     """The connection to the server of the storage was lost during the search."""
+
+
+class DamagedStorageError(StorageError):
+    """What is in the storage is not what was written there."""
 
 
 class LostError(SQLAlchemyError):
@@ -99,10 +107,18 @@ def trial_id(study: Study, number: int) -> int:
 
 def not_opened(url: str, error: Exception) -> StorageError:
     """The error that says in one line, without the password, which storage cannot be opened and why."""
-    reason = str(error).splitlines()[0]
+    reason = _reason(url, error)
     if isinstance(error, ImportError):
         reason = f"install its driver ({reason})"
     return StorageError(f"cannot open the storage {_shown(url)}: {reason}")
+
+
+def _reason(url: str, error: BaseException) -> str:
+    """The first line of an error of the database; SQLite does not always say that the disk is full."""
+    reason = str(getattr(error, "orig", None) or error).splitlines()[0]
+    if "disk I/O error" in reason and shutil.disk_usage(Path(make_url(url).database or "").parent).free < 2**20:
+        return f"{reason}: no space left on the disk"
+    return reason
 
 
 def _shown(url: str) -> str:
@@ -134,12 +150,43 @@ def reporting_lost_storage(url: str) -> Iterator[None]:
             link = link.__cause__ or link.__context__
         if failure is None:
             raise
-        reason = str(getattr(failure, "orig", failure)).splitlines()[0]
+        reason = _reason(url, failure)
         lost = isinstance(failure, LostError) or failure.connection_invalidated
         raise (StorageLostError if lost else StorageError)(
             f"the storage {_shown(url)} failed ({reason}); once it works again, the same command with --resume "
             "continues"
         ) from None
+
+
+def _checked(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a method of Optuna's storage that reads: if what is stored cannot be decoded, because the file was
+    damaged or written by another program, that is a `DamagedStorageError`.
+    """
+
+    @functools.wraps(read)
+    def reading(database: RDBStorage, *arguments: Any, **named: Any) -> Any:
+        try:
+            return read(database, *arguments, **named)
+        except StorageInternalError as error:
+            cause = error.__cause__ or error
+            # Lost connections are no damage, and neither are other databases' errors than SQLite's.
+            if type(cause) is not DatabaseError and "Could not decode to UTF-8" not in str(cause):
+                raise
+            raise _damaged(database.url, cause) from None
+        except KeyError as error:
+            if error.args == (NOT_FOUND_MSG,):
+                raise
+            raise _damaged(database.url, error) from None
+        except (ValueError, TypeError, LookupError) as error:
+            raise _damaged(database.url, error) from None
+
+    return reading
+
+
+def _damaged(url: str, error: BaseException) -> DamagedStorageError:
+    return DamagedStorageError(
+        f"the storage {_shown(url)} is damaged ({_reason(url, error)}): restore it from a copy, or search anew"
+    )
 
 
 def wait_until_reachable(url: str, seconds: float = PATIENCE) -> bool:
@@ -177,6 +224,14 @@ class _Connection(sqlite3.Connection):
 class _Database(RDBStorage):
     """Writes a new trial with all its values at once, whereas Optuna queries the database for each value."""
 
+    get_all_studies = _checked(RDBStorage.get_all_studies)
+    get_study_directions = _checked(RDBStorage.get_study_directions)
+    get_study_id_from_name = _checked(RDBStorage.get_study_id_from_name)
+    get_study_name_from_id = _checked(RDBStorage.get_study_name_from_id)
+    get_study_system_attrs = _checked(RDBStorage.get_study_system_attrs)
+    get_study_user_attrs = _checked(RDBStorage.get_study_user_attrs)
+    get_trial = _checked(RDBStorage.get_trial)
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         event.listen(self.engine, "handle_error", _stay_away)
@@ -184,6 +239,10 @@ class _Database(RDBStorage):
     def __setstate__(self, state: dict[Any, Any]) -> None:
         super().__setstate__(state)
         event.listen(self.engine, "handle_error", _stay_away)
+
+    @_checked
+    def _get_trials(self, *arguments: Any, **named: Any) -> list[FrozenTrial]:
+        return super()._get_trials(*arguments, **named)
 
     def _get_prepared_new_trial(
         self, study_id: int, template_trial: FrozenTrial | None, session: Session

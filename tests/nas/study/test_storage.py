@@ -1,5 +1,6 @@
 """The storage's cache agrees with the database, although it does not query it."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from nas.study import ledger
 from nas.study.storage import (
+    DamagedStorageError,
     LostError,
     Storage,
     StorageError,
@@ -136,6 +138,29 @@ def test_a_storage_that_is_opened_again_reads_all(url: str) -> None:
     assert study_of(second).get_trials() == fresh(url)
     ledger.complete(study_of(second), 1, 0.25, {})
     assert [trial.value for trial in fresh(url)] == [0.5, 0.25]
+    second.engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("UPDATE trial_user_attributes SET value_json = '{'", "Expecting property name"),
+        ('UPDATE trial_params SET distribution_json = \'{"name": "FloatDistribution"}\'', "'attributes'"),
+        ("UPDATE trial_params SET distribution_json = CAST(x'ff' AS TEXT)", "Could not decode to UTF-8"),
+        ("UPDATE trials SET state = 'ENDED'", "'ENDED' is not among"),
+        ("UPDATE trials SET datetime_start = 'yesterday'", "isoformat string"),
+    ],
+)
+def test_a_damaged_storage(statement: str, reason: str, url: str) -> None:
+    first = open_storage(url)
+    study_of(first).add_trial(TEMPLATE)
+    with first.engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+    first.engine.dispose()
+    second = open_storage(url)
+    line = rf"^the storage '{re.escape(url)}' is damaged \(.*{reason}.*\): restore it from a copy, or search anew$"
+    with pytest.raises(DamagedStorageError, match=line):
+        study_of(second).get_trials()
     second.engine.dispose()
 
 
