@@ -7,6 +7,7 @@ from functools import cached_property
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
@@ -276,6 +277,10 @@ def busy(candidates: Iterable[Candidate]) -> list[tuple[float, float]]:
     return merged
 
 
-def busy_until(periods: Sequence[tuple[float, float]], moment: float) -> float:
-    """The seconds of these periods that lie before a moment."""
-    return sum(max(0.0, min(end, moment) - start) for start, end in periods)
+def busy_until(periods: Sequence[tuple[float, float]], moments: Sequence[float]) -> list[float]:
+    """For each moment, the seconds of these periods that lie before it; the periods are those of `busy`."""
+    if not periods:
+        return [0.0] * len(moments)
+    edges = np.array(periods)
+    passed = np.stack([edges[:, 1] - edges[:, 0], np.zeros(len(edges))]).T.ravel()[:-1].cumsum()
+    return np.interp(moments, edges.ravel(), [0.0, *passed]).tolist()

@@ -55,16 +55,14 @@ def progress(stage: Stage) -> "Figure":
         (c for c in stage.candidates if c.span and c.duplicate_of is None), key=lambda c: (c.span or (0, 0))[1]
     )
     order = {c.number: place for place, c in enumerate(ended, start=1)}
-    periods = busy(stage.candidates)
-
-    def minutes(candidate: Candidate) -> float:
-        return busy_until(periods, candidate.span[1]) / 60 if candidate.span else 0.0
+    ends = {c.number: c.span[1] for c in stage.candidates if c.span}
+    seconds = dict(zip(ends, busy_until(busy(stage.candidates), list(ends.values())), strict=True))
 
     drawn = figure(9, 4.2)
     axes = drawn.subplots(1, 2, sharey=True)
     places: list[tuple[str, Callable[[Candidate], float]]] = [
         ("evaluations", lambda candidate: order.get(candidate.number, 0)),
-        ("minutes in which trials were running", minutes),
+        ("minutes in which trials were running", lambda candidate: seconds.get(candidate.number, 0.0) / 60),
     ]
     for axis, (name, place) in zip(axes, places, strict=True):
         _scores_over(axis, stage, place)

@@ -84,7 +84,8 @@ def test_time_in_which_trials_run(study: StudyData) -> None:
     spans = [(0.0, 10.0), (5.0, 12.0), (20.0, 21.0), (20.5, 20.6)]
     periods = busy([replace(first, span=span) for span in spans])
     assert periods == [(0.0, 12.0), (20.0, 21.0)]
-    assert [busy_until(periods, moment) for moment in (-1.0, 6.0, 15.0, 20.5, 30.0)] == [0, 6, 12, 12.5, 13]
+    assert busy_until(periods, (-1.0, 6.0, 15.0, 20.5, 30.0)) == [0, 6, 12, 12.5, 13]
+    assert busy_until([], (1.0,)) == [0.0]
 
 
 def test_a_trial_that_ended_before_it_began_by_the_clock_took_no_time() -> None:
