@@ -4,7 +4,8 @@
 
 pip itself says which files those are (`pip install --dry-run --report`), on Linux (x86-64) for every Python in
 `PYTHONS`. It is asked twice, with its own settings and without them (`--isolated`): PyPI has the build of torch for
-CUDA, and the settings must name a place that has the build for CPUs.
+CUDA, and the settings must name a place that has the build for CPUs. The head of cpu.txt has the Pythons for which
+there was one.
 """
 
 import json
@@ -115,12 +116,18 @@ def text(wheels: Iterable[Wheel], heading: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def made(pythons: Sequence[str]) -> str:
+    """The line of a lock file's head that says for which Pythons it is."""
+    known = " to ".join((pythons[0], pythons[-1])) if len(pythons) == len(PYTHONS) else ", ".join(pythons)
+    return f"Linux (x86-64), CPython {known}. Made by requirements/lock.py from constraints.txt."
+
+
 def main() -> None:
     """Write all lock files."""
     versions = constraints()
     pinned = ("--no-deps", "--requirement", str(ROOT / "constraints.txt"))
     of_locks: dict[str, set[Wheel]] = {name: set() for name in LOCKS}
-    of_cpu: set[Wheel] = set()
+    of_cpu: dict[str, set[Wheel]] = {}
     of_cuda: set[Wheel] = set()
     for python in PYTHONS:
         wheels = resolved(python, *pinned) + resolved(python, "--isolated", *pinned)
@@ -133,15 +140,23 @@ def main() -> None:
             python, "--isolated", "--constraint", str(ROOT / "constraints.txt"), f"torch=={versions['torch']}"
         )
         of_cuda |= {wheel for wheel in cuda if wheel.name == "torch" or wheel.name not in versions}
-        of_cpu |= {wheel for wheel in wheels if wheel.name == "torch" and wheel.version.endswith(CPU_BUILD)}
+        found = {wheel for wheel in wheels if wheel.name == "torch" and wheel.version.endswith(CPU_BUILD)}
+        if found:
+            of_cpu[python] = found
     if not of_cpu:
-        raise SystemExit("pip finds no build of torch for CPUs: set PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL")
-    made = f"Linux (x86-64), CPython {PYTHONS[0]} to {PYTHONS[-1]}. Made by requirements/lock.py from constraints.txt."
+        raise SystemExit(
+            "pip finds no build of torch for CPUs: set PIP_EXTRA_INDEX_URL (or PIP_FIND_LINKS) to where PyTorch "
+            "publishes its CPU builds (see pytorch.org)"
+        )
     for lock, extras in LOCKS.items():
-        heading = (f"What the project needs with the extras {', '.join(extras)}, except torch.", made)
+        heading = (f"What the project needs with the extras {', '.join(extras)}, except torch.", made(PYTHONS))
         (FOLDER / lock).write_text(text(of_locks[lock], heading), encoding="utf-8")
-    (FOLDER / CPU).write_text(text(of_cpu, ("The build of torch for CPUs.", made)), encoding="utf-8")
-    heading = ("The build of torch for CUDA, the one on PyPI, and what it needs beside the other lock files.", made)
+    heading = ("The build of torch for CPUs.", made(tuple(of_cpu)))
+    (FOLDER / CPU).write_text(text(set().union(*of_cpu.values()), heading), encoding="utf-8")
+    heading = (
+        "The build of torch for CUDA, the one on PyPI, and what it needs beside the other lock files.",
+        made(PYTHONS),
+    )
     (FOLDER / CUDA).write_text(text(of_cuda, heading), encoding="utf-8")
 
 

@@ -2,9 +2,9 @@
 
     pytest -m trust --full --counts results/raw/trust.json --table results/trust.md
 
-runs them with as many cases as results/trust.md reports, and writes its table. Without `--full` every test runs a
-sample, and with `--cases N` as many as that. The file keeps the counts of tests that did not run this time, so tests
-can run one after another; but not at the same time, as with `-n`.
+runs every test with its full number of cases, and writes the table of results/trust.md. Without `--full` every test
+runs a sample, and with `--cases N` as many as that. The file keeps the counts of tests that did not run this time, so
+tests can run one after another; but not at the same time, as with `-n`.
 """
 
 import json
@@ -28,24 +28,33 @@ class Cases(Counter[str]):
 
     Attributes:
         wanted: how many cases the test is to run.
+        full: whether this is its full number of cases, rather than a sample.
+        ways: on how many ways (`tests.trust.way`) the cases were, each of which ended as an undisturbed one does.
     """
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, wanted: int, full: bool) -> None:
         super().__init__()
-        self.wanted = wanted
+        self.wanted, self.full, self.ways = wanted, full, 0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("trust", "tests that count what the program survives (-m trust)")
-    group.addoption("--full", action="store_true", help="run every case rather than a sample of a few minutes")
-    group.addoption("--cases", type=int, metavar="N", help="run N cases of every test, however many that is of all")
+    group.addoption("--full", action="store_true", help="run each test's full number of cases, not a sample")
+    group.addoption(
+        "--cases", type=int, metavar="N", help="run N cases of each test instead of its sample or full number"
+    )
     group.addoption("--counts", type=Path, metavar="FILE", help="write how the cases ended to this JSON file")
-    group.addoption("--table", type=Path, metavar="FILE", help="write them into the table of this Markdown file, too")
+    group.addoption(
+        "--table", type=Path, metavar="FILE", help="also write the counts as a table into this Markdown file"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "trust: counts what the program survives; --full runs every case")
+    config.addinivalue_line("markers", "trust: counts what the program survives; --full runs more than a sample")
     config.stash[_RECORDS] = {}
+    chosen: int | None = config.getoption("--cases")
+    if chosen is not None and (chosen < 1 or config.getoption("--full")):
+        raise pytest.UsageError(f"--cases {chosen}: must be at least 1, and not be given together with --full")
     table: Path | None = config.getoption("--table")
     if table is not None and config.getoption("--counts") is None:
         raise pytest.UsageError("--table: the table is made from a file of counts; add --counts FILE")
@@ -59,8 +68,8 @@ def cases(request: pytest.FixtureRequest) -> Callable[..., Cases]:
 
     def begin(*, sample: int, full: int) -> Cases:
         chosen: int | None = request.config.getoption("--cases")
-        counts = Cases(chosen or (full if request.config.getoption("--full") else sample))
-        request.node.stash[_CASES] = counts
+        wanted = chosen or (full if request.config.getoption("--full") else sample)
+        request.node.stash[_CASES] = counts = Cases(wanted, wanted >= full)
         return counts
 
     return begin
@@ -70,12 +79,14 @@ def cases(request: pytest.FixtureRequest) -> Callable[..., Cases]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report: Any = yield
     if call.when == "call" and _CASES in item.stash and not report.skipped:
+        counts = item.stash[_CASES]
         item.config.stash[_RECORDS][item.nodeid] = {
             "what": first_line(item),
-            "full": item.config.getoption("--full"),
+            "full": counts.full,
             "passed": report.passed,
             "seconds": round(report.duration),
-            "ended": dict(sorted(item.stash[_CASES].items())),
+            "ended": dict(sorted(counts.items())),
+            **({"ways": counts.ways} if counts.ways else {}),
         }
     return report
 
@@ -113,6 +124,8 @@ def table(records: Mapping[str, Record]) -> str:
     lines = ["| what | test | cases | how they ended | seconds |", "|---|---|---|---|---|"]
     for name, record in records.items():
         ended = ", ".join(f"{count:,} {how}" for how, count in record["ended"].items())
+        if "ways" in record:
+            ended += f"; ways that ended as if undisturbed: {record['ways']:,}"
         test = name.partition("[")[0].removeprefix("tests/trust/")
         cells = [
             record["what"],

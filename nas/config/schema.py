@@ -160,7 +160,8 @@ Goal = Literal["score", "params", "macs", "latency"]
 
 
 def _goals(value: Any) -> Any:
-    goals = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+    names = value.split(",") if isinstance(value, str) else value
+    goals = tuple(names) if isinstance(names, list | tuple) else (names,)
     if goals not in (("score",), *(("score", name) for name in ("params", "macs", "latency"))):
         raise ValueError(f"{','.join(map(str, goals))!r} is not one of score; score,params; score,macs; score,latency")
     return goals

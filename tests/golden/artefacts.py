@@ -2,8 +2,8 @@
 
     python -c "from tests.golden.artefacts import write; write()"
 
-makes tests/golden/artefacts-VERSION anew, which is only right before that version is released; files of earlier
-versions stay as they are.
+makes tests/golden/artefacts-VERSION. To make the files of an unreleased version again, remove its folder first; those
+of released versions stay as they are.
 """
 
 import json

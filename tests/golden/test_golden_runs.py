@@ -34,7 +34,7 @@ from tests.nas.tiny_study import trials_of
 from tests.tiny import batch, bert
 
 # Another processor may round differently: scores are shares of a few hundred rows, losses are near 1.
-SCORE, LOSS = 0.05, 0.02
+SCORE_ATOL, LOSS_RTOL = 0.05, 0.02
 
 OBJECTIVES: dict[str, Callable[[Any, Any], Objective]] = {
     "none": lambda student, teacher: hard_labels(),
@@ -46,7 +46,7 @@ OBJECTIVES: dict[str, Callable[[Any, Any], Objective]] = {
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, Any], Any]:
-    """`golden(name, found)`: what the file of this name has, after it was written if that is wanted."""
+    """`golden(name, found)`: the content of NAME.json; with --write-golden, `found` is written there first."""
 
     def read(name: str, found: Any) -> Any:
         file = Path(__file__).parent / f"{name}.json"
@@ -87,7 +87,9 @@ def test_search_log(searched: Path, golden: Callable[[str, Any], Any]) -> None:
     expected = golden("search", found)
     assert found["trials"] == expected["trials"]
     for mine, theirs in zip(scores, expected["scores"], strict=True):
-        assert mine == (theirs if found["environment"] == expected["environment"] else pytest.approx(theirs, abs=SCORE))
+        assert mine == (
+            theirs if found["environment"] == expected["environment"] else pytest.approx(theirs, abs=SCORE_ATOL)
+        )
 
 
 @pytest.fixture
@@ -120,4 +122,4 @@ def test_loss_curves(accelerator: Accelerator, one_thread: None, golden: Callabl
     assert curves.keys() == expected["losses"].keys()
     for name, losses in expected["losses"].items():
         here = found["environment"] == expected["environment"]
-        assert curves[name] == (losses if here else pytest.approx(losses, rel=LOSS)), name
+        assert curves[name] == (losses if here else pytest.approx(losses, rel=LOSS_RTOL)), name

@@ -1,4 +1,6 @@
-"""A student and a cache entry of every released version are opened by this one (studies: tests/nas/study)."""
+"""Artefacts of earlier versions are read: a student and a cache entry (studies: tests/nas/study). Those of the version
+in the making are there, too, and are fixed at its release.
+"""
 
 import json
 import shutil
@@ -53,7 +55,7 @@ def test_a_cache_entry_is_read_or_not_looked_for(folder: Path) -> None:
     """The format is part of every key of the cache, so entries of another one are made anew."""
     expected = expected_of(folder)
     if expected["format"] != FORMAT:
-        return
+        pytest.skip("the cache's format has changed since, so this entry is not looked for")
     saved = SavedTeacher(folder / OUTPUTS)
     for step, logits in enumerate(expected["teacher"]):
         outputs = saved(step, batch(2, 5, seed=step))

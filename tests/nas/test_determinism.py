@@ -20,8 +20,8 @@ def proposed(study: optuna.Study) -> list[Architecture]:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_who_of_a_generation_ends_first_does_not_matter(sampler: str) -> None:
-    """Four trials at a time, which end in any order before the next four are asked for."""
+def test_the_order_in_which_running_trials_end_does_not_matter(sampler: str) -> None:
+    """Four trials run at a time; they end in any order before the next four are asked for."""
 
     def search(order: random.Random | None) -> list[Architecture]:
         study = new_study(sampler, 5)

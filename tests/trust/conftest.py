@@ -38,7 +38,9 @@ class Undisturbed:
 
 @pytest.fixture(scope="session")
 def whole_way(shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Undisturbed]:
-    """With rows and text of its own, and trainings that are long enough to have a state from which they continue."""
+    """One undisturbed way, with rows and text of its own, and trainings that are long enough to have a state from which
+    they continue.
+    """
     folder = tmp_path_factory.mktemp("way")
     text = folder / "text.txt"
     text.write_text("\n\n".join(sentence for sentence, _ in rows.sentences()))

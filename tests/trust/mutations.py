@@ -1,4 +1,4 @@
-"""Damage for files and folders, drawn at random, and limits on what reading them may take."""
+"""Damage for files and folders, drawn at random, limits on what reading them may take, and what a refusal must be."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ WEIRD: list[Any] = [
     *(None, True, 0, -1, 1, 10**30, 1.5, float("nan"), float("inf"), "", "x", "1/0", "9" * 5000, "../..", [], {}, [[]]),
     *({"a": {}}, "project(gelu(expand(x)))", "\ud800", "\x00", ["x"] * 10_000, 2**31, 2**63, "0.5", "-1/3"),
 ]
-# A case may take so many seconds, and a test with all its cases so many bytes more than before.
+# A block of `bounded()` may take so many seconds, and raise the peak of the process by so many bytes.
 PATIENCE, MEMORY = 60, 10**9
 
 
@@ -79,6 +79,13 @@ def bounded() -> Iterator[None]:
 def peak() -> int:
     """The most bytes that this process has had in memory so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def assert_one_line(error: BaseException, place: Path | None = None) -> None:
+    """Assert that the text of an error is one line, of bounded length, which names the place if one is given."""
+    shown = str(error)
+    assert shown.strip() and len(shown.splitlines()) == 1 and len(shown) < 3000, shown[:4000]
+    assert place is None or str(place) in shown, shown
 
 
 def damage(rng: random.Random, folder: Path, names: Sequence[str] | None = None) -> str:

@@ -16,6 +16,7 @@ def test_numbers(cases, kind):
     Even and odd ones.
     \"\"\"
     counts = cases(sample=3, full=7000)
+    counts.ways += 1000 * (counts.wanted == 7000)
     for case in range(counts.wanted):
         counts["even" if case % 2 == 0 else "odd"] += 1
     assert counts.wanted != {fails}
@@ -35,7 +36,13 @@ def page(pytester: pytest.Pytester) -> Path:
 
 @pytest.mark.parametrize(
     ("options", "fails", "even", "odd"),
-    [([], 0, 2, 1), (["--full"], 0, 3500, 3500), (["--cases", "5"], 0, 3, 2), ([], 3, 2, 1)],
+    [
+        ([], 0, 2, 1),
+        (["--full"], 0, 3500, 3500),
+        (["--cases", "5"], 0, 3, 2),
+        (["--cases", "7001"], 0, 3501, 3500),
+        ([], 3, 2, 1),
+    ],
 )
 def test_cases_are_counted(
     pytester: pytest.Pytester, page: Path, options: list[str], fails: int, even: int, odd: int
@@ -46,19 +53,22 @@ def test_cases_are_counted(
         "-p", "no:cacheprovider", "--counts", str(counts), "--table", str(page), *options
     )
     result.assert_outcomes(passed=not fails, failed=bool(fails))
-    records = json.loads(counts.read_text())
+    records, full = json.loads(counts.read_text()), even + odd >= 7000
     assert records.pop("another") == BEFORE
     assert records == {
         "test_case.py::test_numbers[a|b]": {
             "what": "Numbers are counted: a|b",
-            "full": "--full" in options,
+            "full": full,
             "passed": not fails,
             "seconds": 0,
             "ended": {"even": even, "odd": odd},
+            **({"ways": 1000} if even + odd == 7000 else {}),
         }
     }
-    cases = f"{even + odd:,}" + ("" if "--full" in options else " (a sample)")
+    cases = f"{even + odd:,}" + ("" if full else " (a sample)")
     ended = ("**the test failed**: " if fails else "") + f"{even:,} even, {odd:,} odd"
+    if even + odd == 7000:
+        ended += "; ways that ended as if undisturbed: 1,000"
     assert page.read_text().splitlines()[2:-2] == [
         "<!-- counts -->",
         "| what | test | cases | how they ended | seconds |",
@@ -67,6 +77,13 @@ def test_cases_are_counted(
         rf"| Numbers are counted: a\|b | `test_case.py::test_numbers` | {cases} | {ended} | 0 |",
         "<!-- end of counts -->",
     ]
+
+
+@pytest.mark.parametrize("options", [["--cases", "0"], ["--cases", "-1"], ["--cases", "5", "--full"]])
+def test_wrong_numbers_of_cases(pytester: pytest.Pytester, page: Path, options: list[str]) -> None:
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"--cases {options[1]}: must be at least 1, and not be given together with --full" in result.stderr.str()
 
 
 def test_a_page_without_a_table(pytester: pytest.Pytester, page: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from distill.files import DRAFT_PREFIX
 from tests import requirements
 from tests.nas.tiny_study import TinyStudy, states, trials_of
 from tests.trust_counts import Cases
@@ -70,5 +71,5 @@ def test_a_search(
         result = study.run(*command, *begun)
         assert (result.returncode, result.stderr) == (0, "")
         assert results(folder) == results(searched)
-        assert not list(tmp_path.rglob(".unfinished-*"))
+        assert not list(tmp_path.rglob(f"{DRAFT_PREFIX}*"))
     assert counts["full disk"]

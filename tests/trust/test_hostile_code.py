@@ -1,18 +1,16 @@
 """The code in a checkpoint's folder is never run by this package, whatever the checkpoint says of it."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from transformers import BertTokenizerFast
 
 from search_spaces import Architecture, Base
 from supernet.build import build
 from supernet.student import main
+from tests.trust.checkpoints import WORDS, changed, save_tokenizer
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(45))]
 BASE = Base(depth=1, width=8, heads=2, inner=16, vocabulary=len(WORDS), positions=32, token_types=2)
 
 # What a command line does with a checkpoint first: its configuration, its tokenizer, its weights with a head.
@@ -33,17 +31,12 @@ def hostile(tmp_path: Path) -> Path:
     folder = tmp_path / "student"
     build(Architecture.uniform(BASE), "classification").save_pretrained(folder)
     Architecture.uniform(BASE).save(folder / "architecture.json")
-    BertTokenizerFast(vocab={word: number for number, word in enumerate(WORDS)}).save_pretrained(folder)
+    save_tokenizer(folder)
     sources = sorted(folder.glob("*.py"))
     assert "modeling_nas_bert.py" in [source.name for source in sources]
     for source in sources:
         source.write_text(f"open({str(tmp_path / 'trace')!r}, 'w').close()\n{source.read_text()}")
     return folder
-
-
-def changed(folder: Path, file: str, **settings: object) -> None:
-    described = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps({**described, **settings}))
 
 
 def loaded(folder: Path) -> str:
@@ -64,13 +57,13 @@ def test_a_student_is_loaded_by_our_classes(hostile: Path) -> None:
 @pytest.mark.parametrize("model_type", ["bert", "nas_bert_2", "roberta"])
 def test_code_under_another_type(hostile: Path, model_type: str) -> None:
     """It is refused: the weights are not those of a BERT, and other types are unknown."""
-    changed(hostile, "config.json", model_type=model_type)
+    changed(hostile / "config.json", model_type=model_type)
     assert str(hostile) in loaded(hostile)
 
 
 def test_code_of_a_tokenizer(hostile: Path) -> None:
     (hostile / "tokens.py").write_text(f"open({str(hostile.parent / 'trace')!r}, 'w').close()\nclass Tokens: ...\n")
-    changed(hostile, "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokens.Tokens", "tokens.Tokens"]})
+    changed(hostile / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokens.Tokens", "tokens.Tokens"]})
     assert loaded(hostile)
 
 

@@ -10,7 +10,7 @@ import pytest
 from search_spaces import FFNGraph, UserError
 from search_spaces.operations import OPERATIONS
 from tests.tiny import graphs
-from tests.trust.mutations import WEIRD, bounded
+from tests.trust.mutations import WEIRD, assert_one_line, bounded
 from tests.trust_counts import Cases
 
 KINDS = (nx.DiGraph, nx.DiGraph, nx.DiGraph, nx.MultiDiGraph, nx.Graph, nx.MultiGraph)
@@ -68,7 +68,7 @@ def test_hostile_graphs(cases: Callable[..., Cases]) -> None:
             assert FFNGraph.parse(str(found)) == found == FFNGraph(found.digraph)
             counts["read"] += 1
         except UserError as error:
-            assert str(error).strip() and "\n" not in str(error) and len(str(error)) < 3000
+            assert_one_line(error)
             counts["refused"] += 1
         except Exception as error:
             shown = f"{digraph}: {list(digraph.nodes(data=True))} {list(digraph.edges(data=True))}"

@@ -1,4 +1,4 @@
-"""A candidate for which there is no memory, one that is not a number, and a worker that is lost are told apart."""
+"""A candidate for which there is no memory, one whose loss is not finite, and a worker that is lost are told apart."""
 
 import contextlib
 import os

@@ -1,5 +1,6 @@
-"""The whole way from text to export as a chain of real commands, from an empty cache: tests disturb it, continue it,
-and compare what it leaves with what an undisturbed one leaves.
+"""A *way* is one run of all commands from text to export, from an empty cache. Tests disturb it (they kill commands or
+press Ctrl-C), continue it, and compare what it leaves with what an undisturbed one leaves. `said` is the file with the
+output of a way's command.
 """
 
 import json

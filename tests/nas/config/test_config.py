@@ -261,6 +261,7 @@ def test_count_refuses(value: object) -> None:
         ("tasks", [], "tasks: "),
         ("tasks", ["a", "a"], "tasks: a task is named twice"),
         ("goals", "score,score", "goals: 'score,score' is not one of "),
+        ("goals", 40, "goals: '40' is not one of "),
         (
             "goals",
             "score,macs",
