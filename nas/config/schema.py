@@ -1,6 +1,7 @@
 """The schema of a study's configuration as pydantic models; `nas.config.load` loads presets and TOML files."""
 
-from typing import Annotated, Any, Literal
+import math
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -18,7 +19,7 @@ from nas.config.space import KeepTable, SpaceTable
 from nas.config.stages import Stage3Table, StageTable
 from nas.config.values import Corpora, Share, Table, size
 from search_spaces.architecture import Base
-from search_spaces.errors import UserError, did_you_mean
+from search_spaces.errors import UserError, did_you_mean, shortened
 
 
 class ConfigError(UserError, ValueError):
@@ -75,6 +76,13 @@ class ObjectiveTable(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str = "efficientbert"
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Self:
+        for key, value in self.settings().items():
+            if not isinstance(value, bool | int | str) and not (isinstance(value, float) and math.isfinite(value)):
+                raise ValueError(f"{key} must be true or false, a finite number or a text, not {shortened(value)}")
+        return self
 
     def check(self) -> None:
         """Check that the objective exists and has these settings. Loading a configuration does not check this, because

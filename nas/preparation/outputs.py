@@ -52,8 +52,8 @@ def _phase_outputs(
         free = shutil.disk_usage(path.parent).free
         if size > free:
             raise ConfigError(
-                f"teacher_cache: the teacher's outputs for {phase.table} take {size / 1e9:.1f} GB and "
-                f"{path.parent} has {free / 1e9:.1f} GB free; make room, or have the teacher run in every step: "
+                f"teacher_cache: the teacher's outputs for {phase.table} take {size / 1e6:,.1f} MB and "
+                f"{path.parent} has {free / 1e6:,.1f} MB free; make room, or have the teacher run in every step: "
                 "teacher_cache = 0"
             )
 

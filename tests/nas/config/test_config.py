@@ -263,6 +263,11 @@ def test_count_refuses(value: object) -> None:
         ("goals", "score,score", "goals: 'score,score' is not one of "),
         ("goals", 40, "goals: '40' is not one of "),
         (
+            "objective.hidden",
+            float("inf"),
+            "objective: hidden must be true or false, a finite number or a text, not inf",
+        ),
+        (
             "goals",
             "score,macs",
             "stage1.sampler is lanas and goals are score,macs: two goals need one of random, tpe, nsga2",

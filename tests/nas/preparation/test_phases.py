@@ -214,7 +214,7 @@ def test_a_final_training_needs_no_text_for_candidates(protocol: Path) -> None:
 
 def test_a_disk_without_room(protocol: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
-    message = r"teacher_cache: the teacher's outputs for candidate.* take .* GB and .* has .* GB free"
+    message = r"teacher_cache: the teacher's outputs for candidate.* take .* MB and .* has .* MB free"
     with pytest.raises(ConfigError, match=message):
         prepare(load_config(str(protocol), {"seed": 3}), "cpu")
     assert prepare(load_config(str(protocol), {"seed": 3, "teacher_cache": 0}), "cpu").outputs == ()
