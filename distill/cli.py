@@ -20,6 +20,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 DONE, FAULT, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+# To what options are added: a parser, or a group of its options.
+ParserOrGroup = argparse._ActionsContainer
 
 
 def called_as(module: str) -> str:
@@ -39,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(USER_ERROR, f"{self.prog}: {message} (see --help)\n")
 
 
-def add_output_options(parser: argparse._ActionsContainer, content: str) -> None:
+def add_output_options(parser: ParserOrGroup, content: str) -> None:
     """Add `--quiet` and `--json`, which exclude each other.
 
     Args:
@@ -68,7 +70,7 @@ def device(value: str) -> str:
 DEVICE_HELP = "where to compute; auto takes a GPU if there is one (default: %(default)s)"
 
 
-def add_device_option(parser: argparse._ActionsContainer) -> None:
+def add_device_option(parser: ParserOrGroup) -> None:
     """Add `--device`."""
     parser.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"], help=DEVICE_HELP)
 

@@ -2,7 +2,6 @@
 which rows are read, and where the result is written, are also other commands'.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.choices import listing, tasks
-from distill.cli import Parser
+from distill.cli import Parser, ParserOrGroup
 from distill.files import write_atomically
 from search_spaces.errors import UserError, did_you_mean
 
@@ -21,7 +20,7 @@ FREE = ("resume", "device", "tensorboard", "quiet", "json")
 OF_OWN_ROWS = ("dev", "text", "pair", "label", "regression")
 
 
-def add_rows_options(parser: argparse._ActionsContainer, own_rows_of_a_task: bool = False) -> None:
+def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) -> None:
     """Add the options that say on which labelled rows a command trains and measures scores, and their length.
 
     Args:

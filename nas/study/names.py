@@ -20,10 +20,10 @@ def prefix_of(folder: Folder, storage: str | None = None) -> str:
         storage: the storage URL; by default that of the database in the folder, which must exist.
 
     Raises:
-        StorageError: the storage cannot be opened.
+        StorageError: the storage cannot be opened, or is damaged.
     """
     if storage in (None, folder.storage):
-        for name in optuna.get_all_study_names(open_storage(folder.storage)):
+        for name in open_storage(folder.storage).study_names():
             found, slash, last = name.rpartition("/")
             if last in STUDIES:
                 return found + slash
@@ -38,7 +38,7 @@ def existing_studies(folder: Folder, storage: str | None = None) -> dict[str, op
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     prefix, opened = prefix_of(folder, storage), open_storage(storage or folder.storage)
-    existing = set(optuna.get_all_study_names(opened))
+    existing = set(opened.study_names())
     return {
         name: optuna.load_study(study_name=prefix + name, storage=opened)
         for name in STUDIES

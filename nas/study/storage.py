@@ -21,13 +21,14 @@ from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage, _CachedStorage
 from optuna.storages._rdb.models import (
     NOT_FOUND_MSG,
+    StudyModel,
     TrialModel,
     TrialParamModel,
     TrialSystemAttributeModel,
     TrialUserAttributeModel,
 )
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import Engine, NullPool, create_engine, event, make_url
+from sqlalchemy import Engine, NullPool, create_engine, event, make_url, select
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -167,8 +168,8 @@ def _checked(read: Callable[..., Any]) -> Callable[..., Any]:
     def reading(database: RDBStorage, *arguments: Any, **named: Any) -> Any:
         try:
             return read(database, *arguments, **named)
-        except StorageInternalError as error:
-            cause = error.__cause__ or error
+        except (StorageInternalError, DatabaseError) as error:
+            cause = error if isinstance(error, DatabaseError) else error.__cause__ or error
             # Lost connections are no damage, and neither are other databases' errors than SQLite's.
             if type(cause) is not DatabaseError and "Could not decode to UTF-8" not in str(cause):
                 raise
@@ -241,6 +242,12 @@ class _Database(RDBStorage):
         event.listen(self.engine, "handle_error", _stay_away)
 
     @_checked
+    def study_names(self) -> list[str]:
+        """The names of all studies. Optuna's own query decodes all attributes of the studies, with a note per trial."""
+        with Session(self.engine) as session:
+            return list(session.scalars(select(StudyModel.study_name).order_by(StudyModel.study_id)))
+
+    @_checked
     def _get_trials(self, *arguments: Any, **named: Any) -> list[FrozenTrial]:
         return super()._get_trials(*arguments, **named)
 
@@ -268,6 +275,7 @@ class Storage(_CachedStorage):
 
     def __init__(self, database: _Database) -> None:
         super().__init__(database)
+        self._database = database
         self._read: set[int] = set()
         self._changed: set[int] = set()
 
@@ -275,6 +283,14 @@ class Storage(_CachedStorage):
     def engine(self) -> Engine:
         """The connections to the database."""
         return self._backend.engine
+
+    def study_names(self) -> list[str]:
+        """The names of all studies, in the order in which they began.
+
+        Raises:
+            DamagedStorageError: the database is damaged.
+        """
+        return self._database.study_names()
 
     def _read_trials_from_remote_storage(self, study_id: int) -> None:
         if study_id not in self._read:
