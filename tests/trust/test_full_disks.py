@@ -55,7 +55,7 @@ def test_a_search(
         shutil.copytree(shared_study.cache / "corpora", study.cache / "corpora")
         corpora = kilobytes(study.cache) if place == "cache" else 0
         for number in range(counts.wanted):
-            enlarge(corpora + (needed - corpora) * (number + 1) // (counts.wanted + 1))
+            enlarge(corpora + (needed - corpora) * (number + 1) ** 3 // (counts.wanted + 1) ** 3)
             result = study.run(*command, *begun)
             if result.returncode == 0:
                 break
