@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-# Slow imports are inside functions, where Ctrl-C is caught.
-from distill.choices import listing, tasks
 from distill.cli import DONE, Parser, add_device_option, add_output_options, interruptible
+
+# Slow imports are inside functions, where Ctrl-C is caught.
+from distill.command.options import add_training_rows_options
 from distill.training.progress import loading
 from search_spaces.errors import UserError
 
@@ -31,19 +32,7 @@ def parser() -> Parser:
     add("--model", required=True, metavar="MLM", help="a pre-trained encoder with its masked-word head")
     add("--out", type=Path, required=True, metavar="FILE", help="new .tsv file for the rows and their copies")
     add("--dev-out", type=Path, metavar="FILE", help="new .tsv file for the dev rows of --task, as they are")
-    add = result.add_argument_group("rows").add_argument
-    add("--task", action=listing(tasks), metavar="NAME", help="name of the task; '?' lists all")
-    add(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="folder of the task's official files (default: downloaded from the hub)",
-    )
-    add("--train", type=Path, metavar="FILE", help="your own rows: .tsv, .csv, .jsonl or .parquet, with column names")
-    add("--text", default="sentence", metavar="COLUMN", help="column of the (first) sentence (default: %(default)s)")
-    add("--pair", metavar="COLUMN", help="column of the second sentence, if there are pairs")
-    add("--label", default="label", metavar="COLUMN", help="column of the class or number (default: %(default)s)")
-    add("--regression", action="store_true", help="the labels are numbers, not classes")
+    add_training_rows_options(result.add_argument_group("rows"))
     add = result.add_argument_group("copies").add_argument
     add("--copies", type=int, default=20, metavar="N", help="copies of every sentence (default: %(default)s)")
     add(

@@ -27,9 +27,30 @@ def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) ->
         parser: a parser, or a group of one.
         own_rows_of_a_task: whether `--train` may be given together with `--task`.
     """
+    add_training_rows_options(parser, own_rows_of_a_task)
+    add = parser.add_argument
+    unless = ", unless there is a --task" if own_rows_of_a_task else ""
+    add(
+        "--dev",
+        type=Path,
+        metavar="FILE",
+        help=f"labelled rows to measure the scores on, in a format of --train; required with --train{unless}",
+    )
+    add(
+        "--max-length",
+        type=int,
+        default=128,
+        metavar="N",
+        help="longer rows are truncated to N tokens (default: %(default)s)",
+    )
+
+
+def add_training_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) -> None:
+    """Add the options that say which labelled rows a command trains on or augments; the arguments are those of
+    `add_rows_options`.
+    """
     add = parser.add_argument
     instead = "; with --task in place of its own" if own_rows_of_a_task else ""
-    unless = ", unless there is a --task" if own_rows_of_a_task else ""
     add("--task", action=listing(tasks), metavar="NAME", help="name of the task; '?' lists all")
     add(
         "--data",
@@ -43,23 +64,10 @@ def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) ->
         metavar="FILE",
         help=f"your own labelled rows: .tsv, .csv, .jsonl or .parquet, with column names{instead}",
     )
-    add(
-        "--dev",
-        type=Path,
-        metavar="FILE",
-        help=f"labelled rows to measure the scores on, in a format of --train; required with --train{unless}",
-    )
     add("--text", default="sentence", metavar="COLUMN", help="column of the (first) sentence (default: %(default)s)")
     add("--pair", metavar="COLUMN", help="column of the second sentence, if there are pairs")
     add("--label", default="label", metavar="COLUMN", help="column of the class or number (default: %(default)s)")
     add("--regression", action="store_true", help="the labels of --train are numbers, not classes")
-    add(
-        "--max-length",
-        type=int,
-        default=128,
-        metavar="N",
-        help="longer rows are truncated to N tokens (default: %(default)s)",
-    )
 
 
 def flag(name: str) -> str:
