@@ -17,7 +17,14 @@ from typing import Any
 
 # Slow imports are inside functions, where Ctrl-C is caught.
 from distill.choices import OBJECTIVES, TASKS, columns, listing, objectives
-from distill.cli import DEVICE_HELP, Parser, add_output_options, called_as, interruptible
+from distill.cli import (
+    Parser,
+    add_device_option,
+    add_output_options,
+    add_precision_option,
+    called_as,
+    interruptible,
+)
 from distill.command.options import add_rows_options
 from distill.training.progress import loading
 from search_spaces.errors import UserError
@@ -58,7 +65,8 @@ def parser() -> Parser:
     )
     add("--pack", action="store_true", help="put paragraphs of --corpus together to rows of --max-length tokens")
     add("--masked-lm", action="store_true", help="also learn to predict masked words of --corpus")
-    add = result.add_argument_group("training").add_argument
+    training = result.add_argument_group("training")
+    add = training.add_argument
     add("--steps", type=int, default=1000, metavar="N", help="training steps, a batch each (default: %(default)s)")
     add("--batch-size", type=int, default=32, metavar="N", help="rows per batch (default: %(default)s)")
     add("--learning-rate", type=float, default=5e-5, metavar="X", help="peak learning rate (default: %(default)s)")
@@ -85,7 +93,8 @@ def parser() -> Parser:
         metavar="N",
         help="seed of new parameters, batch order and dropout (default: %(default)s)",
     )
-    add("--device", default="auto", choices=["auto", "cpu", "cuda"], help=DEVICE_HELP)
+    add_device_option(training)
+    add_precision_option(training)
     add("--tensorboard", type=Path, metavar="DIR", help="log the losses for TensorBoard in this folder")
     add_output_options(result, "the content of metrics.json")
     return result

@@ -92,7 +92,7 @@ def command(options: Any) -> int:
     tokenizer = load_tokenizer(options.model)
     model = load_model(options.model, (), MASKED_LM, new_head=False)
     augmentation = Augmentation(
-        model.to(make_accelerator(options.device, mixed_precision=False).device).eval(),
+        model.to(make_accelerator(options.device, mixed_precision="no").device).eval(),
         tokenizer,
         None if options.vectors is None else read_neighbours(options.vectors),
         options.copies,

@@ -5,11 +5,12 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from distill import interrupt
 from distill.extensions import load_extensions
 from distill.files import is_disk_full
+from distill.training.recipe import MixedPrecision
 from search_spaces import __version__
 from search_spaces.errors import UserError
 
@@ -73,6 +74,17 @@ DEVICE_HELP = "where to compute; auto takes a GPU if there is one (default: %(de
 def add_device_option(parser: ParserOrGroup) -> None:
     """Add `--device`."""
     parser.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"], help=DEVICE_HELP)
+
+
+def add_precision_option(parser: ParserOrGroup) -> None:
+    """Add `--mixed-precision`."""
+    parser.add_argument(
+        "--mixed-precision",
+        default="auto",
+        choices=get_args(MixedPrecision),
+        help="bf16: matrix products in bfloat16; no: float32; auto: bf16 where the device computes in it natively "
+        "(default: %(default)s)",
+    )
 
 
 def is_first_process() -> bool:

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from distill.files import cache_folder
 from distill.tasks.types import TOKEN_CLASSIFICATION
-from distill.training.loop import make_accelerator
+from distill.training.loop import device_type
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas.config.schema import ConfigError, StudyConfig
 from nas.latency.limit import parse_latency, resolve
@@ -125,11 +125,6 @@ def check_feasible(
     except SpaceError:
         check_from(least)  # raises the error that names the configuration's bound
         raise
-
-
-def device_type(device: str) -> str:
-    """The device that this value of `--device` stands for on this machine: "cpu" or "cuda"."""
-    return device if device != "auto" else make_accelerator(device).device.type
 
 
 def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_progress: ProgressCallback) -> LatencyTable:

@@ -341,7 +341,7 @@ def parts_of(
         train, search = (load_encoded(made[0].path / f"{name}.npz") for name in ("train", "search"))
         rows, search_rows, tokens = len(train), len(search), round(float(train.lengths.mean()))
         counted = f"sentences have {tokens} tokens on average"
-    speed = measure_speed(base, graph, tokens, options.device)
+    speed = measure_speed(base, graph, tokens, options.device, config.mixed_precision)
     least = min(1, *space.stacks)
     student = largest_uniform(base, graph, space.labels, space.max_params, space.limits, space.head, least)
     estimator = Estimator(config, speed, student, rows, search_rows, tokens)

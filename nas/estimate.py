@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from distill.training.loop import make_accelerator
+from distill.training.recipe import MixedPrecision
 from nas.config.load import load_config
 from nas.config.recipes import RecipeTable
 from nas.config.schema import StudyConfig
@@ -47,11 +48,11 @@ class Speed:
     macs: float
 
 
-def measure_speed(base: Base, graph: FFNGraph, tokens: int, device: str) -> Speed:
+def measure_speed(base: Base, graph: FFNGraph, tokens: int, device: str, mixed_precision: MixedPrecision) -> Speed:
     """Measure the speed of this machine by forward passes of the base model with random weights."""
     from supernet.build import build
 
-    accelerator = make_accelerator(device)
+    accelerator = make_accelerator(device, mixed_precision)
     architecture = Architecture.uniform(base, graph)
     with torch.random.fork_rng(devices=[]):
         model = build(architecture).eval().to(accelerator.device)

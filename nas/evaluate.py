@@ -89,7 +89,7 @@ class Evaluator:
     def __init__(self, workspace: Workspace, device: str = "auto", accelerator: Accelerator | None = None) -> None:
         self.workspace = workspace
         self.config = workspace.config
-        self.accelerator = accelerator or make_accelerator(device)
+        self.accelerator = accelerator or make_accelerator(device, self.config.mixed_precision)
         self.weights = load_file(workspace.supernet / "model.safetensors")
         self.supernet_config = AutoConfig.from_pretrained(workspace.supernet)
         self.teacher_config = AutoConfig.from_pretrained(workspace.teacher)

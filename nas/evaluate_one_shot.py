@@ -27,7 +27,7 @@ class OneShotEvaluator:
     def __init__(self, workspace: Workspace, device: str = "auto") -> None:
         assert workspace.one_shot is not None
         config = workspace.config
-        self.accelerator = make_accelerator(device)
+        self.accelerator = make_accelerator(device, config.mixed_precision)
         self.supernet_config = AutoConfig.from_pretrained(workspace.supernet)
         self.tasks = {
             name: (folders.task, folders.rows("search"), folders.split("search"))

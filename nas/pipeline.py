@@ -10,9 +10,10 @@ import numpy as np
 import optuna
 
 from distill.files import read_json, write_text
+from distill.training.loop import device_type
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas import keep
-from nas.budget import device_type, latencies_of, limits_of
+from nas.budget import latencies_of, limits_of
 from nas.cluster import Cluster, ray_session
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluate import Evaluator

@@ -19,7 +19,7 @@ from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from distill.cli import DONE, Parser, add_device_option, interruptible
+from distill.cli import DONE, Parser, add_device_option, add_precision_option, interruptible
 from distill.command.options import add_rows_options, check_labelled_rows, check_minima, check_new, write_new
 from distill.files import save_pretrained
 from search_spaces.numbers import share
@@ -52,6 +52,7 @@ def parser() -> Parser:
     add("--batch-size", type=int, default=32, metavar="N", help="rows per batch (default: %(default)s)")
     result.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the batches (default: %(default)s)")
     add_device_option(result)
+    add_precision_option(result)
     result.set_defaults(corpus=None)  # rows are those of `distill`, where they may also be text without labels
     return result
 
@@ -99,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
     logging.disable_progress_bar()
     torch.manual_seed(options.seed)
     console = Console(highlight=False, soft_wrap=True)
-    accelerator = make_accelerator(options.device)
+    accelerator = make_accelerator(options.device, options.mixed_precision)
     config, tokenizer = load_config(options.checkpoint), load_tokenizer(options.checkpoint)
     rows = load_rows(options, tokenizer, labels_of(config))
     check_sizes(options, config, options.checkpoint, rows, tokenizer)

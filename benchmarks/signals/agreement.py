@@ -51,7 +51,7 @@ def scores(setting: str, workspace: Workspace, architectures: Sequence[dict[str,
     """The score of each architecture, and the seconds of its evaluation."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    accelerator = make_accelerator(mixed_precision=setting != "float32")
+    accelerator = make_accelerator(mixed_precision="no" if setting == "float32" else "auto")
     evaluator = (Evaluator if setting == "usual" else LiveEvaluator)(workspace, accelerator=accelerator)
     seed = workspace.config.seed + (setting == "seed")
 

@@ -122,7 +122,7 @@ class Trainer:
         self.training_seconds = 0.0
         self.products: dict[str, Counter[products.Product]] = {}
         place = SETTINGS.index(setting)
-        self.accelerator = make_accelerator(device, mixed_precision=place >= SETTINGS.index("precision"))
+        self.accelerator = make_accelerator(device, "auto" if place >= SETTINGS.index("precision") else "no")
         self.grouped, self.cached = place >= SETTINGS.index("batches"), place >= SETTINGS.index("cache")
         if setting == "reference":
             torch.manual_seed(SEED)

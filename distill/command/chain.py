@@ -49,7 +49,7 @@ def run(options: Any, settings: dict[str, Any], recorded: dict[str, Any]) -> int
     """
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    accelerator = make_accelerator(options.device)
+    accelerator = make_accelerator(options.device, options.mixed_precision)
     source = options.teacher or options.student
     config, tokenizer = load_config(source, ("bert", NAS_BERT)), load_tokenizer(source)
     rows = load_rows(options, tokenizer)

@@ -21,7 +21,7 @@ from distill.objectives.outputs import ATTENTION_SCORES, Batch, Outputs, run
 from distill.training.checkpoint import Checkpoint
 from distill.training.early_stopping import EarlyStopping
 from distill.training.processes import average_gradients, broadcast_weights, process_rows
-from distill.training.recipe import Recipe
+from distill.training.recipe import MixedPrecision, Recipe
 from search_spaces.errors import UserError
 
 # Returns the teacher's outputs for batch number `step`.
@@ -32,23 +32,36 @@ class Diverged(UserError, ArithmeticError):
     """The loss or the scores stopped being finite."""
 
 
-def make_accelerator(device: str = "auto", mixed_precision: bool = True) -> Accelerator:
-    """An accelerator in mixed precision with bfloat16 if the device has native support for it, else in float32.
+def make_accelerator(device: str = "auto", mixed_precision: MixedPrecision = "auto") -> Accelerator:
+    """The accelerator that trains and scores models on a device.
 
     Args:
         device: "auto", "cpu" or "cuda".
-        mixed_precision: whether bfloat16 may be used.
+        mixed_precision: whether matrix products are in bfloat16; "auto": if the device computes in it natively.
+
+    Raises:
+        UserError: `mixed_precision` is "bf16", and the GPU has no bfloat16.
     """
-    cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    cpu = device_type(device) == "cpu"
     if cpu:
         capabilities = torch.cpu.get_capabilities()
-        bf16 = bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+        native = bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
     else:
-        bf16 = torch.cuda.is_bf16_supported()
+        native = torch.cuda.is_bf16_supported()
+        if mixed_precision == "bf16" and not native:
+            raise UserError("mixed_precision: this GPU has no bfloat16; choose auto or no")
+    if mixed_precision == "auto":
+        mixed_precision = "bf16" if native else "no"
     # Processes may wait for one that reads and encodes a large corpus.
     patience = InitProcessGroupKwargs(timeout=timedelta(days=2))
-    precision = "bf16" if bf16 and mixed_precision else "no"
-    return Accelerator(cpu=cpu, mixed_precision=precision, kwargs_handlers=[patience])
+    return Accelerator(cpu=cpu, mixed_precision=mixed_precision, kwargs_handlers=[patience])
+
+
+def device_type(device: str) -> str:
+    """The type of device that "auto", "cpu" or "cuda" stands for on this machine: "cpu" or "cuda"."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
 
 
 def train(

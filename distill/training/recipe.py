@@ -2,6 +2,10 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
+
+# As in Accelerate: float32 ("no"), or products in bfloat16; "auto" is "bf16" on devices that compute in it natively.
+MixedPrecision = Literal["auto", "no", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,7 +144,9 @@ def scored_checkpoints(items: Sequence[Item], first: int | None, device: str) ->
     rows: dict[int, np.ndarray] = {}
     for item in checkpoints:
         assert item.config is not None and item.checkpoint is not None
-        context = preparation_context(load_config(str(item.checkpoint / "config.toml")), device)
+        # All in the same precision, whatever their configurations say.
+        config = load_config(str(item.checkpoint / "config.toml"), {"mixed_precision": "auto"})
+        context = preparation_context(config, device)
         data = prepare_data(context)
         task = stored_task(data)
         encoded, split = _dev(data, task.kind)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from distill.training.recipe import MixedPrecision
 from nas.config.experts import problem_of_experts
 from nas.config.recipes import (
     EarlyStoppingTable,
@@ -194,6 +195,8 @@ class StudyConfig(Table):
         max_length: rows are cut to this many tokens.
         dropout: of students, in training.
         seed: of everything random.
+        mixed_precision: of all trainings and scores: "no" is float32, "bf16" has matrix products in bfloat16, and
+            "auto" is "bf16" on devices that compute in it natively. Latency is always measured in float32.
         space: the search space and the budget.
         objective: what students learn from the teacher.
         text_teacher: which teacher teaches on text: the one fine-tuned on the task, or the raw one before fine-tuning.
@@ -222,6 +225,7 @@ class StudyConfig(Table):
     max_length: Annotated[int, Field(ge=8, le=512)] = 128
     dropout: Share = 0.1
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    mixed_precision: MixedPrecision = "auto"
     space: SpaceTable
     keep: KeepTable | None = None
     objective: ObjectiveTable = ObjectiveTable()
@@ -246,6 +250,13 @@ class StudyConfig(Table):
     def task(self) -> str:
         """The task that stages 1 and 2 search on."""
         return self.tasks[0]
+
+    @property
+    def precision_key(self) -> tuple[str, ...]:
+        """What cache keys of trained models have of the precision: nothing unless it is given, so that caches made by
+        earlier versions keep their keys.
+        """
+        return () if self.mixed_precision == "auto" else (self.mixed_precision,)
 
     def stage(self, stage: str) -> StageTable:
         """The table of a stage; that of the "single" stage is stage 1's, with the trials of stages 1 and 2 together."""

@@ -122,7 +122,7 @@ def _encoded(tokenizer: Any, split: AnySplit, config: StudyConfig, task: Task) -
 def _contributions(evaluation: Evaluation, model: PreTrainedModel, data: TaskData[Any]) -> dict[str, Any]:
     tokenizer = load_tokenizer(str(folder_of(evaluation.checkpoint, data.task.name)))
     rows = _encoded(tokenizer, data.dev, evaluation.config, data.task)
-    accelerator = make_accelerator(evaluation.device)
+    accelerator = make_accelerator(evaluation.device, evaluation.config.mixed_precision)
     return evaluate_rows(model, rows, data.dev, data.task, accelerator=accelerator, pad_id=tokenizer.pad_token_id)
 
 
@@ -136,7 +136,7 @@ def _predict(evaluation: Evaluation, config: StudyConfig, model: PreTrainedModel
     tokenizer = load_tokenizer(str(folder_of(evaluation.checkpoint, task.name)))
     rows = _encoded(tokenizer, split, config, task)
     batches = split_batches(rows, tokenizer.pad_token_id)
-    accelerator = make_accelerator(evaluation.device)
+    accelerator = make_accelerator(evaluation.device, evaluation.config.mixed_precision)
     parts = batch_logits(model, (batch for _, batch in batches), accelerator=accelerator)
     numbers = [int(number) for chosen, _ in batches for number in chosen]
     logits = dict(zip(numbers, (row.numpy() for part in parts for row in part), strict=True))

@@ -186,6 +186,7 @@ def metrics_of(
         "tokens": measurements.tokens,
         "batch": 1,
         "device": str(evaluator.accelerator.device),
+        "precision": evaluator.accelerator.mixed_precision,
         "processes": evaluator.accelerator.num_processes,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

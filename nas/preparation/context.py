@@ -72,7 +72,7 @@ def preparation_context(
     Raises:
         ConfigError, distill.training.teacher.TeacherError: rows or tokenizer cannot be read.
     """
-    accelerator, tokenizer = make_accelerator(device), load_tokenizer(config.teacher)
+    accelerator, tokenizer = make_accelerator(device, config.mixed_precision), load_tokenizer(config.teacher)
 
     @cache
     def corpus() -> Corpus:
@@ -97,5 +97,5 @@ def preparation_context(
         cache=cache_folder(),
         corpus=corpus,
         data_key=data_key,
-        teacher_key=fingerprint(data_key, config.finetune.model_dump(), config.seed),
+        teacher_key=fingerprint(data_key, config.finetune.model_dump(), config.seed, *config.precision_key),
     )

@@ -136,6 +136,7 @@ def _warmup_key(context: PreparationContext) -> list[Any]:
         config.space.edit_rate if config.warmup.graphs == "sampled" else None,
         text,
         *(added_operations() if config.warmup.graphs == "sampled" else ()),
+        *config.precision_key,
         *([config.space.max_height] if config.warmup.graphs == "sampled" and config.space.max_height else ()),
         # Omitted for the order by importance, so that caches made by earlier versions keep their keys.
         *([] if config.supernet.order == "importance" else [config.supernet.order]),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from distill.cli import DONE, Parser, add_device_option, interruptible
+from distill.cli import DONE, Parser, add_device_option, add_precision_option, interruptible
 from distill.command.options import add_rows_options, check_labelled_rows, check_new, check_numbers, write_new
 from distill.files import save_pretrained
 from search_spaces.architecture import GATE_SCALES
@@ -123,6 +123,7 @@ def parser() -> Parser:
     result.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
     result.set_defaults(corpus=None)  # rows are those of `distill`, where they may also be text without labels
     add_device_option(result)
+    add_precision_option(result)
     return result
 
 
@@ -188,7 +189,7 @@ def run(options: argparse.Namespace) -> int:
     logging.disable_progress_bar()
 
     console = Console(highlight=False, soft_wrap=True)
-    accelerator = make_accelerator(options.device)
+    accelerator = make_accelerator(options.device, options.mixed_precision)
     torch.manual_seed(options.seed)
     thins = options.experts is None
     config = load_config(options.checkpoint, ("bert", NAS_BERT) if thins else ("bert",))

@@ -1,6 +1,7 @@
 """Mistakes in the options and files of `python -m distill` are reported in one line."""
 
 import functools
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -198,11 +199,25 @@ def test_resumed_with_other_options(
     for changes, reason in (
         ({"batch_size": 4}, "--resume: --batch-size was 8, not 4"),
         ({"objective": "none"}, "--resume: --objective was 'kd', not 'none'"),
+        ({"mixed_precision": "no"}, "--resume: --mixed-precision was 'auto', not 'no'"),
     ):
         assert main(command("--resume", **changes)) == 2
         assert capsys.readouterr().err == f"distill: {reason}\n"
     (tmp_path / "out").rename(tmp_path / "moved")
     distil("--resume", out=tmp_path / "moved")
+
+
+def test_an_option_that_an_earlier_version_did_not_have_had_its_default(
+    distil: Distil, command: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    distil()
+    file = tmp_path / "out" / "options.json"
+    options = json.loads(file.read_text())
+    del options["mixed_precision"]
+    file.write_text(json.dumps(options))
+    assert main(command("--resume", mixed_precision="no")) == 2
+    assert capsys.readouterr().err == "distill: --resume: --mixed-precision was 'auto', not 'no'\n"
+    distil("--resume")
 
 
 @pytest.mark.parametrize("content", [b"{", b"3", b"[1]", b"\xff"])

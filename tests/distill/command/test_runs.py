@@ -51,6 +51,10 @@ def test_what_is_reported(distil: Distil, fixtures: Path, tmp_path: Path) -> Non
     )
 
 
+def test_the_given_precision(distil: Distil) -> None:
+    assert distil(mixed_precision="no", steps=2)["precision"] == "no"
+
+
 def test_json_and_quiet(command: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command("--json", steps=2)) == 0
     printed = capsys.readouterr()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from distill.objectives.outputs import LOGITS, Outputs
 from distill.training.checkpoint import Checkpoint, CheckpointError
 from distill.training.evaluation import predict
 from distill.training.loop import Diverged, make_accelerator, train
-from distill.training.recipe import Recipe
+from distill.training.recipe import MixedPrecision, Recipe
 from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from tests.distill.objectives.test_outputs import routed
 from tests.tiny import batch, bert, inputs
@@ -200,14 +200,17 @@ def test_predict(accelerator: Accelerator) -> None:
     torch.testing.assert_close(logits, expected)
 
 
-def test_this_machines_precision(accelerator: Accelerator) -> None:
-    """Whatever precision is chosen here: training works, and what is computed is near full precision."""
+@pytest.mark.parametrize("mixed_precision", get_args(MixedPrecision))
+def test_precisions(mixed_precision: MixedPrecision, accelerator: Accelerator) -> None:
+    """In the chosen precision training works, and what is computed is in float32, or near it."""
     full = predict(tiny(), [task(0)], accelerator=accelerator)
     type(accelerator.state)._reset_state(reset_partial_state=True)
-    chosen = make_accelerator("cpu")
+    chosen = make_accelerator("cpu", mixed_precision)
     assert chosen.device.type == "cpu"
-    assert chosen.mixed_precision in ("no", "bf16")
-    torch.testing.assert_close(predict(tiny(), [task(0)], accelerator=chosen), full, rtol=0.1, atol=0.1)
+    assert chosen.mixed_precision in (("no", "bf16") if mixed_precision == "auto" else (mixed_precision,))
+    predicted = predict(tiny(), [task(0)], accelerator=chosen)
+    torch.testing.assert_close(predicted, full, rtol=0.1, atol=0.1)
+    assert torch.equal(predicted, full) == (chosen.mixed_precision == "no")
     losses = train(tiny(), map(task, range(3)), hard_labels(), Recipe(steps=3), accelerator=chosen)
     assert all(map(math.isfinite, losses))
 

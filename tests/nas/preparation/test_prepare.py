@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from transformers import AutoConfig, BertForSequenceClassification
 
@@ -55,6 +56,17 @@ def test_what_changes_what(tiny_study: TinyStudy, workspace: Workspace) -> None:
         workspace.supernet,
     )
     assert shorter.outputs != workspace.outputs
+
+
+def test_the_precision_changes_what_is_trained(tiny_study: TinyStudy, workspace: Workspace) -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    full = changed(tiny_study, mixed_precision="no")
+    assert Evaluator(full, "cpu").accelerator.mixed_precision == "no"
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert full.data == workspace.data
+    assert full.teacher != workspace.teacher
+    assert full.supernet != workspace.supernet
+    assert full.outputs != workspace.outputs
 
 
 def test_the_base_is_the_teacher_s(workspace: Workspace) -> None:
