@@ -9,7 +9,7 @@ from typing import Any, NoReturn, get_args
 
 from distill import interrupt
 from distill.extensions import load_extensions
-from distill.files import is_disk_full
+from distill.files import is_disk_full, remove_abandoned_scratch_folders
 from distill.training.recipe import MixedPrecision
 from search_spaces import __version__
 from search_spaces.errors import UserError
@@ -110,9 +110,10 @@ def interruptible(prog: str, command: Callable[[], int], how_to_go_on: str = "st
 
 def guard(prog: str, command: Callable[[], int]) -> int:
     """Import the extensions and run `command`; a `UserError` or a full disk becomes one line on stderr and exit
-    status 2.
+    status 2. Temporary files that killed commands left are removed before.
     """
     try:
+        remove_abandoned_scratch_folders()
         load_extensions()
         return command()
     except Exception as error:

@@ -247,6 +247,12 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
         yield folder
 
 
+def remove_abandoned_scratch_folders() -> None:
+    """Remove the scratch folders of killed processes in the system's folder for temporary files."""
+    with contextlib.suppress(FileNotFoundError):  # there is no folder that can be written to
+        _remove_abandoned(Path(tempfile.gettempdir()), SCRATCH_PREFIX)
+
+
 @contextlib.contextmanager
 def _locked_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """A new temporary folder, locked so that no other process considers it abandoned, and removed on exit. Abandoned

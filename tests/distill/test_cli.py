@@ -1,11 +1,15 @@
 """What all commands share: they speak under the name that the user called, and end with the right status."""
 
+import errno
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from distill.cli import DONE, USER_ERROR, Parser, guard
+from distill.files import LOCK_FILE, SCRATCH_PREFIX
 from search_spaces import __version__
 from search_spaces.errors import UserError
 
@@ -47,3 +51,21 @@ def test_a_status_is_returned(command: Callable[[], int], outcome: int) -> None:
 def test_a_fault_is_not_hidden() -> None:
     with pytest.raises(ValueError, match="not the user's"):
         guard("distill", fault)
+
+
+def test_temporary_files_of_killed_commands_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / f"{SCRATCH_PREFIX}left"
+    left.mkdir()
+    (left / LOCK_FILE).touch()
+    assert guard("distill", lambda: USER_ERROR if left.exists() else DONE) == DONE
+
+
+def test_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk, which does not stop commands that only read."""
+
+    def unusable() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", unusable)
+    assert guard("distill", lambda: DONE) == DONE
