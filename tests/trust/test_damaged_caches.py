@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import BertConfig
 
+import nas.latency.steps
 from distill import checksums
 from distill.tasks.corpora import load_corpus, save_corpus
 from distill.training.checkpoint import Checkpoint
+from nas.latency.table import LatencyTable, TooBusy, latency_table
 from nas.preparation.prepare import prepare
 from search_spaces.errors import UserError
 from tests.nas.tiny_study import TinyStudy, corpus
+from tests.tiny import BASE, SIZES
 from tests.trust.mutations import assert_one_line, bounded, damage, fresh
 from tests.trust_counts import Cases
 
@@ -45,6 +49,38 @@ def test_damaged_entries(
             counts["unchanged or made anew"] += 1
         except UserError as error:
             assert_one_line(error, cache)
+            counts["refused"] += 1
+        except Exception as error:
+            raise AssertionError(f"case {number}: {done}") from error
+    assert counts["refused"]
+
+
+@pytest.mark.trust
+def test_damaged_latency_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: Callable[..., Cases]) -> None:
+    """A damaged latency table in the cache is refused, or measured anew if it is gone."""
+    counts = cases(sample=50, full=2_000)
+    monkeypatch.setattr(nas.latency.steps, "STEP_ROUNDS", 5)
+    whole, case = tmp_path / "whole", tmp_path / "case"
+
+    def table(cache: Path) -> LatencyTable:
+        return latency_table(BASE, BertConfig(**SIZES), [12, 24, 48], batch=1, tokens=6, device="cpu", cache=cache)
+
+    expected, rng = table(whole), random.Random(3)
+    for number in range(counts.wanted):
+        fresh(whole, case)
+        done = damage(rng, case)
+        file = next((case / "latencies").glob("[!.]*"), None)
+        gone = file is None or not file.exists()
+        try:
+            with bounded():
+                found = table(case)
+            assert (found == expected) != gone
+            counts["measured anew" if gone else "read"] += 1
+        except TooBusy:  # other work on this machine, at the moment of the measurement
+            assert gone
+            counts["not measured anew"] += 1
+        except UserError as error:
+            assert_one_line(error, case)
             counts["refused"] += 1
         except Exception as error:
             raise AssertionError(f"case {number}: {done}") from error

@@ -1,0 +1,93 @@
+"""Whole commands on a checkpoint and rows of which one file is damaged."""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from accelerate.state import AcceleratorState
+from transformers.utils import logging as transformers_logging
+
+from distill.__main__ import main as distill
+from nas.final.command import main as train_final
+from supernet.experts.command import main as experts
+from supernet.prune import main as prune
+from tests.tiny import bert
+from tests.trust.checkpoints import save_tokenizer
+from tests.trust.mutations import bounded, damage, fresh
+from tests.trust_counts import Cases
+
+ROWS = ["--task", "cola", "--data", "rows", "--device", "cpu"]
+# Every command reads the folders `checkpoint` and `rows`, and writes to the folder `out` if it writes anything.
+COMMANDS: dict[str, Callable[[], int]] = {
+    "train_final --evaluate": lambda: train_final(["--evaluate", "checkpoint", *ROWS, "--quiet"]),
+    "supernet.experts": lambda: experts(
+        ["checkpoint", *ROWS, "--experts", "2", "--importance-batches", "1", "--steps", "1", "--out", "out"]
+    ),
+    "supernet.prune": lambda: prune(
+        ["checkpoint", *ROWS, "--keep", "50%", "--importance-batches", "1", "--out", "out"]
+    ),
+    "distill": lambda: distill(
+        ["--teacher", "checkpoint", "--student", "first:1", *ROWS, "--steps", "1", "--quiet", "--out", "out"]
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_process_of_its_own() -> Iterator[None]:
+    """Libraries keep their verbosity and the precision for the whole process."""
+    verbosity = transformers_logging.get_verbosity()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    transformers_logging.set_verbosity(verbosity)
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    """A folder with a checkpoint and with official files of CoLA."""
+    folder = tmp_path / "whole"
+    bert(labels=2).save_pretrained(folder / "checkpoint")
+    save_tokenizer(folder / "checkpoint")
+    (folder / "rows" / "CoLA").mkdir(parents=True)
+    for name, rows in {"train": 12, "dev": 6}.items():
+        lines = [f"x\t{row % 2}\t\tw{1 + row} w{2 + row % 5}" for row in range(rows)]
+        (folder / "rows" / "CoLA" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.mark.trust
+@pytest.mark.parametrize("name", COMMANDS)
+def test_damaged_files(
+    name: str,
+    whole: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    cases: Callable[..., Cases],
+) -> None:
+    """A command whose checkpoint or rows have a damaged file ends well, or refuses it in one line without a result."""
+    counts = cases(sample=10, full=1_000)
+    run, case = COMMANDS[name], tmp_path / "case"
+    rng = random.Random(name)
+    for number in range(-1, counts.wanted):
+        fresh(whole, case)
+        done = damage(rng, case) if number >= 0 else "nothing"
+        capsys.readouterr()
+        try:
+            with bounded(), contextlib.chdir(case):
+                status = run()
+            error = capsys.readouterr().err
+            if status == 0:
+                assert error == ""
+                assert name == "train_final --evaluate" or (case / "out" / "model.safetensors").exists()
+            else:
+                assert status == 2 and number >= 0, error
+                assert error.startswith(f"{name.split()[0]}") and error.count("\n") == 1 and len(error) < 3000, error
+                left = {path.name for path in (case / "out").rglob("*")} if (case / "out").exists() else set()
+                assert left <= {"options.json"}
+        except (Exception, SystemExit) as error:
+            raise AssertionError(f"case {number}: {done}") from error
+        if number >= 0:
+            counts["done" if status == 0 else "refused"] += 1
+    assert counts["done"] and counts["refused"]
