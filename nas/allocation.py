@@ -11,7 +11,8 @@ import numpy as np
 from safetensors.numpy import load_file
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.architecture import Architecture, Genes
+from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import UNARY
 from search_spaces.spaces import Space

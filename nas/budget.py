@@ -19,7 +19,8 @@ from nas.latency.limit import parse_latency, resolve
 from nas.latency.table import LatencyTable, TooBusy, latency_table, table_path
 from nas.preparation.workspace import Workspace
 from search_spaces import cost
-from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.architecture import Architecture, Genes
+from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError

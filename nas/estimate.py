@@ -23,7 +23,8 @@ from nas.study.attributes import DUPLICATE_OF
 from nas.study.folder import Folder
 from nas.study.names import existing_studies
 from search_spaces import cost
-from search_spaces.architecture import Architecture, Base
+from search_spaces.architecture import Architecture
+from search_spaces.base import Base
 from search_spaces.errors import UserError
 from search_spaces.graph import FFNGraph
 from supernet.one_shot import DRAWN_IN_SANDWICH

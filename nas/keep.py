@@ -12,7 +12,8 @@ from nas.budget import base_of_baselines
 from nas.config.schema import ConfigError, StudyConfig
 from nas.finalists import Confirmation
 from search_spaces import cost
-from search_spaces.architecture import Architecture, Base
+from search_spaces.architecture import Architecture
+from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 
 # Stands for no bound on MACs or on the microseconds of a latency, within the digits that a configuration may have.

@@ -29,7 +29,8 @@ from nas.preparation.checks import check
 from nas.preparation.workspace import Workspace, base_of_study
 from nas.samplers import SAMPLERS, Proposer
 from nas.study.folder import Folder
-from search_spaces.architecture import DENSE, Architecture, Base
+from search_spaces.architecture import DENSE, Architecture
+from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import GRAPHS, SIZES, Space
 from search_spaces.variants import EXPERT_FIELDS, are_variants
@@ -179,7 +180,9 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
     if start is None:
         return
     if not are_variants(base, start.base):
-        raise ConfigError(f"the architecture to refine has the base {start.base}; this study's is {base}")
+        raise ConfigError(
+            f"the architecture to refine has another base than this study ({start.base.difference(base)})"
+        )
     for name in EXPERT_FIELDS:
         count = getattr(start.base, name)
         if count not in getattr(config.space, name):

@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
+    from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Experts, Genes
+    from search_spaces.base import Base
     from search_spaces.errors import UserError
     from search_spaces.graph import GELU, FFNGraph, GraphError
     from search_spaces.operations import BINARY, OPERATIONS, UNARY, Operation
@@ -37,7 +38,8 @@ __all__ = [
     "UserError",
 ]
 _MODULES = {
-    "architecture": ("DENSE", "Architecture", "ArchitectureError", "Base", "Experts", "Genes"),
+    "architecture": ("DENSE", "Architecture", "ArchitectureError", "Experts", "Genes"),
+    "base": ("Base",),
     "errors": ("UserError",),
     "graph": ("GELU", "FFNGraph", "GraphError"),
     "operations": ("BINARY", "OPERATIONS", "UNARY", "Operation"),

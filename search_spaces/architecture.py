@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from search_spaces.base import OF_EXPERTS, Base
 from search_spaces.checks import (
     ArchitectureError,
     as_fraction,
@@ -24,107 +25,13 @@ from search_spaces.checks import (
     without_repeated_keys,
 )
 from search_spaces.errors import did_you_mean, shortened
-from search_spaces.graph import GELU, MISMATCH, FFNGraph, GraphError
+from search_spaces.graph import GELU, FFNGraph, GraphError
 from search_spaces.routing import ROUTINGS, RoutingKind
 
 VERSION = 1
 MAX_STACK = 16
 MAX_BYTES = 1_000_000
-# Upper bounds, far larger than any encoder and small enough that sums of sizes fit into machine integers.
-LARGEST = {
-    "depth": 256,
-    "width": 65_536,
-    "heads": 65_536,
-    "inner": 1_048_576,
-    "vocabulary": 16_777_216,
-    "positions": 1_048_576,
-    "token_types": 65_536,
-    "embedding": 65_536,
-    "attention_experts": 64,
-    "head_experts": 64,
-}
 LARGEST_COUNT = 64
-GATE_SCALES = ("relative", "probability")
-# The values of the fields of a base that have a choice.
-CHOICES = {
-    "gelu": ("tanh", "erf"),
-    "mismatch": MISMATCH,
-    "gate_scale": GATE_SCALES,
-    "capacity_per": ("sentence", "batch"),
-}
-# The fields of a base that only experts have a use for, with their defaults. They belong to an architecture, not to the
-# model that it inherits from.
-OF_EXPERTS: dict[str, Any] = {
-    "attention_experts": 1,
-    "head_experts": 1,
-    "gate_scale": "relative",
-    "gate_jitter": 0.01,
-    "capacity_per": "sentence",
-}
-
-
-@dataclass(frozen=True)
-class Base:
-    """The parts of the encoder that are not searched.
-
-    Args:
-        depth: number of Transformer layers.
-        width: channels of the hidden states, d.
-        heads: attention heads of a layer.
-        inner: channels of the FFN at expansion 1.
-        vocabulary, positions, token_types: rows of the embedding tables.
-        embedding: None for BERT's word embedding of full width; a size for MobileBERT's factorised embedding, where the
-            embeddings of the previous, this and the next word are concatenated and mapped to the width.
-        gelu: the form of the operation `gelu`, "tanh", or "erf" as in a base copied from a model with the exact GELU.
-        mismatch: how a binary operation treats different widths, see `FFNGraph.widths`.
-        attention_experts: number of experts of each layer's attention. Every expert has its own query, key, value and
-            output maps, and a gate chooses one expert for each token (this is the x of MiniMoE's "x,y experts").
-        head_experts: number of prediction layers of a classifier, among which a gate chooses one for each sentence
-            (MicroBERT, equations 4 and 5); 1 is the usual linear classifier.
-        gate_scale: by what the output of an expert behind a gate is multiplied: "relative", its probability times E /
-            top_k, which is 1 if the gate is undecided, so that a mixture starts close to the dense layer it is split
-            from; or "probability", the probability alone, as in MoEBERT (equations 2 and 3), MiniMoE and Switch.
-        gate_jitter: amplitude j of the noise, uniform from 1 - j to 1 + j, by which the input of a gate is multiplied
-            in training. The default is Switch's. MiniMoE's released code adds noise up to 0.1 to the logits instead.
-        capacity_per: what an expert's `capacity` is counted over: the tokens of each "sentence", so that a sentence's
-            result does not depend on its batch; or all tokens of a "batch", as in Switch and MiniMoE (appendix B).
-
-    Raises:
-        ArchitectureError: a value is of the wrong type or size, or the heads do not divide the width.
-    """
-
-    depth: int
-    width: int
-    heads: int
-    inner: int
-    vocabulary: int = 30522
-    positions: int = 512
-    token_types: int = 2
-    embedding: int | None = None
-    gelu: str = "tanh"
-    mismatch: str = "narrow"
-    attention_experts: int = 1
-    head_experts: int = 1
-    gate_scale: str = "relative"
-    gate_jitter: float = 0.01
-    capacity_per: str = "sentence"
-
-    def __post_init__(self) -> None:
-        for name, largest in LARGEST.items():
-            value = getattr(self, name)
-            if name == "embedding" and value is None:
-                continue
-            check_integer(f"base.{name}", value, largest)
-        for name, choices in CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                expected = " or ".join(map(repr, choices))
-                raise ArchitectureError(f"base.{name}: must be {expected}, not {shortened(value)}")
-        jitter = self.gate_jitter
-        if isinstance(jitter, bool) or not isinstance(jitter, int | float) or not 0 <= jitter < 1:
-            raise ArchitectureError(f"base.gate_jitter: must be a number from 0 to below 1, not {shortened(jitter)}")
-        if self.width % self.heads:
-            raise ArchitectureError(f"base.heads: {self.heads} heads do not divide the width {self.width}")
 
 
 @dataclass(frozen=True)

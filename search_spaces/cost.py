@@ -14,7 +14,8 @@ has only its attention.
 that follow a paper name it.
 """
 
-from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.architecture import Architecture, Genes
+from search_spaces.base import Base
 from search_spaces.errors import did_you_mean
 
 CLASSIFICATION = "classification"

@@ -14,7 +14,8 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from search_spaces.architecture import Architecture, Base
+from search_spaces.architecture import Architecture
+from search_spaces.base import Base
 from search_spaces.errors import shortened
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import LINEAR, OPERATIONS, UNARY, gelu_erf

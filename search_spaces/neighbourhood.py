@@ -10,7 +10,8 @@ from dataclasses import replace
 from math import log
 
 from search_spaces import variants
-from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.architecture import Architecture, Genes
+from search_spaces.base import Base
 from search_spaces.counting import Bounds, Cost, add, count_within
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space

@@ -15,7 +15,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
+from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Experts, Genes
+from search_spaces.base import Base
 from search_spaces.errors import did_you_mean, shortened
 from search_spaces.graph import FFNGraph
 from search_spaces.terms import GraphError, read_terms

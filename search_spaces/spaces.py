@@ -16,7 +16,8 @@ from functools import cached_property
 from itertools import product
 from typing import TypeVar
 
-from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Base, Experts, Genes
+from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Experts, Genes
+from search_spaces.base import Base
 from search_spaces.cost import CLASSIFICATION, ffn_params, fixed_params
 from search_spaces.counting import Bounds, Cost, add, count_rest, count_within, invert, position_of
 from search_spaces.errors import UserError, shortened
@@ -111,7 +112,7 @@ class Space:
                     f"{name}: must be distinct numbers, the base's {own} among them, not {shortened(given)}"
                 )
         if self.start is not None and not are_variants(self.base, self.start.base):
-            raise SpaceError(f"start: must be on the base of the space, {self.base}, not on {self.start.base}")
+            raise SpaceError(f"start: must be on the base of the space ({self.start.base.difference(self.base)})")
         try:
             for stack in self.stacks:
                 for expansion in self.expansions:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import log
 
-from search_spaces.architecture import Base
+from search_spaces.base import Base
 from search_spaces.counting import invert, position_of
 
 # The fields of a base that a search may choose.

@@ -22,7 +22,8 @@ from distill.tasks.types import (
 )
 from distill.training.teacher import TeacherError
 from search_spaces import cost
-from search_spaces.architecture import DENSE, Architecture, Base, Experts
+from search_spaces.architecture import DENSE, Architecture, Experts
+from search_spaces.base import Base
 from search_spaces.errors import UserError
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.operations import BINARY, UNARY

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from torch import Tensor
 
-from search_spaces.architecture import Base
+from search_spaces.base import Base
 
 # The fields of a base that may become smaller. All others but the depth stay the same.
 SMALLER = ("width", "inner", "embedding")

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.architecture import Architecture, Genes
+from search_spaces.base import Base
 from search_spaces.cost import project_width
 from supernet.experts.channels import expert_channels
 from supernet.experts.routers import initial_gate, initial_head, routing_tables

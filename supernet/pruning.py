@@ -10,7 +10,8 @@ from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
 from distill.objectives.outputs import Batch
-from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.architecture import Architecture, Genes
+from search_spaces.base import Base
 from search_spaces.errors import UserError
 from supernet.build import HEADS, base_of_teacher, config_of, from_teacher, head_of, load_weights
 from supernet.order.importance import allocate_by_importance, mask_importance, summed_loss

@@ -22,7 +22,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from distill.cli import DONE, Parser, interruptible
 from distill.command.options import check_new, write_new
 from distill.files import save_pretrained
-from search_spaces.architecture import OF_EXPERTS, Architecture, Base
+from search_spaces.architecture import Architecture
+from search_spaces.base import OF_EXPERTS, Base
 from search_spaces.published import load
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from distill.objectives.outputs import Batch
 from distill.training.checkpoint import Checkpoint
 from distill.training.loop import TeacherOutputs, train
 from distill.training.recipe import Recipe
-from search_spaces.architecture import Base, Genes
+from search_spaces.architecture import Genes
+from search_spaces.base import Base
 from search_spaces.cost import project_width
 from search_spaces.graph import FFNGraph
 

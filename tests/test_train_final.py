@@ -470,7 +470,9 @@ def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: py
     assert "stacks = [1, 2, 3, 4]" in text
     preset.write_text(text)
     given = ["efficientbert", "--preset", preset, "--out", tmp_path / "final", "--skip-base"]
-    assert "--transfer to apply the architecture's layers to it" in refused(given, capsys)
+    error = refused(given, capsys)
+    assert "(depth 6, not 12, width 540, not 8, " in error
+    assert "add --transfer to apply the architecture's layers to it" in error
     shutil.rmtree(tmp_path / "final")
     assert main([str(argument) for argument in [*given, "--transfer"]]) == 0
     architecture = Architecture.load(tmp_path / "final" / "architecture.json")

@@ -37,7 +37,8 @@ from nas.study import ledger
 from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import cost
-from search_spaces.architecture import Architecture, Base
+from search_spaces.architecture import Architecture
+from search_spaces.base import Base
 from search_spaces.spaces import Space
 
 BASE = Base(depth=6, width=384, heads=12, inner=1536)

@@ -10,7 +10,8 @@ import torch
 
 from nas.budget import kept_importance
 from nas.samplers import ZeroCostProxy
-from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.architecture import Architecture, Genes
+from search_spaces.base import Base
 from search_spaces.spaces import SIZES, Space
 
 TABLE = Path(__file__).with_name("tabulated.npz")

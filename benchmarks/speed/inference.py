@@ -23,7 +23,8 @@ from torch import nn
 from benchmarks.measuring import ratio, summarise, take_turns
 from benchmarks.report import BenchmarkError, Report
 from distill.objectives.outputs import routers
-from search_spaces.architecture import Architecture, Base, Experts
+from search_spaces.architecture import Architecture, Experts
+from search_spaces.base import Base
 from search_spaces.routing import ROUTINGS
 from supernet.build import build
 from supernet.model.routing import TableRouter

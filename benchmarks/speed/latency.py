@@ -24,7 +24,8 @@ from transformers import BertConfig, BertForSequenceClassification
 from benchmarks.measuring import timed
 from benchmarks.report import Report
 from nas.latency.table import Latency, LatencyTable, example, latencies, latency_table
-from search_spaces.architecture import DENSE, Architecture, Base, Experts
+from search_spaces.architecture import DENSE, Architecture, Experts
+from search_spaces.base import Base
 from search_spaces.spaces import Space
 from supernet.build import build
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from search_spaces.architecture import Architecture, Base, Genes
+from search_spaces.architecture import Architecture, Genes
+from search_spaces.base import Base
 
 BLOCKS = 4
 DROPOUT = 0.1

@@ -19,7 +19,7 @@ from nas.config.recipes import (
 from nas.config.space import KeepTable, SpaceTable
 from nas.config.stages import Stage3Table, StageTable
 from nas.config.values import Corpora, Share, Table, size
-from search_spaces.architecture import Base
+from search_spaces.base import Base
 from search_spaces.errors import UserError, did_you_mean, shortened
 
 

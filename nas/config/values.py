@@ -15,7 +15,8 @@ from pydantic import (
 )
 
 from nas.latency.limit import parse_latency
-from search_spaces.architecture import LARGEST, ArchitectureError, Experts
+from search_spaces.architecture import ArchitectureError, Experts
+from search_spaces.base import LARGEST
 from search_spaces.errors import did_you_mean, shortened
 from search_spaces.numbers import fraction, share
 

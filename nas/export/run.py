@@ -30,7 +30,8 @@ from nas.export.onnx import OnnxModel, check_installed, export_onnx, verify
 from nas.latency.table import device_name
 from nas.preparation.workspace import student_base
 from search_spaces import cost
-from search_spaces.architecture import Architecture, Base
+from search_spaces.architecture import Architecture
+from search_spaces.base import Base
 from supernet.build import base_of_teacher, build, head_of
 
 ONNX_FILE, INT8_FILE, LATENCY_FILE = "onnx/model.onnx", "onnx/model_int8.onnx", "latency.json"

@@ -25,7 +25,8 @@ from nas.final.training import curve, final_phases, starting_point, train
 from nas.preparation.phases import FINAL
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import base_of_study
-from search_spaces.architecture import OF_EXPERTS, Architecture, Base
+from search_spaces.architecture import Architecture
+from search_spaces.base import OF_EXPERTS, Base
 from supernet.build import check_exportable
 
 TEACHER, STUDENT, BASE_MODEL = "teacher", "student", "base model"
@@ -149,10 +150,10 @@ def check_architecture(architecture: Architecture, base: Base, config: StudyConf
     Raises:
         ConfigError: it is on another base, or its stacks are too large.
     """
-    if without_experts(architecture.base) != without_experts(base):
+    if difference := without_experts(architecture.base).difference(without_experts(base)):
         raise ConfigError(
-            f"the architecture's base is {architecture.base}; this configuration's is {base}; add "
-            "--transfer to apply the architecture's layers to it"
+            f"the architecture's base is another one than this configuration's ({difference}): add --transfer to apply "
+            "the architecture's layers to it"
         )
     stack, largest = max(genes.stack for genes in architecture.layers), max(config.space.stacks)
     if stack > largest:

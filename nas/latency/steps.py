@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.objectives.outputs import Batch
-from search_spaces.architecture import DENSE, Base, Experts
+from search_spaces.architecture import DENSE, Experts
+from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, LINEAR, UNARY
 from supernet.build import expert_settings

@@ -49,7 +49,8 @@ from nas.latency.steps import (
     step_names,
     step_times,
 )
-from search_spaces.architecture import DENSE, OF_EXPERTS, Architecture, Base, Experts, Genes
+from search_spaces.architecture import DENSE, Architecture, Experts, Genes
+from search_spaces.base import OF_EXPERTS, Base
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
 from supernet.build import added_operations, build

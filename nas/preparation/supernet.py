@@ -37,7 +37,8 @@ from nas.preparation.text import corpora_of, text_folder
 from nas.preparation.workspace import IMPORTANCE, PROJECTIONS, objectives, raw_teacher, student_base
 from nas.preparation.workspace import projections as learned_projections
 from search_spaces import cost
-from search_spaces.architecture import Architecture, Base
+from search_spaces.architecture import Architecture
+from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
 from supernet.build import (

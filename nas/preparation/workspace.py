@@ -17,7 +17,8 @@ from distill.training.recipe import Recipe
 from distill.training.teacher import load_config, load_model
 from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation.data import TaskFolders
-from search_spaces.architecture import ArchitectureError, Base
+from search_spaces.architecture import ArchitectureError
+from search_spaces.base import Base
 from search_spaces.graph import GELU, FFNGraph
 from supernet.build import base_of_teacher
 

@@ -6,7 +6,8 @@ from math import log2, sqrt
 
 import numpy as np
 
-from search_spaces.architecture import Architecture, Base, Experts, Genes
+from search_spaces.architecture import Architecture, Experts, Genes
+from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
 from search_spaces.routing import ROUTINGS

@@ -14,7 +14,8 @@ from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta, upl
 from distill.files import scratch_folder
 from nas.study import ledger
 from nas.study.storage import storage_of
-from search_spaces.architecture import DENSE, Architecture, Base, Genes
+from search_spaces.architecture import DENSE, Architecture, Genes
+from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, LINEAR
 from search_spaces.variants import experts_in_words

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from search_spaces.architecture import Base, Genes
+from search_spaces.architecture import Genes
+from search_spaces.base import Base
 
 
 def expert_channels(base: Base, genes: Genes) -> Tensor:

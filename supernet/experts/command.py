@@ -23,7 +23,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from distill.cli import DONE, Parser, add_device_option, add_precision_option, interruptible
 from distill.command.options import add_rows_options, check_labelled_rows, check_new, check_numbers, write_new
 from distill.files import save_pretrained
-from search_spaces.architecture import GATE_SCALES
+from search_spaces.base import GATE_SCALES
 from search_spaces.numbers import fraction
 from search_spaces.routing import ROUTINGS
 from supernet.experts import ExpertsError

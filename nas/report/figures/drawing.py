@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 
 from nas.report.style import BLACK, GREY, LIGHT, ORANGE, SKY
-from search_spaces.architecture import DENSE, Architecture, Base, Genes
+from search_spaces.architecture import DENSE, Architecture, Genes
+from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, LINEAR
 from search_spaces.variants import experts_in_words
