@@ -221,6 +221,13 @@ class _Connection(sqlite3.Connection):
         self.execute("PRAGMA journal_mode = WAL")
         self.execute("PRAGMA synchronous = NORMAL")
 
+    def __del__(self) -> None:
+        """Close the connection. Optuna's storages have no end at which they do; since Python 3.13 there is a warning of
+        connections that are dropped without being closed.
+        """
+        with contextlib.suppress(sqlite3.ProgrammingError):  # it was never opened
+            self.close()
+
 
 class _Database(RDBStorage):
     """Writes a new trial with all its values at once, whereas Optuna queries the database for each value."""

@@ -55,8 +55,10 @@ class NasBertEmbeddings(MobileBertEmbeddings):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        past_key_values_length: int = 0,
+        **of_caches: Any,
     ) -> Tensor:
+        # An encoder has no cache. The length of one is `past_key_values_length` before transformers 5.24, and
+        # `cache_length` since then.
         if inputs_embeds is None:
             inputs_embeds = self.word_embeddings(input_ids)
             padding = self.word_embeddings.padding_idx
