@@ -110,7 +110,7 @@ def text(wheels: Iterable[Wheel], heading: Sequence[str]) -> str:
     for one in wheels:
         hashes[f"{one.name}=={one.version}"].add(one.sha256)
     lines = [f"# {line}" for line in heading]
-    for pin in sorted(hashes):
+    for pin in sorted(hashes, key=lambda pin: pin.split("==")):
         lines += [f"{pin} \\", *(f"    --hash=sha256:{value} \\" for value in sorted(hashes[pin]))]
         lines[-1] = lines[-1].removesuffix(" \\")
     return "\n".join(lines) + "\n"
