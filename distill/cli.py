@@ -110,7 +110,7 @@ def interruptible(prog: str, command: Callable[[], int], how_to_go_on: str = "st
 
 def guard(prog: str, command: Callable[[], int]) -> int:
     """Import the extensions and run `command`; a `UserError` or a full disk becomes one line on stderr and exit
-    status 2. Temporary files that killed commands left are removed before.
+    status 2. First removes temporary files that killed commands left.
     """
     try:
         remove_abandoned_scratch_folders()

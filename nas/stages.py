@@ -181,7 +181,7 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
         return
     if not are_variants(base, start.base):
         raise ConfigError(
-            f"the architecture to refine has another base than this study ({start.base.difference(base)})"
+            f"the base of the architecture to refine differs from the study's in {start.base.differences(base)}"
         )
     for name in EXPERT_FIELDS:
         count = getattr(start.base, name)

@@ -102,10 +102,12 @@ class Base:
         if self.width % self.heads:
             raise ArchitectureError(f"base.heads: {self.heads} heads do not divide the width {self.width}")
 
-    def difference(self, other: "Base") -> str:
-        """The fields in which it differs from another base, with their values here and there."""
+    def differences(self, other: "Base") -> str:
+        """The fields in which this base differs from `other`, for an error message: "depth (6 instead of 12)" is 6 in
+        this base and 12 in `other`. Empty if there are none.
+        """
         return ", ".join(
-            f"{field.name} {mine}, not {theirs}"
+            f"{field.name} ({mine} instead of {theirs})"
             for field in fields(Base)
             if (mine := getattr(self, field.name)) != (theirs := getattr(other, field.name))
         )

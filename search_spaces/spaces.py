@@ -112,7 +112,7 @@ class Space:
                     f"{name}: must be distinct numbers, the base's {own} among them, not {shortened(given)}"
                 )
         if self.start is not None and not are_variants(self.base, self.start.base):
-            raise SpaceError(f"start: must be on the base of the space ({self.start.base.difference(self.base)})")
+            raise SpaceError(f"start: its base differs from the space's in {self.start.base.differences(self.base)}")
         try:
             for stack in self.stacks:
                 for expansion in self.expansions:

@@ -471,8 +471,8 @@ def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: py
     preset.write_text(text)
     given = ["efficientbert", "--preset", preset, "--out", tmp_path / "final", "--skip-base"]
     error = refused(given, capsys)
-    assert "(depth 6, not 12, width 540, not 8, " in error
-    assert "add --transfer to apply the architecture's layers to it" in error
+    assert " in depth (6 instead of 12), width (540 instead of 8), " in error
+    assert "add --transfer to apply the architecture's layers to the configuration's base" in error
     shutil.rmtree(tmp_path / "final")
     assert main([str(argument) for argument in [*given, "--transfer"]]) == 0
     architecture = Architecture.load(tmp_path / "final" / "architecture.json")

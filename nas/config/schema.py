@@ -253,8 +253,8 @@ class StudyConfig(Table):
 
     @property
     def precision_key(self) -> tuple[str, ...]:
-        """What cache keys of trained models have of the precision: nothing unless it is given, so that caches made by
-        earlier versions keep their keys.
+        """The part of the cache keys of trained models that stands for the precision: empty for "auto", so that caches
+        made by earlier versions keep their keys.
         """
         return () if self.mixed_precision == "auto" else (self.mixed_precision,)
 

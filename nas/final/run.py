@@ -150,10 +150,10 @@ def check_architecture(architecture: Architecture, base: Base, config: StudyConf
     Raises:
         ConfigError: it is on another base, or its stacks are too large.
     """
-    if difference := without_experts(architecture.base).difference(without_experts(base)):
+    if differences := without_experts(architecture.base).differences(without_experts(base)):
         raise ConfigError(
-            f"the architecture's base is another one than this configuration's ({difference}): add --transfer to apply "
-            "the architecture's layers to it"
+            f"the architecture's base differs from the configuration's in {differences}: add --transfer to apply the "
+            "architecture's layers to the configuration's base"
         )
     stack, largest = max(genes.stack for genes in architecture.layers), max(config.space.stacks)
     if stack > largest:

@@ -222,8 +222,8 @@ class _Connection(sqlite3.Connection):
         self.execute("PRAGMA synchronous = NORMAL")
 
     def __del__(self) -> None:
-        """Close the connection. Optuna's storages have no end at which they do; since Python 3.13 there is a warning of
-        connections that are dropped without being closed.
+        """Close the connection when it is garbage-collected. Optuna's storages do not close theirs, and Python 3.13
+        warns of connections that are not closed.
         """
         with contextlib.suppress(sqlite3.ProgrammingError):  # it was never opened
             self.close()

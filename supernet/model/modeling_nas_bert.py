@@ -55,10 +55,10 @@ class NasBertEmbeddings(MobileBertEmbeddings):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **of_caches: Any,
+        **cache_arguments: Any,
     ) -> Tensor:
-        # An encoder has no cache. The length of one is `past_key_values_length` before transformers 5.24, and
-        # `cache_length` since then.
+        # An encoder has no key-value cache. transformers passes its length as `past_key_values_length` before 5.24, and
+        # as `cache_length` from 5.24 on.
         if inputs_embeds is None:
             inputs_embeds = self.word_embeddings(input_ids)
             padding = self.word_embeddings.padding_idx

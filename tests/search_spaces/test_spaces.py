@@ -423,7 +423,7 @@ def test_bounds_of_which_each_alone_is_kept() -> None:
             {"vary": frozenset({GRAPHS})},
             "vary: without a start, both graphs and sizes must vary; give a start, or leave out vary",
         ),
-        ({"start": PUBLISHED["base"]}, "start: must be on the base of the space"),
+        ({"start": PUBLISHED["base"]}, "start: its base differs from the space's in "),
     ],
 )
 def test_faulty_starts(changes: dict, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Whole commands on a checkpoint and rows of which one file is damaged."""
+"""End-to-end runs of commands with one damaged file in the checkpoint or the data."""
 
 import contextlib
 import random
@@ -66,13 +66,13 @@ def test_damaged_files(
     capsys: pytest.CaptureFixture[str],
     cases: Callable[..., Cases],
 ) -> None:
-    """A command whose checkpoint or rows have a damaged file ends well, or refuses it in one line without a result."""
+    """A damaged file of checkpoint or rows: the command succeeds, or refuses it in one line and leaves no model."""
     counts = cases(sample=10, full=1_000)
     run, case = COMMANDS[name], tmp_path / "case"
     rng = random.Random(name)
     for number in range(-1, counts.wanted):
         fresh(whole, case)
-        done = damage(rng, case) if number >= 0 else "nothing"
+        damage_done = damage(rng, case) if number >= 0 else "nothing"
         capsys.readouterr()
         try:
             with bounded(), contextlib.chdir(case):
@@ -87,7 +87,7 @@ def test_damaged_files(
                 left = {path.name for path in (case / "out").rglob("*")} if (case / "out").exists() else set()
                 assert left <= {"options.json"}
         except (Exception, SystemExit) as error:
-            raise AssertionError(f"case {number}: {done}") from error
+            raise AssertionError(f"case {number}: {damage_done}") from error
         if number >= 0:
             counts["done" if status == 0 else "refused"] += 1
     assert counts["done"] and counts["refused"]

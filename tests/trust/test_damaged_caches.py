@@ -57,7 +57,7 @@ def test_damaged_entries(
 
 @pytest.mark.trust
 def test_damaged_latency_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: Callable[..., Cases]) -> None:
-    """A damaged latency table in the cache is refused, or measured anew if it is gone."""
+    """A damaged latency table in the cache is refused, or read unchanged; one that is gone is measured anew."""
     counts = cases(sample=50, full=2_000)
     monkeypatch.setattr(nas.latency.steps, "STEP_ROUNDS", 5)
     whole, case = tmp_path / "whole", tmp_path / "case"

@@ -37,7 +37,7 @@ def test_it_is_refused(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.Cap
         assert train_final([str(file), "--preset", str(tiny_study.preset), "--out", str(tmp_path / "out")]) == 2
         assert student([str(file), "--like", str(tiny_study.teacher), "--out", str(tmp_path / "other")]) == 2
     first, second = capsys.readouterr().err.strip().splitlines()
-    assert "the architecture's base is another one than this configuration's (" in first
+    assert "the architecture's base differs from the configuration's in " in first
     assert str(asdict(largest().base)["width"]) in second.replace(",", "")
 
 

@@ -207,7 +207,7 @@ def test_resumed_with_other_options(
     distil("--resume", out=tmp_path / "moved")
 
 
-def test_an_option_that_an_earlier_version_did_not_have_had_its_default(
+def test_resume_takes_the_default_for_an_option_that_was_not_stored(
     distil: Distil, command: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     distil()
