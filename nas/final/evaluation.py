@@ -25,7 +25,7 @@ from distill.tasks.types import encode
 from distill.training.evaluation import batch_logits, evaluate_rows, split_batches
 from distill.training.loop import make_accelerator
 from distill.training.progress import Progress
-from distill.training.teacher import load_model, load_tokenizer
+from distill.training.teacher import check_vocabulary, load_model, load_tokenizer
 from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation.data import read
 
@@ -120,7 +120,9 @@ def _encoded(tokenizer: Any, split: AnySplit, config: StudyConfig, task: Task) -
 
 
 def _contributions(evaluation: Evaluation, model: PreTrainedModel, data: TaskData[Any]) -> dict[str, Any]:
-    tokenizer = load_tokenizer(str(folder_of(evaluation.checkpoint, data.task.name)))
+    folder = str(folder_of(evaluation.checkpoint, data.task.name))
+    tokenizer = load_tokenizer(folder)
+    check_vocabulary(folder, model.config, tokenizer)
     rows = _encoded(tokenizer, data.dev, evaluation.config, data.task)
     accelerator = make_accelerator(evaluation.device, evaluation.config.mixed_precision)
     return evaluate_rows(model, rows, data.dev, data.task, accelerator=accelerator, pad_id=tokenizer.pad_token_id)
