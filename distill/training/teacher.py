@@ -83,6 +83,7 @@ def load_tokenizer(source: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(locate(source), config=config, trust_remote_code=False)
         # Some settings of a damaged file are only noticed when they are used.
         tokenizer("a", "b"), tokenizer("a", "b", truncation=True, max_length=8)
+        json.dumps(tokenizer.init_kwargs, default=str, ensure_ascii=False).encode()  # or it could not be saved again
     except Exception as error:  # the library tokenizers has no type of its own for damaged files
         raise TeacherError(f"the model {source!r} has no tokenizer: {reason(error)}") from None
     # If the files are missing, transformers returns a tokenizer with an empty vocabulary.

@@ -119,11 +119,21 @@ def _encoded(tokenizer: Any, split: AnySplit, config: StudyConfig, task: Task) -
         raise ConfigError(f"max_length: {error}") from None
 
 
+def _check_positions(rows: Any, model: PreTrainedModel, config: StudyConfig) -> None:
+    """Raise ConfigError if a row has more tokens than the model has positions."""
+    longest, positions = int(rows.lengths.max(initial=0)), model.config.max_position_embeddings
+    if longest > positions:
+        raise ConfigError(
+            f"max_length {config.max_length}: rows have up to {longest} tokens, and the model takes at most {positions}"
+        )
+
+
 def _contributions(evaluation: Evaluation, model: PreTrainedModel, data: TaskData[Any]) -> dict[str, Any]:
     folder = str(folder_of(evaluation.checkpoint, data.task.name))
     tokenizer = load_tokenizer(folder)
     check_vocabulary(folder, model.config, tokenizer)
     rows = _encoded(tokenizer, data.dev, evaluation.config, data.task)
+    _check_positions(rows, model, evaluation.config)
     accelerator = make_accelerator(evaluation.device, evaluation.config.mixed_precision)
     return evaluate_rows(model, rows, data.dev, data.task, accelerator=accelerator, pad_id=tokenizer.pad_token_id)
 
@@ -137,6 +147,7 @@ def _predict(evaluation: Evaluation, config: StudyConfig, model: PreTrainedModel
         raise ConfigError(str(error)) from None
     tokenizer = load_tokenizer(str(folder_of(evaluation.checkpoint, task.name)))
     rows = _encoded(tokenizer, split, config, task)
+    _check_positions(rows, model, config)
     batches = split_batches(rows, tokenizer.pad_token_id)
     accelerator = make_accelerator(evaluation.device, evaluation.config.mixed_precision)
     parts = batch_logits(model, (batch for _, batch in batches), accelerator=accelerator)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging as transformers_logging
 
-from distill.training.teacher import TeacherError, load_model, load_tokenizer
+from distill.training.teacher import TeacherError, check_vocabulary, load_model, load_tokenizer
 from nas.config.load import load_config
 from nas.export.checkpoint import load_checkpoint
 from nas.final.evaluation import folder_of
@@ -145,6 +145,20 @@ def test_missing_and_infinite_weights(teacher: Path) -> None:
         save_file(weights, file, metadata={"format": "pt"})
         with pytest.raises(TeacherError, match=rf"{name} has values that are not finite"):
             load_model(str(teacher), ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [(2**31, "tokenizer.json has a word with the number 2147483648"), (50, "its tokenizer one of 51")],
+)
+def test_words_beyond_the_vocabulary(number: int, message: str, teacher: Path) -> None:
+    """Neither memory for all numbers up to that one, nor a look for an embedding that is not there."""
+    file = teacher / "tokenizer.json"
+    stored = json.loads(file.read_text())
+    stored["model"]["vocab"]["w1"] = number
+    file.write_text(json.dumps(stored))
+    with bounded(), pytest.raises(UserError, match=message):
+        check_vocabulary("it", load_model(str(teacher), ("a", "b")).config, load_tokenizer(str(teacher)))
 
 
 def test_an_index_that_leaves_the_folder(teacher: Path, tmp_path: Path) -> None:
