@@ -1,9 +1,32 @@
-"""Why a space is empty."""
+"""Why a space is empty: no layer can have its sizes, or no architecture fits its budget."""
 
 from collections.abc import Sequence
+from fractions import Fraction
+from itertools import product
 
+from search_spaces.architecture import Architecture, ArchitectureError, Experts, Genes
+from search_spaces.base import Base
 from search_spaces.counting import Bounds, Cost, count_within
+from search_spaces.graph import FFNGraph
 from search_spaces.limits import Limit
+
+
+def wrong_sizes(
+    base: Base, graph: FFNGraph, stacks: Sequence[int], expansions: Sequence[Fraction], experts: Sequence[Experts]
+) -> str:
+    """The message of `SpaceError` if a size is impossible, or no combination of them has an FFN; empty otherwise."""
+    try:
+        for stack, expansion in product(stacks, expansions):
+            Architecture.uniform(base, stack=stack, expansion=expansion)
+    except ArchitectureError as error:
+        return f"stacks and expansions: {error}"
+    if not any(stacks):
+        return "stacks: a supernet has blocks, so at least one stack must be above 0 (0: no FFN)"
+    if all(Genes(graph, 1, *size).problem(base) for size in product(expansions, experts)):
+        smallest = min(expansions)
+        problem = Genes(graph, 1, smallest, experts[0]).problem(base)
+        return f"expansions and experts: no combination is possible; at {smallest}, {problem.removeprefix('experts: ')}"
+    return ""
 
 
 def nothing_fits(

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import product
 from typing import TypeVar
 
-from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Experts, Genes
+from search_spaces.architecture import DENSE, Architecture, Experts, Genes
 from search_spaces.base import Base
 from search_spaces.cost import CLASSIFICATION, ffn_params, fixed_params
 from search_spaces.counting import Bounds, Cost, add, count_rest, count_within, invert, position_of
@@ -25,8 +25,8 @@ from search_spaces.grammar import choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.limits import Limit
 from search_spaces.operations import UNARY
-from search_spaces.reasons import nothing_fits
-from search_spaces.spelling import Trial
+from search_spaces.reasons import nothing_fits, wrong_sizes
+from search_spaces.spelling import RandomTrial, Trial
 from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
 from search_spaces.variants import EXPERT_FIELDS, are_variants, draw, expert_choices, positions, variants
 
@@ -113,21 +113,8 @@ class Space:
                 )
         if self.start is not None and not are_variants(self.base, self.start.base):
             raise SpaceError(f"start: its base differs from the space's in {self.start.base.differences(self.base)}")
-        try:
-            for stack in self.stacks:
-                for expansion in self.expansions:
-                    Architecture.uniform(self.base, stack=stack, expansion=expansion)
-        except ArchitectureError as error:
-            raise SpaceError(f"stacks and expansions: {error}") from None
-        if not any(self.stacks):
-            raise SpaceError("stacks: a supernet has blocks, so at least one stack must be above 0 (0: no FFN)")
-        if not any(stack for stack, _, _ in self.sizes):
-            smallest = min(self.expansions)
-            problem = Genes(self.graph, 1, smallest, self.experts[0]).problem(self.base)
-            raise SpaceError(
-                f"expansions and experts: no combination is possible; at {smallest}, "
-                f"{problem.removeprefix('experts: ')}"
-            )
+        if problem := wrong_sizes(self.base, self.graph, self.stacks, self.expansions, self.experts):
+            raise SpaceError(problem)
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
         if not self.size_count():
@@ -202,7 +189,7 @@ class Space:
 
     def sample(self, rng: random.Random) -> Architecture:
         """A random architecture: sizes uniform within the budget, graphs near the base graph (see `draw`)."""
-        return self.suggest(_RandomTrial(self, rng))
+        return self.suggest(RandomTrial(self.draw, rng))
 
     def draw(self, name: str, choices: Sequence[str], rng: random.Random) -> str:
         """One random choice for the parameter `name` of `suggest`.
@@ -409,15 +396,3 @@ def _cached(cache: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Val
 
 def _layer_name(layer: int) -> str:
     return f"layer{layer + 1}"
-
-
-@dataclass(frozen=True)
-class _RandomTrial:
-    space: Space
-    rng: random.Random
-
-    def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
-        return self.space.draw(name, choices, self.rng)
-
-    def suggest_float(self, name: str, low: float, high: float) -> float:
-        return self.rng.uniform(low, high)

@@ -1,6 +1,8 @@
 """What both grammars of graphs have in common: the choices of a trial, and how formulas are put together and read."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from search_spaces.operations import UNARY
@@ -14,6 +16,20 @@ class Trial(Protocol):
     def suggest_categorical(self, name: str, choices: Sequence[str]) -> str: ...
 
     def suggest_float(self, name: str, low: float, high: float) -> float: ...
+
+
+@dataclass(frozen=True)
+class RandomTrial:
+    """A trial whose choices are random: `draw(name, choices, rng)` makes one, and numbers are uniform."""
+
+    draw: Callable[[str, Sequence[str], random.Random], str]
+    rng: random.Random
+
+    def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
+        return self.draw(name, choices, self.rng)
+
+    def suggest_float(self, name: str, low: float, high: float) -> float:
+        return self.rng.uniform(low, high)
 
 
 def activations() -> tuple[str, ...]:

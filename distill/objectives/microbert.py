@@ -20,11 +20,11 @@ What paper and code say differently, and the settings for it:
   the factor makes hardly any difference.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_choice, check_positive, check_weights, sum_of
@@ -101,48 +101,72 @@ def microbert(
     check_choice("critic_input", critic_input, CRITIC_INPUTS)
     depth = student.num_hidden_layers
     sources = LAYERS[layers](depth, teacher.num_hidden_layers)
-    reads_states = critic_input == "cls_state"
-    mapped = [depth] if alignment or (adversarial and reads_states) else []
+    mapped = [depth] if alignment or (adversarial and critic_input == "cls_state") else []
     maps = terms.transforms(student, teacher, mapped + [0] * bool(embedding))
-
-    def align(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
-        assert t is not None
-        mask_BT = torch.ones_like(batch["attention_mask"]) if paper_compatible else batch["attention_mask"]
-        averages = (torch.stack([t.hidden_states[n].float() for n in group]).mean(dim=0) for group in sources)
-        pairs = enumerate(averages, start=1)
-        return sum_of(losses.pooled_mse(terms.transformed(s, m, maps), average, mask_BT) for m, average in pairs)
-
-    states = frozenset({HIDDEN_STATES})
-    if reads_states:
-        critic = Critic(
-            teacher.hidden_size,
-            lambda s, batch: _first_tokens(terms.transformed(s, depth, maps), batch),
-            lambda t, batch: _first_tokens(t.hidden_states[-1], batch),
-            critic_learning_rate,
-            adversarial_form,
-        )
-        needs, teacher_needs = states, of_layers(HIDDEN_STATES, [teacher.num_hidden_layers])
-    else:
-        width = teacher.num_labels
-
-        def predictions(outputs: Outputs, batch: Batch) -> Tensor:
-            return _predictions(outputs, batch, width)
-
-        critic = Critic(width, predictions, predictions, critic_learning_rate, adversarial_form)
-        needs = teacher_needs = frozenset({LOGITS})
-    averaged = of_layers(HIDDEN_STATES, {n for group in sources for n in group})
+    features = _critic_features(critic_input, depth, teacher, maps)
+    critic = Critic(features.width, features.of_student, features.of_teacher, critic_learning_rate, adversarial_form)
     return Objective(
         [
-            Term("alignment", alignment, states, align, averaged),
+            _alignment(alignment, sources, maps, paper_compatible),
             terms.soft_cross_entropy("soft", soft, temperature, paper_compatible),
             terms.labels(labels),
-            Term("adversarial", adversarial, needs, lambda s, _t, batch: critic.deception(s, batch), teacher_needs),
+            _adversarial(adversarial, critic, features),
             terms.hidden("embedding", embedding, [(0, 0)], maps, padding=paper_compatible),
             terms.balance(balance),
         ],
         maps,
         critic if adversarial else None,
     )
+
+
+def _alignment(weight: float, sources: Sequence[Sequence[int]], maps: dict[str, nn.Module], padding: bool) -> Term:
+    """L_FAL. `sources` are the teacher's layers that are averaged for each student layer."""
+
+    def align(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
+        assert t is not None
+        mask_BT = torch.ones_like(batch["attention_mask"]) if padding else batch["attention_mask"]
+        averages = (torch.stack([t.hidden_states[n].float() for n in group]).mean(dim=0) for group in sources)
+        pairs = enumerate(averages, start=1)
+        return sum_of(losses.pooled_mse(terms.transformed(s, m, maps), average, mask_BT) for m, average in pairs)
+
+    averaged = of_layers(HIDDEN_STATES, {n for group in sources for n in group})
+    return Term("alignment", weight, frozenset({HIDDEN_STATES}), align, averaged)
+
+
+class _Features(NamedTuple):
+    """What a critic reads: features of this width, and the outputs of student and teacher from which they are made."""
+
+    width: int
+    of_student: Callable[[Outputs, Batch], Tensor]
+    of_teacher: Callable[[Outputs, Batch], Tensor]
+    needs: frozenset[str]
+    teacher_needs: frozenset[str]
+
+
+def _adversarial(weight: float, critic: Critic, features: _Features) -> Term:
+    """L_S."""
+
+    def deceive(s: Outputs, _t: Outputs | None, batch: Batch) -> Tensor:
+        return critic.deception(s, batch)
+
+    return Term("adversarial", weight, features.needs, deceive, features.teacher_needs)
+
+
+def _critic_features(critic_input: str, depth: int, teacher: Any, maps: dict[str, nn.Module]) -> _Features:
+    if critic_input == "cls_state":
+        return _Features(
+            teacher.hidden_size,
+            lambda s, batch: _first_tokens(terms.transformed(s, depth, maps), batch),
+            lambda t, batch: _first_tokens(t.hidden_states[-1], batch),
+            frozenset({HIDDEN_STATES}),
+            of_layers(HIDDEN_STATES, [teacher.num_hidden_layers]),
+        )
+    width, needs = teacher.num_labels, frozenset({LOGITS})
+
+    def predictions(outputs: Outputs, batch: Batch) -> Tensor:
+        return _predictions(outputs, batch, width)
+
+    return _Features(width, predictions, predictions, needs, needs)
 
 
 def _first_tokens(states_BTD: Tensor, batch: Batch) -> Tensor:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from distill.cli import DONE, Parser, add_device_option, add_precision_option, interruptible
+from distill.cli import DONE, Parser, ParserOrGroup, add_device_option, add_precision_option, interruptible
 from distill.command.options import add_rows_options, check_labelled_rows, check_new, check_numbers, write_new
 from distill.files import save_pretrained
 from search_spaces.base import GATE_SCALES
@@ -43,7 +43,25 @@ def parser() -> Parser:
     result = Parser(prog="supernet.experts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     result.add_argument("checkpoint", help="a fine-tuned model: a folder, or a name on the hub")
     result.add_argument("--out", type=Path, required=True, help="folder of the new checkpoint")
-    split = result.add_argument_group("splitting")
+    _add_split_options(result.add_argument_group("splitting"))
+    _add_thinning_options(result.add_argument_group("thinning out"))
+    rows = result.add_argument_group("rows")
+    add_rows_options(rows)
+    rows.add_argument(
+        "--importance-batches",
+        type=int,
+        default=16,
+        help="training batches on which the importance is measured (default: %(default)s)",
+    )
+    _add_training_options(result.add_argument_group("distillation (MoEBERT's objective, from the checkpoint itself)"))
+    result.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
+    result.set_defaults(corpus=None)  # rows are those of `distill`, where they may also be text without labels
+    add_device_option(result)
+    add_precision_option(result)
+    return result
+
+
+def _add_split_options(split: ParserOrGroup) -> None:
     split.add_argument("--experts", type=int, help="number of experts of every FFN")
     split.add_argument("--width", type=int, help="inner channels per expert (default: the FFN's width / experts)")
     split.add_argument("--shared", type=int, help="channels that all experts share (default: 2/3 of the width)")
@@ -76,7 +94,9 @@ def parser() -> Parser:
         help="multiply outputs by a gate's probability relative to an equal one, so that the mixture starts close to "
         "the dense model, or by the probability alone as MoEBERT (default: %(default)s)",
     )
-    thinning = result.add_argument_group("thinning out")
+
+
+def _add_thinning_options(thinning: ParserOrGroup) -> None:
     thin = thinning.add_mutually_exclusive_group()
     thin.add_argument(
         "--drop", type=_ratio, metavar="SHARE", help="drop experts whose load is below this part of an equal share"
@@ -91,15 +111,9 @@ def parser() -> Parser:
         help="whose experts --drop and --fuse remove: the FFNs', or the prediction layers of the head (default: "
         "%(default)s)",
     )
-    rows = result.add_argument_group("rows")
-    add_rows_options(rows)
-    rows.add_argument(
-        "--importance-batches",
-        type=int,
-        default=16,
-        help="training batches on which the importance is measured (default: %(default)s)",
-    )
-    train = result.add_argument_group("distillation (MoEBERT's objective, from the checkpoint itself)")
+
+
+def _add_training_options(train: ParserOrGroup) -> None:
     train.add_argument("--steps", type=int, default=0, help="training steps, a batch each (default: %(default)s)")
     train.add_argument("--epochs", type=float, help="in place of --steps: passes over the training rows")
     train.add_argument("--batch-size", type=int, default=32, help="rows per batch (default: %(default)s)")
@@ -120,11 +134,6 @@ def parser() -> Parser:
     train.add_argument(
         "--paper-compatible", action="store_true", help="let padding take part in the losses, as in the released code"
     )
-    result.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
-    result.set_defaults(corpus=None)  # rows are those of `distill`, where they may also be text without labels
-    add_device_option(result)
-    add_precision_option(result)
-    return result
 
 
 def _ratio(text: str) -> Fraction:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from nas.config.schema import ConfigError
 from nas.study import ledger
 from tests.nas.records import facts
 from tests.nas.tiny_study import PROJECT, TIMEOUT, TinyStudy, states, trials_of, wait
+from tests.trust_counts import Cases
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 ALONE = {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
@@ -176,10 +177,13 @@ def test_a_node_is_lost(nodes: tuple[str, Node, Node], searched: Path, tiny_stud
 
 
 @pytest.mark.slow
-def test_a_node_is_lost_in_every_stage(tiny_study: TinyStudy, tmp_path: Path) -> None:
-    """A search of three stages on two nodes that share a cache has the trials of a search in peace. What other samplers
-    than `random` propose depends on which of two running trials ends first.
+@pytest.mark.trust
+def test_a_node_is_lost_in_every_stage(tiny_study: TinyStudy, tmp_path: Path, cases: Callable[..., Cases]) -> None:
+    """A node of a cluster is lost in every stage, and the search has the trials of one in peace.
+
+    The nodes share a cache. What other samplers than `random` propose depends on which of two trials ends first.
     """
+    counts = cases(sample=3, full=3)
     changes = [("trials = 8", "trials = 30"), *((f'"{name}"', '"random"') for name in ("evolution", "local"))]
     preset = tiny_study.variant(tmp_path / "s.toml", *changes)
     given = ("--preset", preset, "--study", "s", "--workers", "2")
@@ -194,6 +198,7 @@ def test_a_node_is_lost_in_every_stage(tiny_study: TinyStudy, tmp_path: Path) ->
                 losing_a_node(tiny_study, folder, head, other, f"stage-{stage}", command)
             expected = trials_of(tmp_path / "peace" / "s", f"stage-{stage}")
             assert list(map(facts, trials_of(folder, f"stage-{stage}"))) == list(map(facts, expected))
+            counts[f"stage-{stage}: lost, and its trial was run again"] += 1
     winners = [(where / "s" / "architecture.json").read_text() for where in (tmp_path / "peace", folder.parent)]
     assert winners[0] == winners[1]
 

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -36,6 +37,7 @@ from nas.study.storage import sqlite_url
 from search_spaces import Architecture
 from search_spaces.spaces import SIZES, Space
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, descendants, states, trials_of, wait
+from tests.trust_counts import Cases
 
 TRIALS = 30
 
@@ -189,6 +191,19 @@ def hanging(config: dict[str, Any], workspace: Workspace, device: str, rungs: tu
     runner.evaluate_trial(config, workspace, device, rungs)
 
 
+class Raising:
+    def evaluate(self, architecture: Architecture, *arguments: object) -> Score:
+        if architecture.layers[0].expansion == 1:
+            raise ZeroDivisionError("nothing to divide by")
+        return Score(0.5, 0.1, {})
+
+
+def raising(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
+    """`evaluate_trial` of candidates of which the largest one raises an error that nobody expects."""
+    runner.evaluator_of = lambda workspace, device: Raising()  # type: ignore[assignment, return-value]
+    runner.evaluate_trial(config, workspace, device, rungs)
+
+
 def not_a_number(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
     """`evaluate_trial` of a candidate whose logits are not finite."""
     architecture = json.loads(config[ledger.ARCHITECTURE])
@@ -204,8 +219,15 @@ def not_a_number(config: dict[str, Any], workspace: Workspace, device: str, rung
 
 
 @pytest.mark.slow
+@pytest.mark.trust
 @pytest.mark.parametrize(
-    ("evaluate", "reason"), [(hanging, "timeout: not finished after 5 seconds"), (not_a_number, "diverged: ")]
+    ("evaluate", "reason"),
+    [
+        (hanging, "timeout: not finished after 5 seconds"),
+        (raising, "error: ZeroDivisionError: nothing to divide by"),
+        (not_a_number, "diverged: "),
+    ],
+    ids=["hangs", "raises an error", "has losses that are not finite"],
 )
 def test_a_candidate_that_does_not_end_well(
     evaluate: Evaluate,
@@ -214,8 +236,10 @@ def test_a_candidate_that_does_not_end_well(
     workspace: Workspace,
     study: optuna.Study,
     monkeypatch: pytest.MonkeyPatch,
+    cases: Callable[..., Cases],
 ) -> None:
-    """Its trial fails with the reason at the first attempt, and the next candidate has a new worker or a sound one."""
+    """Of a candidate that does not end well the trial fails with the reason, and the next one has a sound worker."""
+    counts = cases(sample=1, full=1)
     monkeypatch.setenv(
         "RAY_AUTH_MODE", "disabled"
     )  # as in the other sessions of this process: Ray keeps the first mode
@@ -229,6 +253,7 @@ def test_a_candidate_that_does_not_end_well(
     assert failed.state == TrialState.FAIL and failed.user_attrs[ledger.FAILURE].startswith(reason)
     assert ledger.ATTEMPT not in failed.user_attrs
     assert finished.state == TrialState.COMPLETE
+    counts["failed with its reason"] += 1
 
 
 @pytest.mark.slow

@@ -15,6 +15,8 @@ from tests import requirements
 from tests.nas.tiny_study import TinyStudy, states, trials_of
 from tests.trust_counts import Cases
 
+FULL = re.compile("no space left|disk is full|MB free; make room")
+
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[Callable[[int], None]]:
@@ -61,7 +63,7 @@ def test_a_search(
                 break
             counts["full disk"] += 1
             (line,) = result.stderr.splitlines()
-            assert result.returncode == 2 and re.search("no space left|disk is full|MB free; make room", line), line
+            assert result.returncode == 2 and FULL.search(line), line
             begun = ["--resume"] if (folder / "config.toml").exists() else []
             after = results(folder)
             assert after[: len(before)] == before
@@ -72,4 +74,34 @@ def test_a_search(
         assert (result.returncode, result.stderr) == (0, "")
         assert results(folder) == results(searched)
         assert not list(tmp_path.rglob(f"{DRAFT_PREFIX}*"))
+    assert counts["full disk"]
+
+
+@pytest.mark.slow
+@pytest.mark.trust
+def test_a_final_training(tiny_study: TinyStudy, searched: Path, tmp_path: Path, cases: Callable[..., Cases]) -> None:
+    """A final training on a disk that is too small, and becomes larger from one attempt to the next."""
+    counts = cases(sample=2, full=30)
+    command = ["train_final.py", searched / "architecture.json", "--steps", "130", "--out"]
+    assert tiny_study.run(*command, tmp_path / "whole").returncode == 0
+    out, needed = tmp_path / "disk" / "final", 3 * kilobytes(tmp_path / "whole")  # with states and drafts
+    begun = list[str]()
+    with small_disk(out.parent, 64) as enlarge:
+        for number in range(counts.wanted):
+            enlarge(64 + needed * number // counts.wanted)
+            result = tiny_study.run(*command, out, *begun)
+            if result.returncode == 0:
+                break
+            counts["full disk"] += 1
+            (line,) = result.stderr.splitlines()
+            assert result.returncode == 2 and FULL.search(line), line
+            assert not (out / "metrics.json").exists()
+            begun = ["--resume"] if (out / "state").exists() else []
+        else:
+            enlarge(4 * needed + 2000)
+            result = tiny_study.run(*command, out, *begun)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert not list(out.rglob(f"{DRAFT_PREFIX}*")) and not (out / "state").exists()
+        for name in ("model.safetensors", "architecture.json", "config.json"):
+            assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert counts["full disk"]

@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests.nas.study.postgres import Server
 from tests.nas.study.test_ledger import BASE, SPACE
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, trials_of, wait
 from tests.tiny import architectures
+from tests.trust_counts import Cases
 
 
 @pytest.fixture(scope="module")
@@ -162,25 +163,33 @@ def test_a_killed_search_goes_on(server: Server, searched: Path, tiny_study: Tin
 
 
 @pytest.mark.slow
-def test_a_search_waits_for_a_server_that_is_away(server: Server, tiny_study: TinyStudy, tmp_path: Path) -> None:
-    """Away for ten seconds: no trial is lost or changed, and the search ends as if nothing had happened."""
-    command = tiny_study.search(tmp_path, "--study", "away", "--storage", server.url)
+@pytest.mark.trust
+def test_a_search_waits_for_a_server_that_is_away(
+    server: Server, tiny_study: TinyStudy, tmp_path: Path, cases: Callable[..., Cases]
+) -> None:
+    """A PostgreSQL server that is away for ten seconds: no trial is lost or changed, and the search ends as ever."""
+    counts, rng = cases(sample=1, full=10), random.Random(0)
+    for number in range(counts.wanted):
+        study = f"away-{number}"
+        command = tiny_study.search(tmp_path, "--study", study, "--storage", server.url)
 
-    def complete() -> list[FrozenTrial]:
-        return [trial for trial in trials_in(server.url, "away/stage-1") if trial.state == TrialState.COMPLETE]
+        def complete(name: str = f"{study}/stage-1") -> list[FrozenTrial]:
+            return [trial for trial in trials_in(server.url, name) if trial.state == TrialState.COMPLETE]
 
-    with tiny_study.running(*command) as process:
-        wait(process, complete)
-        server.stop()
-        time.sleep(10)
-        server.start()
-        seen = complete()
-        output, errors = process.communicate(timeout=TIMEOUT)
-    assert (process.returncode, errors) == (0, "")
-    assert output.count("the storage was lost; waiting up to 60 seconds for it\n") == 1
-    trials = trials_in(server.url, "away/stage-1")
-    assert [trials[trial.number] for trial in seen] == seen
-    assert all(trial.state.is_finished() for trial in trials)
+        ended = rng.randint(1, 4)
+        with tiny_study.running(*command) as process:
+            wait(process, lambda complete=complete, ended=ended: len(complete()) >= ended)
+            server.stop()
+            time.sleep(10)
+            server.start()
+            seen = complete()
+            output, errors = process.communicate(timeout=TIMEOUT)
+        assert (process.returncode, errors) == (0, "")
+        assert output.count("the storage was lost; waiting up to 60 seconds for it\n") == 1
+        trials = trials_in(server.url, f"{study}/stage-1")
+        assert [trials[trial.number] for trial in seen] == seen
+        assert all(trial.state.is_finished() for trial in trials)
+        counts["away, and ended as ever"] += 1
 
 
 @pytest.mark.slow

@@ -1,0 +1,52 @@
+"""Coverage-guided fuzzing of one parser with Atheris (libFuzzer): inputs that reach something new in our code, or in
+the library that reads the format, are kept and changed further.
+
+    python -m tests.trust.coverage_guided PARSER FOLDER RUNS
+
+PARSER is one of those of `test_hostile_files`. FOLDER gets `counts.json`, how the runs ended, and in `corpus` the
+inputs that were kept. The first run with another outcome than "read" or "refused" ends the program with a traceback,
+and its input is written to FOLDER, too.
+"""
+
+import json
+import logging
+import sys
+from collections import Counter
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["search_spaces", "distill.tasks", "nas.config", "json", "csv", "tomllib"]):
+    from tests.trust.mutations import MEMORY, PATIENCE, PIECES, peak
+    from tests.trust.test_hostile_files import PARSERS, outcome
+
+# The longest input, in bytes.
+LONGEST = 20_000
+
+
+def main(name: str, folder: Path, runs: int) -> None:
+    _, ending, given = PARSERS[name]
+    corpus, path, counts = folder / "corpus", folder / f"given.{ending}", Counter[str]()
+    corpus.mkdir()
+    for number, content in enumerate(given):
+        (corpus / f"given-{number}").write_bytes(content.encode())
+    words = [piece for piece in PIECES if len(piece) <= 60]
+    quoted = ("".join(f"\\x{byte:02x}" for byte in word) for word in words)
+    (folder / "words").write_text("".join(f'"{word}"\n' for word in quoted))
+
+    def case(content: bytes) -> None:
+        path.write_bytes(content)
+        counts[outcome(name, path)] += 1
+        if counts.total() == runs:
+            (folder / "counts.json").write_text(json.dumps(counts))
+
+    logging.disable(logging.WARNING)  # of QQP's malformed lines
+    memory = (peak() + MEMORY) // 2**20
+    limits = [f"-max_len={LONGEST}", f"-timeout={PATIENCE}", f"-rss_limit_mb={memory}"]
+    files = [f"-dict={folder / 'words'}", f"-artifact_prefix={folder}/", str(corpus)]
+    atheris.Setup([sys.argv[0], f"-runs={runs}", "-seed=1", *limits, *files], case)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
