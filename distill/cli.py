@@ -109,8 +109,8 @@ def interruptible(prog: str, command: Callable[[], int], how_to_go_on: str = "st
 
 
 def guard(prog: str, command: Callable[[], int]) -> int:
-    """Import the extensions and run `command`; a `UserError` or a full disk becomes one line on stderr and exit
-    status 2. First removes temporary files that killed commands left.
+    """Remove temporary files that killed commands left, import the extensions, and run `command`; a `UserError` or a
+    full disk becomes one line on stderr and exit status 2.
     """
     try:
         remove_abandoned_scratch_folders()

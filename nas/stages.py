@@ -181,7 +181,8 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
         return
     if not are_variants(base, start.base):
         raise ConfigError(
-            f"the base of the architecture to refine differs from the study's in {start.base.differences(base)}"
+            "the architecture to refine is on another base than this study: it differs in "
+            f"{start.base.differences(base)}; give --from one on this study's base"
         )
     for name in EXPERT_FIELDS:
         count = getattr(start.base, name)

@@ -11,10 +11,10 @@ from search_spaces.graph import FFNGraph
 from search_spaces.limits import Limit
 
 
-def wrong_sizes(
+def sizes_problem(
     base: Base, graph: FFNGraph, stacks: Sequence[int], expansions: Sequence[Fraction], experts: Sequence[Experts]
 ) -> str:
-    """The message of `SpaceError` if a size is impossible, or no combination of them has an FFN; empty otherwise."""
+    """Why no layer can have one of these sizes, or none has an FFN; empty if there is no problem."""
     try:
         for stack, expansion in product(stacks, expansions):
             Architecture.uniform(base, stack=stack, expansion=expansion)

@@ -25,7 +25,7 @@ from search_spaces.grammar import choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.limits import Limit
 from search_spaces.operations import UNARY
-from search_spaces.reasons import nothing_fits, wrong_sizes
+from search_spaces.reasons import nothing_fits, sizes_problem
 from search_spaces.spelling import RandomTrial, Trial
 from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
 from search_spaces.variants import EXPERT_FIELDS, are_variants, draw, expert_choices, positions, variants
@@ -113,7 +113,7 @@ class Space:
                 )
         if self.start is not None and not are_variants(self.base, self.start.base):
             raise SpaceError(f"start: its base differs from the space's in {self.start.base.differences(self.base)}")
-        if problem := wrong_sizes(self.base, self.graph, self.stacks, self.expansions, self.experts):
+        if problem := sizes_problem(self.base, self.graph, self.stacks, self.expansions, self.experts):
             raise SpaceError(problem)
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")

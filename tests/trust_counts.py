@@ -1,4 +1,4 @@
-"""Tests in `tests/trust` count what the program survives; options say how many cases, and where counts are written.
+"""Tests marked `trust` count what the program survives; options say how many cases, and where counts are written.
 
     pytest -m trust --full --counts results/raw/trust.json --table results/trust.md
 
@@ -41,7 +41,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("trust", "tests that count what the program survives (-m trust)")
     group.addoption("--full", action="store_true", help="run each test's full number of cases, not a sample")
     group.addoption(
-        "--cases", type=int, metavar="N", help="run N cases of each test instead of its sample or full number"
+        "--cases",
+        type=int,
+        metavar="N",
+        help="run N cases of each test, not its sample or full number",
     )
     group.addoption("--counts", type=Path, metavar="FILE", help="write how the cases ended to this JSON file")
     group.addoption(

@@ -191,8 +191,8 @@ def write_new(out: Path, write: Callable[[Path], object]) -> None:
 
 
 def _check_out(options: Any, parser: Parser) -> None:
-    """Raise UserError unless --out is new or empty or, with --resume, has a run with the same options. An option
-    that is missing there, because an earlier version wrote it, has its default.
+    """Raise UserError unless --out is new or empty or, with --resume, has a run with the same options. An option that
+    the stored ones lack, because an earlier version wrote them, counts as its default.
     """
     out, file = options.out, options.out / OPTIONS_FILE
     if out.exists() and not out.is_dir():

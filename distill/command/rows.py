@@ -18,7 +18,7 @@ from distill.tasks.task import Task, TaskData, TaskError
 from distill.tasks.text import load_text, save_text, stored_text_key
 from distill.tasks.types import CLASSIFICATION, MASKED_LM, REGRESSION, encode
 from distill.training.evaluation import split_batches
-from distill.training.teacher import check_vocabulary
+from distill.training.teacher import check_positions, check_vocabulary
 from search_spaces.errors import UserError
 
 
@@ -85,13 +85,11 @@ def load_rows(options: Any, tokenizer: Any, labels: tuple[str, ...] = ()) -> Row
 
 
 def check_sizes(options: Any, config: Any, name: str, rows: Rows, tokenizer: Any) -> None:
-    """Raise UserError if a model has fewer words than its tokenizer, or fewer positions than a row has tokens."""
+    """Raise UserError if a model has no embedding for one of its tokenizer's token ids, or fewer positions than a row
+    has tokens.
+    """
     check_vocabulary(name, config, tokenizer)
-    if rows.longest > config.max_position_embeddings:
-        raise UserError(
-            f"--max-length {options.max_length}: rows have up to {rows.longest} tokens; the model {name!r} takes at "
-            f"most {config.max_position_embeddings}"
-        )
+    check_positions(name, config, rows.longest, f"--max-length {options.max_length}")
 
 
 def own_rows(options: Any, data: TaskData[Any]) -> Split:

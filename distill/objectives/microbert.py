@@ -134,7 +134,9 @@ def _alignment(weight: float, sources: Sequence[Sequence[int]], maps: dict[str, 
 
 
 class _Features(NamedTuple):
-    """What a critic reads: features of this width, and the outputs of student and teacher from which they are made."""
+    """How the critic's inputs z (N, width) are made from the outputs of student and teacher, and which of these that
+    needs.
+    """
 
     width: int
     of_student: Callable[[Outputs, Batch], Tensor]
@@ -144,7 +146,7 @@ class _Features(NamedTuple):
 
 
 def _adversarial(weight: float, critic: Critic, features: _Features) -> Term:
-    """L_S."""
+    """L_S (equation 10): the student deceives the critic."""
 
     def deceive(s: Outputs, _t: Outputs | None, batch: Batch) -> Tensor:
         return critic.deception(s, batch)
@@ -153,6 +155,7 @@ def _adversarial(weight: float, critic: Critic, features: _Features) -> Term:
 
 
 def _critic_features(critic_input: str, depth: int, teacher: Any, maps: dict[str, nn.Module]) -> _Features:
+    """What z is: the last [CLS] states, in the teacher's width, or the predictions' logits."""
     if critic_input == "cls_state":
         return _Features(
             teacher.hidden_size,

@@ -30,7 +30,7 @@ def load_student(
     match = _LAYERS.fullmatch(spec)
     if match:
         return some_layers(teacher, _chosen_layers(match[1], int(match[2]), teacher.config.num_hidden_layers))
-    _check_vocabulary(spec, tokenizer)
+    _check_same_vocabulary(spec, tokenizer)
     return load_model(spec, labels, kind)
 
 
@@ -45,11 +45,11 @@ def planned(spec: str, teacher: Any, tokenizer: Any) -> Any:
         config = copy.deepcopy(teacher)
         config.num_hidden_layers = len(_chosen_layers(match[1], int(match[2]), teacher.num_hidden_layers))
         return config
-    _check_vocabulary(spec, tokenizer)
+    _check_same_vocabulary(spec, tokenizer)
     return load_config(spec, ("bert", NAS_BERT))
 
 
-def _check_vocabulary(spec: str, tokenizer: Any) -> None:
+def _check_same_vocabulary(spec: str, tokenizer: Any) -> None:
     if ":" in spec and not Path(spec).exists():
         raise TeacherError(f"student {spec}: for layers of the teacher give first:N or uniform:N, with N at least 1")
     student_tokenizer = load_tokenizer(spec)

@@ -83,7 +83,8 @@ def load_tokenizer(source: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(locate(source), config=config, trust_remote_code=False)
         # Some settings of a damaged file are only noticed when they are used.
         tokenizer("a", "b"), tokenizer("a", "b", truncation=True, max_length=8)
-        json.dumps(tokenizer.init_kwargs, default=str, ensure_ascii=False).encode()  # or it could not be saved again
+        # Settings that cannot be encoded can be loaded, but not saved.
+        json.dumps(tokenizer.init_kwargs, default=str, ensure_ascii=False).encode()
     except Exception as error:  # the library tokenizers has no type of its own for damaged files
         raise TeacherError(f"the model {source!r} has no tokenizer: {reason(error)}") from None
     # If the files are missing, transformers returns a tokenizer with an empty vocabulary.
@@ -93,27 +94,38 @@ def load_tokenizer(source: str) -> Any:
 
 
 def _check_ids(source: str) -> None:
-    """Raise TeacherError if tokenizer.json has numbers of words beyond any vocabulary: the library tokenizers allocates
-    memory for all numbers up to the largest.
+    """Raise TeacherError if the vocabulary in tokenizer.json has token ids beyond any vocabulary's: the library
+    tokenizers allocates memory for all ids up to the largest.
     """
     try:
         vocabulary = json.loads((Path(locate(source)) / "tokenizer.json").read_bytes())["model"]["vocab"].values()
-        largest = max((number for number in vocabulary if isinstance(number, int)), default=0)
+        largest = max((token_id for token_id in vocabulary if isinstance(token_id, int)), default=0)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return  # there is none, or it has another form, of which the library says whether it can be read
     if largest >= LARGEST["vocabulary"]:
         raise TeacherError(
-            f"the model {source!r} has no tokenizer: its tokenizer.json has a word with the number {shortened(largest)}"
+            f"the tokenizer of the model {source!r} is damaged: tokenizer.json has the token id {shortened(largest)}; "
+            f"ids must be below {LARGEST['vocabulary']:,}"
         )
 
 
 def check_vocabulary(name: str, config: Any, tokenizer: Any) -> None:
-    """Raise UserError if a tokenizer has numbers of tokens for which the model has no embedding."""
-    size = max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
-    if size > config.vocab_size:
+    """Raise UserError if a tokenizer has token ids for which the model has no embedding."""
+    largest = max(len(tokenizer) - 1, max(tokenizer.get_vocab().values(), default=-1))
+    if largest >= config.vocab_size:
         raise UserError(
-            f"the model {name!r} has a vocabulary of {config.vocab_size:,} tokens, its tokenizer one of {size:,}: they "
-            "do not belong together"
+            f"the model {name!r} has embeddings for the token ids 0 to {config.vocab_size - 1:,}, its tokenizer has "
+            f"ids up to {largest:,}: give the model its own tokenizer"
+        )
+
+
+def check_positions(name: str, config: Any, longest: int, setting: str) -> None:
+    """Raise UserError if the longest row has more tokens than the model has positions; `setting` limits the rows."""
+    positions = config.max_position_embeddings
+    if longest > positions:
+        raise UserError(
+            f"{setting}: rows have up to {longest} tokens, but the model {name!r} takes at most {positions}; set it to "
+            f"at most {positions}"
         )
 
 

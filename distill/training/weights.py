@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -105,6 +106,11 @@ def load_weights(model_class: Any, source: str, config: Any, *, strict: bool = F
             output_loading_info=True,
             trust_remote_code=False,
         )
+    except (UnpicklingError, EOFError):  # whose text proposes to run the code
+        raise WeightsError(
+            "pytorch_model.bin is damaged, or holds more than tensors, which could run code and is not read; save the "
+            "model as safetensors"
+        ) from None
     except UNREADABLE as error:
         raise WeightsError(reason(error)) from None
     lacking = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})

@@ -25,7 +25,7 @@ from distill.tasks.types import encode
 from distill.training.evaluation import batch_logits, evaluate_rows, split_batches
 from distill.training.loop import make_accelerator
 from distill.training.progress import Progress
-from distill.training.teacher import check_vocabulary, load_model, load_tokenizer
+from distill.training.teacher import check_positions, check_vocabulary, load_model, load_tokenizer
 from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation.data import read
 
@@ -119,21 +119,19 @@ def _encoded(tokenizer: Any, split: AnySplit, config: StudyConfig, task: Task) -
         raise ConfigError(f"max_length: {error}") from None
 
 
-def _check_positions(rows: Any, model: PreTrainedModel, config: StudyConfig) -> None:
-    """Raise ConfigError if a row has more tokens than the model has positions."""
-    longest, positions = int(rows.lengths.max(initial=0)), model.config.max_position_embeddings
-    if longest > positions:
-        raise ConfigError(
-            f"max_length {config.max_length}: rows have up to {longest} tokens, and the model takes at most {positions}"
-        )
+def _tokenized(evaluation: Evaluation, model: PreTrainedModel, split: AnySplit, task: Task) -> tuple[Any, Any]:
+    """The checkpoint's tokenizer, and the rows encoded with it, after a check that both fit the model."""
+    folder, config = str(folder_of(evaluation.checkpoint, task.name)), evaluation.config
+    tokenizer = load_tokenizer(folder)
+    check_vocabulary(folder, model.config, tokenizer)
+    rows = _encoded(tokenizer, split, config, task)
+    longest = int(rows.lengths.max(initial=0))
+    check_positions(folder, model.config, longest, f"{task.name}: max_length {config.max_length}")
+    return tokenizer, rows
 
 
 def _contributions(evaluation: Evaluation, model: PreTrainedModel, data: TaskData[Any]) -> dict[str, Any]:
-    folder = str(folder_of(evaluation.checkpoint, data.task.name))
-    tokenizer = load_tokenizer(folder)
-    check_vocabulary(folder, model.config, tokenizer)
-    rows = _encoded(tokenizer, data.dev, evaluation.config, data.task)
-    _check_positions(rows, model, evaluation.config)
+    tokenizer, rows = _tokenized(evaluation, model, data.dev, data.task)
     accelerator = make_accelerator(evaluation.device, evaluation.config.mixed_precision)
     return evaluate_rows(model, rows, data.dev, data.task, accelerator=accelerator, pad_id=tokenizer.pad_token_id)
 
@@ -145,9 +143,7 @@ def _predict(evaluation: Evaluation, config: StudyConfig, model: PreTrainedModel
         indices, split = read_test(task.name, None if config.data is None else Path(config.data))
     except TaskError as error:
         raise ConfigError(str(error)) from None
-    tokenizer = load_tokenizer(str(folder_of(evaluation.checkpoint, task.name)))
-    rows = _encoded(tokenizer, split, config, task)
-    _check_positions(rows, model, config)
+    tokenizer, rows = _tokenized(evaluation, model, split, task)
     batches = split_batches(rows, tokenizer.pad_token_id)
     accelerator = make_accelerator(evaluation.device, evaluation.config.mixed_precision)
     parts = batch_logits(model, (batch for _, batch in batches), accelerator=accelerator)

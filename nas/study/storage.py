@@ -222,8 +222,8 @@ class _Connection(sqlite3.Connection):
         self.execute("PRAGMA synchronous = NORMAL")
 
     def __del__(self) -> None:
-        """Close the connection when it is garbage-collected. Optuna's storages do not close theirs, and Python 3.13
-        warns of connections that are not closed.
+        """Close the connection when it is garbage-collected: Optuna's storages do not close theirs, and since Python
+        3.13 a connection that is not closed raises a ResourceWarning.
         """
         with contextlib.suppress(sqlite3.ProgrammingError):  # it was never opened
             self.close()

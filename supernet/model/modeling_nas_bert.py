@@ -57,8 +57,8 @@ class NasBertEmbeddings(MobileBertEmbeddings):
         inputs_embeds: Tensor | None = None,
         **cache_arguments: Any,
     ) -> Tensor:
-        # An encoder has no key-value cache. transformers passes its length as `past_key_values_length` before 5.24, and
-        # as `cache_length` from 5.24 on.
+        # Ignored: the length of the key-value cache, which an encoder does not have. transformers calls it
+        # `past_key_values_length` before 5.24, and `cache_length` since.
         if inputs_embeds is None:
             inputs_embeds = self.word_embeddings(input_ids)
             padding = self.word_embeddings.padding_idx

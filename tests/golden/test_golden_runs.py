@@ -33,8 +33,9 @@ from tests.nas.samplers.test_samplers import OUTCOMES, SPACE, drawn
 from tests.nas.tiny_study import trials_of
 from tests.tiny import batch, bert
 
-# Another processor may round differently: scores are shares of a few hundred rows, losses are near 1.
-SCORE_ATOL, LOSS_RTOL = 0.05, 0.02
+# Other processors, versions of PyTorch and numbers of threads round differently: scores are shares of 48 rows, losses
+# are near 1.
+SCORE_ATOL, LOSS_RTOL = 0.1, 0.02
 
 OBJECTIVES: dict[str, Callable[[Any, Any], Objective]] = {
     "none": lambda student, teacher: hard_labels(),
@@ -57,9 +58,9 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, Any], Any]:
     return read
 
 
-def environment() -> dict[str, str]:
+def environment() -> dict[str, Any]:
     """What the last digits depend on."""
-    return {"processor": device_name("cpu"), "torch": torch.__version__}
+    return {"processor": device_name("cpu"), "torch": torch.__version__, "threads": torch.get_num_threads()}
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

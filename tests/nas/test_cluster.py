@@ -179,7 +179,7 @@ def test_a_node_is_lost(nodes: tuple[str, Node, Node], searched: Path, tiny_stud
 @pytest.mark.slow
 @pytest.mark.trust
 def test_a_node_is_lost_in_every_stage(tiny_study: TinyStudy, tmp_path: Path, cases: Callable[..., Cases]) -> None:
-    """A node of a cluster is lost in every stage, and the search has the trials of one in peace.
+    """A Ray node is lost in each of three stages: the search has the same trials as an undisturbed one.
 
     The nodes share a cache. What other samplers than `random` propose depends on which of two trials ends first.
     """
@@ -187,19 +187,19 @@ def test_a_node_is_lost_in_every_stage(tiny_study: TinyStudy, tmp_path: Path, ca
     changes = [("trials = 8", "trials = 30"), *((f'"{name}"', '"random"') for name in ("evolution", "local"))]
     preset = tiny_study.variant(tmp_path / "s.toml", *changes)
     given = ("--preset", preset, "--study", "s", "--workers", "2")
-    result = tiny_study.run("-m", "nas.search", "--stage", "all", *given, "--out", tmp_path / "peace")
+    result = tiny_study.run("-m", "nas.search", "--stage", "all", *given, "--out", tmp_path / "undisturbed")
     assert result.returncode == 0, result.stderr
-    folder = tmp_path / "war" / "s"
+    folder = tmp_path / "disturbed" / "s"
     with head_node() as (address, head):
         for stage in ("1", "2", "3"):
             here = ("--out", folder.parent, "--address", address)
             with node("--address", address) as other:
                 command = ("-m", "nas.search", "--stage", stage, *given, *here)
                 losing_a_node(tiny_study, folder, head, other, f"stage-{stage}", command)
-            expected = trials_of(tmp_path / "peace" / "s", f"stage-{stage}")
+            expected = trials_of(tmp_path / "undisturbed" / "s", f"stage-{stage}")
             assert list(map(facts, trials_of(folder, f"stage-{stage}"))) == list(map(facts, expected))
-            counts[f"stage-{stage}: lost, and its trial was run again"] += 1
-    winners = [(where / "s" / "architecture.json").read_text() for where in (tmp_path / "peace", folder.parent)]
+            counts[f"lost in stage {stage}, and its trial run again"] += 1
+    winners = [(where / "s" / "architecture.json").read_text() for where in (tmp_path / "undisturbed", folder.parent)]
     assert winners[0] == winners[1]
 
 

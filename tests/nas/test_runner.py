@@ -238,7 +238,7 @@ def test_a_candidate_that_does_not_end_well(
     monkeypatch: pytest.MonkeyPatch,
     cases: Callable[..., Cases],
 ) -> None:
-    """Of a candidate that does not end well the trial fails with the reason, and the next one has a sound worker."""
+    """A candidate that does not end well: its trial fails with the reason, and the next one succeeds."""
     counts = cases(sample=1, full=1)
     monkeypatch.setenv(
         "RAY_AUTH_MODE", "disabled"

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -270,7 +271,7 @@ def test_missing_keys(place: tuple[Any, ...], message: str) -> None:
         (b"", "not JSON: Expecting value"),
         (b"{", "not JSON: "),
         (b"[" * 100_000, "nested too deeply"),
-        (b'{"layers": ' * 50_000, "nested too deeply"),
+        (b'{"layers": ' * 50_000, "not an architecture" if sys.version_info < (3, 14) else "not JSON"),
         (b"[" * 900 + b"]" * 900, "the architecture: must be a JSON object"),
         (b"\xff\xfe\x00", "not UTF-8 text"),
         (b" " * 1_000_001, "larger than 1,000,000 bytes"),

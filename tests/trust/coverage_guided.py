@@ -1,11 +1,11 @@
-"""Coverage-guided fuzzing of one parser with Atheris (libFuzzer): inputs that reach something new in our code, or in
-the library that reads the format, are kept and changed further.
+"""Coverage-guided fuzzing of one parser with Atheris (libFuzzer): inputs that reach something new in this project's
+code, or in tomllib, are kept and mutated further.
 
     python -m tests.trust.coverage_guided PARSER FOLDER RUNS
 
-PARSER is one of those of `test_hostile_files`. FOLDER gets `counts.json`, how the runs ended, and in `corpus` the
-inputs that were kept. The first run with another outcome than "read" or "refused" ends the program with a traceback,
-and its input is written to FOLDER, too.
+PARSER is one of those of `test_hostile_files`. FOLDER gets, in `corpus`, the inputs that were kept and, after the last
+run, `counts.json`: how the runs ended. The first run with another outcome than "read" or "refused" ends the program
+with a traceback, and its input is written to FOLDER.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["search_spaces", "distill.tasks", "nas.config", "json", "csv", "tomllib"]):
+with atheris.instrument_imports(include=["search_spaces", "distill.tasks", "nas.config", "tomllib"]):
     from tests.trust.mutations import MEMORY, PATIENCE, PIECES, peak
     from tests.trust.test_hostile_files import PARSERS, outcome
 
@@ -32,7 +32,7 @@ def main(name: str, folder: Path, runs: int) -> None:
         (corpus / f"given-{number}").write_bytes(content.encode())
     words = [piece for piece in PIECES if len(piece) <= 60]
     quoted = ("".join(f"\\x{byte:02x}" for byte in word) for word in words)
-    (folder / "words").write_text("".join(f'"{word}"\n' for word in quoted))
+    (folder / "dictionary").write_text("".join(f'"{word}"\n' for word in quoted))
 
     def case(content: bytes) -> None:
         path.write_bytes(content)
@@ -43,7 +43,7 @@ def main(name: str, folder: Path, runs: int) -> None:
     logging.disable(logging.WARNING)  # of QQP's malformed lines
     memory = (peak() + MEMORY) // 2**20
     limits = [f"-max_len={LONGEST}", f"-timeout={PATIENCE}", f"-rss_limit_mb={memory}"]
-    files = [f"-dict={folder / 'words'}", f"-artifact_prefix={folder}/", str(corpus)]
+    files = [f"-dict={folder / 'dictionary'}", f"-artifact_prefix={folder}/", str(corpus)]
     atheris.Setup([sys.argv[0], f"-runs={runs}", "-seed=1", *limits, *files], case)
     atheris.Fuzz()
 

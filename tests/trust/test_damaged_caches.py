@@ -41,7 +41,7 @@ def test_damaged_entries(
     for number in range(counts.wanted):
         fresh(whole, cache)
         # A damaged text is collected anew, which takes long; see `test_damaged_texts`.
-        done = damage(rng, rng.choice(sorted(set(cache.iterdir()) - {cache / "corpora"})))
+        damage_done = damage(rng, rng.choice(sorted(set(cache.iterdir()) - {cache / "corpora"})))
         try:
             with bounded():
                 prepare(tiny_study.config, "cpu")
@@ -51,7 +51,7 @@ def test_damaged_entries(
             assert_one_line(error, cache)
             counts["refused"] += 1
         except Exception as error:
-            raise AssertionError(f"case {number}: {done}") from error
+            raise AssertionError(f"case {number}: {damage_done}") from error
     assert counts["refused"]
 
 
@@ -68,7 +68,7 @@ def test_damaged_latency_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     expected, rng = table(whole), random.Random(3)
     for number in range(counts.wanted):
         fresh(whole, case)
-        done = damage(rng, case)
+        damage_done = damage(rng, case)
         file = next((case / "latencies").glob("[!.]*"), None)
         gone = file is None or not file.exists()
         try:
@@ -83,7 +83,7 @@ def test_damaged_latency_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
             assert_one_line(error, case)
             counts["refused"] += 1
         except Exception as error:
-            raise AssertionError(f"case {number}: {done}") from error
+            raise AssertionError(f"case {number}: {damage_done}") from error
     assert counts["refused"]
 
 
@@ -96,7 +96,7 @@ def test_damaged_texts(tmp_path: Path, cases: Callable[..., Cases]) -> None:
     rng = random.Random(1)
     for number in range(counts.wanted):
         fresh(whole.parent, path.parent)
-        done = damage(rng, path.parent)
+        damage_done = damage(rng, path.parent)
         try:
             with bounded():
                 assert load_corpus(path) == expected
@@ -105,7 +105,7 @@ def test_damaged_texts(tmp_path: Path, cases: Callable[..., Cases]) -> None:
             assert str(path) in str(error)
             counts["refused"] += 1
         except Exception as error:
-            raise AssertionError(f"case {number}: {done}") from error
+            raise AssertionError(f"case {number}: {damage_done}") from error
     assert counts["refused"]
 
 
@@ -120,7 +120,7 @@ def test_damaged_states(tmp_path: Path, cases: Callable[..., Cases]) -> None:
     rng = random.Random(2)
     for number in range(counts.wanted):
         fresh(whole.parent, path.parent)
-        done = damage(rng, path.parent)
+        damage_done = damage(rng, path.parent)
         restored = parts()
         try:
             with bounded():
@@ -137,7 +137,7 @@ def test_damaged_states(tmp_path: Path, cases: Callable[..., Cases]) -> None:
             assert_one_line(error, path)
             counts["refused"] += 1
         except Exception as error:
-            raise AssertionError(f"case {number}: {done}") from error
+            raise AssertionError(f"case {number}: {damage_done}") from error
     assert counts["refused"]
 
 

@@ -44,7 +44,7 @@ def test_damaged_studies(
     rng = random.Random(0)
     for number in range(counts.wanted):
         fresh(whole, out)
-        done = damage(rng, study)
+        damage_done = damage(rng, study)
         for name, command in commands.items():
             status: object
             capsys.readouterr()
@@ -59,7 +59,7 @@ def test_damaged_studies(
                     assert capsys.readouterr().err.count("\n") == 1
                 counts["refused" if status else "read"] += 1
             except Exception as error:
-                raise AssertionError(f"case {number}, {name}: {done}") from error
+                raise AssertionError(f"case {number}, {name}: {damage_done}") from error
     assert counts["refused"] and counts["read"]
 
 

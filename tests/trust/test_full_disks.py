@@ -15,7 +15,7 @@ from tests import requirements
 from tests.nas.tiny_study import TinyStudy, states, trials_of
 from tests.trust_counts import Cases
 
-FULL = re.compile("no space left|disk is full|MB free; make room")
+FULL_DISK_MESSAGE = re.compile("no space left|disk is full|MB free; make room")
 
 
 @contextlib.contextmanager
@@ -51,26 +51,26 @@ def test_a_search(
     counts = cases(sample=2, full=30)
     study = TinyStudy(tmp_path)
     needed = kilobytes({"cache": shared_study.cache, "results": searched}[place])
-    folder, before, begun = tmp_path / "results" / "s", list[Any](), list[str]()
+    folder, before, resume = tmp_path / "results" / "s", list[Any](), list[str]()
     command = study.search(tmp_path / "results", "--study", "s", preset=shared_study.preset)
     with small_disk(tmp_path / place, needed) as enlarge:
         shutil.copytree(shared_study.cache / "corpora", study.cache / "corpora")
         corpora = kilobytes(study.cache) if place == "cache" else 0
         for number in range(counts.wanted):
             enlarge(corpora + (needed - corpora) * (number + 1) ** 3 // (counts.wanted + 1) ** 3)
-            result = study.run(*command, *begun)
+            result = study.run(*command, *resume)
             if result.returncode == 0:
                 break
             counts["full disk"] += 1
             (line,) = result.stderr.splitlines()
-            assert result.returncode == 2 and FULL.search(line), line
-            begun = ["--resume"] if (folder / "config.toml").exists() else []
+            assert result.returncode == 2 and FULL_DISK_MESSAGE.search(line), line
+            resume = ["--resume"] if (folder / "config.toml").exists() else []
             after = results(folder)
             assert after[: len(before)] == before
             before = after
         enlarge(4 * needed + 2000)
-        begun = ["--resume"] if (folder / "config.toml").exists() else []
-        result = study.run(*command, *begun)
+        resume = ["--resume"] if (folder / "config.toml").exists() else []
+        result = study.run(*command, *resume)
         assert (result.returncode, result.stderr) == (0, "")
         assert results(folder) == results(searched)
         assert not list(tmp_path.rglob(f"{DRAFT_PREFIX}*"))
@@ -85,21 +85,21 @@ def test_a_final_training(tiny_study: TinyStudy, searched: Path, tmp_path: Path,
     command = ["train_final.py", searched / "architecture.json", "--steps", "130", "--out"]
     assert tiny_study.run(*command, tmp_path / "whole").returncode == 0
     out, needed = tmp_path / "disk" / "final", 3 * kilobytes(tmp_path / "whole")  # with states and drafts
-    begun = list[str]()
+    resume = list[str]()
     with small_disk(out.parent, 64) as enlarge:
         for number in range(counts.wanted):
             enlarge(64 + needed * number // counts.wanted)
-            result = tiny_study.run(*command, out, *begun)
+            result = tiny_study.run(*command, out, *resume)
             if result.returncode == 0:
                 break
             counts["full disk"] += 1
             (line,) = result.stderr.splitlines()
-            assert result.returncode == 2 and FULL.search(line), line
+            assert result.returncode == 2 and FULL_DISK_MESSAGE.search(line), line
             assert not (out / "metrics.json").exists()
-            begun = ["--resume"] if (out / "state").exists() else []
+            resume = ["--resume"] if (out / "state").exists() else []
         else:
             enlarge(4 * needed + 2000)
-            result = tiny_study.run(*command, out, *begun)
+            result = tiny_study.run(*command, out, *resume)
         assert (result.returncode, result.stderr) == (0, "")
         assert not list(out.rglob(f"{DRAFT_PREFIX}*")) and not (out / "state").exists()
         for name in ("model.safetensors", "architecture.json", "config.json"):

@@ -99,7 +99,7 @@ def test_damaged_checkpoints(
         load(whole)
     for number in range(counts.wanted):
         folder = fresh(whole, tmp_path / "case")
-        done = damage(rng, folder)
+        damage_done = damage(rng, folder)
         try:
             with bounded():
                 load(folder)
@@ -108,7 +108,7 @@ def test_damaged_checkpoints(
             assert_one_line(error, folder)
             counts["refused"] += 1
         except (Exception, SystemExit) as error:
-            raise AssertionError(f"case {number}: {done}") from error
+            raise AssertionError(f"case {number}: {damage_done}") from error
     assert counts["refused"] and counts["read"]
 
 
@@ -148,14 +148,14 @@ def test_missing_and_infinite_weights(teacher: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "message"),
-    [(2**31, "tokenizer.json has a word with the number 2147483648"), (50, "its tokenizer one of 51")],
+    ("token_id", "message"),
+    [(2**31, "tokenizer.json has the token id 2147483648; ids must be below"), (50, "its tokenizer has ids up to 50")],
 )
-def test_words_beyond_the_vocabulary(number: int, message: str, teacher: Path) -> None:
-    """Neither memory for all numbers up to that one, nor a look for an embedding that is not there."""
+def test_token_ids_beyond_the_vocabulary(token_id: int, message: str, teacher: Path) -> None:
+    """They are refused before memory is allocated for all ids up to the largest, and before the model is run."""
     file = teacher / "tokenizer.json"
     stored = json.loads(file.read_text())
-    stored["model"]["vocab"]["w1"] = number
+    stored["model"]["vocab"]["w1"] = token_id
     file.write_text(json.dumps(stored))
     with bounded(), pytest.raises(UserError, match=message):
         check_vocabulary("it", load_model(str(teacher), ("a", "b")).config, load_tokenizer(str(teacher)))

@@ -1,11 +1,17 @@
-"""The code in a checkpoint's folder is never run by this package, whatever the checkpoint says of it."""
+"""Code in a checkpoint's folder or in a pickle is never run by this package, whatever the files say of it."""
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pyarrow
 import pytest
+import torch
+from pyarrow import parquet
 
+from distill.tasks.readers.tables import read_rows
 from search_spaces import Architecture, Base
 from supernet.build import build
 from supernet.student import main
@@ -72,3 +78,34 @@ def test_code_of_a_student_to_be_like(hostile: Path, tmp_path: Path) -> None:
     assert not main([str(tmp_path / "wanted.json"), "--like", str(hostile), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "trace").exists()
     assert "trace" not in (tmp_path / "out" / "modeling_nas_bert.py").read_text()
+
+
+class Trap:
+    """Leaves a trace when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.trace,)
+
+
+def test_pickled_weights(hostile: Path, tmp_path: Path) -> None:
+    """They are refused, as nothing but tensors is read from pickles."""
+    (hostile / "model.safetensors").unlink()
+    torch.save({"weights": Trap(tmp_path / "trace")}, hostile / "pytorch_model.bin")
+    assert "which could run code and is not read" in loaded(hostile)
+    torch.load(hostile / "pytorch_model.bin", weights_only=False)
+    assert (tmp_path / "trace").exists()  # the trap works
+
+
+def test_pickled_types_of_columns(tmp_path: Path) -> None:
+    """pyarrow once unpickled the types of columns with this name."""
+    kind = {"ARROW:extension:name": "arrow.py_extension_type"}
+    kind["ARROW:extension:metadata"] = pickle.dumps(Trap(tmp_path / "trace"), protocol=0).decode("latin-1")
+    fields = [pyarrow.field(name, pyarrow.string(), metadata=kind) for name in ("sentence", "label")]
+    rows = pyarrow.table([["one", "two"], ["yes", "no"]], schema=pyarrow.schema(fields))
+    parquet.write_table(rows, tmp_path / "rows.parquet")
+    split, labels = read_rows(tmp_path / "rows.parquet", "sentence", "label")
+    assert (split.texts, set(labels)) == (("one", "two"), {"yes", "no"})
+    assert not (tmp_path / "trace").exists()

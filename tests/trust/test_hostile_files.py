@@ -128,7 +128,9 @@ PROCESSOR_SECONDS = 5.0
 
 
 def outcome(name: str, path: Path) -> str:
-    """How a parser ends on a file: "read", or "refused" by an error of one line that names the file."""
+    """How a parser ends on a file: "read", or "refused" by an error of one line that names the file (but for graphs,
+    which are given as text).
+    """
     parse, _, _ = PARSERS[name]
     try:
         parse(path)

@@ -86,7 +86,7 @@ def filled(changes: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
         ([], {"student": "first:0"}, "student first:0: the teacher has 4 layers; choose 1 to 4"),
         ([], {"student": "uniform:3"}, "student uniform:3: 4 teacher layers cannot be shared out evenly to 3"),
         ([], {"student": "first:3", "objective": "moebert"}, "--objective moebert: 4 teacher layers cannot be shared"),
-        ([], {"max_length": 64, "train": "LONG"}, "--max-length 64: rows have up to 52 tokens; the model .*40"),
+        ([], {"max_length": 64, "train": "LONG"}, "--max-length 64: rows have up to 52 tokens, but the model .*40"),
         ([], {"task": "sst3"}, "unknown task 'sst3'; did you mean 'sst2'"),
         ([], {"task": "sst2", "data": "FIXTURES/nowhere"}, "nowhere"),
         ([], {"task": "sst2", "train": "x.tsv", "dev": "y.tsv"}, "--dev: --task sst2 has its own; leave it out"),

@@ -116,16 +116,21 @@ def test_candidates_without_an_ffn_are_compensated_in_their_attention(tiny_study
         assert 0 <= evaluator.evaluate(one, seed=0).value <= 1
 
 
+# Sums have another order if one supernet was made by a search, on one thread, and the other one here, on several.
+ROUNDING = {"rtol": 1e-3, "atol": 1e-6}
+
+
 def test_the_order_is_another_supernet_with_the_same_importance(tiny_study: TinyStudy) -> None:
     plain = prepared(tiny_study)
     ordered = prepared(tiny_study, **{"supernet.order": "reconstruction"})
     assert ordered.supernet != plain.supernet
     for before, after in zip(plain.importance(), ordered.importance(), strict=True):
-        torch.testing.assert_close(before, after)
+        torch.testing.assert_close(before, after, **ROUNDING)
     assert (ordered.supernet / IMPORTANCE).exists()
     name = "bert.encoder.layer.0.ffn.0.expand.bias"
     biases = [load_file(made.supernet / "model.safetensors")[name] for made in (plain, ordered)]
-    assert not torch.equal(*biases) and torch.equal(*(bias.sort().values for bias in biases))
+    assert not torch.allclose(*biases, **ROUNDING)
+    torch.testing.assert_close(*(bias.sort().values for bias in biases), **ROUNDING)
 
 
 @pytest.mark.parametrize(

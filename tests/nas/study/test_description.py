@@ -9,6 +9,7 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.distributions import IntDistribution
+from optuna.storages import RDBStorage
 from optuna.trial import FixedTrial
 
 from nas.samplers import SAMPLERS
@@ -86,8 +87,9 @@ def test_all_trials_have_the_same_parameters(kind: str, tmp_path: Path) -> None:
         for name, value in trial.params.items():
             assert distributions[name]._contains(distributions[name].to_internal_repr(value))
     # Optuna refuses to copy a study whose distributions change.
-    copied = sqlite_url(tmp_path / "copy.db")
-    optuna.copy_study(from_study_name="stage-1", from_storage=url, to_storage=copied)
+    copied = RDBStorage(sqlite_url(tmp_path / "copy.db"))
+    optuna.copy_study(from_study_name="stage-1", from_storage=study._storage, to_storage=copied)
+    copied.engine.dispose()
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 

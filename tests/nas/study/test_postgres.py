@@ -167,7 +167,7 @@ def test_a_killed_search_goes_on(server: Server, searched: Path, tiny_study: Tin
 def test_a_search_waits_for_a_server_that_is_away(
     server: Server, tiny_study: TinyStudy, tmp_path: Path, cases: Callable[..., Cases]
 ) -> None:
-    """A PostgreSQL server that is away for ten seconds: no trial is lost or changed, and the search ends as ever."""
+    """A PostgreSQL server is away for ten seconds: no trial is lost or changed, and the search ends normally."""
     counts, rng = cases(sample=1, full=10), random.Random(0)
     for number in range(counts.wanted):
         study = f"away-{number}"
@@ -189,7 +189,7 @@ def test_a_search_waits_for_a_server_that_is_away(
         trials = trials_in(server.url, f"{study}/stage-1")
         assert [trials[trial.number] for trial in seen] == seen
         assert all(trial.state.is_finished() for trial in trials)
-        counts["away, and ended as ever"] += 1
+        counts["away for ten seconds, and the search ended normally"] += 1
 
 
 @pytest.mark.slow

@@ -252,7 +252,7 @@ def test_rows_longer_than_the_model(fixtures: Path, capsys: pytest.CaptureFixtur
     arguments[arguments.index("--dev") + 1] = str(fixtures / "long.tsv")
     assert main([*arguments, "--max-length", "30"]) == 2
     shown = capsys.readouterr().err
-    assert "--max-length 30: rows have up to 30 tokens; the model" in shown and "takes at most 20" in shown
+    assert "--max-length 30: rows have up to 30 tokens, but the model" in shown and "takes at most 20" in shown
     assert shown.count("\n") == 1 and not (fixtures / "never").exists()
 
 

@@ -112,7 +112,7 @@ def test_files_that_are_no_json(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"dev.json: not JSON"):
         read(tmp_path / "dev.json")
     (tmp_path / "dev.json").write_text("[" * 100_000)
-    with pytest.raises(TaskError, match=r"dev.json: not JSON: maximum recursion depth"):
+    with pytest.raises(TaskError, match=r"dev.json: not JSON: (maximum recursion depth|Stack overflow)"):
         read(tmp_path / "dev.json")
     with pytest.raises(TaskError, match=r"none.json: No such file"):
         read(tmp_path / "none.json")

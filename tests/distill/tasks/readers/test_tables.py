@@ -1,6 +1,7 @@
 """A user's own rows: what stands in the file arrives, and faults are named."""
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow
@@ -91,7 +92,7 @@ GOOD = '{"s": "a", "l": "x"}\n{"s": "b", "l": "y"}\n'
         ("", "no rows"),
         (GOOD[:-4], ":2: not JSON: Unterminated string"),
         (GOOD.replace("\n", " "), ":1: not JSON: Extra data"),
-        (GOOD + "[" * 100_000, ":3: not JSON: maximum recursion depth exceeded"),
+        (GOOD + "[" * 100_000, ":3: not JSON: "),
         (GOOD + "3\n", ":3: 3 is not a JSON object"),
         ("[" + GOOD.replace("}\n{", "},{") + "]", ":1: not JSON: "),
         (GOOD + '{"s": "c"}\n', "row 3 has nothing in the column 'l'"),
@@ -109,7 +110,7 @@ def test_faults_of_json_are_named(tmp_path: Path, text: str, message: str) -> No
 def test_faults_of_parquet_are_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     path.write_text("s\tl\na\tb\n")
-    assert "not a parquet file" in fault_of(path)
+    assert re.search("not a parquet file|Parquet magic bytes not found", fault_of(path))  # by the version of pyarrow
     parquet.write_table(pyarrow.table({"s": [b"a", b"b"], "l": ["x", "y"]}), path)
     assert "row 1 has b'a' in the column 's', which is not text" in fault_of(path)
     path.write_bytes(path.read_bytes()[:-20])
