@@ -27,7 +27,7 @@ SUMS_PREFIX = ".sums-"
 # How libraries say that a disk is full: the system's text, SQLite's, and those of `torch.save`, which give no reason.
 NO_SPACE = re.compile(
     "No space left on device|Disk quota exceeded|database or disk is full|"
-    r"PytorchStreamWriter failed writing file|unexpected pos \d+ vs \d+"
+    r"PytorchStreamWriter failed writing file|unexpected pos \d+ vs \d+|basic_ios::clear: iostream error"
 )
 
 

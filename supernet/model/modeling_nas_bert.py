@@ -3,7 +3,7 @@
 This file ships inside every exported checkpoint, so it imports torch, transformers and its neighbours only.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ from transformers.models.bert.modeling_bert import (
     eager_attention_forward,
 )
 from transformers.models.mobilebert.modeling_mobilebert import MobileBertEmbeddings
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
 
 from .configuration_nas_bert import NasBertConfig
 from .dispatch import Tokens, put, take, weighted
@@ -179,8 +181,8 @@ class NasBertEncoder(BertEncoder):
 
 class NasBertPreTrainedModel(BertPreTrainedModel):
     config_class = NasBertConfig
-    # What a device map and FSDP keep on one device.
-    _no_split_modules: ClassVar[list[str]] = ["BertEmbeddings", "NasBertEmbeddings", "NasBertLayer"]
+    # What a device map and FSDP keep on one device; `NasBertModel` adds its embeddings.
+    _no_split_modules: tuple[str, ...] = ("NasBertLayer",)
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
@@ -265,6 +267,8 @@ class NasBertModel(NasBertPreTrainedModel, BertModel):
         self.config = config
         self.gradient_checkpointing = False
         self.embeddings = BertEmbeddings(config) if config.embedding_size is None else NasBertEmbeddings(config)
+        # FSDP wants no class that the model does not contain.
+        self._no_split_modules = ("NasBertLayer", type(self.embeddings).__name__)
         self.encoder = NasBertEncoder(config)
         self.pooler = BertPooler(config) if add_pooling_layer else None
         self.routed = config.attention_experts > 1 or any(genes.get("experts") for genes in config.ffn)
@@ -282,11 +286,11 @@ class NasBertModel(NasBertPreTrainedModel, BertModel):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Any:
         """As `BertModel.forward`. Raises ValueError for token ids that a routing table does not have."""
         if self.routed:
-            kwargs["tokens"] = Tokens(input_ids, attention_mask)
+            kwargs = {**kwargs, "tokens": Tokens(input_ids, attention_mask)}
         return super().forward(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
 
 

@@ -5,7 +5,7 @@ import gc
 import random
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from tests.nas.records import STUDIES, below, facts, lost_before, results, still_running
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of
+from tests.trust_counts import Cases
 
 
 class Killed(BaseException):
@@ -80,18 +81,27 @@ def live(folder: Path, sampler: str, first: Plan, workspace: Workspace) -> None:
         study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 
+@pytest.mark.trust
 @pytest.mark.parametrize("sampler", ["tpe", pytest.param("lanas", marks=pytest.mark.slow)])
 def test_killed_before_any_write(
-    sampler: str, fate: Fate, tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path
+    sampler: str,
+    fate: Fate,
+    tiny_study: TinyStudy,
+    workspace: Workspace,
+    tmp_path: Path,
+    cases: Callable[..., Cases],
 ) -> None:
+    """Killed before random writes to the ledger, and resumed: the trials are those of an undisturbed search."""
+    counts = cases(sample=10, full=500)
     first = plan(tiny_study.config, workspace, "1", None, ())
     live(tmp_path / "whole", sampler, first, workspace)
     writes, fate.left = fate.NEVER - fate.left, fate.NEVER
     whole = list(map(facts, trials_of(tmp_path / "whole")))
     assert {"COMPLETE", "PRUNED", "FAIL"} == {trial[1].name for trial in whole}
     assert any(ledger.DUPLICATE_OF in trial[4] for trial in whole)
-    rng = random.Random(0)
-    for search in range(3):
+    rng, search = random.Random(0), 0
+    while counts["killed"] < counts.wanted:
+        search += 1
         done, kills = False, 0
         while not done:
             # Often soon again: while what the last kill left behind is put in order.
@@ -106,6 +116,7 @@ def test_killed_before_any_write(
         fate.left = fate.NEVER
         assert kills >= 3
         assert list(map(facts, trials_of(tmp_path / f"{search}"))) == whole
+        counts["killed"] += kills
 
 
 TARGETS = ("driver", "worker", "all")

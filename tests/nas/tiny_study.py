@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from uuid import uuid4
 
 import optuna
 import torch
@@ -27,6 +28,7 @@ from nas.study.storage import sqlite_url
 
 PROJECT = Path(__file__).resolve().parents[2]
 SOURCES = ("python", "numpy", "torch")
+MARK = "FFN_NAS_TEST_MARK"  # the name of an environment variable
 TIMEOUT = 600  # seconds that a command may take, also while the machine does much else
 
 PRESET = """\
@@ -127,13 +129,16 @@ class TinyStudy:
         path.write_text(text)
         return path
 
-    def start(self, *arguments: object) -> subprocess.Popen[str]:
-        """Start `python ...` in a new session, so that a signal to its process group acts like Ctrl-C in a terminal."""
+    def start(self, *arguments: object, mark: str = "") -> subprocess.Popen[str]:
+        """Start `python ...` in a new session, so that a signal to its process group acts like Ctrl-C in a terminal.
+        Its environment, and that of all that it starts, has the mark.
+        """
         return subprocess.Popen(
             [sys.executable, *map(str, arguments)],
             cwd=PROJECT,
             # Users may set a relative path, too.
-            env=os.environ | {"FFN_NAS_CACHE": os.path.relpath(self.cache, PROJECT), "OMP_NUM_THREADS": "1"},
+            env=os.environ
+            | {"FFN_NAS_CACHE": os.path.relpath(self.cache, PROJECT), "OMP_NUM_THREADS": "1", MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -142,18 +147,22 @@ class TinyStudy:
         )
 
     @contextlib.contextmanager
-    def running(self, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    def running(self, *arguments: object, mark: str = "") -> Iterator[subprocess.Popen[str]]:
         """Like `start`; the process is killed at the end of the block."""
-        with self.start(*arguments) as process:
+        with self.start(*arguments, mark=mark) as process:
             try:
                 yield process
             finally:
                 process.kill()
 
     def run(self, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """Like `start`, but wait until the process has ended."""
-        with self.running(*arguments) as process:
+        """Like `start`, but wait until the process has ended, and check that it leaves no other one, which might keep a
+        port.
+        """
+        mark = uuid4().hex
+        with self.running(*arguments, mark=mark) as process:
             out, err = process.communicate(timeout=TIMEOUT)
+        wait_until_gone(mark)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def search(self, out: Path, *arguments: object, preset: Path | None = None) -> tuple[object, ...]:
@@ -257,6 +266,23 @@ def wait(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
         if time.monotonic() > end:
             raise AssertionError("the condition did not hold in time")
         time.sleep(0.02)
+
+
+def wait_until_gone(mark: str) -> None:
+    """Assert that the processes with this mark end soon."""
+    end = time.monotonic() + 30
+    while left := list(marked(mark)):
+        assert time.monotonic() < end, f"still running: {left}"
+        time.sleep(0.1)
+
+
+def marked(mark: str) -> Iterator[str]:
+    """The command lines of all processes with this mark."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended in the meantime, or only waits to be reaped
+                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
+                    yield (entry / "cmdline").read_text().replace("\0", " ")
 
 
 def descendants(pid: int) -> dict[int, str]:

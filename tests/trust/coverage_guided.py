@@ -18,18 +18,17 @@ import atheris
 
 with atheris.instrument_imports(include=["search_spaces", "distill.tasks", "nas.config", "tomllib"]):
     from tests.trust.mutations import MEMORY, PATIENCE, PIECES, peak
-    from tests.trust.test_hostile_files import PARSERS, outcome
+    from tests.trust.test_hostile_files import PARSERS, examples, outcome
 
 # The longest input, in bytes.
 LONGEST = 20_000
 
 
 def main(name: str, folder: Path, runs: int) -> None:
-    _, ending, given = PARSERS[name]
-    corpus, path, counts = folder / "corpus", folder / f"given.{ending}", Counter[str]()
+    corpus, path, counts = folder / "corpus", folder / f"given.{PARSERS[name][1]}", Counter[str]()
     corpus.mkdir()
-    for number, content in enumerate(given):
-        (corpus / f"given-{number}").write_bytes(content.encode())
+    for number, content in enumerate(examples(name)):
+        (corpus / f"given-{number}").write_bytes(content)
     words = [piece for piece in PIECES if len(piece) <= 60]
     quoted = ("".join(f"\\x{byte:02x}" for byte in word) for word in words)
     (folder / "dictionary").write_text("".join(f'"{word}"\n' for word in quoted))

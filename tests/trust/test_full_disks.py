@@ -93,8 +93,8 @@ def test_a_final_training(tiny_study: TinyStudy, searched: Path, tmp_path: Path,
             if result.returncode == 0:
                 break
             counts["full disk"] += 1
-            (line,) = result.stderr.splitlines()
-            assert result.returncode == 2 and FULL_DISK_MESSAGE.search(line), line
+            assert result.returncode == 2 and result.stderr.count("\n") == 1, result.stderr
+            assert FULL_DISK_MESSAGE.search(result.stderr), result.stderr
             assert not (out / "metrics.json").exists()
             resume = ["--resume"] if (out / "state").exists() else []
         else:

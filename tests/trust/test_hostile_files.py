@@ -2,6 +2,7 @@
 architectures and presets are then written back the same; of text and questions nothing is lost or added.
 """
 
+import io
 import json
 import logging
 import random
@@ -10,7 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from distill.tasks.readers import conll, glue, squad, tables, texts
 from nas.config.load import load_config
@@ -97,8 +100,18 @@ SQUAD = {
     ],
 }
 SENTENCES = "sentence\tlabel\nA gripping film.\t1\nDull.\t0\n“Zu lang” — 3/10\t0\n"
+
+
+def parquet_file() -> bytes:
+    """The rows of `SENTENCES`."""
+    buffer = io.BytesIO()
+    lines = [line.split("\t") for line in SENTENCES.splitlines()]
+    parquet.write_table(pyarrow.table(dict(zip(lines[0], zip(*lines[1:], strict=True), strict=True))), buffer)
+    return buffer.getvalue()
+
+
 # Parser -> what it parses, the ending of its files, and files to begin with.
-PARSERS: dict[str, tuple[Callable[[Path], None], str, Sequence[str]]] = {
+PARSERS: dict[str, tuple[Callable[[Path], None], str, Sequence[str | bytes]]] = {
     "graphs": (graph, "txt", GRAPHS),
     "architectures": (
         architecture,
@@ -113,6 +126,7 @@ PARSERS: dict[str, tuple[Callable[[Path], None], str, Sequence[str]]] = {
     "tables, tsv": (rows, "tsv", [SENTENCES]),
     "tables, csv": (rows, "csv", ['sentence,label\n"A, b ""c""",yes\nd,no\n']),
     "tables, jsonl": (rows, "jsonl", ['{"sentence": "a", "label": "yes"}\n{"sentence": "b", "label": "no"}\n']),
+    "tables, parquet": (rows, "parquet", [parquet_file()]),
     "SST-2": (task("sst2"), "tsv", [SENTENCES]),
     "QQP": (
         task("qqp"),
@@ -125,6 +139,11 @@ PARSERS: dict[str, tuple[Callable[[Path], None], str, Sequence[str]]] = {
 }
 # No case may take longer than this many seconds of the processor's time: most take a millisecond.
 PROCESSOR_SECONDS = 5.0
+
+
+def examples(name: str) -> list[bytes]:
+    """The files with which mutations of a parser's files begin."""
+    return [file if isinstance(file, bytes) else file.encode() for file in PARSERS[name][2]]
 
 
 def outcome(name: str, path: Path) -> str:
@@ -144,13 +163,13 @@ def outcome(name: str, path: Path) -> str:
 @pytest.mark.parametrize("name", PARSERS)
 def test_mutated_files(name: str, tmp_path: Path, cases: Callable[..., Cases]) -> None:
     """Mutated files are refused in one line, or read."""
-    _, ending, given = PARSERS[name]
+    given, ending = examples(name), PARSERS[name][1]
     counts = cases(sample=300, full=100_000)
     logging.disable(logging.WARNING)  # of QQP's malformed lines
     rng, path = random.Random(name), tmp_path / f"given.{ending}"
     try:
         for number in range(counts.wanted):
-            content = mutated(rng, rng.choice(given).encode())
+            content = mutated(rng, rng.choice(given))
             path.write_bytes(content)
             began = time.process_time()
             try:

@@ -132,8 +132,9 @@ def _read(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
         return {name: table.column(name).to_pylist() for name in wanted}
     except TaskError as error:
         raise TableError(str(error)) from None
-    except (OSError, pyarrow.ArrowException) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+    except (OSError, pyarrow.ArrowException, ValueError, OverflowError) as error:  # no Python value for a cell
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        reason = next(iter((text or "").splitlines()), type(error).__name__)
         raise TableError(f"{path}: {reason if len(reason) <= LONGEST else f'{reason[:LONGEST]}...'}") from None
 
 
@@ -170,7 +171,9 @@ def _objects(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
 def _parquet(path: Path) -> Any:
     from pyarrow import parquet
 
-    return parquet.read_table(path)
+    table = parquet.read_table(path)
+    table.validate(full=True)
+    return table
 
 
 def _separated(path: Path) -> Any:

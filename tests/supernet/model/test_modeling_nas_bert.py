@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import infer_auto_device_map
+from accelerate import FullyShardedDataParallelPlugin, infer_auto_device_map
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -274,8 +274,20 @@ def test_layers_stay_on_one_device(embedding: int | None) -> None:
     model = make("classification", embedding)
     whole = set(model._no_split_modules)
     kinds = {type(module).__name__ for module in model.modules()}
-    assert {"NasBertLayer", "BertEmbeddings" if embedding is None else "NasBertEmbeddings"} <= whole & kinds
+    assert whole == {"NasBertLayer", "BertEmbeddings" if embedding is None else "NasBertEmbeddings"} and whole <= kinds
     placed = infer_auto_device_map(model, {"cpu": "40KB", "disk": "1GB"}, no_split_module_classes=list(whole))
     for name in placed:
         assert ".ffn" not in name and ".attention" not in name and "word_embeddings" not in name, name
     assert len(set(placed.values())) == 2
+
+
+@pytest.mark.parametrize("embedding", [None, 7])
+def test_fsdp_wraps_layers(embedding: int | None) -> None:
+    """accelerate's transformer_based_wrap takes the classes from the model."""
+    model = make("classification", embedding)
+    plugin = FullyShardedDataParallelPlugin(auto_wrap_policy="transformer_based_wrap")
+    plugin.set_auto_wrap_policy(model)
+    policy = plugin.auto_wrap_policy
+    wrapped = {name for name, module in model.named_modules() if policy(module, recurse=False, nonwrapped_numel=1)}
+    layers = {f"bert.encoder.layer.{layer}" for layer in range(model.config.num_hidden_layers)}
+    assert wrapped == {"bert.embeddings", *layers}
