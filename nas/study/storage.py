@@ -68,12 +68,14 @@ def open_storage(url: str) -> "Storage":
     """Open the storage at a URL of SQLAlchemy's form.
 
     Raises:
-        StorageError: the storage cannot be opened.
+        StorageError: the storage cannot be opened, or is one of another version of Optuna.
     """
     try:
         connect = {"timeout": 60, "factory": _Connection} if database_of(url) == "sqlite" else {}
         database = _Database(url, engine_kwargs={"connect_args": connect})
     except (SQLAlchemyError, ImportError, ValueError) as error:  # ValueError: the port is not a number
+        raise not_opened(url, error) from None
+    except RuntimeError as error:  # of Optuna: its text says what to do
         raise not_opened(url, error) from None
     return Storage(database)
 

@@ -1,6 +1,9 @@
-"""Studies of version 0.1, whose parameters are the choices of the space, can be read and resumed."""
+"""Studies of version 0.1, whose parameters are the choices of the space, can be read and resumed; those of a later
+version of Optuna are refused.
+"""
 
 import shutil
+import sqlite3
 from pathlib import Path
 
 import optuna
@@ -12,7 +15,7 @@ from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import attribute
 from nas.study.description import Parameters, choices_of
-from nas.study.storage import sqlite_url
+from nas.study.storage import StorageError, open_storage, sqlite_url
 from search_spaces.spaces import Space
 
 
@@ -47,6 +50,17 @@ def test_leads_of_confirmations_without_rows_are_not_known(stage: str, url: str)
     assert lead_line(best["winner"]) is None
     for opened in (study, confirmation):
         opened._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+def test_a_study_of_a_later_optuna_is_refused(tmp_path: Path, url: str) -> None:
+    database = sqlite3.connect(tmp_path / "study.db")
+    database.execute("UPDATE version_info SET schema_version = 99, library_version = '9.0'")
+    database.execute("UPDATE alembic_version SET version_num = 'v9.0.0.a'")
+    database.commit()
+    database.close()
+    with pytest.raises(StorageError, match=r"^cannot open .*study.db': .*set up by optuna 9.0.*updating") as refusal:
+        open_storage(url)
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "nsga2"])
