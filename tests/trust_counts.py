@@ -128,7 +128,7 @@ def table(records: Mapping[str, Record]) -> str:
     for name, record in records.items():
         ended = ", ".join(f"{count:,} {how}" for how, count in record["ended"].items())
         if "ways" in record:
-            ended += f"; ways that ended as if undisturbed: {record['ways']:,}"
+            ended += f"; end-to-end runs that ended as an undisturbed one: {record['ways']:,}"
         test = name.partition("[")[0].removeprefix("tests/trust/")
         cells = [
             record["what"],

@@ -39,7 +39,7 @@ def shift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], No
 def test_the_clock_is_set_back_while_a_search_runs(
     searched: Path, tiny_study: TinyStudy, shift: Callable[[int], None], tmp_path: Path, cases: Callable[..., Cases]
 ) -> None:
-    """A clock set back by a day: the search ends as ever, and its report can be made."""
+    """A clock set back by a day: the search ends normally, and its report can be made."""
     counts = cases(sample=1, full=4)
     for case in range(counts.wanted):
         shift(0)
@@ -56,4 +56,4 @@ def test_the_clock_is_set_back_while_a_search_runs(
         assert all(0 <= trial.user_attrs["seconds"] < A_DAY for trial in trials if "seconds" in trial.user_attrs)
         report = tiny_study.run("-m", "nas.report", folder)
         assert (report.returncode, report.stderr) == (0, "")
-        counts["set back, and ended as ever"] += 1
+        counts["set back, and ended normally"] += 1

@@ -68,7 +68,7 @@ def test_cases_are_counted(
     cases = f"{even + odd:,}" + ("" if full else " (a sample)")
     ended = ("**the test failed**: " if fails else "") + f"{even:,} even, {odd:,} odd"
     if even + odd == 7000:
-        ended += "; ways that ended as if undisturbed: 1,000"
+        ended += "; end-to-end runs that ended as an undisturbed one: 1,000"
     assert page.read_text().splitlines()[2:-2] == [
         "<!-- counts -->",
         "| what | test | cases | how they ended | seconds |",

@@ -27,7 +27,7 @@ def test_damaged_studies(
     capsys: pytest.CaptureFixture[str],
     cases: Callable[..., Cases],
 ) -> None:
-    """A damaged file of a study: the commands that read it refuse it in one line, or do what they do."""
+    """A damaged file of a study: the commands that read it refuse it in one line, or succeed."""
     counts = cases(sample=25, full=2_000)
     whole, out = tmp_path / "whole", tmp_path / "out"
     fresh(searched.parent, whole)

@@ -84,7 +84,7 @@ def disturbed(way: Way, said: Path, kills: list[Kill], seconds: dict[str, float]
 @pytest.mark.slow
 @pytest.mark.trust
 def test_killed_on_the_whole_way(whole_way: Undisturbed, tmp_path: Path, cases: Callable[..., Cases]) -> None:
-    """`kill -9` at a random moment in up to ten phases of a way."""
+    """`kill -9` at a random moment in up to ten phases of an end-to-end run."""
     counts = cases(sample=3, full=100)
     rng = random.Random(0)
     done = 0
