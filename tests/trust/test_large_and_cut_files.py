@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +55,16 @@ def test_lines_of_ten_megabytes(name: str, tmp_path: Path, cases: Callable[..., 
         else:
             parse(path)
             counts["read"] += 1
+
+
+def test_parquet_that_asks_for_gigabytes(tmp_path: Path) -> None:
+    """The file, which a fuzzer found, has 771 bytes; pyarrow would allocate more than twenty gigabytes for it."""
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(Path(__file__).with_name("large_dictionary.parquet").read_bytes())
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with bounded(), pytest.raises(UserError, match=r"reading it takes more than 0.8 GB of memory, so it is damaged$"):
+        PARSERS["tables, parquet"][0](path)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 @pytest.mark.trust

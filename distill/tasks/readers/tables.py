@@ -1,7 +1,9 @@
 """Labelled rows from a user's own files."""
 
+import contextlib
 import json
-from collections.abc import Iterable, Sequence
+import resource
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +173,34 @@ def _objects(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
 def _parquet(path: Path) -> Any:
     from pyarrow import parquet
 
-    table = parquet.read_table(path)
-    table.validate(full=True)
+    files = [path, *path.rglob("*")] if path.is_dir() else [path]
+    limit = LEAST_MEMORY + MEMORY_PER_BYTE * sum(file.stat().st_size for file in files)
+    try:
+        with _limited_memory(limit):
+            table = parquet.read_table(path)
+            table.validate(full=True)
+    except MemoryError:
+        raise TableError(
+            f"{path}: reading it takes more than {limit / 1e9:,.1f} GB of memory, so it is damaged"
+        ) from None
     return table
+
+
+# A damaged file of a few hundred bytes may say that it has a dictionary of gigabytes, which pyarrow would allocate.
+LEAST_MEMORY, MEMORY_PER_BYTE = 800_000_000, 64
+
+
+@contextlib.contextmanager
+def _limited_memory(size: int) -> Iterator[None]:
+    """Let the process allocate at most so many more bytes of address space in this block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = [limit for limit in (soft, used + size) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _separated(path: Path) -> Any:
