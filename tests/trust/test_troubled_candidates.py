@@ -25,7 +25,7 @@ def test_candidates_in_trouble(
 
     All other trials and the winner are those of an undisturbed search, and --resume runs nothing again.
     """
-    counts, rng = cases(sample=1, full=5), random.Random(0)
+    counts, rng = cases(sample=1, full=3), random.Random(0)
     preset = tiny_study.variant(
         tmp_path / "tiny.toml", ("trials = 6", "trials = 14"), ("seed = 0", "seed = 0\ntrial_timeout = 20")
     )

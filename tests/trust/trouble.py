@@ -26,7 +26,7 @@ REASONS = {
 sound = Evaluator.evaluate
 
 
-def evaluate(self: Evaluator, architecture: Architecture, *arguments: Any) -> Any:
+def evaluate(self: Evaluator, architecture: Architecture, *arguments: Any, **options: Any) -> Any:
     file = Path(os.environ[FILE])
     kind = json.loads(file.read_text()).get(json.dumps(architecture.to_json()))
     if kind == "raises an error":
@@ -42,9 +42,10 @@ def evaluate(self: Evaluator, architecture: Architecture, *arguments: Any) -> An
     if kind == "is not finite":
         self.weights = {name: weight * torch.nan for name, weight in weights.items()}
     try:
-        return sound(self, architecture, *arguments)
+        return sound(self, architecture, *arguments, **options)
     finally:
         self.weights = weights
 
 
-Evaluator.evaluate = evaluate  # type: ignore[method-assign, assignment]
+if FILE in os.environ:  # not in the process of the test, which imports the reasons
+    Evaluator.evaluate = evaluate  # type: ignore[method-assign, assignment]
