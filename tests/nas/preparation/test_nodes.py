@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from distill.files import STATE_PREFIX
+from distill.files import STATE_PREFIX, SUMS_PREFIX
 from nas.preparation.prepare import prepare
 from tests.nas.tiny_study import PROJECT, TIMEOUT, TinyStudy
 
@@ -96,7 +96,7 @@ def test_every_node_has_what_the_first_one_keeps(tmp_path: Path) -> None:
     outs = launched(KEEP, [[cache] for cache in caches], caches)
     assert all("1 of 2 processes would make another" in out and "which makes own-0" in out for out in outs)
     for cache in caches:
-        kept = {file.name: file for file in cache.iterdir() if not file.name.startswith("own")}
+        kept = {file.name: file for file in cache.iterdir() if not file.name.startswith(("own", SUMS_PREFIX))}
         assert kept.pop("file").read_text() == "made of 3"
         assert kept.pop("alone").read_text() == "alone"
         texts = {name: (folder / "inner" / "text").read_text() for name, folder in kept.items()}
