@@ -73,9 +73,8 @@ def open_storage(url: str) -> "Storage":
     try:
         connect = {"timeout": 60, "factory": _Connection} if database_of(url) == "sqlite" else {}
         database = _Database(url, engine_kwargs={"connect_args": connect})
-    except (SQLAlchemyError, ImportError, ValueError) as error:  # ValueError: the port is not a number
-        raise not_opened(url, error) from None
-    except RuntimeError as error:  # of Optuna: its text says what to do
+    # ValueError: the port is not a number; RuntimeError: another version of Optuna wrote it.
+    except (SQLAlchemyError, ImportError, ValueError, RuntimeError) as error:
         raise not_opened(url, error) from None
     return Storage(database)
 
