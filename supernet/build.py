@@ -1,9 +1,7 @@
 """Models from architectures, and supernets that are initialised from a teacher or with random weights."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from distill.memory import physical_memory
 from distill.objectives.outputs import INPUTS
 from distill.tasks.types import (
     CLASSIFICATION,
@@ -150,14 +149,6 @@ def check_memory(architecture: Architecture) -> None:
             f"the architecture has {params:,} parameters, {4 * params / 1e9:,.0f} GB in float32, and this machine has "
             f"{memory / 1e9:,.0f} GB of memory: choose a smaller base"
         )
-
-
-def physical_memory() -> int:
-    """The bytes of memory that this machine has, or a container's share of them."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text(encoding="ascii").strip() if limit.exists() else ""
-    return min(memory, int(text)) if text.isdigit() else memory
 
 
 def added_operations() -> list[str]:

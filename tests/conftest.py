@@ -14,6 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
+from tests.precision import forget_precision
+
 pytest_plugins = ["tests.slow_thirds", "tests.trust_counts", "pytester"]
 
 if TYPE_CHECKING:
@@ -31,15 +33,28 @@ settings.load_profile("untimed")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture
-def accelerator() -> "Iterator[Accelerator]":
-    """An accelerator in float32 on the CPU. The library keeps the precision in process-wide state, which is reset."""
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
+@pytest.fixture(autouse=True)
+def own_precision() -> "Iterator[None]":
+    """Each test chooses its precision anew, whatever tests before it or fixtures of its module have chosen."""
+    forget_precision()
+    yield
+    forget_precision()
 
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield Accelerator(cpu=True, mixed_precision="no")
-    AcceleratorState._reset_state(reset_partial_state=True)
+
+@pytest.fixture
+def accelerator() -> "Accelerator":
+    """An accelerator in float32 on the CPU."""
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=True, mixed_precision="no")
+
+
+@pytest.fixture
+def hub_cache(tmp_path: "Path", monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `datasets` keeps goes into the test's own folder."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "kept")
 
 
 @pytest.fixture(scope="session")
@@ -51,14 +66,10 @@ def shared_study(tmp_path_factory: pytest.TempPathFactory) -> "TinyStudy":
 
 
 @pytest.fixture
-def tiny_study(shared_study: "TinyStudy", monkeypatch: pytest.MonkeyPatch) -> "Iterator[TinyStudy]":
-    """The tiny study, whose cache folder this process uses, too; accelerate's process-wide state is reset."""
-    from accelerate.state import AcceleratorState
-
+def tiny_study(shared_study: "TinyStudy", monkeypatch: pytest.MonkeyPatch) -> "TinyStudy":
+    """The tiny study, whose cache folder this process uses, too."""
     monkeypatch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield shared_study
-    AcceleratorState._reset_state(reset_partial_state=True)
+    return shared_study
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 
 from distill.tasks.encoding import collate, eval_batches
@@ -23,6 +22,7 @@ from nas.preparation.workspace import Workspace
 from nas.runner import evaluator_of
 from search_spaces import Architecture
 from tests.nas.tiny_study import TinyStudy
+from tests.precision import forget_precision
 from tests.tiny import inputs
 
 
@@ -83,7 +83,7 @@ def test_only_candidates_of_the_study_s_own_seed_use_saved_outputs(tiny_study: T
 
 def test_measure_counts_every_row_once(workspace: Workspace) -> None:
     shared = Evaluator(workspace, "cpu")
-    AcceleratorState._reset_state(reset_partial_state=True)
+    forget_precision()
     accelerator = Accelerator(cpu=True, mixed_precision="no")
     rows = shared.search_rows
     assert rows.labels is not None

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from accelerate.state import AcceleratorState
 from transformers.utils import logging as transformers_logging
 
 from distill.__main__ import main as distill
@@ -35,12 +34,10 @@ COMMANDS: dict[str, Callable[[], int]] = {
 
 
 @pytest.fixture(autouse=True)
-def as_in_a_process_of_its_own() -> Iterator[None]:
-    """Libraries keep their verbosity and the precision for the whole process."""
+def own_verbosity() -> Iterator[None]:
+    """Transformers keeps its verbosity for the whole process."""
     verbosity = transformers_logging.get_verbosity()
-    AcceleratorState._reset_state(reset_partial_state=True)
     yield
-    AcceleratorState._reset_state(reset_partial_state=True)
     transformers_logging.set_verbosity(verbosity)
 
 

@@ -6,8 +6,11 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+from distill.tasks.readers import hub, tables
 from search_spaces.errors import UserError
 from tests.distill.real import DATA
 from tests.trust.mutations import assert_one_line, bounded
@@ -61,10 +64,31 @@ def test_parquet_that_asks_for_gigabytes(tmp_path: Path) -> None:
     """The file, which a fuzzer found, has 771 bytes; pyarrow would allocate more than twenty gigabytes for it."""
     path = tmp_path / "rows.parquet"
     path.write_bytes(Path(__file__).with_name("large_dictionary.parquet").read_bytes())
-    before = resource.getrlimit(resource.RLIMIT_AS)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
     with bounded(), pytest.raises(UserError, match=r"reading it takes more than 0.8 GB of memory, so it is damaged$"):
         PARSERS["tables, parquet"][0](path)
-    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_parquet_of_the_hub_that_asks_for_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` loads the same file, and one of a kilobyte with two gigabytes of text, where there are 1.6 GB."""
+    for name in ("damaged", "large"):
+        (tmp_path / name).mkdir()
+    damaged = Path(__file__).with_name("large_dictionary.parquet").read_bytes()
+    (tmp_path / "damaged" / "train.parquet").write_bytes(damaged)
+    text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 200, pyarrow.int32()), ["a " * 5_000_000])
+    large, wide = tmp_path / "large" / "train.parquet", 100_000_000
+    columns = pyarrow.table({"text": text, "label": ["a", "b"] * 100})
+    parquet.write_table(columns, large, compression="zstd", dictionary_pagesize_limit=wide, store_schema=False)
+    assert large.stat().st_size < 2000
+    monkeypatch.setattr(hub, "physical_memory", lambda: 1_600_000_000)
+    with bounded(), pytest.raises(UserError, match=r"give the folder of its files \(value too large"):
+        hub.columns(str(tmp_path / "damaged"), "train")
+    with bounded(), pytest.raises(UserError, match=r"large \(train\): reading it takes more than 0.8 GB, half of this"):
+        hub.columns(str(tmp_path / "large"), "train")
+    with bounded(), pytest.raises(UserError, match=r"reading it takes more than 0.8 GB of memory, so it is damaged$"):
+        tables.read_rows(large, "text", "label")
 
 
 @pytest.mark.trust

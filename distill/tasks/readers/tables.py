@@ -1,12 +1,11 @@
 """Labelled rows from a user's own files."""
 
-import contextlib
 import json
-import resource
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from distill.memory import limited_memory
 from distill.tasks.readers.columns import column_problem, finite
 from distill.tasks.readers.texts import read_lines, read_utf8
 from distill.tasks.splits import Split
@@ -129,9 +128,7 @@ def _read(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
     try:
         if path.suffix == ".jsonl":
             return _objects(path, wanted)
-        table = _parquet(path) if path.suffix == ".parquet" else _separated(path)
-        _check(path, wanted, table.column_names)
-        return {name: table.column(name).to_pylist() for name in wanted}
+        return _parquet(path, wanted) if path.suffix == ".parquet" else _cells(path, _separated(path), wanted)
     except TaskError as error:
         raise TableError(str(error)) from None
     except (OSError, pyarrow.ArrowException, ValueError, OverflowError) as error:  # no Python value for a cell
@@ -170,37 +167,29 @@ def _objects(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in rows] for name in wanted}
 
 
-def _parquet(path: Path) -> Any:
+def _cells(path: Path, table: Any, wanted: Sequence[str]) -> dict[str, list[Any]]:
+    _check(path, wanted, table.column_names)
+    return {name: table.column(name).to_pylist() for name in wanted}
+
+
+def _parquet(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
     from pyarrow import parquet
 
     files = [path, *path.rglob("*")] if path.is_dir() else [path]
     limit = LEAST_MEMORY + MEMORY_PER_BYTE * sum(file.stat().st_size for file in files)
     try:
-        with _limited_memory(limit):
+        with limited_memory(limit):
             table = parquet.read_table(path)
             table.validate(full=True)
+            return _cells(path, table, wanted)
     except MemoryError:
         raise TableError(
             f"{path}: reading it takes more than {limit / 1e9:,.1f} GB of memory, so it is damaged"
         ) from None
-    return table
 
 
 # A damaged file of a few hundred bytes may say that it has a dictionary of gigabytes, which pyarrow would allocate.
 LEAST_MEMORY, MEMORY_PER_BYTE = 800_000_000, 64
-
-
-@contextlib.contextmanager
-def _limited_memory(size: int) -> Iterator[None]:
-    """Let the process allocate at most so many more bytes of address space in this block."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limits = [limit for limit in (soft, used + size) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _separated(path: Path) -> Any:

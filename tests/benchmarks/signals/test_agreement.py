@@ -5,6 +5,7 @@ from benchmarks.signals.measurements import draw
 from nas.preparation.prepare import prepare
 from nas.stages import plan
 from tests.nas.tiny_study import TinyStudy
+from tests.precision import forget_precision
 
 
 def test_every_setting_evaluates(tiny_study: TinyStudy) -> None:
@@ -12,7 +13,7 @@ def test_every_setting_evaluates(tiny_study: TinyStudy) -> None:
     architectures = [one.to_json() for one in draw(plan(tiny_study.config, workspace, "1", None, ()).space, 4)]
     results = {}
     for setting in SETTINGS:
-        AcceleratorState._reset_state(reset_partial_state=True)  # each has a process of its own
+        forget_precision()  # each has a process of its own
         results[setting] = scores(setting, workspace, architectures)
         precision = AcceleratorState().mixed_precision
         assert precision == "no" if setting == "float32" else precision in ("no", "bf16")

@@ -1,12 +1,11 @@
 """Small models and rows, and short runs of `python -m distill` on them."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerate.state import AcceleratorState
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -17,6 +16,7 @@ from transformers import (
 from distill.__main__ import main
 from distill.tasks.types import REGRESSION
 from tests.distill.command.shared import CLASSES, FOUR, TAGS, WORDS, Distil, with_tokenizer
+from tests.precision import forget_precision
 from tests.tiny import SIZES, bert, shaken
 
 
@@ -65,14 +65,6 @@ def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def fresh_state() -> Iterator[None]:
-    """The library keeps the precision for the whole process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
 @pytest.fixture
 def command(fixtures: Path, tmp_path: Path) -> Callable[..., list[str]]:
     """A function that returns the arguments of a short run on these rows, with `changes`; None leaves out an option."""
@@ -107,7 +99,7 @@ def distil(command: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
         arguments = command(*flags, **changes)
         assert main(arguments) == 0, capsys.readouterr().err
         assert capsys.readouterr().err == ""
-        AcceleratorState._reset_state(reset_partial_state=True)
+        forget_precision()
         out = Path(arguments[arguments.index("--out") + 1])
         assert not [file.name for file in out.iterdir() if file.name in ("state", ".unfinished")]
         found: dict[str, Any] = json.loads((out / "metrics.json").read_text())

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast
 
 from distill.__main__ import main as distil
@@ -19,6 +18,7 @@ from distill.tasks.augmentation import Augmentation, Neighbours, Word, read_neig
 from distill.tasks.readers.tables import read_rows
 from distill.tasks.splits import Split
 from distill.tasks.task import TaskError
+from tests.precision import forget_precision
 from tests.tiny import SIZES, bert, shaken
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -204,7 +204,7 @@ def test_rows_of_a_task_and_their_use(folder: Path, tmp_path: Path) -> None:
     rows, classes = read_rows(out, "sentence", "label")
     assert (len(rows), classes) == (40, ("negative", "positive"))
     assert read_rows(dev, "sentence", "label")[0].texts == TEXTS * 5
-    AcceleratorState._reset_state(reset_partial_state=True)  # its precision differs
+    forget_precision()  # its precision differs
     common = ["--student", str(folder / "classifier"), "--objective", "none", "--steps", "2", "--max-length", "16"]
     assert distil([*common, *task, "--train", str(out), "--out", str(tmp_path / "student")]) == 0
     given = parser().parse_args([*common, *task, "--train", str(out), "--out", str(tmp_path)])

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from tensorboardX.proto.event_pb2 import Event
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from distill.__main__ import main
 from distill.training.checkpoint import Checkpoint
 from distill.training.progress import Progress
 from tests.distill.command.shared import CLASSES, FOUR, Distil, environment, weights, with_tokenizer
+from tests.precision import forget_precision
 from tests.tiny import bert
 
 CHAIN = {"student": "first:1", "objective": "tinybert", "steps": 20, "finetune_teacher": 3}
@@ -52,7 +52,7 @@ def test_interrupted_and_resumed_is_the_same_run(
         patch.setattr(Progress, "update", stop)
         assert main(command(*flags, **CHAIN)) == 130
     assert capsys.readouterr().err == "distill: interrupted; add --resume to go on\n"
-    AcceleratorState._reset_state(reset_partial_state=True)
+    forget_precision()
     found = distil(*flags, "--resume", **CHAIN)
     assert found["models"] == expected["models"]
     for part in ("teacher", "assistant-1", "."):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
@@ -71,11 +70,9 @@ def test_by_the_command(context: FrozenEmbeddings, tmp_path: Path) -> None:
     bert(1, labels=2, num_hidden_layers=4).save_pretrained(tmp_path / "teacher")
     tokenizer(tmp_path / "teacher", WORDS).save_pretrained(tmp_path / "teacher")
     (tmp_path / "text.txt").write_text("\n".join(f"w{n} w{n + 1} w{n + 2}" for n in range(40)))
-    AcceleratorState._reset_state(reset_partial_state=True)
     arguments = ["--objective", "staged", "--teacher", tmp_path / "teacher", "--student", "first:2"]
     arguments += ["--corpus", tmp_path / "text.txt", "--steps", 8, "--max-length", 16, "--set", "hidden=2"]
     assert main([*map(str, arguments), "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
-    AcceleratorState._reset_state(reset_partial_state=True)
     assert context.entered == [({"hidden": 2.0, "states": "all"}, 6), ({"hidden": 2.0, "states": "last"}, 2)]
     assert len(context.batches) == 8
     assert not any("labels" in names for names in context.batches)

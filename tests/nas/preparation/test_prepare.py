@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from transformers import AutoConfig, BertForSequenceClassification
 
@@ -27,6 +26,7 @@ from search_spaces.operations import UNARY, Operation
 from supernet.build import full_architecture, set_dropout
 from supernet.model import ffn
 from tests.nas.tiny_study import TinyStudy
+from tests.precision import forget_precision
 from tests.tiny import bert, inputs
 
 
@@ -59,10 +59,9 @@ def test_what_changes_what(tiny_study: TinyStudy, workspace: Workspace) -> None:
 
 
 def test_the_precision_changes_what_is_trained(tiny_study: TinyStudy, workspace: Workspace) -> None:
-    AcceleratorState._reset_state(reset_partial_state=True)
+    forget_precision()
     full = changed(tiny_study, mixed_precision="no")
     assert Evaluator(full, "cpu").accelerator.mixed_precision == "no"
-    AcceleratorState._reset_state(reset_partial_state=True)
     assert full.data == workspace.data
     assert full.teacher != workspace.teacher
     assert full.supernet != workspace.supernet

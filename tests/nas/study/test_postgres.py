@@ -136,8 +136,18 @@ def test_a_killed_search_goes_on(server: Server, searched: Path, tiny_study: Tin
     def states() -> Counter[TrialState]:
         return Counter(trial.state for trial in trials_in(server.url, "s/stage-1"))
 
+    def stopped_in_the_middle() -> bool:
+        """Stop the driver; only if it is at the right point does it stay stopped."""
+        process.send_signal(signal.SIGSTOP)
+        found = states()
+        if found[TrialState.COMPLETE] >= 2 and found[TrialState.RUNNING] > 0:
+            return True
+        process.send_signal(signal.SIGCONT)
+        return False
+
     with tiny_study.running(*command) as process:
-        wait(process, lambda: states()[TrialState.COMPLETE] >= 2 and states()[TrialState.RUNNING] > 0)
+        wait(process, lambda: states().total() > 0)
+        wait(process, stopped_in_the_middle)
         with pytest.raises(StudyInUse, match=f"process {process.pid} "), sole_driver(server.url, "s"):
             pass
         os.kill(process.pid, signal.SIGKILL)

@@ -7,14 +7,13 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -36,12 +35,9 @@ TAGS = ("O", "B-X", "I-X")
 
 
 @pytest.fixture(autouse=True)
-def float32(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """The references are computed in float32."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def saved(model: Any, folder: Path) -> Path:
