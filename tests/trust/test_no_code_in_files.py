@@ -16,6 +16,16 @@ SOURCES = [
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "runpy"}
 # The exceptions: names that these modules may import from them.
 HARMLESS = {("pickle", "UnpicklingError")}
+# Functions and classes of libraries that unpickle what they read, or open files that it names.
+UNSAFE_CALLS = {
+    "torch.export.load",
+    "torch.jit.load",
+    "load_checkpoint_in_model",
+    "load_checkpoint_and_dispatch",
+    "read_pickle",
+    "CmaEsSampler",
+    "JournalStorage",
+}
 UNSAFE_BUILTINS = {"eval", "exec", "compile", "__import__"}
 # Functions that are safe with this argument alone.
 REQUIRED = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False)}
@@ -39,6 +49,7 @@ def findings(source: str) -> Iterator[tuple[int, str]]:
             given = {word.arg: word.value for word in node.keywords}
             if called in UNSAFE_BUILTINS or called in ("os.system", "os.popen"):
                 yield node.lineno, called
+            yield from ((node.lineno, name) for name in UNSAFE_CALLS if f".{called}".endswith(f".{name}"))
             if called in REQUIRED:
                 name, value = REQUIRED[called]
                 argument = given.get(name)
@@ -61,6 +72,8 @@ def findings(source: str) -> Iterator[tuple[int, str]]:
         ("torch.load(path)", "torch.load without weights_only=True"),
         ("torch.load(path, weights_only=False)", "torch.load without weights_only=True"),
         ("torch.load(path, weights_only=True)", None),
+        ("torch.export.load(path)", "torch.export.load"),
+        ("optuna.samplers.CmaEsSampler()", "CmaEsSampler"),
         ("np.load(path)", "np.load without allow_pickle=False"),
         ("subprocess.run(line, shell=True)", "subprocess.run with shell"),
         (
