@@ -50,6 +50,14 @@ def accelerator() -> "Accelerator":
 
 
 @pytest.fixture
+def ray_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions of Ray that the test opens in its own process use no tokens: Ray keeps the mode of the first one for
+    the whole process, and workers of a session in another mode are lost.
+    """
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+
+
+@pytest.fixture
 def hub_cache(tmp_path: "Path", monkeypatch: pytest.MonkeyPatch) -> None:
     """What `datasets` keeps goes into the test's own folder."""
     import datasets

@@ -227,10 +227,10 @@ def test_addresses_of_no_cluster(tiny_study: TinyStudy, tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray_in_this_process")
 def test_a_local_session_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ignores any cluster that the environment names."""
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with ray_session(Cluster()):
         processors = os.cpu_count() or 1
         assert [cpus_per_trial(workers) for workers in (1, processors, 5 * processors)] == [processors, 1, 1]

@@ -220,6 +220,7 @@ def not_a_number(config: dict[str, Any], workspace: Workspace, device: str, rung
 
 @pytest.mark.slow
 @pytest.mark.trust
+@pytest.mark.usefixtures("ray_in_this_process")
 @pytest.mark.parametrize(
     ("evaluate", "reason"),
     [
@@ -235,14 +236,10 @@ def test_a_candidate_that_does_not_end_well(
     tiny_study: TinyStudy,
     workspace: Workspace,
     study: optuna.Study,
-    monkeypatch: pytest.MonkeyPatch,
     cases: Callable[..., Cases],
 ) -> None:
     """A candidate that does not end well: its trial fails with the reason, and the next one succeeds."""
     counts = cases(sample=1, full=1)
-    monkeypatch.setenv(
-        "RAY_AUTH_MODE", "disabled"
-    )  # as in the other sessions of this process: Ray keeps the first mode
     workspace = replace(workspace, config=workspace.config.model_copy(update={"trial_timeout": 5.0}))
     first = plan(tiny_study.config, workspace, "1", None, ())
     largest, other, *_ = first.baselines
@@ -257,6 +254,7 @@ def test_a_candidate_that_does_not_end_well(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray_in_this_process")
 @pytest.mark.parametrize("evaluate", [too_large, greedy])
 def test_a_candidate_without_memory_fails_at_once(
     evaluate: Evaluate,
@@ -266,7 +264,6 @@ def test_a_candidate_without_memory_fails_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory = psutil.virtual_memory()
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
     monkeypatch.setenv("RAY_memory_usage_threshold", f"{1 - memory.available / memory.total + 0.08:.3f}")
     first = plan(tiny_study.config, workspace, "1", None, ())

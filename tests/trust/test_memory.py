@@ -86,6 +86,7 @@ def control_group() -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.trust
+@pytest.mark.usefixtures("ray_in_this_process")
 def test_reasons_of_failures_are_told_apart(
     control_group: Path,
     tiny_study: TinyStudy,
@@ -95,7 +96,6 @@ def test_reasons_of_failures_are_told_apart(
 ) -> None:
     """No memory for the allocator or the kernel, values that are not finite, and a killed worker."""
     counts = cases(sample=1, full=5)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # as in the other sessions of this process
     monkeypatch.setenv(GROUP, str(control_group))
     workspace = prepare(tiny_study.config, "cpu")
     first = plan(tiny_study.config, workspace, "1", None, ())

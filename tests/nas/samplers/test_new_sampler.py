@@ -34,10 +34,10 @@ def test_a_configuration_asks_the_table(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray_in_this_process")
 def test_a_search_with_it(tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SAMPLERS, "smallest", Smallest)
     monkeypatch.setenv("FFN_NAS_CACHE", str(tiny_study.cache))
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     arguments = [
         "--stage",
         "1",
