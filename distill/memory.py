@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def physical_memory() -> int:
-    """The bytes of memory that this machine has, or a container's share of them."""
+    """The bytes of memory that this machine has, or less if a control group (v2) limits this container."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text(encoding="ascii").strip() if limit.exists() else ""
@@ -17,16 +17,17 @@ def physical_memory() -> int:
 
 @contextlib.contextmanager
 def limited_memory(size: int) -> Iterator[None]:
-    """Let this process allocate at most `size` more bytes in this block; files that are mapped to memory do not count.
+    """Bound the private writable memory of this process, all threads together, in this block: at most `size` bytes more
+    than now. Files that are mapped read-only or shared do not count.
 
     Raises:
-        MemoryError: from what is run in the block, if it needs more.
+        MemoryError: the block needs more. Libraries may raise an OSError or a RuntimeError instead.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    # In pages: size, resident, shared, text, library, data and stack.
+    # The sixth field is data and stack, in pages. RLIMIT_DATA leaves the stack out, so the limit is a little larger.
     used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-    limits = [limit for limit in (soft, used + size) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+    limit = used + size if soft == resource.RLIM_INFINITY else min(soft, used + size)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     try:
         yield
     finally:

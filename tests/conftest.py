@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
-from tests.precision import forget_precision
+from tests.accelerate_state import reset_accelerate
 
 pytest_plugins = ["tests.slow_thirds", "tests.trust_counts", "pytester"]
 
@@ -34,11 +34,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
-def own_precision() -> "Iterator[None]":
-    """Each test chooses its precision anew, whatever tests before it or fixtures of its module have chosen."""
-    forget_precision()
+def fresh_accelerate_state() -> Iterator[None]:
+    """Reset accelerate's state before a test, since fixtures of its module may have made an `Accelerator`, and after
+    it, for the fixtures of the next module.
+    """
+    reset_accelerate()
     yield
-    forget_precision()
+    reset_accelerate()
 
 
 @pytest.fixture
@@ -50,16 +52,16 @@ def accelerator() -> "Accelerator":
 
 
 @pytest.fixture
-def ray_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions of Ray that the test opens in its own process use no tokens: Ray keeps the mode of the first one for
-    the whole process, and workers of a session in another mode are lost.
+def ray_without_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's token authentication is off. Ray fixes the mode at the first `ray.init` of a process; workers of a later
+    session with another mode cannot connect.
     """
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
 
 
 @pytest.fixture
 def hub_cache(tmp_path: "Path", monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `datasets` keeps goes into the test's own folder."""
+    """`datasets` prepares its Arrow files in the test's own folder."""
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "kept")

@@ -334,7 +334,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_in_this_process")
+@pytest.mark.usefixtures("ray_without_tokens")
 @pytest.mark.parametrize("command", [one for one in commands() if not one.startswith(BENCHMARKS)])
 def test_the_smallest_form_runs(command: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Benchmarks are run by their own tests."""

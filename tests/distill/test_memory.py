@@ -39,4 +39,4 @@ def test_mapped_files_do_not_count(tmp_path: Path) -> None:
 
 def test_the_memory_of_this_machine() -> None:
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
-    assert 0 < physical_memory() <= total * 1.1
+    assert 0 < physical_memory() <= total

@@ -227,7 +227,7 @@ def test_addresses_of_no_cluster(tiny_study: TinyStudy, tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_in_this_process")
+@pytest.mark.usefixtures("ray_without_tokens")
 def test_a_local_session_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ignores any cluster that the environment names."""
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")

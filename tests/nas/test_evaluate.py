@@ -21,8 +21,8 @@ from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from nas.runner import evaluator_of
 from search_spaces import Architecture
+from tests.accelerate_state import reset_accelerate
 from tests.nas.tiny_study import TinyStudy
-from tests.precision import forget_precision
 from tests.tiny import inputs
 
 
@@ -83,7 +83,7 @@ def test_only_candidates_of_the_study_s_own_seed_use_saved_outputs(tiny_study: T
 
 def test_measure_counts_every_row_once(workspace: Workspace) -> None:
     shared = Evaluator(workspace, "cpu")
-    forget_precision()
+    reset_accelerate()
     accelerator = Accelerator(cpu=True, mixed_precision="no")
     rows = shared.search_rows
     assert rows.labels is not None

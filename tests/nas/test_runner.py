@@ -220,7 +220,7 @@ def not_a_number(config: dict[str, Any], workspace: Workspace, device: str, rung
 
 @pytest.mark.slow
 @pytest.mark.trust
-@pytest.mark.usefixtures("ray_in_this_process")
+@pytest.mark.usefixtures("ray_without_tokens")
 @pytest.mark.parametrize(
     ("evaluate", "reason"),
     [
@@ -254,7 +254,7 @@ def test_a_candidate_that_does_not_end_well(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_in_this_process")
+@pytest.mark.usefixtures("ray_without_tokens")
 @pytest.mark.parametrize("evaluate", [too_large, greedy])
 def test_a_candidate_without_memory_fails_at_once(
     evaluate: Evaluate,

@@ -1,4 +1,4 @@
-"""Lines of ten megabytes, and official files that end early."""
+"""Very long lines, small Parquet files that expand to gigabytes, and files that end early."""
 
 import json
 import random
@@ -6,6 +6,7 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -17,6 +18,7 @@ from tests.trust.mutations import assert_one_line, bounded
 from tests.trust.test_hostile_files import PARSERS, examples
 from tests.trust_counts import Cases
 
+DAMAGED = Path(__file__).with_name("large_dictionary.parquet")
 LONG = "word " * 2_000_000
 # Parser -> a file with a line of ten megabytes, which is a valid value of a row.
 LARGE = {
@@ -32,7 +34,7 @@ LARGE = {
 }
 
 
-# The public data sets in their official layouts; where they are absent, and for QQP, small files of the same layout.
+# Public data sets; where a file is missing, the examples of the same format are cut instead.
 OFFICIAL = {
     "SST-2": DATA / "glue" / "SST-2" / "dev.tsv",
     "QQP": DATA / "glue" / "QQP" / "dev.tsv",
@@ -60,35 +62,52 @@ def test_lines_of_ten_megabytes(name: str, tmp_path: Path, cases: Callable[..., 
             counts["read"] += 1
 
 
-def test_parquet_that_asks_for_gigabytes(tmp_path: Path) -> None:
+def test_a_damaged_file_that_asks_for_gigabytes(tmp_path: Path) -> None:
     """The file, which a fuzzer found, has 771 bytes; pyarrow would allocate more than twenty gigabytes for it."""
     path = tmp_path / "rows.parquet"
-    path.write_bytes(Path(__file__).with_name("large_dictionary.parquet").read_bytes())
+    path.write_bytes(DAMAGED.read_bytes())
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with bounded(), pytest.raises(UserError, match=r"reading it takes more than 0.8 GB of memory, so it is damaged$"):
+    with bounded(), pytest.raises(UserError, match=r"reading it takes more than 0\.8 GB of memory: it is damaged, or"):
         PARSERS["tables, parquet"][0](path)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 @pytest.mark.usefixtures("hub_cache")
-def test_parquet_of_the_hub_that_asks_for_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`datasets` loads the same file, and one of a kilobyte with two gigabytes of text, where there are 1.6 GB."""
-    for name in ("damaged", "large"):
-        (tmp_path / name).mkdir()
-    damaged = Path(__file__).with_name("large_dictionary.parquet").read_bytes()
-    (tmp_path / "damaged" / "train.parquet").write_bytes(damaged)
+def test_a_damaged_data_set_of_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "train.parquet").write_bytes(DAMAGED.read_bytes())
+    with (
+        bounded(),
+        pytest.raises(UserError, match=r"\(train\): a file of it cannot be read \(value too large.*; delete"),
+    ):
+        hub.columns(str(tmp_path), "train")
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_parquet_that_expands_to_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A valid file of less than two kilobytes holds two gigabytes of text; both readers refuse it."""
     text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 200, pyarrow.int32()), ["a " * 5_000_000])
-    large, wide = tmp_path / "large" / "train.parquet", 100_000_000
-    columns = pyarrow.table({"text": text, "label": ["a", "b"] * 100})
-    parquet.write_table(columns, large, compression="zstd", dictionary_pagesize_limit=wide, store_schema=False)
-    assert large.stat().st_size < 2000
+    columns, path = pyarrow.table({"text": text, "label": ["a", "b"] * 100}), tmp_path / "rows" / "train.parquet"
+    path.parent.mkdir()
+    # In one page, which has a dictionary of one text.
+    parquet.write_table(columns, path, compression="zstd", dictionary_pagesize_limit=10**8, store_schema=False)
+    assert path.stat().st_size < 2000
+    with bounded(), pytest.raises(UserError, match=r"reading it takes more than 0\.8 GB of memory: it is damaged, or"):
+        tables.read_rows(path, "text", "label")
     monkeypatch.setattr(hub, "physical_memory", lambda: 1_600_000_000)
-    with bounded(), pytest.raises(UserError, match=r"give the folder of its files \(value too large"):
-        hub.columns(str(tmp_path / "damaged"), "train")
-    with bounded(), pytest.raises(UserError, match=r"large \(train\): reading it takes more than 0.8 GB, half of this"):
-        hub.columns(str(tmp_path / "large"), "train")
-    with bounded(), pytest.raises(UserError, match=r"reading it takes more than 0.8 GB of memory, so it is damaged$"):
-        tables.read_rows(large, "text", "label")
+    with bounded(), pytest.raises(UserError, match=r"\(train\): loading it takes more than 0\.8 GB, half of this"):
+        hub.columns(str(path.parent), "train")
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_a_data_set_of_the_hub_whose_cells_take_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of numbers, which are much larger as Python's objects than on the disk."""
+    path = tmp_path / "rows" / "train.parquet"
+    path.parent.mkdir()
+    parquet.write_table(pyarrow.table({"label": numpy.arange(5_000_000)}), path)
+    assert len(hub.table(str(path.parent), "train")) == 5_000_000
+    monkeypatch.setattr(hub, "physical_memory", lambda: 200_000_000)
+    with bounded(), pytest.raises(UserError, match=r"\(train\): loading it takes more than 0\.1 GB, half of this"):
+        hub.columns(str(path.parent), "train")
 
 
 @pytest.mark.trust

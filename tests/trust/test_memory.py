@@ -86,7 +86,7 @@ def control_group() -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.trust
-@pytest.mark.usefixtures("ray_in_this_process")
+@pytest.mark.usefixtures("ray_without_tokens")
 def test_reasons_of_failures_are_told_apart(
     control_group: Path,
     tiny_study: TinyStudy,

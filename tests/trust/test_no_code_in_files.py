@@ -1,4 +1,4 @@
-"""Nothing that this package reads from a file can be code: no call that executes what it reads is in its sources."""
+"""The sources call none of the known functions that run code from what they read."""
 
 import ast
 from collections.abc import Iterator
@@ -14,12 +14,13 @@ SOURCES = [
 ]
 # Modules whose readers run code from what they read.
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "runpy"}
-# The exceptions: names that these modules may import from them.
+# What the sources may import from those modules all the same.
 HARMLESS = {("pickle", "UnpicklingError")}
-# Functions and classes of libraries that unpickle what they read, or open files that it names.
+# Readers that unpickle a file, run code in it, or open other files that it names, by the ends of their full names.
 UNSAFE_CALLS = {
     "torch.export.load",
     "torch.jit.load",
+    "aoti_load_package",
     "load_checkpoint_in_model",
     "load_checkpoint_and_dispatch",
     "read_pickle",
@@ -28,12 +29,25 @@ UNSAFE_CALLS = {
 }
 UNSAFE_BUILTINS = {"eval", "exec", "compile", "__import__"}
 # Functions that are safe with this argument alone.
-REQUIRED = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False)}
+REQUIRED = {"torch.load": ("weights_only", True), "numpy.load": ("allow_pickle", False)}
+
+
+def imported(tree: ast.AST) -> dict[str, str]:
+    """The full names of what a module imports under other names."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 def findings(source: str) -> Iterator[tuple[int, str]]:
     """The lines of a module that execute what they read, and what is wrong there."""
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    names = imported(tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (
                 (node.lineno, f"import {alias.name}")
@@ -45,7 +59,8 @@ def findings(source: str) -> Iterator[tuple[int, str]]:
                 if (node.module, alias.name) not in HARMLESS:
                     yield node.lineno, f"from {node.module} import {alias.name}"
         elif isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
+            first, dot, rest = ast.unparse(node.func).partition(".")
+            called = names.get(first, first) + dot + rest
             given = {word.arg: word.value for word in node.keywords}
             if called in UNSAFE_BUILTINS or called in ("os.system", "os.popen"):
                 yield node.lineno, called
@@ -74,7 +89,9 @@ def findings(source: str) -> Iterator[tuple[int, str]]:
         ("torch.load(path, weights_only=True)", None),
         ("torch.export.load(path)", "torch.export.load"),
         ("optuna.samplers.CmaEsSampler()", "CmaEsSampler"),
-        ("np.load(path)", "np.load without allow_pickle=False"),
+        ("from torch import load as read; read(path)", "torch.load without weights_only=True"),
+        ("from torch.jit import load; load(path)", "torch.jit.load"),
+        ("import numpy as np; np.load(path)", "numpy.load without allow_pickle=False"),
         ("subprocess.run(line, shell=True)", "subprocess.run with shell"),
         (
             "AutoModel.from_pretrained(path, trust_remote_code=trust)",

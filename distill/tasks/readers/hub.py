@@ -1,5 +1,7 @@
-"""Reading of data sets on the hub with `datasets`."""
+"""Reads data sets of the Hugging Face Hub with `datasets`."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from distill.memory import limited_memory, physical_memory
@@ -8,26 +10,16 @@ from search_spaces.errors import reason
 
 
 def table(name: str, split: str, configuration: str | None = None, revision: str | None = None) -> Any:
-    """One split, a `datasets.Dataset`; `name` may also be a folder of parquet files that `datasets` can load.
+    """One split, a `datasets.Dataset`; `name` may also be a folder of Parquet files that `datasets` can load.
 
     Raises:
-        TaskError: the hub cannot be reached, the data set, configuration or split does not exist, or a file of it is so
-            damaged that reading it takes more than half of the memory.
+        TaskError: the hub cannot be reached; the data set, configuration or split does not exist; a file of it is
+            damaged; or loading it takes more than half of this machine's memory.
     """
     import datasets
 
-    limit = physical_memory() // 2
-    try:
-        with limited_memory(limit):
-            return datasets.load_dataset(name, configuration, split=split, revision=revision)
-    except (OSError, ValueError, RuntimeError, MemoryError, datasets.exceptions.DatasetsError) as error:
-        generating = isinstance(error, datasets.exceptions.DatasetGenerationError)
-        cause = (error.__cause__ if generating else None) or error
-        if isinstance(cause, MemoryError):
-            problem = f"reading it takes more than {limit / 1e9:,.1f} GB, half of this machine's memory; is it damaged?"
-            raise TaskError(f"{name} ({split}): {problem}") from None
-        problem = f"{name} ({split}) cannot be loaded from the hub; give the folder of its files ({reason(cause)})"
-        raise TaskError(problem) from None
+    with _bounded(name, split):
+        return datasets.load_dataset(name, configuration, split=split, revision=revision)
 
 
 def files(rows: Any) -> list[str]:
@@ -40,4 +32,28 @@ def columns(
 ) -> dict[str, list[Any]]:
     """The columns of one split; arguments and errors are as for `table`."""
     found = table(name, split, configuration, revision)
-    return {column: found[column][:] for column in found.column_names}
+    with _bounded(name, split):
+        return {column: found[column][:] for column in found.column_names}
+
+
+@contextlib.contextmanager
+def _bounded(name: str, split: str) -> Iterator[None]:
+    """Turn what goes wrong while a split is loaded into a TaskError."""
+    import datasets
+
+    limit = physical_memory() // 2
+    try:
+        with limited_memory(limit):
+            yield
+    except (OSError, ValueError, RuntimeError, MemoryError, datasets.exceptions.DatasetsError) as error:
+        wrapped = isinstance(error, datasets.exceptions.DatasetGenerationError)
+        cause = (error.__cause__ if wrapped else None) or error  # what the reader of a file raised
+        place = f"{name} ({split})"
+        if isinstance(cause, MemoryError):
+            problem = f"{place}: loading it takes more than {limit / 1e9:,.1f} GB, half of this machine's memory"
+            raise TaskError(f"{problem}: a file is damaged, or the data set needs a larger machine") from None
+        if wrapped:
+            problem = f"{place}: a file of it cannot be read ({reason(cause)})"
+            raise TaskError(f"{problem}; delete it, and what `datasets` made of it, and load it again") from None
+        problem = f"{place} cannot be loaded from the hub; give the folder of its files ({reason(error)})"
+        raise TaskError(problem) from None

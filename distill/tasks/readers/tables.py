@@ -11,7 +11,7 @@ from distill.tasks.readers.texts import read_lines, read_utf8
 from distill.tasks.splits import Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import CLASSIFICATION, REGRESSION
-from search_spaces.errors import shortened
+from search_spaces.errors import reason, shortened
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
 
@@ -131,14 +131,15 @@ def _read(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
         return _parquet(path, wanted) if path.suffix == ".parquet" else _cells(path, _separated(path), wanted)
     except TaskError as error:
         raise TableError(str(error)) from None
-    except (OSError, pyarrow.ArrowException, ValueError, OverflowError) as error:  # no Python value for a cell
-        text = error.strerror if isinstance(error, OSError) else str(error)
-        reason = next(iter((text or "").splitlines()), type(error).__name__)
-        raise TableError(f"{path}: {reason if len(reason) <= LONGEST else f'{reason[:LONGEST]}...'}") from None
-
-
-LONGEST = 300
-"""The maximum number of characters of a library's error message, which may quote the file."""
+    except (
+        OSError,
+        pyarrow.ArrowException,
+        ValueError,
+        OverflowError,
+    ) as error:
+        # An OverflowError: a cell for which Python has no value.
+        problem = (isinstance(error, OSError) and error.strerror) or reason(error)
+        raise TableError(f"{path}: {problem}") from None
 
 
 def _check(path: Path, wanted: Sequence[str], names: Iterable[str]) -> None:
@@ -172,11 +173,17 @@ def _cells(path: Path, table: Any, wanted: Sequence[str]) -> dict[str, list[Any]
     return {name: table.column(name).to_pylist() for name in wanted}
 
 
+# What reading Parquet may take: pyarrow with a small file, and what compression saves. A damaged file of a few hundred
+# bytes may announce a dictionary of gigabytes, which pyarrow would allocate. 0.8 GB leave room for the rest of the
+# process below one gigabyte, and text is compressed to a tenth, not to a sixty-fourth.
+BASE_MEMORY, MEMORY_PER_BYTE = 800_000_000, 64
+
+
 def _parquet(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
     from pyarrow import parquet
 
     files = [path, *path.rglob("*")] if path.is_dir() else [path]
-    limit = LEAST_MEMORY + MEMORY_PER_BYTE * sum(file.stat().st_size for file in files)
+    limit = BASE_MEMORY + MEMORY_PER_BYTE * sum(file.stat().st_size for file in files)
     try:
         with limited_memory(limit):
             table = parquet.read_table(path)
@@ -184,12 +191,9 @@ def _parquet(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
             return _cells(path, table, wanted)
     except MemoryError:
         raise TableError(
-            f"{path}: reading it takes more than {limit / 1e9:,.1f} GB of memory, so it is damaged"
+            f"{path}: reading it takes more than {limit / 1e9:,.1f} GB of memory: it is damaged, or repeats very long "
+            "texts; write it anew, or as .jsonl"
         ) from None
-
-
-# A damaged file of a few hundred bytes may say that it has a dictionary of gigabytes, which pyarrow would allocate.
-LEAST_MEMORY, MEMORY_PER_BYTE = 800_000_000, 64
 
 
 def _separated(path: Path) -> Any:

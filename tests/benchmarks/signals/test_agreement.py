@@ -4,8 +4,8 @@ from benchmarks.signals.agreement import SETTINGS, rows_of, scores
 from benchmarks.signals.measurements import draw
 from nas.preparation.prepare import prepare
 from nas.stages import plan
+from tests.accelerate_state import reset_accelerate
 from tests.nas.tiny_study import TinyStudy
-from tests.precision import forget_precision
 
 
 def test_every_setting_evaluates(tiny_study: TinyStudy) -> None:
@@ -13,7 +13,7 @@ def test_every_setting_evaluates(tiny_study: TinyStudy) -> None:
     architectures = [one.to_json() for one in draw(plan(tiny_study.config, workspace, "1", None, ()).space, 4)]
     results = {}
     for setting in SETTINGS:
-        forget_precision()  # each has a process of its own
+        reset_accelerate()  # each has a process of its own
         results[setting] = scores(setting, workspace, architectures)
         precision = AcceleratorState().mixed_precision
         assert precision == "no" if setting == "float32" else precision in ("no", "bf16")

@@ -15,8 +15,8 @@ from transformers import (
 
 from distill.__main__ import main
 from distill.tasks.types import REGRESSION
+from tests.accelerate_state import reset_accelerate
 from tests.distill.command.shared import CLASSES, FOUR, TAGS, WORDS, Distil, with_tokenizer
-from tests.precision import forget_precision
 from tests.tiny import SIZES, bert, shaken
 
 
@@ -99,7 +99,7 @@ def distil(command: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
         arguments = command(*flags, **changes)
         assert main(arguments) == 0, capsys.readouterr().err
         assert capsys.readouterr().err == ""
-        forget_precision()
+        reset_accelerate()
         out = Path(arguments[arguments.index("--out") + 1])
         assert not [file.name for file in out.iterdir() if file.name in ("state", ".unfinished")]
         found: dict[str, Any] = json.loads((out / "metrics.json").read_text())

@@ -18,7 +18,7 @@ from distill.tasks.augmentation import Augmentation, Neighbours, Word, read_neig
 from distill.tasks.readers.tables import read_rows
 from distill.tasks.splits import Split
 from distill.tasks.task import TaskError
-from tests.precision import forget_precision
+from tests.accelerate_state import reset_accelerate
 from tests.tiny import SIZES, bert, shaken
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -204,7 +204,7 @@ def test_rows_of_a_task_and_their_use(folder: Path, tmp_path: Path) -> None:
     rows, classes = read_rows(out, "sentence", "label")
     assert (len(rows), classes) == (40, ("negative", "positive"))
     assert read_rows(dev, "sentence", "label")[0].texts == TEXTS * 5
-    forget_precision()  # its precision differs
+    reset_accelerate()  # its precision differs
     common = ["--student", str(folder / "classifier"), "--objective", "none", "--steps", "2", "--max-length", "16"]
     assert distil([*common, *task, "--train", str(out), "--out", str(tmp_path / "student")]) == 0
     given = parser().parse_args([*common, *task, "--train", str(out), "--out", str(tmp_path)])

@@ -21,8 +21,8 @@ from torch import Tensor
 from distill.__main__ import main
 from distill.training.checkpoint import Checkpoint
 from distill.training.progress import Progress
+from tests.accelerate_state import reset_accelerate
 from tests.distill.command.shared import CLASSES, FOUR, Distil, environment, weights, with_tokenizer
-from tests.precision import forget_precision
 from tests.tiny import bert
 
 CHAIN = {"student": "first:1", "objective": "tinybert", "steps": 20, "finetune_teacher": 3}
@@ -52,7 +52,7 @@ def test_interrupted_and_resumed_is_the_same_run(
         patch.setattr(Progress, "update", stop)
         assert main(command(*flags, **CHAIN)) == 130
     assert capsys.readouterr().err == "distill: interrupted; add --resume to go on\n"
-    forget_precision()
+    reset_accelerate()
     found = distil(*flags, "--resume", **CHAIN)
     assert found["models"] == expected["models"]
     for part in ("teacher", "assistant-1", "."):

@@ -17,6 +17,7 @@ from distill.training.evaluation import predict
 from distill.training.loop import Diverged, make_accelerator, train
 from distill.training.recipe import MixedPrecision, Recipe
 from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
+from tests.accelerate_state import reset_accelerate
 from tests.distill.objectives.test_outputs import routed
 from tests.tiny import batch, bert, inputs
 
@@ -204,7 +205,7 @@ def test_predict(accelerator: Accelerator) -> None:
 def test_precisions(mixed_precision: MixedPrecision, accelerator: Accelerator) -> None:
     """In the chosen precision training works, and what is computed is in float32, or near it."""
     full = predict(tiny(), [task(0)], accelerator=accelerator)
-    type(accelerator.state)._reset_state(reset_partial_state=True)
+    reset_accelerate()
     chosen = make_accelerator("cpu", mixed_precision)
     assert chosen.device.type == "cpu"
     assert chosen.mixed_precision in (("no", "bf16") if mixed_precision == "auto" else (mixed_precision,))

@@ -25,8 +25,8 @@ from search_spaces import Architecture, Base
 from search_spaces.operations import UNARY, Operation
 from supernet.build import full_architecture, set_dropout
 from supernet.model import ffn
+from tests.accelerate_state import reset_accelerate
 from tests.nas.tiny_study import TinyStudy
-from tests.precision import forget_precision
 from tests.tiny import bert, inputs
 
 
@@ -59,7 +59,7 @@ def test_what_changes_what(tiny_study: TinyStudy, workspace: Workspace) -> None:
 
 
 def test_the_precision_changes_what_is_trained(tiny_study: TinyStudy, workspace: Workspace) -> None:
-    forget_precision()
+    reset_accelerate()
     full = changed(tiny_study, mixed_precision="no")
     assert Evaluator(full, "cpu").accelerator.mixed_precision == "no"
     assert full.data == workspace.data

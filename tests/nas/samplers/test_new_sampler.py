@@ -34,7 +34,7 @@ def test_a_configuration_asks_the_table(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_in_this_process")
+@pytest.mark.usefixtures("ray_without_tokens")
 def test_a_search_with_it(tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SAMPLERS, "smallest", Smallest)
     monkeypatch.setenv("FFN_NAS_CACHE", str(tiny_study.cache))

@@ -137,7 +137,7 @@ def test_a_killed_search_goes_on(server: Server, searched: Path, tiny_study: Tin
         return Counter(trial.state for trial in trials_in(server.url, "s/stage-1"))
 
     def stopped_in_the_middle() -> bool:
-        """Stop the driver; only if it is at the right point does it stay stopped."""
+        """Pause the driver; let it go on unless two trials are complete and another is running."""
         process.send_signal(signal.SIGSTOP)
         found = states()
         if found[TrialState.COMPLETE] >= 2 and found[TrialState.RUNNING] > 0:

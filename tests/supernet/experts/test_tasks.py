@@ -37,7 +37,7 @@ TAGS = ("O", "B-X", "I-X")
 @pytest.fixture(autouse=True)
 def float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """The references are computed in float32."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)  # so that "auto" is float32
 
 
 def saved(model: Any, folder: Path) -> Path:
