@@ -10,6 +10,7 @@ with a traceback, and its input is written to FOLDER.
 
 import json
 import logging
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -38,6 +39,8 @@ def main(name: str, folder: Path, runs: int) -> None:
         counts[outcome(name, path)] += 1
         if counts.total() == runs:
             (folder / "counts.json").write_text(json.dumps(counts))
+            # libFuzzer would call C's exit() with the interpreter's lock, for which a thread of pyarrow may be waiting.
+            os._exit(0)
 
     logging.disable(logging.WARNING)  # of QQP's malformed lines
     memory = (peak() + MEMORY) // 2**20
