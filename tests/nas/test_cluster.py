@@ -23,7 +23,7 @@ from nas.cluster import Cluster, cpus_per_trial, gpus_at, ray_session
 from nas.config.schema import ConfigError
 from nas.study import ledger
 from tests.nas.records import facts
-from tests.nas.tiny_study import PROJECT, TIMEOUT, TinyStudy, states, trials_of, wait
+from tests.nas.tiny_study import PROJECT, TIMEOUT, TinyStudy, pause_both_workers, states, trials_of, wait, workers
 from tests.trust_counts import Cases
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
@@ -38,15 +38,6 @@ class Node:
 
     def below(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
-
-    def workers(self) -> list[psutil.Process]:
-        """The processes of the cluster that train a candidate."""
-        found = []
-        for one in self.below():
-            with contextlib.suppress(psutil.Error):
-                if "".join(one.cmdline()).startswith("ray::ImplicitFunc.train"):
-                    found.append(one)
-        return found
 
     def kill(self) -> None:
         """Kill all processes of a node, as a power cut would."""
@@ -106,19 +97,19 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("count", [1, 4])
 def test_any_number_of_workers_fits(
-    workers: int, nodes: tuple[str, Node, Node], searched: Path, tiny_study: TinyStudy, tmp_path: Path
+    count: int, nodes: tuple[str, Node, Node], searched: Path, tiny_study: TinyStudy, tmp_path: Path
 ) -> None:
     """A single worker does not get two processors, which no node has; four workers take turns."""
-    address, *both = nodes
-    result = tiny_study.run(*tiny_study.search(tmp_path, "--study", "s", "--address", address, "--workers", workers))
+    address, head, other = nodes
+    result = tiny_study.run(*tiny_study.search(tmp_path, "--study", "s", "--address", address, "--workers", count))
     assert (result.returncode, result.stderr) == (0, "")
     assert list(map(facts, trials_of(tmp_path / "s"))) == list(map(facts, trials_of(searched)))
     end = time.monotonic() + TIMEOUT
-    while any(node.workers() for node in both) and time.monotonic() < end:
+    while workers(head.process.pid, other.process.pid) and time.monotonic() < end:
         time.sleep(0.1)
-    assert not any(node.workers() for node in both)
+    assert not workers(head.process.pid, other.process.pid)
 
 
 @pytest.mark.slow
@@ -141,23 +132,12 @@ def losing_a_node(
     tiny_study: TinyStudy, folder: Path, head: Node, other: Node, study: str, command: tuple[object, ...]
 ) -> None:
     """Run a search and kill the other node while both evaluate a trial of this study; the trial is run again."""
-
-    def both_are_training() -> bool:
-        training = [*head.workers(), *other.workers()]
-        for one in training:
-            one.suspend()
-        time.sleep(0.5)  # what they had reported is written down
-        if len(training) == 2 and states(folder, study)["RUNNING"] == 2:
-            return True
-        for one in training:
-            one.resume()
-        return False
-
     with tiny_study.running(*command) as process:
-        wait(process, both_are_training)
+        nodes = (head.process.pid, other.process.pid)
+        wait(process, lambda: pause_both_workers(process, nodes, lambda: states(folder, study)["RUNNING"]))
         running = [trial.number for trial in trials_of(folder, study) if trial.state == TrialState.RUNNING]
         other.kill()
-        for one in head.workers():
+        for one in workers(head.process.pid):
             one.resume()
         output, error = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, error

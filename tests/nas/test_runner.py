@@ -1,5 +1,6 @@
 """Interrupted searches, lost workers, and exhausted spaces."""
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -36,7 +37,7 @@ from nas.study.description import Parameters, choices_of
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
 from search_spaces.spaces import SIZES, Space
-from tests.nas.tiny_study import TIMEOUT, TinyStudy, descendants, states, trials_of, wait
+from tests.nas.tiny_study import TIMEOUT, TinyStudy, pause_both_workers, paused, states, trials_of, wait, workers
 from tests.trust_counts import Cases
 
 TRIALS = 30
@@ -398,12 +399,12 @@ def test_a_search_survives_everything(
 
     with tiny_study.running(*command) as process:
         wait(process, lambda: states(folder)["RUNNING"] >= 1)
-        refused = tiny_study.run(*command, "--resume")
+        with paused(process):  # or it might be done before the second process has started
+            refused = tiny_study.run(*command, "--resume")
         assert refused.returncode == 2
         assert refused.stderr.startswith("nas.search: study 'tiny' is already being run by process ")
         assert refused.stderr.count("\n") == 1
-        before = states(folder)["COMPLETE"]
-        wait(process, lambda: states(folder)["COMPLETE"] > max(2, before))
+        wait(process, lambda: states(folder)["COMPLETE"] > 2)
         os.killpg(process.pid, signal.SIGINT)
         _, error = process.communicate(timeout=120)
     assert process.returncode == 130
@@ -413,12 +414,18 @@ def test_a_search_survives_everything(
     assert not any(trial.state == TrialState.RUNNING and ledger.DUPLICATE_OF not in trial.user_attrs for trial in first)
 
     with tiny_study.running(*command, "--resume") as process:
-        wait(process, lambda: states(folder)["COMPLETE"] > len(ended(first)) + 1)
-        wait(process, lambda: lose_a_worker(process.pid, folder))
+        wait(process, lambda: states(folder)["COMPLETE"] > len(ended(first)))
+        # One worker is killed. The other one stays paused, so that the search cannot end before it is killed, too.
+        wait(process, lambda: pause_both_workers(process, (process.pid,), lambda: states(folder)["RUNNING"]))
+        workers(process.pid)[0].kill()
         wait(process, lambda: any(ledger.ATTEMPT in trial.user_attrs for trial in trials_of(folder)))
         done = states(folder)["COMPLETE"]
-        wait(process, lambda: states(folder)["COMPLETE"] > done and states(folder)["RUNNING"] > 0)
+        wait(process, lambda: states(folder)["COMPLETE"] > done)
+        left = workers(process.pid)
         process.kill()
+        for worker in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.resume()
         process.communicate(timeout=120)
     second = trials_of(folder)
     assert len(ended(second)) < TRIALS
@@ -443,23 +450,6 @@ def test_a_search_survives_everything(
     assert {architecture: scores[architecture] for architecture in shared} == {
         architecture: again[architecture] for architecture in shared
     }
-
-
-def lose_a_worker(driver: int, folder: Path) -> bool:
-    """Kill a worker, if every worker that runs a trial is in the middle of it."""
-    workers = [pid for pid, title in descendants(driver).items() if title.startswith("ray::ImplicitFunc.train")]
-    try:
-        for pid in workers:
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(0.5)  # what they had reported is written down
-        in_the_middle = len(workers) == states(folder)["RUNNING"] > 0
-        if in_the_middle:
-            os.kill(workers[0], signal.SIGKILL)
-        for pid in workers:
-            os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:  # it has ended by itself
-        return False
-    return in_the_middle
 
 
 def ended(trials: list[FrozenTrial]) -> list[FrozenTrial]:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import optuna
+import psutil
 import torch
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
@@ -301,3 +303,41 @@ def descendants(pid: int) -> dict[int, str]:
     while found := {child for child, parent in parents.items() if parent in below} - below:
         below |= found
     return {child: commands[child] for child in below - {pid} if child in commands}
+
+
+def workers(*above: int) -> list[psutil.Process]:
+    """Ray's processes below these ones that are training a candidate."""
+    found = []
+    for one in (child for pid in above for child in psutil.Process(pid).children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it has ended in the meantime
+            if "".join(one.cmdline()).startswith("ray::ImplicitFunc.train"):
+                found.append(one)
+    return found
+
+
+@contextlib.contextmanager
+def paused(process: subprocess.Popen[str]) -> Iterator[None]:
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def pause_both_workers(process: subprocess.Popen[str], above: tuple[int, ...], running: Callable[[], int]) -> bool:
+    """Pause the two workers of a search, which are below the processes `above`, if both are in the middle of a trial.
+
+    `running` counts the trials that are running according to the study.
+    """
+    with paused(process):
+        found = workers(*above)
+        if len(found) != 2:
+            return False
+        for one in found:
+            one.suspend()
+    time.sleep(0.5)  # the search writes down what they have reported, and may give them other trials
+    if running() == 2:
+        return True
+    for one in found:
+        one.resume()
+    return False
