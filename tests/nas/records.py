@@ -1,10 +1,8 @@
-"""What a search records and which processes it has, for tests that compare searches or kill them."""
+"""What a search records, for tests that compare searches."""
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
-import psutil
 from optuna.trial import FrozenTrial
 
 from nas.study import ledger
@@ -33,21 +31,3 @@ def lost_before(folder: Path) -> bool:
     """Whether an unfinished trial has lost a worker before: it fails if that happens a third time."""
     trials = [trial for name in STUDIES if states(folder, name) for trial in trials_of(folder, name)]
     return any(ledger.ATTEMPT in trial.user_attrs for trial in trials if not trial.state.is_finished())
-
-
-def below(pid: int) -> tuple[set[psutil.Process], list[psutil.Process]]:
-    """All processes of a search, and those of them that are workers."""
-    driver = psutil.Process(pid)  # it is there at least until its end is waited for
-    everyone = {driver, *driver.children(recursive=True)}
-    workers = []
-    for one in everyone:
-        with contextlib.suppress(psutil.Error):
-            if "".join(one.cmdline()).startswith("ray::ImplicitFunc"):
-                workers.append(one)
-    return everyone, workers
-
-
-def still_running(processes: set[psutil.Process], timeout: float) -> list[psutil.Process]:
-    """The processes that are still there after so many seconds, without those that only wait to be reaped."""
-    _, left = psutil.wait_procs(processes, timeout=timeout)
-    return [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]

@@ -22,8 +22,9 @@ from nas import cluster
 from nas.cluster import Cluster, cpus_per_trial, gpus_at, ray_session
 from nas.config.schema import ConfigError
 from nas.study import ledger
+from tests.nas.processes import family, kill_all, pause_both_workers, workers
 from tests.nas.records import facts
-from tests.nas.tiny_study import PROJECT, TIMEOUT, TinyStudy, pause_both_workers, states, trials_of, wait, workers
+from tests.nas.tiny_study import PROJECT, TIMEOUT, TinyStudy, states, trials_of, wait
 from tests.trust_counts import Cases
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
@@ -36,15 +37,10 @@ class Node:
 
     process: subprocess.Popen[str]
 
-    def below(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
     def kill(self) -> None:
         """Kill all processes of a node, as a power cut would."""
-        everyone = [*self.below(), psutil.Process(self.process.pid)]
-        for one in everyone:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+        everyone = family(self.process.pid)
+        kill_all(everyone)
         self.process.wait(TIMEOUT)
         psutil.wait_procs(everyone, TIMEOUT)
 
@@ -107,9 +103,9 @@ def test_any_number_of_workers_fits(
     assert (result.returncode, result.stderr) == (0, "")
     assert list(map(facts, trials_of(tmp_path / "s"))) == list(map(facts, trials_of(searched)))
     end = time.monotonic() + TIMEOUT
-    while workers(head.process.pid, other.process.pid) and time.monotonic() < end:
+    while workers(family(head.process.pid, other.process.pid)) and time.monotonic() < end:
         time.sleep(0.1)
-    assert not workers(head.process.pid, other.process.pid)
+    assert not workers(family(head.process.pid, other.process.pid))
 
 
 @pytest.mark.slow
@@ -134,10 +130,10 @@ def losing_a_node(
     """Run a search and kill the other node while both evaluate a trial of this study; the trial is run again."""
     with tiny_study.running(*command) as process:
         nodes = (head.process.pid, other.process.pid)
-        wait(process, lambda: pause_both_workers(process, nodes, lambda: states(folder, study)["RUNNING"]))
+        wait(process, lambda: pause_both_workers(process, lambda: states(folder, study)["RUNNING"], *nodes))
         running = [trial.number for trial in trials_of(folder, study) if trial.state == TrialState.RUNNING]
         other.kill()
-        for one in workers(head.process.pid):
+        for one in workers(family(head.process.pid)):
             one.resume()
         output, error = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, error

@@ -22,7 +22,8 @@ from nas.stages import Plan, plan
 from nas.study import ledger
 from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
-from tests.nas.records import STUDIES, below, facts, lost_before, results, still_running
+from tests.nas.processes import family, kill_all, still_running, workers
+from tests.nas.records import STUDIES, facts, lost_before, results
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of
 from tests.trust_counts import Cases
 
@@ -129,22 +130,19 @@ def kill(
 
     `seen` gets the processes of the search. Returns what was killed, and doing what; None if the search has ended.
     """
-    workers: list[psutil.Process] = []
     while process.poll() is None:
-        everyone, workers = below(process.pid)
-        if workers or target != "worker":
+        everyone = family(process.pid)
+        found = workers(everyone)
+        if found or target != "worker":
             break
     else:
         return None
     if target == "worker" and lost_before(folder):
         target = "all"
     running = [name for name in STUDIES if states(folder, name)["RUNNING"]]
-    doing = (running[0] if running else "between trials") if workers else "starting"
-    driver = psutil.Process(process.pid)
-    for one in {"driver": [driver], "worker": workers[:1], "all": [driver, *everyone - {driver}]}[target]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    seen |= everyone
+    doing = (running[0] if running else "between trials") if found else "starting"
+    kill_all({"driver": everyone[:1], "worker": found[:1], "all": everyone}[target])
+    seen.update(everyone)
     return target, doing
 
 

@@ -37,7 +37,8 @@ from nas.study.description import Parameters, choices_of
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
 from search_spaces.spaces import SIZES, Space
-from tests.nas.tiny_study import TIMEOUT, TinyStudy, pause_both_workers, paused, states, trials_of, wait, workers
+from tests.nas.processes import family, pause_both_workers, paused, workers
+from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of, wait
 from tests.trust_counts import Cases
 
 TRIALS = 30
@@ -416,12 +417,12 @@ def test_a_search_survives_everything(
     with tiny_study.running(*command, "--resume") as process:
         wait(process, lambda: states(folder)["COMPLETE"] > len(ended(first)))
         # One worker is killed. The other one stays paused, so that the search cannot end before it is killed, too.
-        wait(process, lambda: pause_both_workers(process, (process.pid,), lambda: states(folder)["RUNNING"]))
-        workers(process.pid)[0].kill()
+        wait(process, lambda: pause_both_workers(process, lambda: states(folder)["RUNNING"]))
+        workers(family(process.pid))[0].kill()
         wait(process, lambda: any(ledger.ATTEMPT in trial.user_attrs for trial in trials_of(folder)))
         done = states(folder)["COMPLETE"]
         wait(process, lambda: states(folder)["COMPLETE"] > done)
-        left = workers(process.pid)
+        left = workers(family(process.pid))
         process.kill()
         for worker in left:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -4,7 +4,6 @@ import contextlib
 import os
 import random
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import optuna
-import psutil
 import torch
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
@@ -285,59 +283,3 @@ def marked(mark: str) -> Iterator[str]:
             with contextlib.suppress(OSError):  # it has ended in the meantime, or only waits to be reaped
                 if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
                     yield (entry / "cmdline").read_text().replace("\0", " ")
-
-
-def descendants(pid: int) -> dict[int, str]:
-    """The command lines of all descendants of a process, by their ids."""
-    parents: dict[int, int] = {}
-    commands: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-                commands[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
-            except OSError:  # the process has ended in the meantime
-                continue
-            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    below = {pid}
-    while found := {child for child, parent in parents.items() if parent in below} - below:
-        below |= found
-    return {child: commands[child] for child in below - {pid} if child in commands}
-
-
-def workers(*above: int) -> list[psutil.Process]:
-    """Ray's processes below these ones that are training a candidate."""
-    found = []
-    for one in (child for pid in above for child in psutil.Process(pid).children(recursive=True)):
-        with contextlib.suppress(psutil.Error):  # it has ended in the meantime
-            if "".join(one.cmdline()).startswith("ray::ImplicitFunc.train"):
-                found.append(one)
-    return found
-
-
-@contextlib.contextmanager
-def paused(process: subprocess.Popen[str]) -> Iterator[None]:
-    process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGCONT)
-
-
-def pause_both_workers(process: subprocess.Popen[str], above: tuple[int, ...], running: Callable[[], int]) -> bool:
-    """Pause the two workers of a search, which are below the processes `above`, if both are in the middle of a trial.
-
-    `running` counts the trials that are running according to the study.
-    """
-    with paused(process):
-        found = workers(*above)
-        if len(found) != 2:
-            return False
-        for one in found:
-            one.suspend()
-    time.sleep(0.5)  # the search writes down what they have reported, and may give them other trials
-    if running() == 2:
-        return True
-    for one in found:
-        one.resume()
-    return False

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from distill.files import DRAFT_PREFIX
-from tests.nas.records import below, still_running
+from tests.nas.processes import family, still_running
 from tests.nas.tiny_study import TIMEOUT
 from tests.trust.conftest import Undisturbed
 from tests.trust.way import PHASES, STARTING, Way, assert_undisturbed, phase_now, reached
@@ -28,9 +28,9 @@ LINE = re.compile(
 )
 
 
-def press(process: subprocess.Popen[bytes], rng: random.Random, times: int) -> set[psutil.Process]:
+def press(process: subprocess.Popen[bytes], rng: random.Random, times: int) -> list[psutil.Process]:
     """Send the signal of Ctrl-C to the process group so many times; returns all processes."""
-    everyone, _ = below(process.pid)
+    everyone = family(process.pid)
     for number in range(times):
         if number:
             time.sleep(rng.uniform(0, 4))
@@ -53,7 +53,7 @@ def test_interrupted_on_the_whole_way(whole_way: Undisturbed, tmp_path: Path, ca
         while (command := way.command()) is not None:
             said.write_bytes(b"")
             command = [*(word for word in command if word != "--resume"), *(["--resume"] if resume else [])]
-            process, moment, times, everyone = way.start(command, said), None, 0, set[psutil.Process]()
+            process, moment, times, everyone = way.start(command, said), None, 0, list[psutil.Process]()
             phase = ""
             try:
                 while process.poll() is None:

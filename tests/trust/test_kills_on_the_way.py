@@ -2,7 +2,6 @@
 and export, from an empty cache. After each kill the way is continued, and it ends as one that was never disturbed.
 """
 
-import contextlib
 import random
 import shutil
 import subprocess
@@ -14,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.nas.records import below, lost_before, still_running
+from tests.nas.processes import family, kill_all, still_running, workers
+from tests.nas.records import lost_before
 from tests.nas.tiny_study import TIMEOUT
 from tests.trust.conftest import Undisturbed
 from tests.trust.way import PHASES, STARTING, WITH_WORKERS, Way, assert_undisturbed, phase_now, reached
@@ -34,16 +34,14 @@ def strike(target: str, process: subprocess.Popen[bytes], way: Way, seen: set[ps
     """Kill the driver, a worker, or all processes at once; returns what was killed, None if there is no worker yet.
     `seen` gets the processes.
     """
-    everyone, workers = below(process.pid)
+    everyone = family(process.pid)
+    found = workers(everyone)
     if target == "worker" and lost_before(way.study):
         target = "all"
-    if target == "worker" and not workers:
+    if target == "worker" and not found:
         return None
-    driver = psutil.Process(process.pid)
-    for one in {"driver": [driver], "worker": workers[:1], "all": [driver, *everyone - {driver}]}[target]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    seen |= everyone
+    kill_all({"driver": everyone[:1], "worker": found[:1], "all": everyone}[target])
+    seen.update(everyone)
     return target
 
 

@@ -1,8 +1,6 @@
 """Preparations that are interrupted or killed continue, and arrive at the same weights."""
 
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,8 @@ from nas.preparation.prepare import prepare
 from nas.search import main
 from nas.stages import plan
 from search_spaces.architecture import Architecture
-from tests.nas.tiny_study import TIMEOUT, TinyStudy, descendants, wait
+from tests.nas.processes import family, kill_all
+from tests.nas.tiny_study import TIMEOUT, TinyStudy, wait
 
 # Checkpoints are written after every hundred steps.
 STEPS = 130
@@ -132,8 +131,7 @@ def test_a_killed_preparation_continues_in_one_process_and_in_two(
         command = (*launcher, *prepare_command(preset, caches / name / "study"))
         with study.running(*command) as process:
             wait(process, lambda: any(study.cache.glob(f"teachers/{STATE_PREFIX}*/fine-tuning.pt")))  # noqa: B023
-            for pid in (process.pid, *descendants(process.pid)):
-                os.kill(pid, signal.SIGKILL)
+            kill_all(family(process.pid))
             process.communicate(timeout=TIMEOUT)
         resumed = study.run(*command)
         assert resumed.returncode == 0 and "Traceback" not in resumed.stderr, resumed.stderr

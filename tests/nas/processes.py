@@ -1,0 +1,71 @@
+"""The processes of a search, for tests that pause or kill them."""
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import psutil
+
+WORKER = "ray::ImplicitFunc"  # the title of a worker
+TRAINING = f"{WORKER}.train"  # its title while it evaluates a candidate
+
+
+def family(*pids: int) -> list[psutil.Process]:
+    """These processes, each followed by all that are below it. They are there at least until they are waited for."""
+    parents = map(psutil.Process, pids)
+    return [one for parent in parents for one in (parent, *parent.children(recursive=True))]
+
+
+def workers(processes: Iterable[psutil.Process], title: str = WORKER) -> list[psutil.Process]:
+    """Those of the processes that are workers."""
+    found = []
+    for one in processes:
+        with contextlib.suppress(psutil.Error):  # it has ended in the meantime
+            if "".join(one.cmdline()).startswith(title):
+                found.append(one)
+    return found
+
+
+def kill_all(processes: Iterable[psutil.Process]) -> None:
+    for one in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+
+
+def still_running(processes: Iterable[psutil.Process], timeout: float) -> list[psutil.Process]:
+    """The processes that are still there after so many seconds, without those that only wait to be reaped."""
+    _, left = psutil.wait_procs(processes, timeout=timeout)
+    return [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+@contextlib.contextmanager
+def paused(process: subprocess.Popen[str]) -> Iterator[None]:
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def pause_both_workers(process: subprocess.Popen[str], running: Callable[[], int], *nodes: int) -> bool:
+    """Pause the two workers of a search if both are in the middle of a trial; returns whether they are.
+
+    Args:
+        process: the search.
+        running: counts the trials that are running according to the study.
+        nodes: the processes of the Ray nodes; by default the workers are below the search.
+    """
+    with paused(process):
+        found = workers(family(*(nodes or (process.pid,))), TRAINING)
+        if len(found) != 2:
+            return False
+        for one in found:
+            one.suspend()
+    time.sleep(0.5)  # the search writes down what they have reported, and may give them other trials
+    if running() == 2:
+        return True
+    for one in found:
+        one.resume()
+    return False
