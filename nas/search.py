@@ -88,7 +88,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         from nas.stages import check_stage
         from nas.study.folder import Folder
         from nas.study.lock import check_storage, sole_driver
-        from nas.study.storage import PATIENCE, StorageLostError, reporting_lost_storage, wait_until_reachable
+        from nas.study.storage import retrying
         from search_spaces.architecture import Architecture
 
         transformers_logging.set_verbosity_error()
@@ -126,21 +126,16 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
             return DONE
         progress.finish()
         folder.create(config)
-        resume = options.resume
-        while True:
-            try:
-                with reporting_lost_storage(storage), sole_driver(storage, path.name):
-                    # Another process may have started the study while this one was preparing it.
-                    folder.check(config, stages, resume)
-                    progress.say(f"study {path} (optuna-dashboard {storage} --artifact-dir {folder.artifacts})")
-                    search.run(first, stages[1:])
-                break
-            except StorageLostError:
-                progress.say(f"the storage was lost; waiting up to {PATIENCE:g} seconds for it")
-                if not wait_until_reachable(storage):
-                    raise
-                resume = True
-    show_results(folder, storage, console, options.json)
+
+        def run(again: bool) -> None:
+            with sole_driver(storage, path.name):
+                # Another process may have started the study while this one was preparing it.
+                folder.check(config, stages, options.resume or again)
+                progress.say(f"study {path} (optuna-dashboard {storage} --artifact-dir {folder.artifacts})")
+                search.run(first, stages[1:])
+
+        retrying(storage, run, progress.say)
+    retrying(storage, lambda again: show_results(folder, storage, console, options.json), progress.say)
     return DONE
 
 

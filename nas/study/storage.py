@@ -136,13 +136,11 @@ def reporting_lost_storage(url: str) -> Iterator[None]:
     """In this block, report the loss of the storage, or a full disk, as a `StorageError`.
 
     Raises:
-        StorageLostError: the connection to the server was lost.
+        StorageLostError: the connection to the server was lost, or a new one could not be made.
         StorageError: the disk is full, or cannot be written. Other database errors are bugs and are raised as they are.
     """
     try:
         yield
-    except StorageError:
-        raise
     except Exception as error:
         # Optuna wraps the database's error, and Ray Tune raises yet another error while it handles that.
         link: BaseException | None = error
@@ -150,14 +148,45 @@ def reporting_lost_storage(url: str) -> Iterator[None]:
         while link is not None:
             failure = link if isinstance(link, LostError | OperationalError | InterfaceError) else failure
             link = link.__cause__ or link.__context__
-        if failure is None:
+        lost = failure is not None and _is_lost(url, failure)
+        if failure is None or (isinstance(error, StorageError) and not lost):
             raise
-        reason = _reason(url, failure)
-        lost = isinstance(failure, LostError) or failure.connection_invalidated
         raise (StorageLostError if lost else StorageError)(
-            f"the storage {_shown(url)} failed ({reason}); once it works again, the same command with --resume "
-            "continues"
+            f"the storage {_shown(url)} failed ({_reason(url, failure)}); once it works again, the same command with "
+            "--resume continues"
         ) from None
+
+
+def _is_lost(url: str, failure: LostError | OperationalError | InterfaceError) -> bool:
+    """Whether the error means that the server is away: a connection was lost, or could not be made."""
+    if isinstance(failure, LostError) or failure.connection_invalidated:
+        return True
+    return failure.statement is None and database_of(url) != "sqlite"
+
+
+def retrying(url: str, work: Callable[[bool], None], say: Callable[[str], object]) -> None:
+    """Call `work(False)`. Whenever it loses the storage, wait until the server is back, and call `work(True)`.
+
+    Args:
+        say: prints a line.
+
+    Raises:
+        StorageLostError: the server was not back after PATIENCE seconds. Losses in quick succession share these.
+        StorageError: see `reporting_lost_storage`.
+    """
+    began, deadline, again = time.monotonic(), 0.0, False
+    while True:
+        try:
+            with reporting_lost_storage(url):
+                return work(again)
+        except StorageLostError:
+            now = time.monotonic()
+            if not again or now - began > PATIENCE:
+                deadline = now + PATIENCE
+            say(f"the storage was lost; waiting up to {max(deadline - now, 0):.0f} seconds for it")
+            if not _wait_until_reachable(url, deadline):
+                raise
+            began, again = time.monotonic(), True
 
 
 def _checked(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,14 +220,13 @@ def _damaged(url: str, error: BaseException) -> DamagedStorageError:
     )
 
 
-def wait_until_reachable(url: str, seconds: float = PATIENCE) -> bool:
-    """Wait up to so many seconds until the server of a storage accepts connections; returns whether it did."""
+def _wait_until_reachable(url: str, deadline: float) -> bool:
+    """Wait until the server of a storage accepts connections; returns whether it did so before the deadline."""
     engine = create_engine(url, poolclass=NullPool)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < deadline:
+        time.sleep(1)
         with contextlib.suppress(SQLAlchemyError), engine.connect():
             return True
-        time.sleep(1)
     return False
 
 

@@ -49,23 +49,27 @@ def paused(process: subprocess.Popen[str]) -> Iterator[None]:
         process.send_signal(signal.SIGCONT)
 
 
-def pause_both_workers(process: subprocess.Popen[str], running: Callable[[], int], *nodes: int) -> bool:
-    """Pause the two workers of a search if both are in the middle of a trial; returns whether they are.
+def pause_both_workers(running: Callable[[], int], *above: int) -> bool:
+    """Pause the two workers of a search; returns whether both are in the middle of a trial.
+
+    A worker found alone stays paused until the next call, as it might run all trials before the other one has started.
 
     Args:
-        process: the search.
         running: counts the trials that are running according to the study.
-        nodes: the processes of the Ray nodes; by default the workers are below the search.
+        above: the search, or the Ray nodes.
     """
-    with paused(process):
-        found = workers(family(*(nodes or (process.pid,))), TRAINING)
-        if len(found) != 2:
-            return False
-        for one in found:
+    everyone = workers(family(*above))
+    training = workers(everyone, TRAINING)
+    for one in everyone:
+        if one in training:
             one.suspend()
-    time.sleep(0.5)  # the search writes down what they have reported, and may give them other trials
+        else:
+            one.resume()
+    if len(training) < 2:
+        return False
+    time.sleep(0.5)  # the search writes down what they have reported
     if running() == 2:
         return True
-    for one in found:
+    for one in training:
         one.resume()
     return False

@@ -130,7 +130,7 @@ def losing_a_node(
     """Run a search and kill the other node while both evaluate a trial of this study; the trial is run again."""
     with tiny_study.running(*command) as process:
         nodes = (head.process.pid, other.process.pid)
-        wait(process, lambda: pause_both_workers(process, lambda: states(folder, study)["RUNNING"], *nodes))
+        wait(process, lambda: pause_both_workers(lambda: states(folder, study)["RUNNING"], *nodes))
         running = [trial.number for trial in trials_of(folder, study) if trial.state == TrialState.RUNNING]
         other.kill()
         for one in workers(family(head.process.pid)):

@@ -417,7 +417,7 @@ def test_a_search_survives_everything(
     with tiny_study.running(*command, "--resume") as process:
         wait(process, lambda: states(folder)["COMPLETE"] > len(ended(first)))
         # One worker is killed. The other one stays paused, so that the search cannot end before it is killed, too.
-        wait(process, lambda: pause_both_workers(process, lambda: states(folder)["RUNNING"]))
+        wait(process, lambda: pause_both_workers(lambda: states(folder)["RUNNING"], process.pid))
         workers(family(process.pid))[0].kill()
         wait(process, lambda: any(ledger.ATTEMPT in trial.user_attrs for trial in trials_of(folder)))
         done = states(folder)["COMPLETE"]

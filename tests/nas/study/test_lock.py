@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from optuna.exceptions import StorageInternalError
 
 from nas.study import ledger
 from nas.study.lock import StudyInUse, sole_driver
-from nas.study.storage import StorageError, reporting_lost_storage, sqlite_url
+from nas.study.storage import StorageError, StorageLostError, reporting_lost_storage, sqlite_url
 from tests.nas.study import postgres
 from tests.nas.study.postgres import Server
 from tests.nas.tiny_study import PROJECT
@@ -175,6 +175,30 @@ def test_a_server_that_restarts(server: Server) -> None:
         with pytest.raises(StorageError, match=reason), reporting_lost_storage(server.url):
             study.ask()
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+def take_lock(url: str) -> None:
+    with sole_driver(url, "s"):
+        pass
+
+
+def open_study(url: str) -> None:
+    ledger.open_study(url, "s/stage-1")
+
+
+@pytest.mark.parametrize("connect", [take_lock, open_study])
+def test_a_server_that_is_away(connect: Callable[[str], None], server: Server, tmp_path: Path) -> None:
+    """A search that wants to connect to it can wait for it, but not for a file that cannot be opened."""
+    nowhere = sqlite_url(tmp_path / "no" / "file")
+    with pytest.raises(StorageError) as caught, reporting_lost_storage(nowhere):
+        connect(nowhere)
+    assert not isinstance(caught.value, StorageLostError)
+    server.stop()
+    try:
+        with pytest.raises(StorageLostError, match=r"--resume continues$"), reporting_lost_storage(server.url):
+            connect(server.url)
+    finally:
+        server.start()
 
 
 @pytest.mark.parametrize(

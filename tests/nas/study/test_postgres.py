@@ -16,6 +16,7 @@ import pytest
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from distill.extensions import VARIABLE
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.description import Parameters
@@ -28,6 +29,31 @@ from tests.nas.study.test_ledger import BASE, SPACE
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, trials_of, wait
 from tests.tiny import architectures
 from tests.trust_counts import Cases
+
+# An extension of the search.
+STOPS_SERVER = """
+import os, signal, time
+from nas.study import ledger
+from sqlalchemy import NullPool, create_engine
+from sqlalchemy.exc import OperationalError
+
+open_study = ledger.open_study
+
+def open_later(url, name, *rest):
+    if name.endswith("/confirmation"):
+        ledger.open_study = open_study
+        os.kill({pid}, signal.SIGQUIT)
+        engine = create_engine({url!r}, poolclass=NullPool)
+        try:
+            while True:
+                engine.connect().close()
+                time.sleep(0.02)
+        except OperationalError:
+            pass
+    return open_study(url, name, *rest)
+
+ledger.open_study = open_later
+"""
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +226,26 @@ def test_a_search_waits_for_a_server_that_is_away(
         assert [trials[trial.number] for trial in seen] == seen
         assert all(trial.state.is_finished() for trial in trials)
         counts["away for ten seconds, and the search ended normally"] += 1
+
+
+@pytest.mark.slow
+def test_a_search_waits_for_a_server_to_which_it_just_wants_to_connect(
+    server: Server, searched: Path, tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is stopped before the search opens the study of the confirmation, which takes a new connection."""
+    assert server.process is not None
+    (tmp_path / "stops_server.py").write_text(STOPS_SERVER.format(pid=server.process.pid, url=server.url))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(VARIABLE, "stops_server")
+    with tiny_study.running(*tiny_study.search(tmp_path, "--study", "gone", "--storage", server.url)) as process:
+        wait(process, lambda: server.process is not None and server.process.poll() is not None)
+        time.sleep(3)
+        server.start()
+        output, errors = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, errors) == (0, "")
+    assert output.count("the storage was lost; waiting up to 60 seconds for it\n") == 1
+    for stage in ("stage-1", "confirmation"):
+        assert results(trials_in(server.url, f"gone/{stage}")) == results(trials_of(searched, stage))
 
 
 @pytest.mark.slow

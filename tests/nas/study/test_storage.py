@@ -19,8 +19,10 @@ from nas.study.storage import (
     LostError,
     Storage,
     StorageError,
+    StorageLostError,
     open_storage,
     reporting_lost_storage,
+    retrying,
     sqlite_url,
     trial_id,
 )
@@ -210,6 +212,24 @@ def test_a_storage_that_can_keep_no_more(work: Callable[[str], None], url: str) 
 def test_faults_stay_what_they_are(work: Callable[[str], None], error: type[Exception], url: str) -> None:
     with pytest.raises(error), reporting_lost_storage(url):
         work(url)
+
+
+def test_a_storage_that_is_lost_again_and_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be reached each time, but that helps for the time that the search has patience only."""
+    monkeypatch.setattr("nas.study.storage.PATIENCE", 2.5)
+    calls: list[bool] = []
+    said: list[str] = []
+
+    def lose(again: bool) -> None:
+        calls.append(again)
+        raise LostError("the connection to the storage was lost")
+
+    with pytest.raises(StorageLostError, match="once it works again, the same command with --resume continues"):
+        retrying(url, lose, said.append)
+    assert 2 <= len(calls) <= 4
+    assert calls == [False] + [True] * (len(calls) - 1)
+    assert len(said) == len(calls)
+    assert said[0] == "the storage was lost; waiting up to 2 seconds for it"
 
 
 def test_no_password_is_shown() -> None:
