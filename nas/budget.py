@@ -135,19 +135,20 @@ def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_prog
         ConfigError: the machine is too busy to measure on.
     """
     base = base_of_baselines(config, workspace.base()[0])
-    teacher = AutoConfig.from_pretrained(workspace.teacher)
+    teacher = AutoConfig.from_pretrained(workspace.folders.teacher)
     try:
         return latency_table(base, teacher, **_table_arguments(config, base, device), on_progress=on_progress)
     except TooBusy as error:
         raise ConfigError(f"latency: {error}; try again when the machine is quiet") from None
 
 
-def latencies_file(config: StudyConfig, base: Base, teacher: Any, device: str) -> Path:
-    """The file in which the table of `latencies_of` is kept once it has been measured.
-
-    Args:
-        teacher: the Hugging Face configuration of the fine-tuned teacher.
+def latencies_file(config: StudyConfig, workspace: Workspace, device: str) -> Path | None:
+    """The file in which the table of `latencies_of` is kept once it has been measured; None if that is not known yet,
+    because the teacher has not been fine-tuned.
     """
+    if not workspace.folders.teacher.exists():
+        return None
+    base, teacher = workspace.base()[0], AutoConfig.from_pretrained(workspace.folders.teacher)
     return table_path(base_of_baselines(config, base), teacher, **_table_arguments(config, base, device))
 
 

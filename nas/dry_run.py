@@ -4,21 +4,16 @@ Nothing is trained. The configuration and the tokenizer of a teacher on the hub 
 first, and a little time is spent on measuring the speed of this machine.
 """
 
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig
 
-from distill.cli import DONE
 from distill.files import cache_folder
 from distill.tasks.corpora import corpus_file
-from distill.tasks.encoding import load_encoded
 from distill.tasks.readers import embedded, reader_of
 from distill.tasks.types import task_type
 from distill.training.progress import clock
@@ -26,28 +21,19 @@ from distill.training.teacher import locate
 from nas import keep
 from nas.budget import NO_LIMIT, budgeted_space, largest_uniform, latencies_file, limits_of, macs_limits
 from nas.config.schema import StudyConfig
-from nas.estimate import (
-    FILLED,
-    FORWARD_PASSES_OF_A_STEP,
-    SEARCH_ROWS,
-    Estimator,
-    by_earlier_trials,
-    measure_speed,
-)
+from nas.estimate import Estimator, Sizes, by_earlier_trials, measure_speed
 from nas.finalists import ALLOCATED, BASE_MODEL, GLOBAL, UNIFORM, WINNER
-from nas.preparation.calibration import calibration_path
-from nas.preparation.context import PreparationContext, preparation_context
-from nas.preparation.data import TaskFolders, row_kind, stored_task
-from nas.preparation.outputs import outputs_paths
-from nas.preparation.phases import CANDIDATE, learns_from_text
-from nas.preparation.predictions import predictions_path
-from nas.preparation.supernet import context_of_source, encoder_path, is_independent_of_task, supernet_path
-from nas.preparation.text import corpora_of, text_folder
+from nas.preparation.context import preparation_context
+from nas.preparation.data import row_kind
+from nas.preparation.entries import TRAINING, Entry
+from nas.preparation.phases import learns_from_text
+from nas.preparation.prepare import TEXTS, entries, workspace_of
+from nas.preparation.text import corpora_of
 from nas.preparation.workspace import Workspace, base_of_study
 from nas.progress import Part, shown
+from nas.search_run import SearchRun
 from nas.stages import Enqueued, plan, start_of, varied
 from nas.study.attributes import COSTS
-from nas.study.folder import Folder
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.grammar import count_graphs
@@ -57,48 +43,28 @@ from search_spaces.spaces import Space
 CLASSES = 2
 
 
-@dataclass(frozen=True)
-class Made:
-    """Something that the preparation makes.
-
-    Attributes:
-        part: its name among the parts of an `Estimator`; empty if it takes no training.
-        path: where it is kept; None if that is not known before the rows have been read.
-    """
-
-    what: str
-    part: str
-    path: Path | None
-
-    @property
-    def exists(self) -> bool:
-        """Whether it is in the cache."""
-        return self.path is not None and self.path.exists()
-
-
-def dry_run(
-    config: StudyConfig, options: Namespace, folder: Folder, stages: Sequence[str], workers: int, console: Console
-) -> int:
-    """Print what the search would do; returns the exit status.
+def dry_run(search: SearchRun, console: Console) -> None:
+    """Print what the search would do.
 
     Raises:
         UserError: as the search itself.
     """
-    chosen = Architecture.load(options.start) if options.start else None
-    context = preparation_context(config, options.device) if known_rows(config) else None
-    made = list(made_of(config, context, options.device))
-    start = start_of(folder, stages[0], chosen)
-    space, baselines = first_plan(config, made, stages[0], start, options.device)
-    console.print(f"dry run: nothing is trained, and nothing is written to {folder.path}")
-    show_space(console, config, space, stages[0])
-    show_baselines(console, config, space, baselines, made)
-    show_needs(console, made, downloads_of(config), context is not None)
-    show_time(console, config, options, space, stages, made, workers)
-    return DONE
-
-
-# The tables of trainings whose text the preparation of a search needs.
-TEXTS = ("warmup", *CANDIDATE)
+    search.check()
+    config, device = search.config, search.cluster.device
+    known = known_rows(config)
+    context = preparation_context(config, device, known=known)
+    needed, workspace = list(entries(context)), workspace_of(context)
+    latency = "latency" in config.goals or config.space.max_latency is not None
+    table = latencies_file(config, workspace, device) if latency else None
+    start = start_of(search.folder, search.stages[0], search.start)
+    space, baselines = first_plan(config, workspace, search.stages[0], start, device, table)
+    console.print(f"dry run: nothing is trained, and nothing is written to {search.path}")
+    show_space(console, config, space, search.stages[0])
+    show_baselines(console, config, space, baselines, workspace)
+    there = {entry.what: entry.exists for entry in needed}
+    there |= {"latency table of this device": table is not None and table.exists()} if latency else {}
+    show_needs(console, there, downloads_of(config), known)
+    show_time(console, search, space, needed, workspace)
 
 
 def known_rows(config: StudyConfig) -> bool:
@@ -127,76 +93,37 @@ def downloads_of(config: StudyConfig) -> Iterator[str]:
             yield f"text {source}"
 
 
-def made_of(config: StudyConfig, context: PreparationContext | None, device: str) -> Iterator[Made]:
-    """What the preparation of the study's first task makes, in order."""
-    data = context.cache / "data" / context.data_key if context else None
-    teacher = context.cache / "teachers" / context.teacher_key if context else None
-    supernet = supernet_path(context) if context else None
-    yield Made(f"encoded rows of {config.task}", "", data)
-    yield Made("fine-tuned teacher", "teacher: fine-tuning", teacher)
-    tables = [table for table in TEXTS if learns_from_text(config, table)]
-    texts = {table: text_folder(context, corpora_of(config, table)) if context else None for table in tables}
-    for path in dict.fromkeys(texts.values()):
-        yield Made("encoded text", "", path)
-    independent = is_independent_of_task(config)
-    path_of = encoder_path if independent else supernet_path
-    warm_up = "supernet: warm-up"
-    if config.cut_from is not None:
-        source = context_of_source(context) if context else None
-        yield Made("supernet to cut from", warm_up, path_of(source) if source else None)
-        warm_up = ""
-    if independent:
-        yield Made("pre-trained encoder", warm_up, encoder_path(context) if context else None)
-        warm_up = ""
-    yield Made("supernet", warm_up, supernet)
-    if config.supernet.inheritance == "compensated":
-        yield Made("calibration", "", calibration_path(context, supernet) if context and supernet else None)
-        losses = predictions_path(context, supernet) if context and supernet else None
-        yield Made("predicted losses", "supernet: predicted losses", losses)
-    outputs: Sequence[Path | None] = [None]
-    if context and data and teacher and supernet and all(path.exists() for path in (data, teacher, supernet)):
-        found = tuple((table, path) for table, path in texts.items() if path is not None and path.exists())
-        if len(found) == len(texts):
-            outputs = outputs_paths(context, TaskFolders(data, teacher, found), supernet)
-    for path in outputs:
-        yield Made("teacher's outputs for the candidates", "teacher: outputs for the candidates", path)
-    if config.space.max_latency is not None or "latency" in config.goals:
-        base, _ = base_of_study(config)
-        known = teacher is not None and teacher.exists()
-        table = latencies_file(config, base, AutoConfig.from_pretrained(teacher), device) if known else None
-        yield Made("latency table of this device", "", table)
-
-
-def prepared(config: StudyConfig, made: Sequence[Made]) -> Workspace | None:
-    """The workspace if the cache has all that the baselines need, else None."""
-    paths = {part.what: part.path for part in made}
-    data, teacher, supernet = (paths[what] for what in (made[0].what, "fine-tuned teacher", "supernet"))
-    needed = [made[0], *(part for part in made if part.what in ("fine-tuned teacher", "supernet", "predicted losses"))]
-    if not all(part.exists for part in needed) or data is None or teacher is None or supernet is None:
-        return None
-    return Workspace(config, data, teacher, supernet, (), predictions=paths.get("predicted losses"))
+def has(workspace: Workspace) -> bool:
+    """Whether the cache has all that the baselines need."""
+    predictions = [] if workspace.compensation is None else [workspace.compensation.predictions]
+    folders = workspace.folders
+    return all(path.exists() for path in (folders.data, folders.teacher, workspace.supernet, *predictions))
 
 
 def first_plan(
-    config: StudyConfig, made: Sequence[Made], stage: str, start: Architecture | None, device: str
+    config: StudyConfig,
+    workspace: Workspace,
+    stage: str,
+    start: Architecture | None,
+    device: str,
+    latencies: Path | None,
 ) -> tuple[Space, Sequence[Enqueued]]:
-    """The space of the first stage and its baselines, without those that need what is not in the cache. Its limits do
-    not include the latency if there is no table.
+    """The space of the first stage and its baselines, without those that need what is not in the cache.
+
+    Args:
+        latencies: the file of the latency table. If it does not exist, the space has no limit on the latency.
     """
-    workspace = prepared(config, made)
-    latency = all(part.exists for part in made if part.what.startswith("latency"))
     base, graph = base_of_study(config)
-    if workspace is not None:
+    if has(workspace):
         head, labels = workspace.folders.task.type.head, workspace.labels
         config = widest(config, labels, head)
-        limits = macs_limits(config, base, labels, head)
-        if latency:
-            limits = limits_of(config, workspace, device)
-        found = plan(config, workspace, stage, start, limits)
-        return found.space, found.baselines
+        measured = latencies is not None and latencies.exists()
+        limits = limits_of(config, workspace, device) if measured else macs_limits(config, base, labels, head)
+        planned = plan(config, workspace, stage, start, limits)
+        return planned.space, planned.baselines
     task = config.task
     kind = row_kind(config.rows[task]) if task in config.rows else reader_of(task).kind(task)
-    head, labels = task_type(kind).head, classes(made)
+    head, labels = task_type(kind).head, classes(workspace)
     config = widest(config, labels, head)
     limits = macs_limits(config, base, labels, head)
     space = budgeted_space(
@@ -218,10 +145,9 @@ def first_plan(
     return space, [(Architecture.uniform(base, graph), BASE_MODEL, None), (uniform, UNIFORM, None)]
 
 
-def classes(made: Sequence[Made]) -> int:
+def classes(workspace: Workspace) -> int:
     """The number of outputs of the task's head, or `CLASSES` as long as the rows have not been read."""
-    data = made[0].path
-    return len(stored_task(data).labels) or 1 if data is not None and data.exists() else CLASSES
+    return len(workspace.folders.task.labels) or 1 if workspace.folders.data.exists() else CLASSES
 
 
 def widest(config: StudyConfig, labels: int, head: str) -> StudyConfig:
@@ -261,7 +187,7 @@ def show_space(console: Console, config: StudyConfig, space: Space, stage: str) 
 
 
 def show_baselines(
-    console: Console, config: StudyConfig, space: Space, baselines: Sequence[Enqueued], made: Sequence[Made]
+    console: Console, config: StudyConfig, space: Space, baselines: Sequence[Enqueued], workspace: Workspace
 ) -> None:
     """Print the architectures that are evaluated before all others, and their costs."""
     if config.keep is not None:
@@ -279,38 +205,34 @@ def show_baselines(
         ]
         table.add_row(origin, *costs, "yes" if space.keeps_budget(architecture) else "no")
     console.print(table)
-    if prepared(config, made) is None:
+    if not has(workspace):
         others = [] if space.start is not None else [GLOBAL]
         others += ALLOCATED if config.supernet.inheritance == "compensated" else []
         if others:
             console.print(f"  {', '.join(others)}: after the supernet has been made")
-        if not made[0].exists:
+        if not workspace.folders.data.exists():
             console.print(f"  assuming {CLASSES} classes: the rows have not been read yet")
 
 
-def show_needs(console: Console, made: Sequence[Made], downloads: Iterator[str], known: bool) -> None:
-    """Print what the preparation makes or finds in the cache, and what comes from the hub."""
+def show_needs(console: Console, there: dict[str, bool], downloads: Iterator[str], known: bool) -> None:
+    """Print what the preparation makes or finds in the cache, and what comes from the hub.
+
+    Args:
+        there: for everything that is needed, whether it is in the cache.
+    """
     console.print(f"cache {cache_folder()}:")
-    for part in made:
-        state = "is there" if part.exists else "will be made"
-        console.print(f"  {part.what:<36} {state}")
+    for what, is_there in there.items():
+        console.print(f"  {what:<36} {'is there' if is_there else 'will be made'}")
     if not known:
         console.print("  (what depends on rows or text that are not on this machine yet is counted as missing)")
     for name in downloads:
         console.print(f"from the hub, unless its cache has it: {name}")
 
 
-def show_time(
-    console: Console,
-    config: StudyConfig,
-    options: Namespace,
-    space: Space,
-    stages: Sequence[str],
-    made: Sequence[Made],
-    workers: int,
-) -> None:
+def show_time(console: Console, search: SearchRun, space: Space, needed: Sequence[Entry], workspace: Workspace) -> None:
     """Print how long each part takes, and how that was estimated."""
-    parts, earlier, note = parts_of(config, options, space, stages, made, workers)
+    workers = search.cluster.workers
+    parts, earlier, note = parts_of(search, space, needed, workspace)
     console.print(f"time, with {workers} worker{'s' if workers > 1 else ''}:")
     for part in parts:
         name = {"confirmation": "search for the budget"}.get(part.what, shown(part.what))
@@ -323,38 +245,28 @@ def show_time(
 
 
 def parts_of(
-    config: StudyConfig,
-    options: Namespace,
-    space: Space,
-    stages: Sequence[str],
-    made: Sequence[Made],
-    workers: int,
+    search: SearchRun, space: Space, needed: Sequence[Entry], workspace: Workspace
 ) -> tuple[list[Part], dict[str, int], str]:
     """The parts of the search that are still to be done, by how many earlier trials they were estimated, and in words
     what the estimate is based on.
     """
-    base, graph = space.base, space.graph
-    rows: int | None = None
-    search_rows, tokens = SEARCH_ROWS, round(FILLED * config.max_length)
-    counted = "as the rows have not been read, sentences are assumed to fill half of max_length"
-    if made[0].exists and made[0].path is not None:
-        train, search = (load_encoded(made[0].path / f"{name}.npz") for name in ("train", "search"))
-        rows, search_rows, tokens = len(train), len(search), round(float(train.lengths.mean()))
-        counted = f"sentences have {tokens} tokens on average"
-    speed = measure_speed(base, graph, tokens, options.device, config.mixed_precision)
+    config, base, graph = search.config, space.base, space.graph
+    sizes = Sizes.of(config, workspace.folders.data)
+    counted = f"sentences have {sizes.tokens} tokens on average"
+    if sizes.train is None:
+        counted = "as the rows have not been read, sentences are assumed to fill half of max_length"
+    speed = measure_speed(base, graph, sizes.tokens, search.cluster.device, config.mixed_precision)
     least = min(1, *space.stacks)
     student = largest_uniform(base, graph, space.labels, space.max_params, space.limits, space.head, least)
-    estimator = Estimator(config, speed, student, rows, search_rows, tokens)
-    there = {part.part for part in made if part.exists}
-    preparation = [part for part in estimator.preparation() if part.what not in there]
-    if "supernet: warm-up" in there:
-        preparation = [part for part in preparation if part.what != "supernet: order of its channels"]
-    searching, earlier = by_earlier_trials(estimator.stages(stages), options.out, config, workers)
-    note = (
-        f"a forward pass of the base model computed {speed.macs / 1e9:.1f} G MACs a second, a training step counts "
-        f"as {FORWARD_PASSES_OF_A_STEP} passes, and {counted}"
+    estimator = Estimator(config, sizes, speed, student)
+    searching, earlier = by_earlier_trials(
+        estimator.stages(search.stages), search.path.parent, config, search.cluster.workers
     )
-    return [*preparation, *searching], earlier, note
+    note = (
+        f"a forward pass of the base model computed {speed / 1e9:.1f} G MACs a second, a training step counts "
+        f"as {TRAINING} passes, and {counted}"
+    )
+    return [*estimator.preparation(needed), *searching], earlier, note
 
 
 def rounded(number: int) -> str:

@@ -1,7 +1,7 @@
 """Estimates how long a search takes, from its multiply-accumulates and the measured speed of this machine."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 
+from distill.tasks.encoding import load_encoded
 from distill.training.loop import make_accelerator
 from distill.training.recipe import MixedPrecision
 from nas.config.load import load_config
 from nas.config.recipes import RecipeTable
 from nas.config.schema import StudyConfig
 from nas.config.stages import StageTable
+from nas.evaluation.modes import MODES
+from nas.preparation.entries import TRAINING, Entry, Work
 from nas.preparation.workspace import base_of_study
 from nas.progress import Part
 from nas.stages import BEFORE
@@ -27,32 +30,21 @@ from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.errors import UserError
 from search_spaces.graph import FFNGraph
-from supernet.one_shot import DRAWN_IN_SANDWICH
+from supernet.build import build
 
-# A training step computes about as much as this many forward passes.
-FORWARD_PASSES_OF_A_STEP = 3
 # Seconds of a trial outside its training and evaluation.
 OVERHEAD = 0.3
-# What is assumed where rows have not been read yet: how many the search split has, and the share of `max_length` that
-# a sentence fills on average.
+# What is assumed until the data set is read: how many examples the search split has, and the fraction of `max_length`
+# that a sentence fills on average.
 SEARCH_ROWS, FILLED = 2_000, 0.5
-# With a share to keep, the search trains the best baseline within about so many budgets first.
+# To keep a part of the teacher's score, the search first trains the best baseline within about so many budgets.
 BUDGETS_TRIED = 5
 # Sentences of the pass by which the machine's speed is measured.
 SENTENCES = 32
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Multiply-accumulates per second of a forward pass of the base model, with all processors."""
-
-    macs: float
-
-
-def measure_speed(base: Base, graph: FFNGraph, tokens: int, device: str, mixed_precision: MixedPrecision) -> Speed:
-    """Measure the speed of this machine by forward passes of the base model with random weights."""
-    from supernet.build import build
-
+def measure_speed(base: Base, graph: FFNGraph, tokens: int, device: str, mixed_precision: MixedPrecision) -> float:
+    """The multiply-accumulates per second of this machine in forward passes of the base model with random weights."""
     accelerator = make_accelerator(device, mixed_precision)
     architecture = Architecture.uniform(base, graph)
     with torch.random.fork_rng(devices=[]):
@@ -64,7 +56,30 @@ def measure_speed(base: Base, graph: FFNGraph, tokens: int, device: str, mixed_p
             begun = time.perf_counter()
             model(input_ids=tokens_BT).logits.sum().item()
             seconds.append(time.perf_counter() - begun)
-    return Speed(SENTENCES * cost.macs(architecture, tokens) / median(seconds[1:]))
+    return SENTENCES * cost.macs(architecture, tokens) / median(seconds[1:])
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much data a study has.
+
+    Attributes:
+        tokens: of a sentence, on average.
+        train: the number of training examples; None if they have not been read.
+        search: the number of examples of the search split.
+    """
+
+    tokens: int
+    train: int | None = None
+    search: int = SEARCH_ROWS
+
+    @classmethod
+    def of(cls, config: StudyConfig, data: Path) -> "Sizes":
+        """Those of the encoded examples in a folder of the cache, or assumptions if it does not exist."""
+        if not data.exists():
+            return cls(max(1, round(FILLED * config.max_length)))
+        train, search = (load_encoded(data / f"{name}.npz") for name in ("train", "search"))
+        return cls(round(float(train.lengths.mean())), len(train), len(search))
 
 
 @dataclass(frozen=True)
@@ -72,52 +87,41 @@ class Estimator:
     """Estimates the parts of a search.
 
     Attributes:
-        speed: of this machine.
-        rows: the number of training rows; None if they have not been read.
-        search_rows: the number of rows of the search split.
-        tokens: of a sentence, on average.
+        macs_per_second: of this machine.
         student: an architecture of the size of the candidates.
     """
 
     config: StudyConfig
-    speed: Speed
+    sizes: Sizes
+    macs_per_second: float
     student: Architecture
-    rows: int | None = None
-    search_rows: int = SEARCH_ROWS
-    tokens: int = 0
 
-    @property
-    def _tokens(self) -> int:
-        return self.tokens or max(1, round(FILLED * self.config.max_length))
+    def seconds(self, work: Iterable[Work]) -> float:
+        """Seconds that this computation takes."""
+        return (
+            sum(
+                each.passes * self._sentences(each.sentences) * cost.macs(each.architecture, self.sizes.tokens)
+                for each in work
+            )
+            / self.macs_per_second
+        )
 
-    def _seconds(self, architecture: Architecture, sentences: float, passes: float = 1) -> float:
-        """Seconds of so many forward passes of the sentences."""
-        return passes * sentences * cost.macs(architecture, self._tokens) / self.speed.macs
-
-    def sentences(self, table: RecipeTable | None) -> float:
-        """The sentences of all batches of a training; 0 if there is none, or if the rows are not known."""
-        if table is None or (table.steps is None and self.rows is None):
+    def _sentences(self, number: float | RecipeTable | None) -> float:
+        """A number of sentences; of a training 0 if it depends on the number of examples and that is not known."""
+        if not isinstance(number, RecipeTable):
+            return number or 0
+        if number.steps is None and self.sizes.train is None:
             return 0
-        recipe = table.build(max(1, round(table.share * (self.rows or 0))))
+        recipe = number.build(max(1, round(number.share * (self.sizes.train or 0))))
         return recipe.steps * recipe.batch_size * recipe.gradient_accumulation_steps
 
-    def preparation(self) -> list[Part]:
-        """The parts of the preparation that take long, as if nothing were in the cache."""
-        config = self.config
-        base, graph = self._supernet()
-        largest = Architecture.uniform(base, graph, max(config.space.stacks))
-        batches = config.warmup.importance_batches * config.warmup.batch_size
-        warmup = self.sentences(config.warmup)
-        warmed = Architecture.uniform(*base_of_study(config.cut_from or config), max(config.space.stacks))
-        parts = [
-            Part("teacher: fine-tuning", 1, self._train(largest, self.sentences(config.finetune))),
-            Part("supernet: warm-up", 1, self._train(warmed, warmup) + self._seconds(warmed, warmup)),
-            Part("supernet: order of its channels", 1, 2 * self._train(largest, batches)),
-        ]
-        if config.supernet.inheritance == "compensated":
-            parts.append(Part("supernet: predicted losses", 1, 2 * self._train(largest, batches)))
-        outputs = self.sentences(config.candidate) + self.sentences(config.candidate_pretrain)
-        return [*parts, Part("teacher: outputs for the candidates", 1, self._seconds(largest, outputs))]
+    def parts(self, work: Iterable[Work]) -> list[Part]:
+        """The parts of a search that this computation is."""
+        return [Part(each.what, 1, self.seconds([each])) for each in work]
+
+    def preparation(self, entries: Iterable[Entry]) -> list[Part]:
+        """The parts of the preparation that makes those of the entries that are not in the cache."""
+        return self.parts(work for entry in entries if not entry.exists for work in entry.work)
 
     def stages(self, stages: Sequence[str]) -> list[Part]:
         """The parts of these stages: their trials, and the confirmations after them."""
@@ -127,38 +131,27 @@ class Estimator:
             parts.append(Part("confirmation", tried, self.training()))
         for stage in stages:
             table = self.config.stage(stage)
-            if table.evaluation == "one_shot":
-                base, graph = self._supernet()
-                largest = Architecture.uniform(base, graph, max(self.config.space.stacks))
-                shared = self.sentences(self.config.sharing) + self.sentences(self.config.sharing_pretrain)
-                sharing = self.config.sharing
-                shared *= len(sharing.widths) or (2 + DRAWN_IN_SANDWICH if sharing.sandwich else 1)
-                parts.append(Part("one-shot supernet: training", 1, self._train(largest, shared)))
+            parts += self.parts(MODES[table.evaluation].work(self.config))
             parts.append(Part(f"stage-{stage}", table.trials, self.trial(table, stage)))
             parts.append(Part(f"confirmation of stage {stage}", confirmations_of(table, stage), self.training()))
         return parts
 
     def trial(self, table: StageTable, stage: str) -> float:
         """Seconds of one trial of a stage."""
-        tasks = len(self.config.tasks) if stage == "3" else 1
-        if table.evaluation == "trained":
+        mode, tasks = MODES[table.evaluation], len(self.config.tasks) if stage == "3" else 1
+        if mode.trains:
             return self.training()
-        rows = table.rows if table.evaluation == "untrained" else self.config.sharing.rows
-        scoring = self._seconds(self.student, min(rows or self.search_rows, self.search_rows))
-        if self.config.supernet.inheritance == "compensated" and table.evaluation == "untrained":
-            scoring += self._seconds(self.student, self.config.supernet.calibration_rows, 2)
-        return OVERHEAD + tasks * scoring
+        scored = min(mode.scored_on(self.config, table) or self.sizes.search, self.sizes.search)
+        work = [Work("scoring", self.student, scored)]
+        if mode.inheritance(self.config) == "compensated":
+            work.append(Work("compensation", self.student, self.config.supernet.calibration_rows, 2))
+        return OVERHEAD + tasks * self.seconds(work)
 
     def training(self) -> float:
         """Seconds of the training and the evaluation of one candidate."""
-        sentences = self.sentences(self.config.candidate) + self.sentences(self.config.candidate_pretrain)
-        return OVERHEAD + self._train(self.student, sentences) + self._seconds(self.student, self.search_rows)
-
-    def _train(self, architecture: Architecture, sentences: float) -> float:
-        return self._seconds(architecture, sentences, FORWARD_PASSES_OF_A_STEP)
-
-    def _supernet(self) -> tuple[Base, FFNGraph]:
-        return base_of_study(self.config)
+        tables = (self.config.candidate_pretrain, self.config.candidate)
+        work = [Work("training", self.student, table, TRAINING) for table in tables]
+        return OVERHEAD + self.seconds([*work, Work("scoring", self.student, self.sizes.search)])
 
 
 def confirmations_of(table: StageTable, stage: str) -> int:
@@ -215,11 +208,14 @@ def alike(config: StudyConfig) -> dict[str, Any]:
     return result | evaluations
 
 
-def expected_parts(config: StudyConfig, stages: Sequence[str]) -> list[Part]:
-    """The parts of a search, in order; only the proportions of their seconds mean something, as the speed of this
+def expected_parts(config: StudyConfig, entries: Iterable[Entry], stages: Sequence[str], data: Path) -> list[Part]:
+    """The parts of a search, in order. Only the proportions of their seconds mean something, as the speed of this
     machine has not been measured.
+
+    Args:
+        data: the folder of the encoded examples.
     """
     base, graph = base_of_study(config)
     student = Architecture.uniform(base, graph, expansion=config.space.uniform or max(config.space.expansions))
-    estimator = Estimator(config, Speed(1e10), student)
-    return [*estimator.preparation(), *estimator.stages(stages)]
+    estimator = Estimator(config, Sizes.of(config, data), 1e10, student)
+    return [*estimator.preparation(entries), *estimator.stages(stages)]

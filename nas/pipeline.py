@@ -1,28 +1,26 @@
 """Runs the stages of a search one after the other: each searches, confirms its finalists, and passes on its winner."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
 
 from distill.files import read_json, write_text
 from distill.training.loop import device_type
-from distill.training.progress import ProgressCallback, ignore_progress
 from nas import keep
 from nas.budget import latencies_of, limits_of
-from nas.cluster import Cluster, ray_session
+from nas.cluster import ray_session
 from nas.config.schema import ConfigError, StudyConfig
-from nas.evaluate import Evaluator
+from nas.evaluation.modes import MODES
+from nas.evaluation.trained import TrainedEvaluator
 from nas.finalists import Confirmed, confirmations, finalists, lead_line, summary
 from nas.latency.table import measure_whole
-from nas.preparation.one_shot import prepare_one_shot
-from nas.preparation.untrained import prepare_untrained
-from nas.preparation.workspace import Workspace
-from nas.progress import NO_TRIAL
+from nas.preparation.workspace import AnyWorkspace, Workspace
+from nas.progress import NO_TRIAL, Listener
 from nas.runner import evaluate_keeping_rows, run
 from nas.stages import ALLOCATED, BEFORE, GLOBAL, Plan, check_start, plan, sampler_of, start_of
 from nas.study import ledger
@@ -38,29 +36,42 @@ from search_spaces.equivalence import function_key
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
 
+if TYPE_CHECKING:
+    from nas.search_run import SearchRun
+
 
 @dataclass
 class Search:
-    """A search: its configuration, where it is stored and run, and the callbacks that show its progress.
+    """A search whose study is prepared, while it runs.
 
     Attributes:
-        given: the configuration as it was given; with `keep` its budget is found by the search.
+        search: what to search; with `keep` in its configuration the budget is found by the search.
+        listener: is told how far it is.
     """
 
-    given: StudyConfig
-    folder: Folder
+    search: "SearchRun"
     workspace: Workspace
-    cluster: Cluster
-    storage: str
-    say: Callable[[str], None] = print
-    on_progress: ProgressCallback = ignore_progress
-    on_trial: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
-    on_start: Callable[[optuna.Study, int, int], None] = field(default=lambda study, number, total: None)
+    listener: Listener
+
+    @property
+    def given(self) -> StudyConfig:
+        """The configuration as it was given."""
+        return self.search.config
+
+    @property
+    def folder(self) -> Folder:
+        """The study's folder."""
+        return self.search.folder
+
+    @property
+    def device(self) -> str:
+        """Where models are trained: "auto", "cpu" or "cuda"."""
+        return self.search.cluster.device
 
     @cached_property
     def prefix(self) -> str:
         """What the names of the studies begin with."""
-        return prefix_of(self.folder, self.storage)
+        return prefix_of(self.folder, self.search.url)
 
     @property
     def config(self) -> StudyConfig:
@@ -79,29 +90,30 @@ class Search:
         head = self.workspace.folders.task.type.head
         return keep.with_budget(self.given, base, graph, self.workspace.labels, head, maximum, slack)
 
-    def first(self, stage: str, chosen: Architecture | None = None) -> Plan:
-        """The plan of the stage to run first, which refines `chosen` or the winner of the stage before it.
+    def first(self) -> Plan:
+        """The plan of the first stage, which refines the chosen start or the winner of the stage before it.
 
         Raises:
             ConfigError, search_spaces.spaces.SpaceError: there is nothing to refine, or no architecture keeps the
                 budget.
         """
-        start = start_of(self.folder, stage, chosen)
+        stage = self.search.stages[0]
+        start = start_of(self.folder, stage, self.search.start)
         check_start(start, self.config, self.workspace.base()[0])
-        limits = limits_of(self.config, self.workspace, self.cluster.device, self.on_progress)
-        self.on_progress("baselines", None)
+        limits = limits_of(self.config, self.workspace, self.device, self.listener.update)
+        self.listener.update("baselines", None)
         return plan(self.config, self.workspace, stage, start, limits)
 
-    def run(self, first: Plan, rest: Sequence[str] = ()) -> Architecture:
-        """Run a stage and the stages in `rest`, each of which refines the winner before it; returns the last winner."""
-        self.on_progress("starting Ray", None)
-        with ray_session(self.cluster):
+    def run_stages(self, first: Plan) -> Architecture:
+        """Run the first stage and the others, each of which refines the winner before it; returns the last winner."""
+        self.listener.update("starting Ray", None)
+        with ray_session(self.search.cluster):
             if self.given.keep is not None and not self.folder.budget.exists():
                 self.find_budget(first)
-                first = self.first(first.stage, first.start)
+                first = self.first()
             winner = self.stage(first)
-            for stage in rest:
-                self.say(f"stage {stage}, from the winner of stage {BEFORE[stage]}")
+            for stage in self.search.stages[1:]:
+                self.listener.say(f"stage {stage}, from the winner of stage {BEFORE[stage]}")
                 winner = self.stage(plan(self.config, self.workspace, stage, winner, first.space.limits))
         return winner
 
@@ -109,18 +121,18 @@ class Search:
         """Run one stage: search, confirm the finalists with fresh seeds, and write and return the winner."""
         self.folder.begin(plan.stage, self.given, plan.start)
         workspace = self.prepared(plan)
-        self.on_progress(f"stage {plan.stage}: sampler and teacher's score", None)
-        sampler = sampler_of(plan, workspace)
-        study = ledger.open_study(self.storage, f"{self.prefix}{plan.study}", sampler, plan.goals)
+        self.listener.update(f"stage {plan.stage}: sampler and teacher's score", None)
+        sampler = sampler_of(plan, self.workspace)
+        study = ledger.open_study(self.search.url, f"{self.prefix}{plan.study}", sampler, plan.goals)
         self._record_teacher(study, plan)
         ledger.requeue_unfinished(study)
         ledger.enqueue_missing(study, Parameters.of(plan.space), plan.baselines)
-        self.on_start(study, NO_TRIAL, plan.table.trials)
+        self.listener.started(study, NO_TRIAL, plan.table.trials)
         run(
             study,
             plan.space,
             workspace,
-            self.cluster,
+            self.search.cluster,
             trials=plan.table.trials,
             origin=plan.table.sampler,
             stop=plan.table.stop,
@@ -142,7 +154,7 @@ class Search:
         if self.given.keep is not None:
             self._add_kept(best, confirmed, self.given.keep.share)
         if line := lead_line(best["winner"]):
-            self.say(line)
+            self.listener.say(line)
         if any(limit.name == "latency" for limit in plan.space.limits):
             self._measure(best)
         write_text(self.folder.best(plan.stage), json.dumps(best, indent=2) + "\n")
@@ -150,14 +162,9 @@ class Search:
         winner.save(self.folder.architecture)
         return winner
 
-    def prepared(self, plan: Plan) -> Workspace:
-        """The workspace with what only this stage needs, which is made unless it is in the cache."""
-        if plan.table.evaluation == "one_shot":
-            return prepare_one_shot(self.workspace, plan.space, self.cluster.device, self.on_progress)
-        if plan.table.evaluation == "untrained":
-            of_all_tasks = plan.stage == "3" and self.config.stage3.scored_on == "mean"
-            return prepare_untrained(self.workspace, plan.table, of_all_tasks, self.cluster.device, self.on_progress)
-        return self.workspace
+    def prepared(self, plan: Plan) -> AnyWorkspace:
+        """What the candidates of this stage need, which is made unless it is in the cache."""
+        return MODES[plan.table.evaluation].prepare(self.workspace, plan, self.device, self.listener.update)
 
     def confirm(self, space: Space, wanted: Sequence[tuple[Architecture, str]], seeds: Sequence[int]) -> Confirmed:
         """Train architectures from the frozen supernet with each of the seeds; returns the results.
@@ -168,19 +175,19 @@ class Search:
         Args:
             wanted: pairs of an architecture and its origin.
         """
-        study = ledger.open_study(self.storage, f"{self.prefix}{CONFIRMATION}")
+        study = ledger.open_study(self.search.url, f"{self.prefix}{CONFIRMATION}")
         ledger.requeue_unfinished(study)
         enqueued = [(architecture, origin, seed) for seed in seeds for architecture, origin in wanted]
         # What is confirmed may differ in graphs and in sizes.
         parameters = Parameters.of(space, frozenset({GRAPHS, SIZES}))
         if ledger.enqueue_missing(study, parameters, enqueued):
-            self.say(f"training {len(wanted)} architectures with {len(seeds)} fresh seeds each")
+            self.listener.say(f"training {len(wanted)} architectures with {len(seeds)} fresh seeds each")
         total = len(ledger.waiting(study)) + len(ledger.finished(study))
         run(
             study,
             space,
             self.workspace,
-            self.cluster,
+            self.search.cluster,
             trials=None,
             origin=CONFIRMATION,
             evaluate=evaluate_keeping_rows,
@@ -219,7 +226,7 @@ class Search:
             described = COSTS[goal.cost](budgets[step])
             (confirmed,) = self.confirm(widest.space, [(architecture, described)], seeds).values()
             found = keep.share_kept_by(metric, self._teacher_rows, confirmed, goal.share)
-            self.say(f"{described}: keeps {found or 'nothing, as no training succeeded'}")
+            self.listener.say(f"{described}: keeps {found or 'nothing, as no training succeeded'}")
             tried.append({"maximum": budgets[step]} | (found.to_json() if found else {}))
             return found is not None and found.share >= goal.share
 
@@ -230,12 +237,12 @@ class Search:
             )
         found = {"cost": goal.cost, "maximum": budgets[last], "slack": self._slack(budgets[last]), "tried": tried}
         write_text(self.folder.budget, json.dumps(found, indent=2) + "\n")
-        self.say(f"budget: {COSTS[goal.cost](budgets[last])}")
+        self.listener.say(f"budget: {COSTS[goal.cost](budgets[last])}")
 
     def _first_stage(self, maximum: int, slack: float) -> Plan:
         """The plan of stage 1 within a budget in place of `keep`."""
         config = self.with_budget(maximum, slack)
-        limits = limits_of(config, self.workspace, self.cluster.device, self.on_progress)
+        limits = limits_of(config, self.workspace, self.device, self.listener.update)
         return plan(config, self.workspace, "1", None, limits)
 
     def _slack(self, maximum: int) -> float:
@@ -257,7 +264,7 @@ class Search:
         limit = Limit("params", fixed_params(space.base, space.labels, space.head), ffn_params, keep.UNBOUNDED)
         if name != "params":
             bounded = limits_of(
-                self.with_budget(keep.UNBOUNDED, 1.0), self.workspace, self.cluster.device, self.on_progress
+                self.with_budget(keep.UNBOUNDED, 1.0), self.workspace, self.device, self.listener.update
             )
             limit = next(found for found in bounded if found.name == name)
         cheapest = min(limit.layer_cost(space.base, genes) for genes in space.options(0, space.graph))
@@ -270,8 +277,7 @@ class Search:
         """
         if (plan.stage == "3" and len(self.given.tasks) > 1) or TEACHER in study.user_attrs:
             return
-        number = {"untrained": plan.table.rows, "one_shot": self.given.sharing.rows}.get(plan.table.evaluation)
-        rows = self._teacher_rows[:number]
+        rows = self._teacher_rows[: MODES[plan.table.evaluation].scored_on(self.given, plan.table)]
         task = self.workspace.folders.task
         score = task.score_metric.of_contributions(rows).value
         study.set_user_attr(TEACHER, {"task": self.workspace.config.task, "score": score})
@@ -279,7 +285,7 @@ class Search:
     @cached_property
     def _teacher_rows(self) -> np.ndarray:
         """The contributions of the rows of the search split to the teacher's score."""
-        evaluator = Evaluator(self.workspace, self.cluster.device)
+        evaluator = TrainedEvaluator(self.workspace, self.device)
         return evaluator.contributions(evaluator.teacher())
 
     def _add_kept(self, best: dict[str, Any], confirmed: Confirmed, share: float) -> None:
@@ -292,30 +298,30 @@ class Search:
             if found and row["trial"] == best["winner"]["trial"]:
                 best["winner"]["kept"] = row["kept"]
                 sure = f"at least {share:.1%} with confidence {found.confidence:.0%}"
-                self.say(f"winner: keeps {found} of the teacher's score, {sure}")
+                self.listener.say(f"winner: keeps {found} of the teacher's score, {sure}")
 
     def _measure(self, best: dict[str, Any]) -> None:
         """Add two latencies to every finalist: the one predicted from the table, and the one measured on the whole
         model.
         """
-        table = latencies_of(self.config, self.workspace, self.cluster.device, self.on_progress)
+        table = latencies_of(self.config, self.workspace, self.device, self.listener.update)
         architectures = {
             f"{number}": Architecture.from_json(row["architecture"]) for number, row in enumerate(best["finalists"])
         }
-        for number, measured in measure_whole(architectures, table, device_type(self.cluster.device)).items():
+        for number, measured in measure_whole(architectures, table, device_type(self.device)).items():
             row = best["finalists"][int(number)]
             whole = round(1e6 * measured.whole.median)
             row |= {"latency_us": measured.predicted, "latency_measured_us": whole}
-            self.say(
+            self.listener.say(
                 f"latency of trial {row['trial']}: {measured.predicted / 1e3:.2f} ms in the table, "
                 f"{whole / 1e3:.2f} ms measured whole"
             )
 
     def _on_start(self, study: optuna.Study, number: int, total: int) -> None:
         add_drawing(study, number, self.folder.artifacts)
-        self.on_start(study, number, total)
+        self.listener.started(study, number, total)
 
     def _on_trial(self, study: optuna.Study, number: int, total: int) -> None:
         if study.get_trials(deepcopy=False)[number].state.is_finished():  # otherwise it lost its worker
             add_note(study, number)
-        self.on_trial(study, number, total)
+        self.listener.trial(study, number, total)

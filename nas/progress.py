@@ -79,7 +79,33 @@ class Running:
         return f", {60 / self.pace:.1f} a minute" if self.pace else ""
 
 
-class Progress(progress.Progress):
+class Listener:
+    """Is told what a search does. This one ignores it."""
+
+    def update(self, what: str, share: float | None) -> None:
+        """Called by the preparation, see `distill.training.progress.ProgressCallback`."""
+
+    def say(self, line: str) -> None:
+        """Called with a line for the user."""
+
+    def expect(self, parts: Sequence[Part]) -> None:
+        """Called with the parts of the search, in order. Only the proportions of their seconds mean something."""
+
+    def started(self, study: optuna.Study, number: int, total: int) -> None:
+        """Called when a trial has started or, if `number` is `NO_TRIAL`, when those of a study are about to start.
+
+        Args:
+            total: how many trials the study runs.
+        """
+
+    def trial(self, study: optuna.Study, number: int, total: int) -> None:
+        """Called when a trial has ended."""
+
+    def finish(self) -> None:
+        """Called when the preparation has ended."""
+
+
+class Progress(progress.Progress, Listener):
     """Shows the progress of the preparation and of the trials, and prints a line for every trial."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:

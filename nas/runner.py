@@ -30,11 +30,10 @@ from distill.files import scratch_folder
 from distill.training.loop import Diverged
 from nas.cluster import NO_GPU, Cluster, cpus_per_trial, gpus_per_trial
 from nas.config.schema import ConfigError
-from nas.evaluate import CandidateEvaluator, Evaluator, Score
-from nas.evaluate_one_shot import OneShotEvaluator
-from nas.evaluate_untrained import UntrainedEvaluator
+from nas.evaluation.modes import MODES
+from nas.evaluation.score import CandidateEvaluator, Score
 from nas.failures import LOST, is_out_of_memory, kernel_kills, killed_by_ray, one_line
-from nas.preparation.workspace import Workspace
+from nas.preparation.workspace import AnyWorkspace
 from nas.study import ledger
 from nas.study.attributes import EXPERT_LOAD, ROWS, score_attribute
 from nas.study.contributions import encode
@@ -56,7 +55,7 @@ Evaluate = Callable[..., None]
 def run(
     study: optuna.Study,
     space: Space,
-    workspace: Workspace,
+    workspace: AnyWorkspace,
     cluster: Cluster,
     *,
     trials: int | None,
@@ -110,7 +109,7 @@ def run(
                 name="trials",
                 storage_path=str(scratch),
                 verbose=0,
-                callbacks=[Recorder(study, on_trial, workspace.config.trial_timeout)],
+                callbacks=[Recorder(study, on_trial, workspace.study.config.trial_timeout)],
             ),
         )
         try:
@@ -122,7 +121,7 @@ def run(
 
 
 def evaluate_trial(
-    config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...], keep_rows: bool = False
+    config: dict[str, Any], workspace: AnyWorkspace, device: str, rungs: tuple[Fraction, ...], keep_rows: bool = False
 ) -> None:
     """Run one trial in a worker: report `{"step", "score", "seconds"}` for every intermediate value, and at the end the
     final score with its attributes, with `keep_rows` among them the contributions of the rows. Seconds are those since
@@ -132,7 +131,7 @@ def evaluate_trial(
     `failure`. Any other error is raised, and `Recorder` fails the trial. After `trial_timeout` seconds the worker
     writes where it is to its log and ends itself, even if a library hangs.
     """
-    faulthandler.dump_traceback_later(workspace.config.trial_timeout, exit=True, file=STDERR)
+    faulthandler.dump_traceback_later(workspace.study.config.trial_timeout, exit=True, file=STDERR)
     try:
         _evaluate_trial(config, workspace, device, rungs, keep_rows)
     finally:
@@ -140,7 +139,7 @@ def evaluate_trial(
 
 
 def _evaluate_trial(
-    config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...], keep_rows: bool
+    config: dict[str, Any], workspace: AnyWorkspace, device: str, rungs: tuple[Fraction, ...], keep_rows: bool
 ) -> None:
     begun = time.monotonic()  # Ray's own seconds depend on the system's clock, which may be set back
 
@@ -150,9 +149,9 @@ def _evaluate_trial(
     load_extensions()
     architecture = Architecture.from_json(json.loads(config[ledger.ARCHITECTURE]))
     gc.collect()  # frees the last candidate, whose model and closures refer to each other
-    if not workspace.supernet.exists():
+    if not workspace.study.supernet.exists():
         raise FileNotFoundError(
-            f"{workspace.supernet} is not on this node: point FFN_NAS_CACHE to a folder that all nodes share"
+            f"{workspace.study.supernet} is not on this node: point FFN_NAS_CACHE to a folder that all nodes share"
         )
     try:
         score = evaluator_of(workspace, device).evaluate(
@@ -172,24 +171,20 @@ def _evaluate_trial(
 
 
 def evaluate_keeping_rows(
-    config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]
+    config: dict[str, Any], workspace: AnyWorkspace, device: str, rungs: tuple[Fraction, ...]
 ) -> None:
     """As `evaluate_trial`, for trials that are compared with each other on the same rows."""
     evaluate_trial(config, workspace, device, rungs, keep_rows=True)
 
 
 @lru_cache(maxsize=1)
-def evaluator_of(workspace: Workspace, device: str) -> CandidateEvaluator:
+def evaluator_of(workspace: AnyWorkspace, device: str) -> CandidateEvaluator:
     """The evaluator of candidates in this process; a worker reuses it from one trial to the next.
 
     What exists after it was created stays, so later garbage collections do not look at it. That would take as long as a
     quarter of an untrained evaluation.
     """
-    evaluator: CandidateEvaluator
-    if workspace.one_shot:
-        evaluator = OneShotEvaluator(workspace, device)
-    else:
-        evaluator = UntrainedEvaluator(workspace, device) if workspace.untrained else Evaluator(workspace, device)
+    evaluator = MODES[workspace.mode].evaluator(workspace, device)
     gc.collect()
     gc.freeze()
     return evaluator
@@ -213,7 +208,7 @@ class Proposals(Searcher):
         study: optuna.Study,
         space: Space,
         origin: str,
-        workspace: Workspace,
+        workspace: AnyWorkspace,
         trials: int | None,
         on_start: OnTrial = lambda study, number: None,
     ) -> None:
@@ -221,8 +216,8 @@ class Proposals(Searcher):
         self.study = study
         self.space = space
         self.origin = origin
-        self.seed = workspace.config.seed
-        self.labels = workspace.labels
+        self.seed = workspace.study.config.seed
+        self.labels = workspace.study.labels
         self.trials = trials
         self.on_start = on_start
 

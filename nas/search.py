@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 from distill import interrupt
-from distill.cli import DONE, INTERRUPTED, guard, is_first_process, several_processes
+from distill.cli import DONE, INTERRUPTED, guard, is_first_process
 from distill.training.progress import loading
 from nas.config.load import load_config
-from nas.config.schema import StudyConfig
 from nas.options import DEFAULT, check, overrides, parser, stages_of
 from search_spaces.errors import UserError
 
@@ -51,7 +50,7 @@ def show_so_far(options: argparse.Namespace, folder: Path) -> None:
 
 
 def command(options: argparse.Namespace, folder: Path) -> int:
-    """Check the options, load the configuration and search.
+    """Check the options, load the configuration and search; returns the exit status.
 
     Args:
         folder: the study's folder.
@@ -64,11 +63,7 @@ def command(options: argparse.Namespace, folder: Path) -> int:
     source = str(stored) if options.preset is None and stored.exists() else options.preset or DEFAULT
     with loading(options.quiet):
         config = load_config(source, overrides(options))
-    return search(config, options, folder)
 
-
-def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
-    """Prepare and run the stages in the study's folder `path`; returns the exit status."""
     from rich.console import Console
 
     from nas.progress import Progress
@@ -80,62 +75,34 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         # These modules import torch, transformers and ray, which takes seconds.
         from transformers.utils import logging as transformers_logging
 
-        from nas.cluster import Cluster, check_cluster
-        from nas.estimate import expected_parts
-        from nas.pipeline import Search
-        from nas.preparation.prepare import prepare
+        from nas.cluster import Cluster
         from nas.results import show_results
-        from nas.stages import check_stage
-        from nas.study.folder import Folder
-        from nas.study.lock import check_storage, sole_driver
-        from nas.study.storage import retrying
+        from nas.search_run import SearchRun
         from search_spaces.architecture import Architecture
 
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
-        workers = options.workers or min(2, os.cpu_count() or 1)
-        cluster = Cluster(workers=workers, address=options.address, device=options.device)
-        folder, stages = Folder(path), stages_of(options)
-        storage = options.storage or folder.storage
-        check_storage(storage)
-        folder.check(config, stages, options.resume)
-        start = Architecture.load(options.start) if options.start else None
-        check_stage(config, folder, stages[0], start)
+        search = SearchRun(
+            config=config,
+            path=folder,
+            stages=stages_of(options),
+            start=Architecture.load(options.start) if options.start else None,
+            cluster=Cluster(
+                workers=options.workers or min(2, os.cpu_count() or 1), address=options.address, device=options.device
+            ),
+            storage=options.storage,
+            resume=options.resume,
+        )
         if options.dry_run:
             from nas.dry_run import dry_run
 
-            return dry_run(config, options, folder, stages, workers, console)
-        if not options.prepare:
-            check_cluster(cluster)
-            progress.expect(expected_parts(config, stages))
-        search = Search(
-            config,
-            folder,
-            # One process saves the teacher's outputs, when the search begins.
-            prepare(config, options.device, progress.update, outputs=not several_processes()),
-            cluster,
-            storage=storage,
-            say=progress.say,
-            on_progress=progress.update,
-            on_trial=progress.trial,
-            on_start=progress.started,
-        )
-        first = search.first(stages[0], start)
-        if options.prepare:
-            search.prepared(first)
+            dry_run(search, console)
             return DONE
-        progress.finish()
-        folder.create(config)
-
-        def run(again: bool) -> None:
-            with sole_driver(storage, path.name):
-                # Another process may have started the study while this one was preparing it.
-                folder.check(config, stages, options.resume or again)
-                progress.say(f"study {path} (optuna-dashboard {storage} --artifact-dir {folder.artifacts})")
-                search.run(first, stages[1:])
-
-        retrying(storage, run, progress.say)
-    retrying(storage, lambda again: show_results(folder, storage, console, options.json), progress.say)
+        if options.prepare:
+            search.prepare(progress)
+            return DONE
+        search.run(progress)
+    show_results(search.folder, search.url, console, options.json)
     return DONE
 
 

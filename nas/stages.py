@@ -105,8 +105,8 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architect
         baselines = [(start, WINNER, None)]
         if stage == "2":
             baselines.append((all_base_graphs(start, graph), WINNER_WITH_BASE_GRAPHS, None))
-    if workspace.predictions is not None:
-        losses = PredictedLosses.load(workspace.predictions, base, graph)
+    if workspace.compensation is not None:
+        losses = PredictedLosses.load(workspace.compensation.predictions, base, graph)
         found = allocations(space, losses, len(ALLOCATED))
         baselines += [(architecture, origin, None) for architecture, origin in zip(found, ALLOCATED, strict=False)]
     return Plan(stage, table, space, baselines, start, config.goals[1:])
@@ -209,10 +209,10 @@ def sampler_of(plan: Plan, workspace: Workspace, seed: int | None = None) -> Pro
     Args:
         seed: by default the study's.
     """
-    if workspace.predictions is None:
+    if workspace.compensation is None:
         proxy = kept_importance(workspace.importance())
     else:
-        losses = PredictedLosses.load(workspace.predictions, *workspace.base())
+        losses = PredictedLosses.load(workspace.compensation.predictions, *workspace.base())
         proxy = lru_cache(8192)(lambda architecture: -losses.of(architecture))
     make: Callable[..., Proposer] = SAMPLERS[plan.table.sampler]
     seed = workspace.config.seed if seed is None else seed

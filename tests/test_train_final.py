@@ -27,8 +27,8 @@ from distill.tasks.encoding import load_encoded
 from distill.tasks.metrics import standard_error
 from distill.training.evaluation import predict, split_batches
 from nas.config.load import load_config
-from nas.evaluate import Evaluator
-from nas.evaluate_one_shot import OneShotEvaluator
+from nas.evaluation.one_shot import OneShotEvaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.final.command import main
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.phases import settings_of
@@ -107,7 +107,7 @@ def test_metrics(final: Path, searched: Path, tiny_study: TinyStudy) -> None:
     full = Architecture.uniform(architecture.base)
     facts = json.loads((final / "metrics.json").read_text())
     workspace = prepare(tiny_study.config, "cpu")
-    rows = len(load_encoded(workspace.data / "dev.npz"))
+    rows = len(load_encoded(workspace.folders.data / "dev.npz"))
     assert (facts["task"], facts["dev_rows"], facts["seed"], facts["batch"]) == ("library", rows, 0, 1)
     models = facts["models"]
     assert list(models) == ["teacher", "student", "base model"]
@@ -135,7 +135,7 @@ def test_metrics(final: Path, searched: Path, tiny_study: TinyStudy) -> None:
 
 def test_the_difference_to_the_teacher_is_paired(final: Path, searched: Path, tiny_study: TinyStudy) -> None:
     """Against counting the dev rows on which one of the two models alone is right."""
-    evaluator = Evaluator(prepare(tiny_study.config, "cpu"), "cpu")
+    evaluator = TrainedEvaluator(prepare(tiny_study.config, "cpu"), "cpu")
     batches = [batch for _, batch in split_batches(evaluator.workspace.folders.rows("dev"), 0)]
     labels, right = torch.cat([batch["labels"] for batch in batches]), {}
     student = NasBertForSequenceClassification.from_pretrained(final).eval()
@@ -505,7 +505,7 @@ def test_a_student_that_starts_as_a_slice_of_stage_3_s_supernet(tiny_study: Tiny
     stored = load_file(out / "model.safetensors")
     assert stored.keys() == {name for name in expected if name in stored} and len(stored) > 20
     assert all(torch.equal(tensor, expected[name]) for name, tensor in stored.items())
-    inherited = Evaluator(workspace, "cpu").student(architecture).state_dict()
+    inherited = TrainedEvaluator(workspace, "cpu").student(architecture).state_dict()
     assert any(not torch.equal(tensor, inherited[name]) for name, tensor in stored.items())
 
 
@@ -522,7 +522,7 @@ def test_a_student_that_starts_from_random_weights(tiny_study: TinyStudy, tmp_pa
         given = [tmp_path / "architecture.json", "--preset", preset, "--out", tmp_path / name]
         assert main([str(argument) for argument in given]) == 0
         stored.append(load_file(tmp_path / name / "model.safetensors"))
-    inherited = Evaluator(workspace, "cpu").student(architecture).state_dict()
+    inherited = TrainedEvaluator(workspace, "cpu").student(architecture).state_dict()
     # Biases and LayerNorms start as constants, everything else is random.
     maps = [name for name, tensor in stored[0].items() if tensor.ndim == 2]
     assert len(maps) > 10 and not any(torch.equal(stored[0][name], inherited[name]) for name in maps)

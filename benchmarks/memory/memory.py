@@ -34,7 +34,7 @@ from benchmarks.report import Report
 from benchmarks.search.orchestration import demo_space, demo_study, fill, run_sleeping
 from nas.cluster import Cluster, ray_session
 from nas.config.load import load_config
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from nas.runner import evaluate_trial, evaluator_of
@@ -149,7 +149,7 @@ def growth_per(sizes: Sequence[int], counts: Sequence[int], what: str) -> str:
 
 def parts_of_candidates(workspace: Workspace) -> dict[str, dict[str, int]]:
     """Bytes that the training of the base model and that of the uniform slice hold, by what they are for."""
-    workers_evaluator = Evaluator(workspace, "cpu")
+    workers_evaluator = TrainedEvaluator(workspace, "cpu")
     baselines = {
         name: architecture
         for architecture, name, _ in plan(workers_evaluator.config, workspace, "1", None, ()).baselines

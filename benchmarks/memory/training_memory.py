@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from search_spaces.architecture import Architecture
 
 
@@ -36,7 +36,7 @@ def size(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def training_memory(evaluator: Evaluator, architecture: Architecture) -> dict[str, int]:
+def training_memory(evaluator: TrainedEvaluator, architecture: Architecture) -> dict[str, int]:
     """Bytes that the training of a candidate holds at a time, by what they are for: its weights, the gradients and the
     two moments of those that are trained, and what is kept for the backward pass of its largest batch.
     """

@@ -16,7 +16,7 @@ from benchmarks.report import BenchmarkError, Report
 from benchmarks.search.winner import scores_after_training
 from nas.budget import limits_of
 from nas.config.load import load_config
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.context import preparation_context
 from nas.preparation.prepare import prepare
 from nas.preparation.teacher import prepare_task
@@ -97,7 +97,7 @@ def run_search(folder: Folder, preset: str, seed: int, *arguments: str) -> None:
         raise BenchmarkError(f"python -m nas.search {' '.join(line)} ended with an error")
 
 
-def winners(out: Path, preset: str, seed: int, report: Report) -> tuple[dict[str, Architecture], Evaluator]:
+def winners(out: Path, preset: str, seed: int, report: Report) -> tuple[dict[str, Architecture], TrainedEvaluator]:
     """The winners of the three searches of one seed, and an evaluator that trains them; prints what they cost."""
     config = load_config(preset, {"seed": seed})
     workspace = prepare(config)
@@ -122,7 +122,7 @@ def winners(out: Path, preset: str, seed: int, report: Report) -> tuple[dict[str
         rows.append((f"stages {name}", " + ".join(map(str, spent.trials.values())), f"{total:.0f}"))
     report.table((f"seed {seed}", "candidates", "seconds of workers"), rows)
     best_of = {f"stages {name}": Architecture.load(folder.architecture) for name, folder in folders.items()}
-    return best_of, Evaluator(workspace)
+    return best_of, TrainedEvaluator(workspace)
 
 
 def on_demo(out: Path, preset: str, searches: int, steps: int, seeds: range, report: Report) -> None:

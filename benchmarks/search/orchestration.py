@@ -29,6 +29,7 @@ from benchmarks.report import Report
 from nas.budget import kept_importance
 from nas.cluster import Cluster, ray_session
 from nas.config.load import load_config
+from nas.preparation.data import TaskFolders
 from nas.preparation.workspace import Workspace
 from nas.runner import OnTrial
 from nas.runner import run as run_trials
@@ -100,7 +101,7 @@ def demo_space() -> Space:
 def empty_workspace(folder: Path) -> Workspace:
     """A workspace of the demo in this folder that has only what the driver reads."""
     BertConfig(num_labels=2).save_pretrained(folder / "teacher")
-    return Workspace(load_config("demo"), folder, folder / "teacher", folder, ())
+    return Workspace(load_config("demo"), TaskFolders(folder, folder / "teacher"), folder)
 
 
 def demo_sampler(space: Space, name: str) -> Proposer:

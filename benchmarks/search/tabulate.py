@@ -31,7 +31,7 @@ from distill.training.progress import ignore_progress
 from nas.budget import budgeted_space
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
-from nas.evaluate_one_shot import OneShotEvaluator
+from nas.evaluation.one_shot import OneShotEvaluator
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace

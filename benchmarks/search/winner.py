@@ -21,7 +21,7 @@ from distill.tasks.metrics import standard_error
 from distill.training.evaluation import evaluate
 from nas.budget import limits_of
 from nas.config.load import load_config
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.prepare import prepare
 from nas.stages import GLOBAL, UNIFORM, plan
 from nas.study.folder import STAGES, Folder
@@ -32,7 +32,11 @@ FIRST_SEED = 101
 
 
 def scores_after_training(
-    evaluator: Evaluator, architectures: Mapping[str, Architecture], steps: int, seeds: Sequence[int], report: Report
+    evaluator: TrainedEvaluator,
+    architectures: Mapping[str, Architecture],
+    steps: int,
+    seeds: Sequence[int],
+    report: Report,
 ) -> dict[str, list[float]]:
     """Scores on the whole dev split after `steps` steps of the candidates' training with each of the seeds, by name."""
     task, pad_id = evaluator.task, evaluator.supernet_config.pad_token_id
@@ -66,7 +70,7 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace, report: Report) -> None:
     config = load_config(str(options.study / "config.toml"))
     workspace = prepare(config)
-    evaluator = Evaluator(workspace)
+    evaluator = TrainedEvaluator(workspace)
     stage = plan(config, workspace, "1", None, limits_of(config, workspace))
     baselines = {name: architecture for architecture, name, _ in stage.baselines}
     folder = Folder(options.study)

@@ -29,7 +29,7 @@ from distill.training.distillation import SavedOutputs
 from distill.training.loop import make_accelerator
 from nas.budget import limits_of
 from nas.config.load import load_config
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.phases import TrainingPhase
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
@@ -40,7 +40,7 @@ SETTINGS = ("usual", "live", "float32", "seed")
 COLUMNS = ("setting", "mean score", "mean difference", "root mean square", "largest", "tau", "95 %", "seconds")
 
 
-class LiveEvaluator(Evaluator):
+class LiveEvaluator(TrainedEvaluator):
     """An evaluator whose teacher computes its outputs in every step."""
 
     def saved_outputs_of(self, phase: TrainingPhase, seed: int) -> SavedOutputs | None:
@@ -52,7 +52,7 @@ def scores(setting: str, workspace: Workspace, architectures: Sequence[dict[str,
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     accelerator = make_accelerator(mixed_precision="no" if setting == "float32" else "auto")
-    evaluator = (Evaluator if setting == "usual" else LiveEvaluator)(workspace, accelerator=accelerator)
+    evaluator = (TrainedEvaluator if setting == "usual" else LiveEvaluator)(workspace, accelerator=accelerator)
     seed = workspace.config.seed + (setting == "seed")
 
     def score(architecture: Architecture) -> float:

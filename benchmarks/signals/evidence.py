@@ -47,7 +47,7 @@ from benchmarks.signals.ranking import COLUMNS, Signal, against_other_seeds, oth
 from distill.training.loop import Diverged
 from nas.budget import limits_of
 from nas.config.load import load_config
-from nas.evaluate_one_shot import OneShotEvaluator
+from nas.evaluation.one_shot import OneShotEvaluator
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.report import Report, read_results
 from nas.config.load import load_config
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from search_spaces.architecture import Architecture
@@ -89,7 +89,7 @@ def run(options: Namespace, report: Report) -> None:
             "tasks": options.task and [options.task],
         }
         config = load_config(options.preset, {place: value for place, value in changes.items() if value is not None})
-        evaluator = Evaluator(prepare(config, options.device), options.device)
+        evaluator = TrainedEvaluator(prepare(config, options.device), options.device)
         of_budgets = architectures(evaluator.workspace, options.budgets)
         for key in wanted:
             if not any(row.items() >= key.items() for row in rows):
@@ -101,7 +101,7 @@ def run(options: Namespace, report: Report) -> None:
     show(rows, options, report)
 
 
-def measured(evaluator: Evaluator, architecture: Architecture, seed: int) -> Row:
+def measured(evaluator: TrainedEvaluator, architecture: Architecture, seed: int) -> Row:
     """The score of an architecture after its training, and what it took."""
     started = time.perf_counter()
     model = evaluator.student(architecture)

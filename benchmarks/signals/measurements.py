@@ -23,7 +23,8 @@ from distill.training.evaluation import batch_logits, comparable_outputs, evalua
 from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from nas.allocation import PredictedLosses, allocate
 from nas.budget import kept_importance
-from nas.evaluate import CandidateEvaluator, Evaluator
+from nas.evaluation.score import CandidateEvaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.phases import TrainingPhase
 from nas.preparation.workspace import Workspace, objectives, projections
 from search_spaces import cost
@@ -47,7 +48,7 @@ RUNG = "score at the rung"
 Signals = dict[str, tuple[float, float]]
 
 
-class SavedOutputsEvaluator(Evaluator):
+class SavedOutputsEvaluator(TrainedEvaluator):
     """An evaluator that has the teacher's outputs for any seed, once they are saved."""
 
     outputs: SavedOutputs | None = None
@@ -92,8 +93,8 @@ class Measure:
         self.activations = observe(self.supernet, self.probed, evaluator.accelerator)
         self.kept = kept_importance(workspace.importance())
         self.predicted = None
-        if workspace.predictions is not None:
-            self.predicted = PredictedLosses.load(workspace.predictions, base, graph)
+        if workspace.compensation is not None:
+            self.predicted = PredictedLosses.load(workspace.compensation.predictions, base, graph)
         self.full_loss = self.loss_with_teacher(self.supernet)
         self.single = lru_cache(None)(self.loss_of_single_layer)
         self.dev = workspace.folders.rows("dev"), workspace.folders.split("dev")

@@ -34,7 +34,7 @@ from distill.objectives.outputs import INPUTS, Batch
 from distill.tasks.encoding import collate, eval_batches, take
 from nas.budget import limits_of
 from nas.config.load import load_config
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.finalists import ALLOCATED, GLOBAL, UNIFORM
 from nas.preparation.prepare import prepare
 from nas.stages import plan
@@ -228,7 +228,9 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
     return logits
 
 
-def pruned(evaluator: Evaluator, batches: Sequence[Batch], total: int, method: Callable[..., None]) -> PreTrainedModel:
+def pruned(
+    evaluator: TrainedEvaluator, batches: Sequence[Batch], total: int, method: Callable[..., None]
+) -> PreTrainedModel:
     """A copy of the lowest blocks of the supernet, pruned to `total` inner neurons by `kwon` or `k_prune`."""
     base, graph = evaluator.workspace.base()
     whole = full_architecture(base, graph, 1)
@@ -263,7 +265,7 @@ def run(options: Namespace, report: Report) -> None:
 def of_budget(options: Namespace, supernet: int, budget: int) -> Iterator[Row]:
     """The scores of every method after each number of steps, on one supernet."""
     config = load_config(options.preset, {"space.uniform": f"1/{budget}", "seed": supernet})
-    evaluator = Evaluator(prepare(config))
+    evaluator = TrainedEvaluator(prepare(config))
     workspace = evaluator.workspace
     base, _ = workspace.base()
     train, pad_id = workspace.folders.rows("train"), evaluator.supernet_config.pad_token_id

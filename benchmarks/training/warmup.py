@@ -20,7 +20,7 @@ from benchmarks.training.settings import Row, compare
 from distill.training.evaluation import evaluate
 from nas.budget import limits_of
 from nas.config.load import load_config
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace, projections
 from nas.report.figures.losses import over_steps
@@ -33,7 +33,7 @@ LAST = 10
 
 def train_candidates(workspace: Workspace, seed: int, candidates: int) -> Row:
     """Train so many random candidates; means over them."""
-    evaluator = Evaluator(workspace)
+    evaluator = TrainedEvaluator(workspace)
     space = plan(workspace.config, workspace, "1", None, limits_of(workspace.config, workspace)).space
     rng = random.Random(seed)
     task, pad_id = evaluator.task, evaluator.supernet_config.pad_token_id

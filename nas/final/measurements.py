@@ -13,7 +13,7 @@ from distill.tasks.encoding import collate
 from distill.tasks.metrics import Score, paired_difference
 from distill.tasks.task import Task, scores_of
 from distill.training.evaluation import Load, evaluate_rows
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.latency.table import latencies
 from search_spaces import cost
 from search_spaces.architecture import Architecture
@@ -37,7 +37,7 @@ class Measurements:
 
 
 def measure(
-    evaluator: Evaluator,
+    evaluator: TrainedEvaluator,
     models: Mapping[str, PreTrainedModel],
     architectures: Mapping[str, Architecture],
     loads_of: str,

@@ -17,7 +17,7 @@ from distill.tasks.types import task_type
 from distill.training.evaluation import Load
 from distill.training.progress import Progress
 from nas.config.schema import ConfigError, StudyConfig
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.final.evaluation import dev_contributions
 from nas.final.folder import METRICS, STATE
 from nas.final.measurements import Measurements, compared, measure, table
@@ -96,7 +96,7 @@ def run(final: FinalRun) -> int:
         check_architecture(architecture, base, final.config)
         workspace = prepare(final.config, final.device, progress.update, outputs=False, texts=("warmup", *FINAL))
         check_head(architecture, workspace.folders.task.kind)
-        evaluator = Evaluator(workspace, final.device)
+        evaluator = TrainedEvaluator(workspace, final.device)
         if is_first_process():
             write_text(final.state / "training.json", final.identity())
         architectures = {STUDENT: architecture}
@@ -131,7 +131,9 @@ def run(final: FinalRun) -> int:
     return DONE
 
 
-def _scores(config: StudyConfig, name: str, models: dict[str, PreTrainedModel], evaluator: Evaluator) -> dict[str, Any]:
+def _scores(
+    config: StudyConfig, name: str, models: dict[str, PreTrainedModel], evaluator: TrainedEvaluator
+) -> dict[str, Any]:
     """The metrics of the models on the dev split of another task."""
     task, rows = dev_contributions(config, name, evaluator.tokenizer, models, evaluator.accelerator)
     return {"metrics": task.metrics, "models": compared(task, rows, TEACHER)}
@@ -176,7 +178,7 @@ def without_experts(base: Base) -> Base:
 
 
 def metrics_of(
-    final: FinalRun, evaluator: Evaluator, measurements: Measurements, losses: dict[str, LossesByPhase]
+    final: FinalRun, evaluator: TrainedEvaluator, measurements: Measurements, losses: dict[str, LossesByPhase]
 ) -> dict[str, Any]:
     """The content of metrics.json."""
     return {
@@ -201,7 +203,7 @@ def save(
     final: FinalRun,
     architecture: Architecture,
     student: PreTrainedModel,
-    evaluator: Evaluator,
+    evaluator: TrainedEvaluator,
     metrics: dict[str, Any],
 ) -> None:
     """Write the checkpoint with tokenizer, architecture, configuration and metrics, and remove the training state."""
@@ -213,7 +215,7 @@ def save(
     shutil.rmtree(final.state, ignore_errors=True)
 
 
-def print_results(final: FinalRun, evaluator: Evaluator, measurements: Measurements, console: Console) -> None:
+def print_results(final: FinalRun, evaluator: TrainedEvaluator, measurements: Measurements, console: Console) -> None:
     """Print the measurements, and how to load the checkpoint."""
     task = evaluator.task
     console.print(

@@ -12,7 +12,7 @@ from distill.extensions import load_extensions
 from distill.training.progress import Progress
 from nas.cluster import NO_GPU, Cluster, check_cluster, cpus_per_trial, gpus_per_trial, ray_session
 from nas.config.schema import ConfigError
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.final.folder import METRICS
 from nas.final.run import FinalRun, run
 from nas.final.training import starting_point
@@ -85,7 +85,7 @@ def _make_what_they_share(first: FinalRun, progress: Progress) -> None:
     if shared:
         base, _ = base_of_study(config)
         architecture = first.architecture.transferred(base) if first.transfer else first.architecture
-        starting_point(Evaluator(workspace, device), architecture, device, progress.update)
+        starting_point(TrainedEvaluator(workspace, device), architecture, device, progress.update)
 
 
 def _train(final: FinalRun, folder: str) -> None:

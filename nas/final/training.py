@@ -13,8 +13,8 @@ from distill.objectives import OBJECTIVES
 from distill.training.progress import ProgressCallback, losses
 from nas.budget import limits_of
 from nas.config.schema import ConfigError
-from nas.evaluate import Evaluator
-from nas.evaluate_one_shot import OneShotEvaluator
+from nas.evaluation.one_shot import OneShotEvaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.phases import FINAL, ON_TEXT, TrainingPhase, refusing_divergence, training_phase
 from nas.preparation.workspace import projections
@@ -26,7 +26,7 @@ from supernet.build import build
 PHASE_NAMES = {"pretrain": "pre-training", "final": "fine-tuning"}
 
 
-def final_phases(evaluator: Evaluator, warn: Callable[[str], None]) -> list[TrainingPhase]:
+def final_phases(evaluator: TrainedEvaluator, warn: Callable[[str], None]) -> list[TrainingPhase]:
     """The phases of the final training: pre-training on text, if the objective can learn from text, and training on the
     task.
 
@@ -53,7 +53,7 @@ def final_phases(evaluator: Evaluator, warn: Callable[[str], None]) -> list[Trai
 
 
 def starting_point(
-    evaluator: Evaluator, architecture: Architecture, device: str, on_progress: ProgressCallback
+    evaluator: TrainedEvaluator, architecture: Architecture, device: str, on_progress: ProgressCallback
 ) -> Callable[[Architecture], PreTrainedModel]:
     """A function that builds the student with the weights that `final.start` says: those of the warmed-up supernet, of
     stage 3's one-shot supernet, which is trained first if it is not in the cache, or random ones.
@@ -72,7 +72,7 @@ def starting_point(
     return OneShotEvaluator(prepare_one_shot(workspace, space, device, on_progress), device).student
 
 
-def _from_scratch(evaluator: Evaluator, architecture: Architecture) -> PreTrainedModel:
+def _from_scratch(evaluator: TrainedEvaluator, architecture: Architecture) -> PreTrainedModel:
     """A model with random weights, which the seed of the study decides."""
     with torch.random.fork_rng():
         torch.manual_seed(evaluator.config.seed)
@@ -80,7 +80,7 @@ def _from_scratch(evaluator: Evaluator, architecture: Architecture) -> PreTraine
 
 
 def train(
-    evaluator: Evaluator,
+    evaluator: TrainedEvaluator,
     model: PreTrainedModel,
     phases: Sequence[TrainingPhase],
     seed: int,

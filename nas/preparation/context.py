@@ -34,6 +34,7 @@ class PreparationContext:
         corpus: returns the text of this installation, which is read only once.
         data_key: the cache key of the encoded rows.
         teacher_key: the cache key of the fine-tuned teacher.
+        known: see `preparation_context`.
     """
 
     config: StudyConfig
@@ -44,16 +45,21 @@ class PreparationContext:
     corpus: Callable[[], Corpus]
     data_key: str
     teacher_key: str
+    known: bool = True
 
-    def create_once(self, path: Path, make: Callable[[Path], None]) -> Path:
-        """Create the file or folder `path` of the cache by `make` unless it exists; see `create_on_every_node`."""
-        return create_on_every_node(path, lambda draft, state: make(draft), self.accelerator, together=False)
+    def create(self, path: Path, make: Callable[[Path, Path], None], *, together: bool = False) -> Path:
+        """Create the file or folder `path` of the cache unless it exists; see `create_on_every_node`."""
+        return create_on_every_node(path, make, self.accelerator, together=together)
 
-    def train_once(self, path: Path, make: Callable[[Path, Path], None]) -> Path:
-        """As `create_once`, for what takes long to train: `make` is also given a folder for the state of the training,
-        from which it continues after an interruption.
-        """
-        return create_on_every_node(path, make, self.accelerator)
+    @property
+    def data(self) -> Path:
+        """The folder of the encoded examples, which may not exist yet."""
+        return self.cache / "data" / self.data_key
+
+    @property
+    def teacher(self) -> Path:
+        """The folder of the fine-tuned teacher, which may not exist yet."""
+        return self.cache / "teachers" / self.teacher_key
 
     def batches(self, rows: Encoded, batch_size: int, steps: int, seed: int) -> Iterator[Batch]:
         """Padded training batches of these rows."""
@@ -65,9 +71,13 @@ class PreparationContext:
 
 
 def preparation_context(
-    config: StudyConfig, device: str = "auto", on_progress: ProgressCallback = ignore_progress
+    config: StudyConfig, device: str = "auto", on_progress: ProgressCallback = ignore_progress, *, known: bool = True
 ) -> PreparationContext:
-    """Create the context of a configuration. Of the rows, only what their cache key needs is read.
+    """Create the context of a configuration. Of the data set, only what its cache key needs is read.
+
+    Args:
+        known: whether the data set and the text are on this machine. Otherwise they are not read, and the paths in the
+            cache that depend on them do not exist.
 
     Raises:
         ConfigError, distill.training.teacher.TeacherError: rows or tokenizer cannot be read.
@@ -83,7 +93,7 @@ def preparation_context(
     on_progress("reading the rows", None)
     data_key = fingerprint(
         FORMAT,
-        data.rows_key(config, corpus),
+        data.rows_key(config, corpus) if known else "unknown",
         source_fingerprint(config.teacher),
         config.task,
         config.max_length,
@@ -97,5 +107,6 @@ def preparation_context(
         cache=cache_folder(),
         corpus=corpus,
         data_key=data_key,
+        known=known,
         teacher_key=fingerprint(data_key, config.finetune.model_dump(), config.seed, *config.precision_key),
     )

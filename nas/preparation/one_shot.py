@@ -17,13 +17,15 @@ from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.teacher import load_model
 from distill.training.teacher_outputs import LiveTeacher
 from nas.config.schema import StudyConfig
-from nas.preparation.calibration import prepare_one_shot_calibration
+from nas.preparation.calibration import one_shot_calibration_entry
 from nas.preparation.context import FORMAT, PreparationContext, preparation_context
+from nas.preparation.data import TaskFolders
+from nas.preparation.entries import TRAINING, Work, create, largest
 from nas.preparation.phases import TrainingPhase, has_raw_teacher, refusing_divergence, training_phase
-from nas.preparation.supernet import is_independent_of_task, prepare_supernet
+from nas.preparation.supernet import is_independent_of_task, supernet_entries, supernet_path
 from nas.preparation.teacher import prepare_task
 from nas.preparation.text import prepare_texts
-from nas.preparation.workspace import Workspace, objectives, projections, raw_teacher
+from nas.preparation.workspace import OneShotWorkspace, Workspace, objectives, projections, raw_teacher
 from search_spaces import cost
 from search_spaces.architecture import DENSE, Architecture, Genes
 from search_spaces.graph import FFNGraph
@@ -35,10 +37,10 @@ from supernet.one_shot import DRAWN_IN_SANDWICH, OneShotSupernet, head_name, int
 
 def prepare_one_shot(
     workspace: Workspace, space: Space, device: str = "auto", on_progress: ProgressCallback = ignore_progress
-) -> Workspace:
-    """Add the data and teachers of all tasks and the trained one-shot supernet to a workspace. If the warm-up depends
-    on no task, neither does the one-shot supernet depend on the order of the tasks, except where a limit on MACs or
-    latency counts heads of different sizes.
+) -> OneShotWorkspace:
+    """Prepare the data and teachers of all tasks and train the one-shot supernet. If the warm-up depends on no task,
+    neither does the one-shot supernet depend on the order of the tasks, except where a limit on MACs or latency counts
+    heads of different sizes.
 
     Raises:
         ConfigError, distill.training.teacher.TeacherError: see `nas.preparation.prepare.prepare`.
@@ -54,8 +56,9 @@ def prepare_one_shot(
     texts = prepare_texts(contexts[0], ["sharing_pretrain"])
     tasks = tuple(replace(prepare_task(context), texts=texts) for context in contexts)
     if any_order:
-        supernet = prepare_supernet(contexts[0], replace(tasks[0], texts=given.texts))
-        workspace = replace(given, config=config, data=tasks[0].data, teacher=tasks[0].teacher, supernet=supernet)
+        folders = replace(tasks[0], texts=given.folders.texts)
+        create(contexts[0], supernet_entries(contexts[0], folders))
+        workspace = replace(given, config=config, folders=folders, supernet=supernet_path(contexts[0]))
         space = with_labels(space, config, workspace.labels, tasks[0].task.type.head)
     smallest, largest = extremes(space)
     stored = stored_architecture(largest, space)
@@ -81,23 +84,25 @@ def prepare_one_shot(
         *(["routing by seed"] if config.seed and has_routers else []),
         *([space.expert_counts] if space.expert_counts else []),
     )
-    all_tasks = replace(workspace, tasks=tasks)
-    folder = contexts[0].train_once(
-        contexts[0].cache / "shared" / key,
-        lambda path, state: _make_one_shot(contexts[0], all_tasks, space, path, state),
+    made = OneShotWorkspace(workspace, tasks, contexts[0].cache / "shared" / key)
+    contexts[0].create(
+        made.one_shot, lambda path, state: _make_one_shot(contexts[0], made, space, path, state), together=True
     )
     calibration = None
     if config.sharing.inheritance == "compensated":
-        calibration = prepare_one_shot_calibration(
-            contexts[0], tasks[0], folder, lambda: largest_model(all_tasks, folder)
-        )
-    of_tasks = dict(zip(config.tasks, tasks, strict=True))
-    return replace(
-        given,
-        tasks=tuple(of_tasks[task] for task in given.config.tasks),
-        one_shot=folder,
-        one_shot_calibration=calibration,
-    )
+        entry = one_shot_calibration_entry(contexts[0], tasks[0], made.one_shot, lambda: largest_model(made))
+        entry.create(contexts[0])
+        calibration = entry.path
+    return OneShotWorkspace(given, tuple(made.by_task[task] for task in given.config.tasks), made.one_shot, calibration)
+
+
+def one_shot_work(config: StudyConfig) -> tuple[Work, ...]:
+    """What takes long when the one-shot supernet is made."""
+    sharing = config.sharing
+    architectures = len(sharing.widths) or (2 + DRAWN_IN_SANDWICH if sharing.sandwich else 1)
+    passes = TRAINING * architectures
+    tables = filter(None, (config.sharing_pretrain, sharing))
+    return tuple(Work("one-shot supernet: training", largest(config), table, passes) for table in tables)
 
 
 def with_labels(space: Space, config: StudyConfig, labels: int, head: str) -> Space:
@@ -113,13 +118,13 @@ def with_labels(space: Space, config: StudyConfig, labels: int, head: str) -> Sp
     return replace(space, labels=labels, **bounds)
 
 
-def largest_model(workspace: Workspace, folder: Path) -> PreTrainedModel:
-    """The largest model of the one-shot supernet in this folder, with the head that it started with."""
-    stored = Architecture.load(folder / "architecture.json")
+def largest_model(workspace: OneShotWorkspace) -> PreTrainedModel:
+    """The largest model of the one-shot supernet, with the head that it started with."""
+    stored = Architecture.load(workspace.one_shot / "architecture.json")
     head = workspace.tasks[0].task.type.head
-    model = build(stored, head, template=AutoConfig.from_pretrained(workspace.supernet))
+    model = build(stored, head, template=AutoConfig.from_pretrained(workspace.study.supernet))
     prefix = "model."
-    weights = load_file(weights_file(folder))
+    weights = load_file(weights_file(workspace.one_shot))
     load_weights(
         model, {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
     )
@@ -165,16 +170,19 @@ def stored_architecture(largest: Architecture, space: Space) -> Architecture:
     return Architecture(largest.base, tuple(layers))
 
 
-def _make_one_shot(context: PreparationContext, workspace: Workspace, space: Space, folder: Path, state: Path) -> None:
+def _make_one_shot(
+    context: PreparationContext, workspace: OneShotWorkspace, space: Space, folder: Path, state: Path
+) -> None:
     """Build the one-shot supernet from the warmed-up supernet, train it on text and on all tasks, and save it.
 
     Args:
         state: the folder from which an interrupted training continues.
     """
-    config, tasks = workspace.config, dict(zip(workspace.config.tasks, workspace.tasks, strict=True))
+    study, tasks = workspace.study, workspace.by_task
+    config = study.config
     stored = stored_architecture(extremes(space)[1], space)
-    model = build(stored, workspace.tasks[0].task.type.head, template=AutoConfig.from_pretrained(workspace.supernet))
-    load_weights(model, inherit(load_file(workspace.supernet / "model.safetensors"), stored, seed=config.seed))
+    model = build(stored, workspace.tasks[0].task.type.head, template=AutoConfig.from_pretrained(study.supernet))
+    load_weights(model, inherit(load_file(study.supernet / "model.safetensors"), stored, seed=config.seed))
     set_dropout(model, config.dropout)
     teachers = {
         name: load_model(str(folders.teacher), folders.task.labels, folders.task.kind)
@@ -185,9 +193,9 @@ def _make_one_shot(context: PreparationContext, workspace: Workspace, space: Spa
         name: new_head(model, teacher, name == config.task and trained_head, config.seed + number)
         for number, (name, teacher) in enumerate(teachers.items())
     }
-    frequencies = workspace.frequencies()
-    supernet = OneShotSupernet(model, heads, space.experts, frequencies, problem_types(workspace), config.seed)
-    learned = projections(workspace.supernet)
+    frequencies = study.frequencies()
+    supernet = OneShotSupernet(model, heads, space.experts, frequencies, problem_types(tasks), config.seed)
+    learned = projections(study.supernet)
     with refusing_divergence("sharing_pretrain"):
         if on_text := training_phase(config, "sharing_pretrain", tasks[config.task]):
             teacher = raw_teacher(config, tasks[config.task].task) if on_text.raw_teacher else teachers[config.task]
@@ -216,7 +224,7 @@ def _make_one_shot(context: PreparationContext, workspace: Workspace, space: Spa
 
 def _train(
     context: PreparationContext,
-    workspace: Workspace,
+    workspace: OneShotWorkspace,
     supernet: OneShotSupernet,
     space: Space,
     phases: Mapping[str, TrainingPhase],
@@ -237,8 +245,8 @@ def _train(
     Returns:
         The projections of the objective after the training.
     """
-    config = workspace.config
-    student_config = AutoConfig.from_pretrained(workspace.supernet)
+    config = workspace.study.config
+    student_config = AutoConfig.from_pretrained(workspace.study.supernet)
     teacher_config = AutoConfig.from_pretrained(workspace.tasks[0].teacher)
     fixed, drawn = architectures_of_a_step(config, space)
     first_phase, *_ = phases.values()
@@ -301,10 +309,9 @@ def weights_file(folder: Path) -> Path:
     return folder / "shared.safetensors"
 
 
-def problem_types(workspace: Workspace) -> dict[str, str | None]:
+def problem_types(tasks: Mapping[str, TaskFolders]) -> dict[str, str | None]:
     """Task -> what its head predicts, for `OneShotSupernet`."""
-    tasks = zip(workspace.config.tasks, workspace.tasks, strict=True)
-    return {name: folders.task.type.problem_type for name, folders in tasks}
+    return {name: folders.task.type.problem_type for name, folders in tasks.items()}
 
 
 def new_head(model: nn.Module, teacher: nn.Module, warm: bool, seed: int) -> nn.Linear:

@@ -8,6 +8,7 @@ from distill.files import fingerprint
 from nas.config.schema import StudyConfig
 from nas.preparation.context import FORMAT, PreparationContext
 from nas.preparation.data import TaskFolders
+from nas.preparation.entries import TRAINING, Entry, Work, largest
 from nas.preparation.phases import training_phase
 from nas.preparation.supernet import load_supernet, order_inputs
 from nas.preparation.workspace import base_of_study, projections
@@ -18,16 +19,12 @@ from supernet.order.prediction import predicted_losses
 CONTENTS = "without FFN: affine"
 
 
-def prepare_predictions(context: PreparationContext, folders: TaskFolders, supernet: Path) -> Path | None:
-    """The file with the predicted losses of the supernet in this folder; None if candidates are sliced, whose losses
-    the prediction is not about.
-    """
-    config, file = context.config, predictions_path(context, supernet)
-    if file is None:
-        return None
+def predictions_entry(context: PreparationContext, folders: TaskFolders, supernet: Path) -> Entry:
+    """The predicted losses of the supernet in this folder."""
+    config = context.config
     limit, operations = widest(config), sorted(UNARY)
 
-    def make(path: Path) -> None:
+    def make(path: Path, state: Path) -> None:
         context.on_progress("supernet: predicted losses", None)
         model = load_supernet(config, folders, supernet).to(context.accelerator.device)
         phase = training_phase(config, "warmup", folders)
@@ -35,16 +32,14 @@ def prepare_predictions(context: PreparationContext, folders: TaskFolders, super
         losses = predicted_losses(model, inputs.batches, inputs.sampled_loss, operations, limit)
         save_file({f"{op}/{i}": loss for op, layers in losses.items() for i, loss in enumerate(layers)}, path)
 
-    return context.create_once(file, make)
-
-
-def predictions_path(context: PreparationContext, supernet: Path) -> Path | None:
-    """The file of the predicted losses in the cache, which may not exist yet; None if there are none."""
-    config = context.config
-    if config.supernet.inheritance == "sliced":
-        return None
-    key = fingerprint(FORMAT, CONTENTS, supernet.name, context.teacher_key, widest(config), sorted(UNARY), config.seed)
-    return context.cache / "predictions" / f"{key}.safetensors"
+    key = fingerprint(FORMAT, CONTENTS, supernet.name, context.teacher_key, limit, operations, config.seed)
+    sentences = config.warmup.importance_batches * config.warmup.batch_size
+    return Entry(
+        "predicted losses",
+        context.cache / "predictions" / f"{key}.safetensors",
+        make,
+        (Work("supernet: predicted losses", largest(config), sentences, 2 * TRAINING),),
+    )
 
 
 def widest(config: StudyConfig) -> int:

@@ -2,20 +2,56 @@
 under a key that depends on everything that the part depends on.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas.config.schema import StudyConfig
-from nas.preparation.calibration import prepare_calibration
+from nas.preparation.calibration import calibration_entry
 from nas.preparation.checks import check
-from nas.preparation.context import preparation_context
-from nas.preparation.outputs import prepare_outputs
+from nas.preparation.context import PreparationContext, preparation_context
+from nas.preparation.data import TaskFolders
+from nas.preparation.entries import Entry, create
+from nas.preparation.outputs import outputs_entries, saved_outputs
 from nas.preparation.phases import CANDIDATE
-from nas.preparation.predictions import prepare_predictions
-from nas.preparation.supernet import prepare_supernet
-from nas.preparation.teacher import prepare_task
-from nas.preparation.text import prepare_texts
-from nas.preparation.workspace import Workspace
+from nas.preparation.predictions import predictions_entry
+from nas.preparation.supernet import supernet_entries, supernet_path
+from nas.preparation.teacher import data_entry, teacher_entry
+from nas.preparation.text import text_entries, texts_of
+from nas.preparation.workspace import Compensation, Workspace
+
+# The tables of trainings whose text a search needs.
+TEXTS = ("warmup", *CANDIDATE)
+
+
+def entries(context: PreparationContext, *, outputs: bool = True, texts: tuple[str, ...] = TEXTS) -> Iterator[Entry]:
+    """What `prepare` makes, in this order. The iterator has to be advanced after an entry has been made, as the paths
+    of later ones may depend on it.
+    """
+    workspace = workspace_of(context, texts=texts)
+    folders, supernet = workspace.folders, workspace.supernet
+    yield data_entry(context)
+    yield teacher_entry(context)
+    yield from text_entries(context, texts)
+    yield from supernet_entries(context, folders)
+    if workspace.compensation is not None:
+        yield calibration_entry(context, folders, supernet)
+        yield predictions_entry(context, folders, supernet)
+    if outputs:
+        yield from outputs_entries(context, folders, supernet)
+
+
+def workspace_of(context: PreparationContext, *, texts: tuple[str, ...] = TEXTS) -> Workspace:
+    """The workspace with these entries, which may not exist yet, but without the teacher's outputs."""
+    folders = TaskFolders(context.data, context.teacher, texts_of(context, texts))
+    supernet = supernet_path(context)
+    compensation = None
+    if context.config.supernet.inheritance == "compensated":
+        calibration = calibration_entry(context, folders, supernet).path
+        predictions = predictions_entry(context, folders, supernet).path
+        assert calibration is not None and predictions is not None
+        compensation = Compensation(calibration, predictions)
+    return Workspace(context.config, folders, supernet, compensation)
 
 
 def prepare(
@@ -24,7 +60,7 @@ def prepare(
     on_progress: ProgressCallback = ignore_progress,
     *,
     outputs: bool = True,
-    texts: tuple[str, ...] = ("warmup", *CANDIDATE),
+    texts: tuple[str, ...] = TEXTS,
 ) -> Workspace:
     """Prepare the data, the fine-tuned teacher and the supernet of a study, and what its candidates need of both: the
     calibration, the predicted losses and the teacher's outputs.
@@ -38,10 +74,13 @@ def prepare(
         ConfigError, distill.training.teacher.TeacherError: the configuration names what does not exist or cannot work.
     """
     check(config)
-    context = preparation_context(config, device, on_progress)
-    folders = replace(prepare_task(context), texts=prepare_texts(context, texts))
-    supernet = prepare_supernet(context, folders)
-    calibration = prepare_calibration(context, folders, supernet)
-    predictions = prepare_predictions(context, folders, supernet)
-    saved = prepare_outputs(context, folders, supernet) if outputs else ()
-    return Workspace(config, folders.data, folders.teacher, supernet, saved, folders.texts, calibration, predictions)
+    return prepare_in(preparation_context(config, device, on_progress), outputs=outputs, texts=texts)
+
+
+def prepare_in(context: PreparationContext, *, outputs: bool = True, texts: tuple[str, ...] = TEXTS) -> Workspace:
+    """`prepare` in a context whose configuration has been checked."""
+    create(context, entries(context, outputs=outputs, texts=texts))
+    workspace = workspace_of(context, texts=texts)
+    if not outputs:
+        return workspace
+    return replace(workspace, outputs=saved_outputs(context, workspace.folders, workspace.supernet))

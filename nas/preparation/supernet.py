@@ -4,7 +4,7 @@ from a warmed-up one on another base; and sorts its inner channels.
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -25,6 +25,7 @@ from distill.training.teacher_outputs import LiveTeacher
 from nas.config.schema import StudyConfig
 from nas.preparation.context import FORMAT, PreparationContext
 from nas.preparation.data import TaskFolders
+from nas.preparation.entries import TRAINING, Entry, Work, largest
 from nas.preparation.phases import (
     TrainingPhase,
     has_raw_teacher,
@@ -64,28 +65,39 @@ TEXT_IMPORTANCE = "of sentences"
 STATISTICS_BATCHES = 8
 
 
-def prepare_supernet(context: PreparationContext, folders: TaskFolders) -> Path:
-    """Prepare the warmed-up supernet, with its inner channels in the study's order; returns its folder, which also has
-    the importance of the channels.
-
-    Raises:
-        ConfigError: the warm-up diverged.
+def supernet_entries(context: PreparationContext, folders: TaskFolders) -> Iterator[Entry]:
+    """The warmed-up supernet, with its inner channels in the study's order and their importance, after what it is made
+    from. Making it raises ConfigError if the warm-up diverges.
     """
     if not is_independent_of_task(context.config):
-        return _supernet_at(supernet_path, context, folders)
+        yield from _warmed_up("supernet", supernet_path, context, folders)
+        return
     alone = TextFolders(folders.data, Path(locate(context.config.teacher)), folders.texts)
-    encoder = _supernet_at(encoder_path, context, alone)
-    return context.create_once(supernet_path(context), lambda path: _add_head(context, folders, encoder, path))
+    yield from _warmed_up("pre-trained encoder", encoder_path, context, alone)
+    encoder = encoder_path(context)
+    yield Entry("supernet", supernet_path(context), lambda path, state: _add_head(context, folders, encoder, path))
 
 
-def _supernet_at(
-    path_of: Callable[[PreparationContext], Path], context: PreparationContext, folders: TaskFolders
-) -> Path:
-    """Prepare the folder `path_of(context)` of a supernet, after that of the supernet that it is cut from."""
+def _warmed_up(
+    what: str, path_of: Callable[[PreparationContext], Path], context: PreparationContext, folders: TaskFolders
+) -> Iterator[Entry]:
+    """The supernet in the folder `path_of(context)`, after the one that it is cut from."""
     source = context_of_source(context)
-    given = None if source is None else _supernet_at(path_of, source, folders)
-    return context.train_once(
-        path_of(context), lambda path, state: _make_supernet(context, folders, path, state, given)
+    given = None if source is None else path_of(source)
+    if source is not None:
+        yield from _warmed_up("supernet to cut from", path_of, source, folders)
+    warmup, supernet = context.config.warmup, largest(context.config)
+    work = [
+        Work("supernet: order of its channels", supernet, warmup.importance_batches * warmup.batch_size, 2 * TRAINING)
+    ]
+    if source is None:
+        work.insert(0, Work("supernet: warm-up", supernet, warmup, TRAINING + 1))  # a pass of the teacher
+    yield Entry(
+        what,
+        path_of(context),
+        lambda path, state: _make_supernet(context, folders, path, state, given),
+        tuple(work),
+        is_training=True,
     )
 
 

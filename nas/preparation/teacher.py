@@ -11,33 +11,49 @@ from distill.training.teacher import finetune
 from nas.preparation import data
 from nas.preparation.context import PreparationContext
 from nas.preparation.data import TaskFolders
+from nas.preparation.entries import TRAINING, Entry, Work, create, largest
 from nas.preparation.phases import portion, refusing_divergence
 
 
+def data_entry(context: PreparationContext) -> Entry:
+    """The encoded splits of the context's task. Making it raises ConfigError if they cannot be read or encoded."""
+
+    def make(folder: Path, state: Path) -> None:
+        context.on_progress(f"data of the task {context.config.task}", None)
+        data.write(context.config, context.tokenizer, context.corpus, folder)
+
+    return Entry(f"encoded rows of {context.config.task}", context.data, make)
+
+
+def teacher_entry(context: PreparationContext) -> Entry:
+    """The teacher that is fine-tuned on the task. Making it raises ConfigError if the fine-tuning diverges."""
+    return Entry(
+        "fine-tuned teacher",
+        context.teacher,
+        lambda folder, state: _make_teacher(context, TaskFolders(context.data, folder), folder, state),
+        (Work("teacher: fine-tuning", largest(context.config), context.config.finetune, TRAINING),),
+        is_training=True,
+    )
+
+
 def prepare_task(context: PreparationContext) -> TaskFolders:
-    """Prepare the encoded rows of the context's task and the fine-tuned teacher.
+    """Prepare the encoded examples of the context's task and the fine-tuned teacher.
 
     Raises:
-        ConfigError: the rows cannot be read or encoded, or the fine-tuning diverged.
+        ConfigError: the examples cannot be read or encoded, or the fine-tuning diverged.
     """
-    folder = prepare_data(context)
-    folders = TaskFolders(folder, context.cache / "teachers" / context.teacher_key)
-    context.train_once(folders.teacher, lambda path, state: _make_teacher(context, folders, path, state))
-    return folders
+    create(context, (data_entry(context), teacher_entry(context)))
+    return TaskFolders(context.data, context.teacher)
 
 
 def prepare_data(context: PreparationContext) -> Path:
     """Prepare the task's encoded splits; returns their folder.
 
     Raises:
-        ConfigError: the rows cannot be read or encoded.
+        ConfigError: the examples cannot be read or encoded.
     """
-
-    def make(folder: Path) -> None:
-        context.on_progress(f"data of the task {context.config.task}", None)
-        data.write(context.config, context.tokenizer, context.corpus, folder)
-
-    return context.create_once(context.cache / "data" / context.data_key, make)
+    data_entry(context).create(context)
+    return context.data
 
 
 def _make_teacher(context: PreparationContext, folders: TaskFolders, folder: Path, state: Path) -> None:

@@ -1,6 +1,7 @@
 """Encodes the text without labels on which a study's trainings may learn; it is kept in the user's cache."""
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -11,18 +12,33 @@ from distill.tasks.text import save_text, stored_text_key
 from nas.config.recipes import TextRecipeTable
 from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation.context import PreparationContext
+from nas.preparation.entries import Entry, create
 from nas.preparation.phases import learns_from_text
 
 
-def prepare_texts(context: PreparationContext, tables: Iterable[str]) -> tuple[tuple[str, Path], ...]:
-    """Prepare the text of those of these tables of the configuration whose trainings learn from text; returns the names
-    of these tables, each with the folder of its text.
+def texts_of(context: PreparationContext, tables: Iterable[str]) -> tuple[tuple[str, Path], ...]:
+    """The names of those of these tables of the configuration whose trainings learn from text, each with the folder of
+    its text in the cache, which may not exist yet.
 
     Raises:
-        ConfigError: the text cannot be read or encoded.
+        ConfigError: a file or data set does not exist.
     """
     chosen = [table for table in tables if learns_from_text(context.config, table)]
-    return tuple((table, _prepare_text(context, corpora_of(context.config, table))) for table in chosen)
+    return tuple((table, text_folder(context, corpora_of(context.config, table))) for table in chosen)
+
+
+def text_entries(context: PreparationContext, tables: Iterable[str]) -> Iterator[Entry]:
+    """The text of these tables. Making it raises ConfigError if the text cannot be read or encoded."""
+    corpora = {folder: corpora_of(context.config, table) for table, folder in texts_of(context, tables)}
+    for folder, sources in corpora.items():
+        yield Entry("encoded text", folder, partial(_make_text, context, sources))
+
+
+def prepare_texts(context: PreparationContext, tables: Iterable[str]) -> tuple[tuple[str, Path], ...]:
+    """Prepare the text of these tables; returns `texts_of`."""
+    tables = tuple(tables)
+    create(context, text_entries(context, tables))
+    return texts_of(context, tables)
 
 
 def corpora_of(config: StudyConfig, table: str) -> tuple[str, ...] | None:
@@ -38,27 +54,27 @@ def text_folder(context: PreparationContext, corpora: tuple[str, ...] | None) ->
         ConfigError: a file or data set does not exist.
     """
     try:
-        sources = [context.corpus().fingerprint] if corpora is None else [text_key(source) for source in corpora]
+        if not context.known:
+            sources = ["unknown"]
+        else:
+            sources = [context.corpus().fingerprint] if corpora is None else [text_key(source) for source in corpora]
     except TaskError as error:
         raise ConfigError(f"corpus: {error}") from None
     config = context.config
     return context.cache / "texts" / stored_text_key(sources, context.tokenizer, config.max_length, config.pack_text)
 
 
-def _prepare_text(context: PreparationContext, corpora: tuple[str, ...] | None) -> Path:
-    def make(folder: Path) -> None:
-        context.on_progress("text without labels", None)
-        paragraphs: Iterator[str]
-        if corpora is None:
-            paragraphs = iter(embedded.text_corpus(context.corpus()))
-        else:
-            paragraphs = chain.from_iterable(read_paragraphs(source) for source in corpora)
-        config = context.config
-        try:
-            save_text(paragraphs, context.tokenizer, config.max_length, folder, config.pack_text)
-        except TaskError as error:
-            raise ConfigError(f"corpus: {error}") from None
-        except ValueError as error:
-            raise ConfigError(f"max_length: {error}") from None
-
-    return context.create_once(text_folder(context, corpora), make)
+def _make_text(context: PreparationContext, corpora: tuple[str, ...] | None, folder: Path, state: Path) -> None:
+    context.on_progress("text without labels", None)
+    paragraphs: Iterator[str]
+    if corpora is None:
+        paragraphs = iter(embedded.text_corpus(context.corpus()))
+    else:
+        paragraphs = chain.from_iterable(read_paragraphs(source) for source in corpora)
+    config = context.config
+    try:
+        save_text(paragraphs, context.tokenizer, config.max_length, folder, config.pack_text)
+    except TaskError as error:
+        raise ConfigError(f"corpus: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"max_length: {error}") from None

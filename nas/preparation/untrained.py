@@ -2,12 +2,10 @@
 from.
 """
 
-from dataclasses import replace
-
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas.config.stages import StageTable
 from nas.preparation.prepare import prepare
-from nas.preparation.workspace import Workspace
+from nas.preparation.workspace import UntrainedWorkspace, Workspace
 
 
 def prepare_untrained(
@@ -16,23 +14,18 @@ def prepare_untrained(
     all_tasks: bool = False,
     device: str = "auto",
     on_progress: ProgressCallback = ignore_progress,
-) -> Workspace:
-    """Add the workspaces of the tasks, the study's own first, or only this one.
+) -> UntrainedWorkspace:
+    """Prepare a workspace for each of the study's tasks, or only have that of its first one.
 
     Args:
-        table: of the stage; it says on what rows candidates are scored, and by what.
+        table: of the stage; it says on what examples candidates are scored, and by what.
 
     Raises:
         ConfigError, distill.training.teacher.TeacherError: see `nas.preparation.prepare.prepare`.
     """
     config = workspace.config
-    others = (
+    others = tuple(
         prepare(config.model_copy(update={"tasks": (task,)}), device, on_progress, outputs=False)
         for task in (config.tasks[1:] if all_tasks else ())
     )
-    return replace(
-        workspace,
-        untrained=(workspace, *others),
-        untrained_rows=table.rows,
-        by_fidelity=table.score == "fidelity",
-    )
+    return UntrainedWorkspace((workspace, *others), table.rows, table.score == "fidelity")

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from distill.objectives import OBJECTIVES, Objective, Settings
-from distill.tasks.encoding import Encoded, load_encoded, token_frequencies
+from distill.tasks.encoding import Encoded, token_frequencies
 from distill.tasks.task import Task
 from distill.training.distillation import phase_recipes
 from distill.training.recipe import Recipe
@@ -29,42 +29,31 @@ PROJECTIONS, IMPORTANCE = "projections.safetensors", "importance.safetensors"
 
 @dataclass(frozen=True)
 class Workspace:
-    """The folders of a prepared study.
+    """What is prepared for a study, and all that candidates need that are trained on its first task.
 
     Attributes:
-        data: the encoded rows of the task that stages 1 and 2 search on.
-        teacher: the teacher, fine-tuned on that task.
-        supernet: the warmed-up supernet.
+        folders: the data of the task that stages 1 and 2 search on, the teacher that is fine-tuned on it, and the text.
+        supernet: the folder of the warmed-up supernet.
+        compensation: the files of compensated inheritance; None if candidates are sliced.
         outputs: the teacher's saved outputs for the candidates, as pairs of a training phase's table and a folder.
-        texts: the names of tables of trainings on text, each with the folder of its text.
-        calibration: the supernet's sums on calibration text; only if inheritance is compensated.
-        predictions: the predicted losses of narrower layers and of other activations; likewise.
-        tasks: the data and teachers of all tasks; only with a one-shot supernet.
-        one_shot: the one-shot supernet of stage 3, if its candidates are slices of one.
-        one_shot_calibration: the sums of the one-shot supernet on calibration text; only if its slices are compensated.
-        untrained: a workspace for each task on which candidates are scored untrained; empty if they are trained.
-        untrained_rows: the number of rows of the search split on which they are scored; None: all.
-        by_fidelity: whether they are scored by their fidelity to the teacher instead of the task's metric.
     """
 
+    mode: ClassVar[str] = "trained"
+
     config: StudyConfig
-    data: Path
-    teacher: Path
+    folders: TaskFolders
     supernet: Path
-    outputs: tuple[tuple[str, Path], ...]
-    texts: tuple[tuple[str, Path], ...] = ()
-    calibration: Path | None = None
-    predictions: Path | None = None
-    tasks: tuple[TaskFolders, ...] = ()
-    one_shot: Path | None = None
-    one_shot_calibration: Path | None = None
-    untrained: "tuple[Workspace, ...]" = ()
-    untrained_rows: int | None = None
-    by_fidelity: bool = False
+    compensation: "Compensation | None" = None
+    outputs: tuple[tuple[str, Path], ...] = ()
+
+    @property
+    def study(self) -> "Workspace":
+        """This workspace, as every mode of evaluation has the study's."""
+        return self
 
     def base(self) -> tuple[Base, FFNGraph]:
         """The base of all candidates, and the base graph."""
-        return student_base(self.config, AutoConfig.from_pretrained(self.teacher))
+        return student_base(self.config, AutoConfig.from_pretrained(self.folders.teacher))
 
     def importance(self) -> list[Tensor]:
         """The importance of the inner neurons of each layer's lowest block, in descending order."""
@@ -73,18 +62,76 @@ class Workspace:
 
     def frequencies(self) -> Tensor:
         """How often each token id occurs in the training rows of the task that stages 1 and 2 search on."""
-        vocabulary = AutoConfig.from_pretrained(self.teacher).vocab_size
-        return token_frequencies(load_encoded(self.data / "train.npz"), vocabulary)
-
-    @property
-    def folders(self) -> TaskFolders:
-        """The data and the teacher of the task that stages 1 and 2 search on, and the text."""
-        return TaskFolders(self.data, self.teacher, self.texts)
+        vocabulary = AutoConfig.from_pretrained(self.folders.teacher).vocab_size
+        return token_frequencies(self.folders.rows("train"), vocabulary)
 
     @property
     def labels(self) -> int:
         """The number of outputs of the task's head."""
-        return int(AutoConfig.from_pretrained(self.teacher).num_labels)
+        return int(AutoConfig.from_pretrained(self.folders.teacher).num_labels)
+
+
+@dataclass(frozen=True)
+class Compensation:
+    """The files of compensated inheritance.
+
+    Attributes:
+        calibration: the supernet's sums on calibration text.
+        predictions: the predicted losses of narrower layers and of other activations.
+    """
+
+    calibration: Path
+    predictions: Path
+
+
+@dataclass(frozen=True)
+class UntrainedWorkspace:
+    """What the evaluation of untrained candidates needs.
+
+    Attributes:
+        tasks: a workspace for each task on which candidates are scored, the study's own first.
+        rows: the number of examples of the search split on which they are scored; None: all.
+        by_fidelity: whether they are scored by their fidelity to the teacher instead of the task's metric.
+    """
+
+    mode: ClassVar[str] = "untrained"
+
+    tasks: tuple[Workspace, ...]
+    rows: int | None
+    by_fidelity: bool
+
+    @property
+    def study(self) -> Workspace:
+        """The workspace of the study."""
+        return self.tasks[0]
+
+
+@dataclass(frozen=True)
+class OneShotWorkspace:
+    """What the evaluation of slices of the one-shot supernet needs.
+
+    Attributes:
+        study: the workspace of the study.
+        tasks: the data and teachers of all tasks.
+        one_shot: the folder of the one-shot supernet.
+        calibration: its sums on calibration text; None if its slices are not compensated.
+    """
+
+    mode: ClassVar[str] = "one_shot"
+
+    study: Workspace
+    tasks: tuple[TaskFolders, ...]
+    one_shot: Path
+    calibration: Path | None = None
+
+    @property
+    def by_task(self) -> dict[str, TaskFolders]:
+        """The folders by the names of the tasks."""
+        return dict(zip(self.study.config.tasks, self.tasks, strict=True))
+
+
+# What a mode of evaluation needs (`nas.evaluation.modes`); each has its `mode`.
+AnyWorkspace = Workspace | UntrainedWorkspace | OneShotWorkspace
 
 
 def base_of_study(config: StudyConfig) -> tuple[Base, FFNGraph]:

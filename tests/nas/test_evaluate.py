@@ -16,7 +16,7 @@ from distill.tasks.metrics import standard_error
 from distill.training.evaluation import measure
 from distill.training.loop import Diverged
 from distill.training.teacher_outputs import SavedTeacher
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from nas.runner import evaluator_of
@@ -34,10 +34,10 @@ def half(workspace: Workspace) -> Architecture:
 def test_a_score_is_decided_by_architecture_and_seed(workspace: Workspace) -> None:
     architecture = half(workspace)
     reports: list[tuple[int, float]] = []
-    first = Evaluator(workspace, "cpu").evaluate(
+    first = TrainedEvaluator(workspace, "cpu").evaluate(
         architecture, 0, (Fraction(1, 2),), lambda step, score: reports.append((step, score))
     )
-    again = Evaluator(workspace, "cpu")
+    again = TrainedEvaluator(workspace, "cpu")
     torch.manual_seed(1)  # what happened before does not matter
     assert again.evaluate(architecture, 0) == first
     again.evaluate(architecture, 5)
@@ -56,7 +56,7 @@ def test_candidates_without_training_are_scored_as_they_inherit(tiny_study: Tiny
     untrained = tiny_study.config.model_copy(
         update={"candidate": tiny_study.config.candidate.model_copy(update={"steps": 0})}
     )
-    evaluator = Evaluator(prepare(untrained, "cpu"), "cpu")
+    evaluator = TrainedEvaluator(prepare(untrained, "cpu"), "cpu")
     architecture = Architecture.uniform(*evaluator.workspace.base()[:1], expansion=Fraction(1, 2))
     found = evaluator.evaluate(architecture, 0, (Fraction(1, 2),))
     assert found.value == evaluator.score(evaluator.student(architecture)).value
@@ -64,14 +64,14 @@ def test_candidates_without_training_are_scored_as_they_inherit(tiny_study: Tiny
 
 
 def test_training_leaves_the_shared_weights_alone(workspace: Workspace) -> None:
-    shared = Evaluator(workspace, "cpu")
+    shared = TrainedEvaluator(workspace, "cpu")
     before = {name: tensor.clone() for name, tensor in shared.weights.items()}
     shared.evaluate(half(workspace), 0)
     assert all(torch.equal(tensor, shared.weights[name]) for name, tensor in before.items())
 
 
 def test_only_candidates_of_the_study_s_own_seed_use_saved_outputs(tiny_study: TinyStudy, workspace: Workspace) -> None:
-    shared = Evaluator(workspace, "cpu")
+    shared = TrainedEvaluator(workspace, "cpu")
     (plan,), seed = shared.training_phases, tiny_study.config.seed
     own = shared.saved_outputs_of(plan, seed)
     assert own is not None and isinstance(own.outputs, SavedTeacher)
@@ -82,7 +82,7 @@ def test_only_candidates_of_the_study_s_own_seed_use_saved_outputs(tiny_study: T
 
 
 def test_measure_counts_every_row_once(workspace: Workspace) -> None:
-    shared = Evaluator(workspace, "cpu")
+    shared = TrainedEvaluator(workspace, "cpu")
     reset_accelerate()
     accelerator = Accelerator(cpu=True, mixed_precision="no")
     rows = shared.search_rows
@@ -106,7 +106,7 @@ def test_broken_weights_are_no_score(workspace: Workspace, tmp_path: Path) -> No
     weights = load_file(path)
     weights["bert.encoder.layer.1.ffn.0.project.bias"][0] = float("nan")
     save_file(weights, path)
-    broken = Evaluator(replace(workspace, supernet=tmp_path / "supernet"), "cpu")
+    broken = TrainedEvaluator(replace(workspace, supernet=tmp_path / "supernet"), "cpu")
     with pytest.raises(Diverged, match="not finite"):
         broken.evaluate(half(workspace), 0)
 

@@ -12,8 +12,8 @@ from distill.objectives.outputs import INPUTS
 from distill.tasks.encoding import collate
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
-from nas.evaluate import Evaluator
-from nas.evaluate_untrained import UntrainedEvaluator
+from nas.evaluation.trained import TrainedEvaluator
+from nas.evaluation.untrained import UntrainedEvaluator
 from nas.finalists import WINNER
 from nas.preparation.prepare import prepare
 from nas.preparation.untrained import prepare_untrained
@@ -46,7 +46,7 @@ def test_the_score_is_that_of_the_inherited_weights(preset: Path, tiny_study: Ti
     workspace = prepare(load_config(str(preset)), "cpu")
     base, graph = workspace.base()
     architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 4))
-    evaluator = Evaluator(workspace, "cpu")
+    evaluator = TrainedEvaluator(workspace, "cpu")
     expected = evaluator.score(evaluator.student(architecture))
 
     alone = prepare_untrained(workspace, workspace.config.stage1, device="cpu")
@@ -60,10 +60,10 @@ def test_the_score_is_that_of_the_inherited_weights(preset: Path, tiny_study: Ti
     assert fewer.standard_error > score.standard_error
 
     both = prepare_untrained(workspace, workspace.config.stage1, all_tasks=True, device="cpu")
-    first, second = both.untrained
+    first, second = both.tasks
     assert first == workspace and second.config.task == "neighbours" and second.supernet != first.supernet
     mean = UntrainedEvaluator(both, "cpu").evaluate(architecture)
-    other = Evaluator(second, "cpu")
+    other = TrainedEvaluator(second, "cpu")
     parts = {"library": expected.value, "neighbours": other.score(other.student(architecture)).value}
     assert mean.parts == parts
     assert mean.value == pytest.approx(sum(parts.values()) / 2)
@@ -76,7 +76,7 @@ def test_candidates_are_compared_by_their_fidelity(preset: Path) -> None:
     architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 4))
     score = UntrainedEvaluator(prepare_untrained(workspace, config.stage1, device="cpu"), "cpu").evaluate(architecture)
 
-    evaluator = Evaluator(workspace, "cpu")
+    evaluator = TrainedEvaluator(workspace, "cpu")
     student = evaluator.student(architecture)
     differences = []
     for model in (student, evaluator.teacher()):

@@ -9,7 +9,7 @@ import pytest
 
 from distill.cli import USER_ERROR
 from nas.config.load import load_config
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.pick.command import main
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
@@ -197,7 +197,7 @@ def test_a_finished_search(
     assert Architecture.load(copied / "picked.json") == Architecture.load(copied / "architecture.json")
     # The teacher's score is that of the teacher on the search split.
     study = existing_studies(Folder(copied))["stage-1"]
-    evaluator = Evaluator(workspace, "cpu")
+    evaluator = TrainedEvaluator(workspace, "cpu")
     assert study.user_attrs[TEACHER] == {"task": "library", "score": evaluator.score(evaluator.teacher()).value}
     # Without best.json, as after an interruption.
     (copied / "stage-1" / "best.json").unlink()

@@ -26,7 +26,8 @@ from ray.tune.schedulers import TrialScheduler
 
 from nas import failures, runner
 from nas.cluster import Cluster, ray_session
-from nas.evaluate import Evaluator, Score
+from nas.evaluation.score import Score
+from nas.evaluation.trained import TrainedEvaluator
 from nas.failures import is_out_of_memory
 from nas.preparation.workspace import Workspace
 from nas.runner import MAX_DUPLICATES, Evaluate, Proposals, Recorder, Rungs, run
@@ -210,7 +211,7 @@ def not_a_number(config: dict[str, Any], workspace: Workspace, device: str, rung
     """`evaluate_trial` of a candidate whose logits are not finite."""
     architecture = json.loads(config[ledger.ARCHITECTURE])
     evaluator = runner.evaluator_of(workspace, device)
-    assert isinstance(evaluator, Evaluator)
+    assert isinstance(evaluator, TrainedEvaluator)
     sound = evaluator.weights
     if architecture["layers"][0]["expansion"] == "1":
         evaluator.weights = {name: weight * torch.nan for name, weight in sound.items()}

@@ -31,7 +31,7 @@ from tests.nas.tiny_study import TinyStudy, states, trials_of
 def test_trials(searched: Path, tiny_study: TinyStudy, workspace: Workspace) -> None:
     base, graph = workspace.base()
     space = budgeted_space(tiny_study.config, base, graph, workspace.labels)
-    rows = len(load_encoded(workspace.data / "search.npz"))
+    rows = len(load_encoded(workspace.folders.data / "search.npz"))
     trials = trials_of(searched)
     origins = [trial.user_attrs[ledger.ORIGIN] for trial in trials]
     assert origins == ["base model", "uniform slice", "global importance", *3 * ["random"]]
@@ -87,7 +87,7 @@ def test_confirmations_keep_their_rows_and_give_leads(searched: Path, workspace:
     rows: dict[Architecture, list[np.ndarray]] = {}
     for trial in trials_of(searched, "confirmation"):
         kept = decode(attribute(trial, ROWS))
-        assert (kept.shape, kept.mean()) == ((len(load_encoded(workspace.data / "search.npz")),), trial.value)
+        assert (kept.shape, kept.mean()) == ((len(load_encoded(workspace.folders.data / "search.npz")),), trial.value)
         rows.setdefault(ledger.architecture_of(trial), []).append(kept)
     found = {
         row["trial"]: (row["lead"], rows[Architecture.from_json(row["architecture"])]) for row in best["finalists"]

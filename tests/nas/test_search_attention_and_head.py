@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification
 
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.final.command import main as train_final
 from nas.finalists import BASE_MODEL, GLOBAL, UNIFORM
 from nas.preparation.workspace import Workspace
@@ -75,7 +75,7 @@ def test_a_candidate_is_trained(workspace: Workspace) -> None:
     base, graph = workspace.base()
     wide = replace(base, attention_experts=2, head_experts=3)
     architecture = Architecture.uniform(wide, graph, expansion=Fraction(1, 2))
-    one, again = (Evaluator(workspace, "cpu").evaluate(architecture, 0) for _ in range(2))
+    one, again = (TrainedEvaluator(workspace, "cpu").evaluate(architecture, 0) for _ in range(2))
     assert one == again
     shares = [(load.layer, load.part, len(load.shares)) for load in one.loads]
     assert sorted(shares) == [(-1, "head", 3), (0, "attention", 2), (1, "attention", 2)]

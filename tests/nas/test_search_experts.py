@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification
 from distill.training.teacher_outputs import SavedTeacher
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.final.command import main as train_final
 from nas.preparation.prepare import prepare
 from nas.study import ledger
@@ -105,13 +105,13 @@ def test_a_mixture_learns_relations_from_saved_outputs(tiny_study: TinyStudy, tm
     base, graph = workspace.base()
     experts = Experts(2, Fraction(1), "token_gate")
     architecture = Architecture.uniform(base, graph, expansion=Fraction(1, 2), experts=experts)
-    one, again = (Evaluator(workspace, "cpu").evaluate(architecture, 0) for _ in range(2))
+    one, again = (TrainedEvaluator(workspace, "cpu").evaluate(architecture, 0) for _ in range(2))
     assert one == again
     assert [(load.layer, load.part, len(load.shares)) for load in one.loads] == [(0, "ffn", 2), (1, "ffn", 2)]
     saved = SavedTeacher(dict(workspace.outputs)["candidate"])
     relations = saved(0, {"input_ids": torch.zeros(config.candidate.batch_size, 1)}).relations
     assert len(relations) == 3
-    other = Evaluator(workspace, "cpu").evaluate(architecture, 5)  # a live teacher
+    other = TrainedEvaluator(workspace, "cpu").evaluate(architecture, 5)  # a live teacher
     assert other.value > 1 / 4
 
 

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from nas import runner
 from nas.cluster import Cluster, ray_session
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from nas.stages import plan
@@ -56,7 +56,7 @@ def troubled(config: dict[str, Any], workspace: Workspace, device: str, rungs: t
         Path(os.environ[MARKER]).touch()
         os.kill(os.getpid(), signal.SIGKILL)
     evaluator = evaluator_of(workspace, device)
-    assert isinstance(evaluator, Evaluator)
+    assert isinstance(evaluator, TrainedEvaluator)
     sound = evaluator.weights
     if number == NOT_A_NUMBER:
         evaluator.weights = {name: weight * torch.nan for name, weight in sound.items()}

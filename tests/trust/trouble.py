@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from search_spaces import Architecture
 
 FILE = "TEST_TROUBLE"
@@ -23,10 +23,10 @@ REASONS = {
     "needs more memory than there is": "out of memory: ",
     "loses its worker": None,
 }
-sound = Evaluator.evaluate
+sound = TrainedEvaluator.evaluate
 
 
-def evaluate(self: Evaluator, architecture: Architecture, *arguments: Any, **options: Any) -> Any:
+def evaluate(self: TrainedEvaluator, architecture: Architecture, *arguments: Any, **options: Any) -> Any:
     file = Path(os.environ[FILE])
     kind = json.loads(file.read_text()).get(json.dumps(architecture.to_json()))
     if kind == "raises an error":
@@ -48,4 +48,4 @@ def evaluate(self: Evaluator, architecture: Architecture, *arguments: Any, **opt
 
 
 if FILE in os.environ:  # not in the process of the test, which imports the reasons
-    Evaluator.evaluate = evaluate  # type: ignore[method-assign, assignment]
+    TrainedEvaluator.evaluate = evaluate  # type: ignore[method-assign, assignment]

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.prepare import prepare
-from nas.preparation.workspace import IMPORTANCE, Workspace
+from nas.preparation.workspace import IMPORTANCE, Compensation, Workspace
 from search_spaces import Architecture, Experts, Genes
 from search_spaces.operations import UNARY
 from supernet.build import build
@@ -32,6 +32,11 @@ def prepared(tiny_study: TinyStudy, **changes: Any) -> Workspace:
     return prepare(load_config(str(tiny_study.preset), changes), "cpu", outputs=False)
 
 
+def files_of(workspace: Workspace) -> Compensation:
+    assert workspace.compensation is not None
+    return workspace.compensation
+
+
 def quarter(workspace: Workspace, experts: Experts | None = None) -> Architecture:
     base, graph = workspace.base()
     architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 4))
@@ -43,10 +48,10 @@ def quarter(workspace: Workspace, experts: Experts | None = None) -> Architectur
 def test_without_the_table_nothing_changes(tiny_study: TinyStudy) -> None:
     """Supernets that are in the cache keep their keys, and candidates are slices."""
     plain = prepared(tiny_study)
-    assert plain.calibration is plain.predictions is None
+    assert plain.compensation is None
     explicit = prepared(tiny_study, **{"supernet.order": "importance", "supernet.inheritance": "sliced"})
     assert explicit.supernet == plain.supernet
-    evaluator = Evaluator(plain, "cpu")
+    evaluator = TrainedEvaluator(plain, "cpu")
     sliced = inherit(evaluator.weights, quarter(plain), evaluator.frequencies, 0)
     for name, tensor in evaluator.student(quarter(plain)).state_dict().items():
         assert torch.equal(tensor, sliced[name]), name
@@ -54,14 +59,15 @@ def test_without_the_table_nothing_changes(tiny_study: TinyStudy) -> None:
 
 def test_the_supernet_is_calibrated_once(tiny_study: TinyStudy) -> None:
     workspace = prepared(tiny_study, **COMPENSATED)
-    assert workspace.calibration is not None
-    written = workspace.calibration.stat().st_mtime_ns
+    written = files_of(workspace).calibration.stat().st_mtime_ns
     again = prepared(tiny_study, **COMPENSATED)
-    assert again.calibration == workspace.calibration and written == workspace.calibration.stat().st_mtime_ns
-    assert prepared(tiny_study, **COMPENSATED | {"supernet.calibration_rows": 20}).calibration != workspace.calibration
-    loaded = Calibration.load(workspace.calibration)
+    assert again.compensation == workspace.compensation
+    assert files_of(again).calibration.stat().st_mtime_ns == written
+    fewer = prepared(tiny_study, **COMPENSATED | {"supernet.calibration_rows": 20})
+    assert files_of(fewer).calibration != files_of(workspace).calibration
+    loaded = Calibration.load(files_of(workspace).calibration)
     assert sum(len(batch["input_ids"]) for batch in loaded.batches) == 40
-    evaluator = Evaluator(workspace, "cpu")
+    evaluator = TrainedEvaluator(workspace, "cpu")
     base, graph = workspace.base()
     whole = Architecture.uniform(base, graph=graph, stack=2)
     supernet = build(whole, template=evaluator.supernet_config, weights=evaluator.weights, labels=workspace.labels)
@@ -77,21 +83,20 @@ def test_the_supernet_is_calibrated_once(tiny_study: TinyStudy) -> None:
 
 def test_losses_are_predicted_once(tiny_study: TinyStudy) -> None:
     workspace = prepared(tiny_study, **COMPENSATED)
-    assert workspace.predictions is not None
-    stored = load_file(workspace.predictions)
+    stored = load_file(files_of(workspace).predictions)
     assert stored.keys() == {f"{op}/{layer}" for op in UNARY for layer in range(2)}
     for name, losses in stored.items():
         assert len(losses) == 65 and bool((losses[1:].diff() <= 1e-12).all()) and float(losses[0]) > 0, name
-    assert prepared(tiny_study, **COMPENSATED).predictions == workspace.predictions
+    assert files_of(prepared(tiny_study, **COMPENSATED)).predictions == files_of(workspace).predictions
     narrower = prepared(tiny_study, **COMPENSATED | {"space.expansions": ["1/8", "1/4", "1/2"]})
-    assert narrower.supernet == workspace.supernet and narrower.predictions is not None
-    assert {len(losses) for losses in load_file(narrower.predictions).values()} == {33}
+    assert narrower.supernet == workspace.supernet
+    assert {len(losses) for losses in load_file(files_of(narrower).predictions).values()} == {33}
 
 
 @pytest.mark.parametrize("experts", [None, Experts(count=2, routing="balanced_hash", shared=Fraction(1, 2))], ids=str)
 def test_candidates_are_compensated(experts: Experts | None, tiny_study: TinyStudy) -> None:
     workspace = prepared(tiny_study, **COMPENSATED)
-    evaluator = Evaluator(workspace, "cpu")
+    evaluator = TrainedEvaluator(workspace, "cpu")
     architecture = quarter(workspace, experts)
     student, same = evaluator.student(architecture).state_dict(), evaluator.student(architecture).state_dict()
     sliced = inherit(evaluator.weights, architecture, evaluator.frequencies, 0)
@@ -106,7 +111,7 @@ def test_candidates_are_compensated(experts: Experts | None, tiny_study: TinyStu
 
 def test_candidates_without_an_ffn_are_compensated_in_their_attention(tiny_study: TinyStudy) -> None:
     workspace = prepared(tiny_study, **COMPENSATED)
-    evaluator = Evaluator(workspace, "cpu")
+    evaluator = TrainedEvaluator(workspace, "cpu")
     architecture = Architecture(workspace.base()[0], (Genes(stack=0), quarter(workspace).layers[1]))
     sliced = inherit(evaluator.weights, architecture, evaluator.frequencies, 0)
     for name, tensor in evaluator.student(architecture).state_dict().items():
@@ -153,7 +158,7 @@ def test_an_order_that_does_not_exist(tiny_study: TinyStudy) -> None:
 
 
 def test_weights_that_cannot_be_solved_for(tiny_study: TinyStudy) -> None:
-    evaluator = Evaluator(prepared(tiny_study, **COMPENSATED), "cpu")
+    evaluator = TrainedEvaluator(prepared(tiny_study, **COMPENSATED), "cpu")
     evaluator.weights["bert.encoder.layer.1.ffn.0.expand.bias"][0] = torch.nan
     with pytest.raises(CompensationError, match=r"layers\[1\], block 0: the activations are not finite"):
         evaluator.student(quarter(evaluator.workspace))

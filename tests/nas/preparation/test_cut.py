@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.context import preparation_context
 from nas.preparation.prepare import prepare
 from nas.preparation.supernet import context_of_source, encoder_path, supernet_path
@@ -79,7 +79,7 @@ def test_it_is_cut_from_the_very_same_supernet(
     # The importance is that of the cut supernet's own channels.
     assert [len(scores) for scores in narrow.importance()] == [20, 20]
     assert not torch.equal(*narrow.importance())
-    evaluator = Evaluator(narrow, "cpu")
+    evaluator = TrainedEvaluator(narrow, "cpu")
     base, graph = narrow.base()
     student = evaluator.student(Architecture.uniform(base, graph=graph, stack=2)).state_dict()
     assert all(torch.equal(student[name], tensor) for name, tensor in of_narrow.items())

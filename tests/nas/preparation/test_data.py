@@ -19,8 +19,8 @@ from distill.training.loop import make_accelerator
 from nas.budget import budgeted_space
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
-from nas.evaluate import Evaluator
-from nas.evaluate_one_shot import OneShotEvaluator
+from nas.evaluation.one_shot import OneShotEvaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation import data
 from nas.preparation.context import preparation_context
 from nas.preparation.data import TaskFolders, stored_task
@@ -28,7 +28,7 @@ from nas.preparation.one_shot import prepare_one_shot, weights_file
 from nas.preparation.phases import TrainingPhase
 from nas.preparation.prepare import prepare
 from nas.preparation.teacher import prepare_data
-from nas.preparation.workspace import Workspace
+from nas.preparation.workspace import OneShotWorkspace, Workspace
 from nas.search import overrides, parser
 from nas.study.attributes import score_attribute
 from search_spaces import Architecture, Experts
@@ -56,7 +56,7 @@ def half(workspace: Workspace) -> Architecture:
     return Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2))
 
 
-def sharing(config: StudyConfig) -> Workspace:
+def sharing(config: StudyConfig) -> OneShotWorkspace:
     """The workspace of stage 3."""
     workspace = prepare(config, "cpu")
     base, graph = workspace.base()
@@ -69,7 +69,7 @@ def test_a_candidate_of_every_kind(tiny_study: TinyStudy, tmp_path: Path, kind: 
     workspace = prepare(load_config(str(study(tiny_study, tmp_path, kind))), "cpu")
     task = workspace.folders.task
     assert (task.kind, task.metrics) == KINDS[kind]
-    evaluator = Evaluator(workspace, "cpu")
+    evaluator = TrainedEvaluator(workspace, "cpu")
     student = evaluator.student(half(workspace))
     assert type(student).__name__.endswith(task.type.model.__name__.removeprefix("AutoModel"))
     assert evaluator.score(evaluator.teacher()).value > 0.6
@@ -124,10 +124,10 @@ def test_slices_of_the_one_shot_supernet_are_compensated(tiny_study: TinyStudy, 
         sharing(load_config(path, {"sharing.inheritance": inheritance, "supernet.calibration_rows": 60}))
         for inheritance in ("sliced", "compensated")
     )
-    assert compensated.one_shot == sliced.one_shot and sliced.one_shot_calibration is None
-    assert compensated.one_shot is not None and compensated.one_shot_calibration is not None
-    calibration = Calibration.load(compensated.one_shot_calibration)
-    base, graph = compensated.base()
+    assert compensated.one_shot == sliced.one_shot and sliced.calibration is None
+    assert compensated.calibration is not None
+    calibration = Calibration.load(compensated.calibration)
+    base, graph = compensated.study.base()
     architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 8))
     errors = []
     for workspace in (sliced, compensated):
@@ -214,7 +214,7 @@ def test_what_is_read_again_when_something_changes(tiny_study: TinyStudy, tmp_pa
     assert again == first
     other = prepare(config, "cpu", texts=("pretrain",))
     assert len(other.folders.text("pretrain")) == 1
-    assert other.supernet == workspace.supernet and other.data == workspace.data
+    assert other.supernet == workspace.supernet and other.data == workspace.folders.data
     train = Path(config.rows["mine"].train)
     train.write_text(train.read_text() + "Kule bado.\tKule.\ttorch\t0.5\n")
     last = keys(config)
@@ -338,7 +338,7 @@ def test_mistakes(tiny_study: TinyStudy, tmp_path: Path, changes: dict[str, Any]
         prepare(load_config(str(path), data | changes), "cpu")
 
 
-class Live(Evaluator):
+class Live(TrainedEvaluator):
     """An evaluator whose candidates learn from the running teacher instead of its saved outputs."""
 
     def saved(self, found: TrainingPhase, seed: int) -> None:
@@ -364,7 +364,7 @@ def test_a_candidate_by_every_objective(tiny_study: TinyStudy, tmp_path: Path, k
     """Learning from saved outputs gives the same result as learning from the teacher, up to their half precision."""
     preset = study(tiny_study, tmp_path, kind, objective={"name": name, **SETTINGS.get(name, {})})
     workspace = prepare(load_config(str(preset), {"candidate.steps": 13}), "cpu")
-    evaluator, live = Evaluator(workspace, "cpu"), Live(workspace, "cpu")
+    evaluator, live = TrainedEvaluator(workspace, "cpu"), Live(workspace, "cpu")
     steps: list[int] = []
     start = evaluator.student(half(workspace)).state_dict()
     model = evaluator.student(half(workspace))

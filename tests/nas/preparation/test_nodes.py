@@ -56,7 +56,7 @@ from nas.config.load import load_config
 from nas.preparation.prepare import prepare
 
 workspace = prepare(load_config(sys.argv[1]), "cpu", outputs=False)
-print(workspace.supernet.exists() and workspace.teacher.exists() and workspace.data.exists())
+print(workspace.supernet.exists() and workspace.folders.teacher.exists() and workspace.folders.data.exists())
 torch.distributed.destroy_process_group()
 """
 

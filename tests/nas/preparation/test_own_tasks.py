@@ -25,7 +25,7 @@ from distill.training.evaluation import evaluate
 from distill.training.teacher import load_tokenizer
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation import data
 from nas.preparation.prepare import prepare
 from search_spaces import Architecture
@@ -130,7 +130,7 @@ def test_rows_of_an_added_type_are_encoded_and_scored(tiny_study: TinyStudy, acc
 def test_a_candidate_learns_an_added_task(tiny_study: TinyStudy, name: str) -> None:
     places = {"tasks": [name], "finetune.steps": 150, "candidate.steps": 40}
     workspace = prepare(load_config(str(tiny_study.preset), places), "cpu")
-    evaluator = Evaluator(workspace, "cpu")
+    evaluator = TrainedEvaluator(workspace, "cpu")
     assert workspace.folders.task.kind == Reader().kind(name)
     assert evaluator.teacher().config.problem_type == (MULTI_LABEL.problem_type if name == "beginnings" else None)
     base, graph = workspace.base()

@@ -16,8 +16,8 @@ from distill.training.teacher import TeacherError
 from nas.budget import budgeted_space
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
-from nas.evaluate import Evaluator
-from nas.evaluate_one_shot import OneShotEvaluator
+from nas.evaluation.one_shot import OneShotEvaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.final.training import final_phases
 from nas.preparation.context import preparation_context
 from nas.preparation.one_shot import prepare_one_shot, turns_of
@@ -172,7 +172,7 @@ def test_sentences_of_a_text_count_alike_in_importance(tiny_study: TinyStudy, pr
 
 def test_candidates_learn_from_text_before_the_task(protocol: Path) -> None:
     workspace = prepare(load_config(str(protocol)), "cpu")
-    evaluator = Evaluator(workspace, "cpu")
+    evaluator = TrainedEvaluator(workspace, "cpu")
     architecture = half(workspace)
     steps: list[int] = []
     model = evaluator.student(architecture)
@@ -187,7 +187,7 @@ def test_candidates_learn_from_text_before_the_task(protocol: Path) -> None:
     lowest = "bert.encoder.layer.0.ffn.0.expand.weight"
     assert not torch.equal(on_text.state_dict()[lowest], start.state_dict()[lowest])
     # Kept outputs are the teachers': the raw one's on text, the fine-tuned one's on the task.
-    live = Evaluator(prepare(load_config(str(protocol), {"teacher_cache": 0}), "cpu"), "cpu")
+    live = TrainedEvaluator(prepare(load_config(str(protocol), {"teacher_cache": 0}), "cpu"), "cpu")
     assert live.workspace.outputs == () and live.workspace.supernet == workspace.supernet
     taught_live = live.student(architecture)
     live.train(taught_live, live.training_phases, 0)
@@ -203,7 +203,7 @@ def test_a_final_training_needs_no_text_for_candidates(protocol: Path) -> None:
     config = load_config(str(protocol), {"pretrain": short, "final": short})
     workspace = prepare(config, "cpu", outputs=False, texts=("warmup", *FINAL))
     assert "candidate_pretrain" not in dict(workspace.folders.texts)
-    evaluator, model = Evaluator(workspace, "cpu"), Evaluator(workspace, "cpu").student(half(workspace))
+    evaluator, model = TrainedEvaluator(workspace, "cpu"), TrainedEvaluator(workspace, "cpu").student(half(workspace))
     before = model.classifier.weight.detach().clone()
     phases = final_phases(evaluator, pytest.fail)
     assert [phase.table for phase in phases] == list(FINAL)
@@ -301,7 +301,7 @@ def test_a_student_cut_out_of_the_shared_supernet(protocol: Path) -> None:
     evaluator.supernet.eval().activate(architecture, workspace.config.task)
     with torch.inference_mode():
         torch.testing.assert_close(model(**batch).logits, evaluator.supernet(**batch).logits)
-    inherited = Evaluator(workspace, "cpu").student(architecture).state_dict()
+    inherited = TrainedEvaluator(workspace, "cpu").student(architecture).state_dict()
     assert any(not torch.equal(tensor, inherited[name]) for name, tensor in model.state_dict().items())
     # The weights depend on all sizes that were drawn, not on the smallest and the largest alone.
     fewer = replace(space, expansions=(space.expansions[0], *space.expansions[2:]))
@@ -324,7 +324,7 @@ def test_another_checkpoint_as_base(tiny_study: TinyStudy, tmp_path: Path) -> No
     workspace = prepare(load_config(str(tiny_study.preset), places), "cpu")
     base, _ = workspace.base()
     assert (base.width, base.depth, base.inner, base.positions) == (16, 1, 32, 28)
-    model = Evaluator(workspace, "cpu").student(Architecture.uniform(base)).eval()
+    model = TrainedEvaluator(workspace, "cpu").student(Architecture.uniform(base)).eval()
     own = BertForSequenceClassification.from_pretrained(tmp_path / "small").eval()
     batch = {"input_ids": torch.randint(5, vocabulary, (2, 7))}
     with torch.inference_mode():

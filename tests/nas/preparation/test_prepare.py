@@ -15,7 +15,7 @@ from distill.training.recipe import Recipe
 from distill.training.teacher_outputs import SavedTeacher
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.context import preparation_context
 from nas.preparation.phases import settings_of
 from nas.preparation.prepare import prepare
@@ -47,12 +47,12 @@ def test_everything_is_made_once(tiny_study: TinyStudy, workspace: Workspace) ->
 def test_what_changes_what(tiny_study: TinyStudy, workspace: Workspace) -> None:
     """A cache key depends on exactly what determines the contents of its file."""
     dropout = changed(tiny_study, dropout=0.1, warmup__steps=1)
-    assert (dropout.data, dropout.teacher) == (workspace.data, workspace.teacher)
+    assert (dropout.data, dropout.teacher) == (workspace.folders.data, workspace.folders.teacher)
     assert dropout.supernet != workspace.supernet
     shorter = changed(tiny_study, candidate__steps=5, stage1__trials=9)
     assert (shorter.data, shorter.teacher, shorter.supernet) == (
-        workspace.data,
-        workspace.teacher,
+        workspace.folders.data,
+        workspace.folders.teacher,
         workspace.supernet,
     )
     assert shorter.outputs != workspace.outputs
@@ -61,9 +61,9 @@ def test_what_changes_what(tiny_study: TinyStudy, workspace: Workspace) -> None:
 def test_the_precision_changes_what_is_trained(tiny_study: TinyStudy, workspace: Workspace) -> None:
     reset_accelerate()
     full = changed(tiny_study, mixed_precision="no")
-    assert Evaluator(full, "cpu").accelerator.mixed_precision == "no"
-    assert full.data == workspace.data
-    assert full.teacher != workspace.teacher
+    assert TrainedEvaluator(full, "cpu").accelerator.mixed_precision == "no"
+    assert full.data == workspace.folders.data
+    assert full.teacher != workspace.folders.teacher
     assert full.supernet != workspace.supernet
     assert full.outputs != workspace.outputs
 
@@ -76,8 +76,8 @@ def test_the_base_is_the_teacher_s(workspace: Workspace) -> None:
 
 
 def test_the_teacher_learned_its_task(workspace: Workspace) -> None:
-    evaluator = Evaluator(workspace, "cpu")
-    teacher = BertForSequenceClassification.from_pretrained(workspace.teacher)
+    evaluator = TrainedEvaluator(workspace, "cpu")
+    teacher = BertForSequenceClassification.from_pretrained(workspace.folders.teacher)
     score = measure(teacher, evaluator.search_rows, accelerator=evaluator.accelerator, pad_id=0)
     assert score > 0.5  # of three classes
 
@@ -92,15 +92,15 @@ def test_a_teacher_stops_early(tiny_study: TinyStudy, workspace: Workspace) -> N
         if share and what == "teacher: fine-tuning":
             shares.append(share)
 
-    assert prepare_task(preparation_context(config, "cpu", on_progress)).teacher != workspace.teacher
+    assert prepare_task(preparation_context(config, "cpu", on_progress)).teacher != workspace.folders.teacher
     assert shares[-1] == pytest.approx(3 / 6, abs=0.05)
 
 
 def test_a_supernet_without_warm_up_computes_what_the_teacher_computes(tiny_study: TinyStudy) -> None:
     workspace = changed(tiny_study, warmup__steps=0, space__stacks=[1])
-    evaluator = Evaluator(workspace, "cpu")
+    evaluator = TrainedEvaluator(workspace, "cpu")
     student = evaluator.student(full_architecture(*workspace.base(), 1)).eval()
-    teacher = BertForSequenceClassification.from_pretrained(workspace.teacher).eval()
+    teacher = BertForSequenceClassification.from_pretrained(workspace.folders.teacher).eval()
     for batch in training_batches(workspace.folders.rows("train"), 8, 2, 0, 0):
         assert len(batch["labels"]) == 8
         given = inputs(batch)
@@ -140,8 +140,8 @@ def test_saved_outputs_are_the_teacher_s(tiny_study: TinyStudy, workspace: Works
     saved = SavedTeacher(folder)
     recipe = tiny_study.config.candidate
     assert recipe.steps is not None
-    rows = load_encoded(workspace.data / "train.npz")
-    teacher = BertForSequenceClassification.from_pretrained(workspace.teacher).eval()
+    rows = load_encoded(workspace.folders.data / "train.npz")
+    teacher = BertForSequenceClassification.from_pretrained(workspace.folders.teacher).eval()
     for step, batch in enumerate(training_batches(rows, recipe.batch_size, recipe.steps, tiny_study.config.seed, 0)):
         outputs = saved(step, batch)
         with torch.inference_mode():
@@ -158,8 +158,8 @@ def test_a_student_from_scratch(tiny_study: TinyStudy) -> None:
     workspace = changed(tiny_study, base=base, warmup__steps=2, finetune__steps=5)
     made, graph = workspace.base()
     assert (made.depth, made.width, made.embedding, str(graph)) == (1, 16, 8, "project(gelu(expand(x)))")
-    assert made.vocabulary == AutoConfig.from_pretrained(workspace.teacher).vocab_size
-    evaluator = Evaluator(workspace, "cpu")
+    assert made.vocabulary == AutoConfig.from_pretrained(workspace.folders.teacher).vocab_size
+    evaluator = TrainedEvaluator(workspace, "cpu")
     assert 0 <= evaluator.evaluate(Architecture.uniform(made), seed=0).value <= 1
     ((goal, recipe),) = goals(workspace)
     assert set(goal.projections) == {"hidden", "embedding"}
@@ -174,7 +174,9 @@ def test_a_student_from_scratch(tiny_study: TinyStudy) -> None:
 
 def goals(workspace: Workspace, supernet: Path | None = None) -> list[tuple[Objective, Recipe]]:
     config = workspace.config
-    student, teacher = (AutoConfig.from_pretrained(folder) for folder in (workspace.supernet, workspace.teacher))
+    student, teacher = (
+        AutoConfig.from_pretrained(folder) for folder in (workspace.supernet, workspace.folders.teacher)
+    )
     learned = projections(supernet) if supernet else None
     table = config.candidate
     return objectives(config, settings_of(config, "candidate"), table.build(1), student, teacher, learned=learned)

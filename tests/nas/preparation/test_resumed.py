@@ -70,7 +70,7 @@ def prepared(config: StudyConfig, interruption: Interruption) -> list[Path]:
     one_shot = prepare_one_shot(workspace, stage.space, "cpu", interruption).one_shot
     assert one_shot is not None
     return [
-        workspace.teacher / "model.safetensors",
+        workspace.folders.teacher / "model.safetensors",
         workspace.supernet / "model.safetensors",
         one_shot / "shared.safetensors",
     ]

@@ -8,7 +8,7 @@ import pytest
 from optuna.trial import TrialState
 
 from distill.training.evaluation import Load
-from nas.evaluate import Score
+from nas.evaluation.score import Score
 from nas.preparation.workspace import Workspace
 from nas.runner import attributes_of
 from nas.samplers import SAMPLERS

@@ -10,10 +10,9 @@ from transformers import AutoConfig, PreTrainedModel
 
 from distill.training.evaluation import evaluate, expert_load, split_batches
 from distill.training.loop import make_accelerator
-from nas.evaluate import INTERMEDIATE_ROWS, ReportScore, Score, ignore_score
-from nas.evaluate_untrained import mean_score
+from nas.evaluation.score import INTERMEDIATE_ROWS, ReportScore, Score, ignore_score, mean_score
 from nas.preparation.one_shot import problem_types, weights_file
-from nas.preparation.workspace import Workspace
+from nas.preparation.workspace import OneShotWorkspace
 from search_spaces.architecture import Architecture
 from supernet.build import build, load_weights
 from supernet.compensation.calibration import Calibration
@@ -24,24 +23,23 @@ from supernet.one_shot import OneShotSupernet, head_name
 class OneShotEvaluator:
     """Scores slices of the trained one-shot supernet; each worker process creates one evaluator and keeps it."""
 
-    def __init__(self, workspace: Workspace, device: str = "auto") -> None:
-        assert workspace.one_shot is not None
-        config = workspace.config
+    def __init__(self, workspace: OneShotWorkspace, device: str = "auto") -> None:
+        study, config = workspace.study, workspace.study.config
         self.accelerator = make_accelerator(device, config.mixed_precision)
-        self.supernet_config = AutoConfig.from_pretrained(workspace.supernet)
+        self.supernet_config = AutoConfig.from_pretrained(study.supernet)
         self.tasks = {
             name: (folders.task, folders.rows("search"), folders.split("search"))
-            for name, folders in zip(config.tasks, workspace.tasks, strict=True)
+            for name, folders in workspace.by_task.items()
             if name == config.task or config.stage3.scored_on == "mean"
         }
         self.head = workspace.tasks[0].task.type.head
         stored = Architecture.load(workspace.one_shot / "architecture.json")
         heads = {
             name: nn.Linear(self.supernet_config.hidden_size, AutoConfig.from_pretrained(folders.teacher).num_labels)
-            for name, folders in zip(config.tasks, workspace.tasks, strict=True)
+            for name, folders in workspace.by_task.items()
         }
         weights = load_file(weights_file(workspace.one_shot))
-        model_config = AutoConfig.from_pretrained(workspace.supernet)
+        model_config = AutoConfig.from_pretrained(study.supernet)
         # Its own head is that of the task with which the training began, which may be another one.
         (own_bias,) = (weights[name] for name in ("model.classifier.bias", "model.qa_outputs.bias") if name in weights)
         model_config.num_labels = len(own_bias)
@@ -49,17 +47,15 @@ class OneShotEvaluator:
             build(stored, self.head, template=model_config),
             heads,
             config.space.experts,
-            workspace.frequencies(),
-            problem_types(workspace),
+            study.frequencies(),
+            problem_types(workspace.by_task),
             config.seed,
         )
         self.supernet.load_state_dict(weights)
         self.pad_id = self.supernet_config.pad_token_id
         self.first_task = config.task
         self.rows_per_task = config.sharing.rows
-        self.calibration = (
-            None if workspace.one_shot_calibration is None else Calibration.load(workspace.one_shot_calibration)
-        )
+        self.calibration = None if workspace.calibration is None else Calibration.load(workspace.calibration)
 
     def evaluate(
         self,

@@ -1,9 +1,8 @@
 """The evaluation of a candidate without training: its inherited weights are scored on one or several tasks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from statistics import fmean
 
 from transformers import PreTrainedModel
 
@@ -14,11 +13,11 @@ from distill.training.evaluation import (
     batch_logits,
     comparable_outputs,
     evaluate_logits,
-    mean_loads,
     split_batches,
 )
-from nas.evaluate import INTERMEDIATE_ROWS, Evaluator, ReportScore, Score, ignore_score
-from nas.preparation.workspace import Workspace
+from nas.evaluation.score import INTERMEDIATE_ROWS, ReportScore, Score, ignore_score, mean_score
+from nas.evaluation.trained import TrainedEvaluator
+from nas.preparation.workspace import UntrainedWorkspace
 from search_spaces.architecture import Architecture
 
 # What the name of a task is followed by in the name of its fidelity.
@@ -30,12 +29,10 @@ class UntrainedEvaluator:
     creates one evaluator and keeps it.
     """
 
-    def __init__(self, workspace: Workspace, device: str = "auto") -> None:
+    def __init__(self, workspace: UntrainedWorkspace, device: str = "auto") -> None:
         self.of_tasks = {
-            of_task.config.task: _TaskScores(
-                Evaluator(of_task, device), workspace.untrained_rows, workspace.by_fidelity
-            )
-            for of_task in workspace.untrained
+            of_task.config.task: _TaskScores(TrainedEvaluator(of_task, device), workspace.rows, workspace.by_fidelity)
+            for of_task in workspace.tasks
         }
 
     def evaluate(
@@ -70,17 +67,10 @@ class UntrainedEvaluator:
         return replace(score, parts=score.parts | further)
 
 
-def mean_score(scores: Mapping[str, metrics.Score], loads: Sequence[Sequence[Load]]) -> Score:
-    """The mean of the scores of a candidate on several tasks, which all have the same weight."""
-    value = fmean(score.value for score in scores.values())
-    error = sum(score.standard_error**2 for score in scores.values()) ** 0.5 / len(scores)
-    return Score(value, error, {name: score.value for name, score in scores.items()}, mean_loads(loads))
-
-
 class _TaskScores:
     """Scores models on the first `rows` rows of the search split of one task."""
 
-    def __init__(self, evaluator: Evaluator, rows: int | None, by_fidelity: bool) -> None:
+    def __init__(self, evaluator: TrainedEvaluator, rows: int | None, by_fidelity: bool) -> None:
         self.evaluator, self.task = evaluator, evaluator.task
         pairs = split_batches(evaluator.search_rows, evaluator.supernet_config.pad_token_id, rows)
         self.indices, self.batches = [indices for indices, _ in pairs], [batch for _, batch in pairs]

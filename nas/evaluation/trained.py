@@ -3,11 +3,9 @@ scored on the search split.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from accelerate import Accelerator
@@ -22,6 +20,7 @@ from distill.training.evaluation import Load, evaluate_rows, expert_load, split_
 from distill.training.loop import make_accelerator
 from distill.training.teacher import load_model, load_tokenizer
 from distill.training.teacher_outputs import SavedTeacher
+from nas.evaluation.score import INTERMEDIATE_ROWS, ReportScore, Score, ignore_score
 from nas.preparation.phases import CANDIDATE, TrainingPhase, training_phases
 from nas.preparation.workspace import Workspace, projections, raw_teacher
 from search_spaces.architecture import Architecture
@@ -30,72 +29,21 @@ from supernet.compensation.calibration import Calibration
 from supernet.compensation.compensate import compensate
 from supernet.inherit import inherit
 
-# Intermediate scores and the loads of experts are measured on this many rows of the search split.
-INTERMEDIATE_ROWS = 500
 
-# Called with the number of training steps so far and the intermediate score after them.
-ReportScore = Callable[[int, float], None]
-
-
-def ignore_score(step: int, score: float) -> None:
-    """Drop an intermediate score: the default for callers that need only the final score."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """The result of an evaluation.
-
-    Attributes:
-        value: the first metric of the task on the search split.
-        standard_error: the standard error of `value`.
-        parts: further scores of the candidate by name, such as that of its inherited weights.
-        loads: for each router, how its experts shared the tokens of the first rows of the search split.
-        rows: the contributions of the rows of the search split to `value`, of shape (N,) or (N, K); None if it is a
-            mean over tasks.
-    """
-
-    value: float
-    standard_error: float
-    parts: dict[str, float]
-    loads: tuple[Load, ...] = ()
-    rows: np.ndarray | None = field(default=None, compare=False, repr=False)
-
-
-class CandidateEvaluator(Protocol):
-    """Evaluates candidates; each worker process creates one evaluator and keeps it."""
-
-    def evaluate(
-        self,
-        architecture: Architecture,
-        seed: int,
-        rungs: Sequence[Fraction] = (),
-        report: ReportScore = ignore_score,
-    ) -> Score:
-        """Evaluate a candidate.
-
-        Args:
-            seed: seed of the order of batches and of dropout.
-            rungs: shares of the training steps after which an intermediate score is reported.
-            report: called with every intermediate score.
-
-        Raises:
-            distill.training.loop.Diverged: the loss or the logits stopped being finite.
-        """
-
-
-class Evaluator:
+class TrainedEvaluator:
     """Trains and scores candidates on the study's first task; whatever they have in common is loaded once."""
 
     def __init__(self, workspace: Workspace, device: str = "auto", accelerator: Accelerator | None = None) -> None:
         self.workspace = workspace
         self.config = workspace.config
         self.accelerator = accelerator or make_accelerator(device, self.config.mixed_precision)
+        folders = workspace.folders
         self.weights = load_file(workspace.supernet / "model.safetensors")
         self.supernet_config = AutoConfig.from_pretrained(workspace.supernet)
-        self.teacher_config = AutoConfig.from_pretrained(workspace.teacher)
-        self.tokenizer = load_tokenizer(str(workspace.teacher))
-        self.task = workspace.folders.task
-        self.search_rows, self.search_split = workspace.folders.rows("search"), workspace.folders.split("search")
+        self.teacher_config = AutoConfig.from_pretrained(folders.teacher)
+        self.tokenizer = load_tokenizer(str(folders.teacher))
+        self.task = folders.task
+        self.search_rows, self.search_split = folders.rows("search"), folders.split("search")
         self.frequencies = workspace.frequencies()
         self.projections = projections(workspace.supernet)
         self._teachers: dict[bool, PreTrainedModel] = {}
@@ -142,7 +90,8 @@ class Evaluator:
     @cached_property
     def calibration(self) -> Calibration | None:
         """The calibration on which candidates are compensated; None if they are slices."""
-        return None if self.workspace.calibration is None else Calibration.load(self.workspace.calibration)
+        files = self.workspace.compensation
+        return None if files is None else Calibration.load(files.calibration)
 
     def student(self, architecture: Architecture) -> PreTrainedModel:
         """The candidate with its inherited weights.
@@ -230,7 +179,7 @@ class Evaluator:
         """A new copy of the teacher: fine-tuned on the task, or with `before_finetuning` the raw one."""
         if before_finetuning:
             return raw_teacher(self.config, self.task)
-        return load_model(str(self.workspace.teacher), self.task.labels, self.task.kind)
+        return load_model(str(self.workspace.folders.teacher), self.task.labels, self.task.kind)
 
     def _live_teacher(self, before_finetuning: bool) -> PreTrainedModel:
         """The teacher that runs in every training step, loaded once."""

@@ -1,0 +1,71 @@
+"""The modes of evaluation: how candidates are scored, and what that needs beyond a prepared study."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distill.training.progress import ProgressCallback
+from nas.config.schema import StudyConfig
+from nas.config.stages import StageTable
+from nas.evaluation.one_shot import OneShotEvaluator
+from nas.evaluation.score import CandidateEvaluator
+from nas.evaluation.trained import TrainedEvaluator
+from nas.evaluation.untrained import UntrainedEvaluator
+from nas.preparation.entries import Work
+from nas.preparation.one_shot import one_shot_work, prepare_one_shot
+from nas.preparation.untrained import prepare_untrained
+from nas.preparation.workspace import AnyWorkspace, Workspace
+
+if TYPE_CHECKING:
+    from nas.stages import Plan
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A mode of evaluation.
+
+    Attributes:
+        prepare: makes what the candidates of a stage need, on a device, unless it is in the cache.
+        evaluator: scores candidates on a device with what was prepared.
+        scored_on: the number of examples of the search split on which candidates are scored; None: all.
+        inheritance: whether the candidates are "sliced" or "compensated".
+        trains: whether candidates are trained.
+        work: what takes long when `prepare` makes it.
+    """
+
+    prepare: "Callable[[Workspace, Plan, str, ProgressCallback], AnyWorkspace]"
+    evaluator: Callable[[Any, str], CandidateEvaluator]
+    scored_on: Callable[[StudyConfig, StageTable], int | None]
+    inheritance: Callable[[StudyConfig], str] = lambda config: config.supernet.inheritance
+    trains: bool = False
+    work: Callable[[StudyConfig], tuple[Work, ...]] = lambda config: ()
+
+
+def _untrained(workspace: Workspace, plan: "Plan", device: str, on_progress: ProgressCallback) -> AnyWorkspace:
+    all_tasks = plan.stage == "3" and workspace.config.stage3.scored_on == "mean"
+    return prepare_untrained(workspace, plan.table, all_tasks, device, on_progress)
+
+
+# The modes by `StageTable.evaluation`, which is also the attribute `mode` of their workspaces.
+MODES: dict[str, Mode] = {
+    "trained": Mode(
+        prepare=lambda workspace, plan, device, on_progress: workspace,
+        evaluator=TrainedEvaluator,
+        scored_on=lambda config, table: None,
+        trains=True,
+    ),
+    "untrained": Mode(
+        prepare=_untrained,
+        evaluator=UntrainedEvaluator,
+        scored_on=lambda config, table: table.rows,
+    ),
+    "one_shot": Mode(
+        prepare=lambda workspace, plan, device, on_progress: prepare_one_shot(
+            workspace, plan.space, device, on_progress
+        ),
+        evaluator=OneShotEvaluator,
+        scored_on=lambda config, table: config.sharing.rows,
+        inheritance=lambda config: config.sharing.inheritance,
+        work=one_shot_work,
+    ),
+}

@@ -1,0 +1,74 @@
+"""The entries of the cache that the preparation makes, as values: a search creates them, a dry run lists them, and the
+estimate of a search's time adds up their work.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nas.config.recipes import RecipeTable
+from nas.config.schema import StudyConfig
+from nas.preparation.context import PreparationContext
+from nas.preparation.workspace import base_of_study
+from search_spaces.architecture import Architecture
+
+# A training step computes about as much as this many forward passes.
+TRAINING = 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """Computation that takes long.
+
+    Attributes:
+        what: its name in the progress of a search, such as "teacher: fine-tuning".
+        architecture: of the model.
+        sentences: how many the model processes, or the recipe of the training whose batches they are.
+        passes: the number of forward passes for each, or as many as its computation is worth.
+    """
+
+    what: str
+    architecture: Architecture
+    sentences: float | RecipeTable | None
+    passes: float = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A file or folder of the cache.
+
+    Attributes:
+        what: its name in a dry run.
+        path: None as long as earlier entries are missing on which it depends.
+        make: called with a draft of the path, which it writes, and with a folder for the state of a training, from
+            which it continues after an interruption.
+        work: what takes long when it is made.
+        is_training: whether all processes of a launch take part in making it; otherwise the others wait for the first.
+    """
+
+    what: str
+    path: Path | None
+    make: Callable[[Path, Path], None]
+    work: tuple[Work, ...] = ()
+    is_training: bool = False
+
+    @property
+    def exists(self) -> bool:
+        """Whether it is in the cache."""
+        return self.path is not None and self.path.exists()
+
+    def create(self, context: PreparationContext) -> None:
+        """Make it unless it is in the cache."""
+        assert self.path is not None, f"{self.what}: what it depends on has not been made"
+        context.create(self.path, self.make, together=self.is_training)
+
+
+def create(context: PreparationContext, entries: Iterable[Entry]) -> None:
+    """Make those of the entries that are not in the cache, in this order."""
+    for entry in entries:
+        entry.create(context)
+
+
+def largest(config: StudyConfig) -> Architecture:
+    """The supernet of a study: the base graph with the largest stack in every layer."""
+    return Architecture.uniform(*base_of_study(config), max(config.space.stacks))
