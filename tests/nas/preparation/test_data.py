@@ -85,11 +85,10 @@ def test_a_candidate_of_every_kind(tiny_study: TinyStudy, tmp_path: Path, kind: 
 @pytest.mark.parametrize("kind", ["both", "tagging", "questions"])
 def test_stage_3_scores_what_the_slice_computes_alone(tiny_study: TinyStudy, tmp_path: Path, kind: str) -> None:
     workspace = sharing(load_config(str(study(tiny_study, tmp_path, kind))))
-    assert workspace.one_shot is not None
-    architecture = half(workspace)
+    architecture = half(workspace.study)
     score = OneShotEvaluator(workspace, "cpu").evaluate(architecture)
     stored = load_file(weights_file(workspace.one_shot))
-    for name, folders in zip(workspace.config.tasks, workspace.tasks, strict=True):
+    for name, folders in workspace.by_task.items():
         like = AutoConfig.from_pretrained(folders.teacher)
         alone = build(architecture, folders.task.kind, template=like)
         head = {f"{head_name(alone)}.{part}": stored[f"heads.{name}.{part}"] for part in ("weight", "bias")}
@@ -100,14 +99,13 @@ def test_stage_3_scores_what_the_slice_computes_alone(tiny_study: TinyStudy, tmp
         found = evaluate(alone, *given, accelerator=accelerator, pad_id=0)
         assert score.parts[name] == pytest.approx(found[folders.task.metrics[0]].value)
     assert score.value == pytest.approx(sum(score.parts.values()) / len(score.parts))
-    assert set(score.parts) == set(workspace.config.tasks)
+    assert set(score.parts) == set(workspace.by_task)
 
 
 def test_widths_train_their_channels_alone(tiny_study: TinyStudy, tmp_path: Path) -> None:
     path = study(tiny_study, tmp_path, "tagging")
     workspace = sharing(load_config(str(path), {"sharing.widths": ["1/4", "1/8"], "sharing.weight_decay": 0}))
-    assert workspace.one_shot is not None
-    warm = load_file(workspace.supernet / "model.safetensors")
+    warm = load_file(workspace.study.supernet / "model.safetensors")
     stored = load_file(weights_file(workspace.one_shot))
     for name, before in warm.items():
         if name.endswith("expand.weight"):
@@ -141,7 +139,7 @@ def test_slices_of_the_one_shot_supernet_are_compensated(tiny_study: TinyStudy, 
     evaluator = OneShotEvaluator(compensated, "cpu")
     stored = load_file(weights_file(compensated.one_shot))
     student = evaluator.student(architecture)
-    for name, folders in zip(compensated.config.tasks, compensated.tasks, strict=True):
+    for name, folders in compensated.by_task.items():
         head = torch.nn.Linear(*reversed(stored[f"heads.{name}.weight"].shape))
         head.load_state_dict({part: stored[f"heads.{name}.{part}"] for part in ("weight", "bias")})
         setattr(student, head_name(student), head)
@@ -158,7 +156,7 @@ def test_expert_loads_of_stage_3_are_of_all_tasks(tiny_study: TinyStudy, tmp_pat
     path = study(tiny_study, tmp_path, "both")
     workspace = sharing(load_config(str(path), {"seed": 5}))
     experts = Experts(2, Fraction(1))
-    dense = half(workspace)
+    dense = half(workspace.study)
     architecture = Architecture(dense.base, tuple(replace(genes, experts=experts) for genes in dense.layers))
     score = OneShotEvaluator(workspace, "cpu").evaluate(architecture)
     assert len(workspace.tasks) == 2
@@ -206,7 +204,7 @@ def test_what_is_read_again_when_something_changes(tiny_study: TinyStudy, tmp_pa
     changed = {"rows.mine.train": elsewhere, "rows.number.text": "two", "tasks": ["mine"], "data": None}
     assert keys(load_config(str(preset), changed)) == first
     # Nobody learns from the text before the final training.
-    assert prepare(config, "cpu").texts == ()
+    assert prepare(config, "cpu").folders.texts == ()
     workspace = prepare(config, "cpu", texts=("pretrain",))
     assert len(workspace.folders.text("pretrain")) == 2
     text.write_text("Bado kule.\n")
@@ -214,7 +212,7 @@ def test_what_is_read_again_when_something_changes(tiny_study: TinyStudy, tmp_pa
     assert again == first
     other = prepare(config, "cpu", texts=("pretrain",))
     assert len(other.folders.text("pretrain")) == 1
-    assert other.supernet == workspace.supernet and other.data == workspace.folders.data
+    assert other.supernet == workspace.supernet and other.folders.data == workspace.folders.data
     train = Path(config.rows["mine"].train)
     train.write_text(train.read_text() + "Kule bado.\tKule.\ttorch\t0.5\n")
     last = keys(config)

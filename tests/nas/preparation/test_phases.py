@@ -279,8 +279,8 @@ def test_one_shared_supernet_for_all_tasks_in_any_order(protocol: Path) -> None:
     for tasks in (given.tasks, given.tasks[::-1]):
         config = given.model_copy(update={"tasks": tasks, "stage3": stage3})
         order = [folder for task in tasks for folder in shared.tasks if folder.task.name == task]
-        first = replace(shared, config=config, tasks=tuple(order), data=order[0].data, teacher=order[0].teacher)
-        evaluator = OneShotEvaluator(first, "cpu")
+        study = replace(shared.study, config=config, folders=order[0])
+        evaluator = OneShotEvaluator(replace(shared, study=study, tasks=tuple(order)), "cpu")
         assert list(evaluator.tasks) == [tasks[0]]
         alone_scores.append(evaluator.evaluate(half(workspace)).value)
     assert sum(alone_scores) / 2 == pytest.approx(scores[0]) and alone_scores[0] != alone_scores[1]

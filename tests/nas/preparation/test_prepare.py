@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from nas.preparation.folders.teacher import prepare_task
 from safetensors.torch import load_file
 from transformers import AutoConfig, BertForSequenceClassification
 
@@ -19,7 +20,6 @@ from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.context import preparation_context
 from nas.preparation.phases import settings_of
 from nas.preparation.prepare import prepare
-from nas.preparation.teacher import prepare_task
 from nas.preparation.workspace import Workspace, objectives, projections
 from search_spaces import Architecture, Base
 from search_spaces.operations import UNARY, Operation
@@ -47,10 +47,10 @@ def test_everything_is_made_once(tiny_study: TinyStudy, workspace: Workspace) ->
 def test_what_changes_what(tiny_study: TinyStudy, workspace: Workspace) -> None:
     """A cache key depends on exactly what determines the contents of its file."""
     dropout = changed(tiny_study, dropout=0.1, warmup__steps=1)
-    assert (dropout.data, dropout.teacher) == (workspace.folders.data, workspace.folders.teacher)
+    assert (dropout.folders.data, dropout.folders.teacher) == (workspace.folders.data, workspace.folders.teacher)
     assert dropout.supernet != workspace.supernet
     shorter = changed(tiny_study, candidate__steps=5, stage1__trials=9)
-    assert (shorter.data, shorter.teacher, shorter.supernet) == (
+    assert (shorter.folders.data, shorter.folders.teacher, shorter.supernet) == (
         workspace.folders.data,
         workspace.folders.teacher,
         workspace.supernet,
@@ -62,8 +62,8 @@ def test_the_precision_changes_what_is_trained(tiny_study: TinyStudy, workspace:
     reset_accelerate()
     full = changed(tiny_study, mixed_precision="no")
     assert TrainedEvaluator(full, "cpu").accelerator.mixed_precision == "no"
-    assert full.data == workspace.folders.data
-    assert full.teacher != workspace.folders.teacher
+    assert full.folders.data == workspace.folders.data
+    assert full.folders.teacher != workspace.folders.teacher
     assert full.supernet != workspace.supernet
     assert full.outputs != workspace.outputs
 

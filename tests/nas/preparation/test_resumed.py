@@ -68,7 +68,6 @@ def prepared(config: StudyConfig, interruption: Interruption) -> list[Path]:
     start = Architecture.uniform(workspace.base()[0])
     stage = plan(config, workspace, "3", start, ())
     one_shot = prepare_one_shot(workspace, stage.space, "cpu", interruption).one_shot
-    assert one_shot is not None
     return [
         workspace.folders.teacher / "model.safetensors",
         workspace.supernet / "model.safetensors",
