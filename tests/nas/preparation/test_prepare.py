@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nas.preparation.folders.teacher import prepare_task
+from nas.preparation.teacher import prepare_task
 from safetensors.torch import load_file
 from transformers import AutoConfig, BertForSequenceClassification
 
