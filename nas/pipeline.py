@@ -4,30 +4,36 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import optuna
 
+from distill.cli import several_processes
 from distill.files import read_json, write_text
 from distill.training.loop import device_type
 from nas import keep
 from nas.budget import latencies_of, limits_of
-from nas.cluster import ray_session
+from nas.cluster import check_cluster, ray_session
 from nas.config.schema import ConfigError, StudyConfig
+from nas.estimate import expected_parts
 from nas.evaluation.modes import MODES
 from nas.evaluation.trained import TrainedEvaluator
 from nas.finalists import Confirmed, confirmations, finalists, lead_line, summary
 from nas.latency.table import measure_whole
+from nas.preparation.context import preparation_context
+from nas.preparation.prepare import entries, prepare_in
 from nas.preparation.workspace import AnyWorkspace, Workspace
 from nas.progress import NO_TRIAL, Listener
 from nas.runner import evaluate_keeping_rows, run
+from nas.search_run import SearchRun
 from nas.stages import ALLOCATED, BEFORE, GLOBAL, Plan, check_start, plan, sampler_of, start_of
 from nas.study import ledger
 from nas.study.attributes import COSTS, TEACHER
 from nas.study.description import Parameters
 from nas.study.drawing import add_drawing
 from nas.study.folder import Folder
+from nas.study.lock import sole_driver
 from nas.study.names import CONFIRMATION, prefix_of
 from nas.study.notes import add_missing_notes, add_note
 from search_spaces.architecture import Architecture
@@ -36,8 +42,45 @@ from search_spaces.equivalence import function_key
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
 
-if TYPE_CHECKING:
-    from nas.search_run import SearchRun
+
+def prepare_search(search: SearchRun, listener: Listener | None = None) -> None:
+    """Make what the first stage needs and keep it in the cache; `torchrun` may call this in several processes.
+
+    Raises:
+        UserError: see `run_search`.
+    """
+    search.check()
+    listener = listener or Listener()
+    context = preparation_context(search.config, search.cluster.device, listener.update)
+    # One process saves the teacher's outputs, when the search begins.
+    running = Search(search, prepare_in(context, outputs=not several_processes()), listener)
+    running.prepared(running.first())
+
+
+def run_search(search: SearchRun, listener: Listener | None = None) -> Architecture:
+    """Prepare the study and run its stages; returns the last winner.
+
+    Args:
+        listener: is told how far the search is.
+
+    Raises:
+        UserError: a mistake in the configuration or in the files that it names, or another process runs the study.
+    """
+    search.check()
+    check_cluster(search.cluster)
+    listener = listener or Listener()
+    context = preparation_context(search.config, search.cluster.device, listener.update)
+    listener.expect(expected_parts(search.config, entries(context), search.stages, context.data))
+    running = Search(search, prepare_in(context), listener)
+    first = running.first()
+    listener.finish()
+    folder = search.folder
+    folder.create(search.config)
+    with sole_driver(search.url, search.path.name):
+        # Another process may have started the study while this one was preparing it.
+        folder.check(search.config, search.stages, search.resume)
+        listener.say(f"study {folder.path} (optuna-dashboard {search.url} --artifact-dir {folder.artifacts})")
+        return running.run_stages(first)
 
 
 @dataclass
@@ -49,7 +92,7 @@ class Search:
         listener: is told how far it is.
     """
 
-    search: "SearchRun"
+    search: SearchRun
     workspace: Workspace
     listener: Listener
 

@@ -76,6 +76,7 @@ def command(options: argparse.Namespace, folder: Path) -> int:
         from transformers.utils import logging as transformers_logging
 
         from nas.cluster import Cluster
+        from nas.pipeline import prepare_search, run_search
         from nas.results import show_results
         from nas.search_run import SearchRun
         from search_spaces.architecture import Architecture
@@ -99,9 +100,9 @@ def command(options: argparse.Namespace, folder: Path) -> int:
             dry_run(search, console)
             return DONE
         if options.prepare:
-            search.prepare(progress)
+            prepare_search(search, progress)
             return DONE
-        search.run(progress)
+        run_search(search, progress)
     show_results(search.folder, search.url, console, options.json)
     return DONE
 

@@ -1,20 +1,14 @@
-"""A search as a value: what `python -m nas.search` builds from its options, and Python code without any."""
+"""A search as a value, which `python -m nas.search` builds from its options, and Python code without any."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distill.cli import several_processes
-from nas.cluster import Cluster, check_cluster
+from nas.cluster import Cluster
 from nas.config.schema import StudyConfig
-from nas.estimate import expected_parts
-from nas.pipeline import Search
-from nas.preparation.context import preparation_context
-from nas.preparation.prepare import entries, prepare_in
-from nas.progress import Listener
 from nas.stages import check_stage
 from nas.study.folder import Folder
-from nas.study.lock import check_storage, sole_driver
+from nas.study.lock import check_storage
 from search_spaces.architecture import Architecture
 
 
@@ -59,33 +53,3 @@ class SearchRun:
         check_storage(self.url)
         self.folder.check(self.config, self.stages, self.resume)
         check_stage(self.config, self.folder, self.stages[0], self.start)
-
-    def prepare(self, listener: Listener | None = None) -> None:
-        """Make what the first stage needs and keep it in the cache; `torchrun` may call this in several processes."""
-        self.check()
-        listener = listener or Listener()
-        context = preparation_context(self.config, self.cluster.device, listener.update)
-        # One process saves the teacher's outputs, when the search begins.
-        search = Search(self, prepare_in(context, outputs=not several_processes()), listener)
-        search.prepared(search.first())
-
-    def run(self, listener: Listener | None = None) -> Architecture:
-        """Prepare the study and run its stages; returns the last winner.
-
-        Raises:
-            UserError: a mistake in the configuration or in the files that it names, or another process runs the study.
-        """
-        self.check()
-        check_cluster(self.cluster)
-        listener = listener or Listener()
-        context = preparation_context(self.config, self.cluster.device, listener.update)
-        listener.expect(expected_parts(self.config, entries(context), self.stages, context.data))
-        search = Search(self, prepare_in(context), listener)
-        first = search.first()
-        listener.finish()
-        self.folder.create(self.config)
-        with sole_driver(self.url, self.path.name):
-            # Another process may have started the study while this one was preparing it.
-            self.folder.check(self.config, self.stages, self.resume)
-            listener.say(f"study {self.path} (optuna-dashboard {self.url} --artifact-dir {self.folder.artifacts})")
-            return search.run_stages(first)

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nas.preparation.teacher import prepare_task
 from safetensors.torch import load_file
 from transformers import AutoConfig, BertForSequenceClassification
 
@@ -20,6 +19,7 @@ from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.context import preparation_context
 from nas.preparation.phases import settings_of
 from nas.preparation.prepare import prepare
+from nas.preparation.teacher import prepare_task
 from nas.preparation.workspace import Workspace, objectives, projections
 from search_spaces import Architecture, Base
 from search_spaces.operations import UNARY, Operation
