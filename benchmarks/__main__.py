@@ -42,9 +42,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
     # Here, so that --list takes no time.
     from transformers.utils import logging
 
-    from benchmarks.report import Report
+    from benchmarks.common import Report
 
-    benchmark = import_module(f"benchmarks.{CATALOGUE[name].module}")
+    benchmark = import_module(f"benchmarks.{name}")
     parser = Parser(
         prog=f"{PROGRAM} {name}",
         description=benchmark.__doc__,

@@ -1,0 +1,24 @@
+"""Candidates that are trained for other numbers of steps than a search's, and scored on other rows."""
+
+from dataclasses import replace
+
+from transformers import PreTrainedModel
+
+from distill.training.evaluation import evaluate
+from nas.evaluate import Evaluator
+from nas.preparation.phases import TrainingPhase
+
+
+def phases_of(evaluator: Evaluator, steps: int) -> list[TrainingPhase]:
+    """The phases of the candidates' training, the last of them with so many steps."""
+    *before, last = evaluator.training_phases
+    return [*before, replace(last, recipe=replace(last.recipe, steps=steps))]
+
+
+def dev_score(evaluator: Evaluator, model: PreTrainedModel) -> float:
+    """The task's main metric on the whole dev split, which no search sees."""
+    folders, task = evaluator.workspace.folders, evaluator.task
+    pad_id = evaluator.supernet_config.pad_token_id
+    rows, split = folders.rows("dev"), folders.split("dev")
+    scores = evaluate(model, rows, split, task, accelerator=evaluator.accelerator, pad_id=pad_id)
+    return scores[task.metrics[0]].value

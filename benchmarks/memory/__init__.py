@@ -1,1 +1,0 @@
-"""How much memory a search needs."""

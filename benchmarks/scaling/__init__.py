@@ -1,1 +1,0 @@
-"""How the cost of a search grows, and what it is at the papers' scale."""

@@ -1,1 +1,0 @@
-"""How well samplers and stages search, and what a search costs beside training."""

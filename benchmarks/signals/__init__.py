@@ -1,1 +1,0 @@
-"""Which cheap measurements predict the score of a fully trained candidate."""

@@ -1,1 +1,0 @@
-"""How fast candidates train and run."""

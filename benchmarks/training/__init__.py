@@ -1,1 +1,0 @@
-"""What the choices of a training bring: objectives, experts, teachers, warm-up."""
