@@ -130,7 +130,7 @@ def show(measured: dict[str, Row], options: Namespace, report: Report) -> None:
     for part in ("inheriting", "training", "scoring"):
         times = []
         for way, steps in product(INHERITANCES, options.steps):
-            rows = [row for *place, order in settings for row in rows_of(*place, (order, way), steps)]
+            rows = [row for n, name, order in settings for row in rows_of(n, name, (order, way), steps)]
             times.append(f"{way}, {steps} steps {mean(row['seconds'][part] for row in rows):.2f}")
         report.note(f"seconds of {part}: {'; '.join(times)}")
 

@@ -211,10 +211,10 @@ def show_driver(report: Report, marks: dict[int, dict[str, Any]], before: int) -
         done = count
     report.table(("the driver, MiB", *COLUMNS, "processor ms per trial", "a worker, anonymous", "database"), rows)
     late = list(marks)[len(marks) // 2 :]
-    sizes = {
+    growing = {
         "the driver": [marks[count]["driver"]["anonymous"] for count in late],
         "a worker": [marks[count]["worker"] for count in late],
         "the database": [marks[count]["database"] for count in late],
     }
-    for name, of_marks in sizes.items():
+    for name, of_marks in growing.items():
         report.note(f"{name}, second half: {growth_per(late, of_marks, 'trial')}")

@@ -24,7 +24,6 @@ from transformers import (
     BertTokenizerFast,
 )
 
-from benchmarks.catalogue import CATALOGUE
 from distill import augment
 from distill.__main__ import main as distill_main
 from distill.__main__ import parser as distill_parser
@@ -110,7 +109,7 @@ def test_commands_parse(command: str) -> None:
     program, *words = shlex.split(command)
     if program == BENCHMARKS:
         name, *words = words
-        module = import_module(f"benchmarks.{CATALOGUE[name].module}")
+        module = import_module(f"benchmarks.{name}")
         parser = ArgumentParser()
         module.add_options(parser)
         parser.parse_args(words)

@@ -51,11 +51,6 @@ PRIVATE: dict[str, list[tuple[str, set[str], str]]] = {
         ),
     ],
     "torch": [
-        (
-            "benchmarks/speed/products.py",
-            {"torch.utils._python_dispatch", "_schema"},
-            "tests/benchmarks/speed",
-        ),
         ("distill/objectives/base.py", {"_apply"}, "tests/distill/objectives/test_objectives.py"),
         ("supernet/model/expert_linear.py", {"_linear_pointwise"}, "tests/supernet/model/test_expert_linear.py"),
     ],

@@ -9,55 +9,60 @@ import torch
 from transformers import BertModel
 
 from benchmarks.__main__ import main
-from benchmarks.training.capacity_gap import add_options, lowest_layers, prepared, table
-from tests.benchmarks.training.test_settings import rows_of
+from benchmarks.capacity_gap import Trainings, add_options, lowest_layers, table
+from tests.benchmarks.tables import cells_of
 from tests.nas.tiny_study import TinyStudy
 from tests.tiny import bert, tokenizer
 
 SMALL = ["--layers", "1", "--experts", "2", "--steps", "3", "--seeds", "1", "2"]
 
 
-def run(study: TinyStudy, path: Path, *options: str) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+def run(study: TinyStudy, path: Path, *options: str) -> dict[str, float]:
     command = ["capacity_gap", "--preset", str(study.preset), *SMALL, *options, "--json", str(path)]
     assert main(command) == 0
-    return json.loads(path.read_text())["results"]
+    return json.loads(path.read_text())["results"]["measured"]
 
 
 def test_the_smallest_run(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = run(tiny_study, tmp_path / "a.json", "--depths", "1", "2")
-    lines = rows_of(capsys.readouterr().out)
-    students, teachers = results["students"], results["teachers"]
+    scores = run(tiny_study, tmp_path / "a.json", "--depths", "1", "2")
+    lines = cells_of(capsys.readouterr().out)
+    teachers = json.loads((tmp_path / "a.json").read_text())["results"]["settings"]["teachers"]
     assert lines["teacher"][:2] == [f"{teachers[name]['score']:.4f}" for name in ("1 layer", "2 layers")]
     assert teachers["1 layer"]["parameters"] < teachers["2 layers"]["parameters"]
-    assert {name: set(of) for name, of in students.items()} == {key: {"1 expert", "2 experts"} for key in teachers}
-    gains = [students["2 layers"]["2 experts"][seed] - students["2 layers"]["1 expert"][seed] for seed in ("1", "2")]
+    assert set(scores) == {
+        f"{teacher}, {student}, seed {seed}"
+        for teacher in teachers
+        for student in ("1 expert", "2 experts")
+        for seed in (1, 2)
+    }
+    gains = [
+        scores[f"2 layers, 2 experts, seed {seed}"] - scores[f"2 layers, 1 expert, seed {seed}"] for seed in (1, 2)
+    ]
     assert lines["gain of the experts"][1].startswith(f"{sum(gains) / 2:+.4f}")
-    assert all(0 < score <= 1 for of in students.values() for by_seed in of.values() for score in by_seed.values())
+    assert all(0 < score <= 1 for score in scores.values())
 
     # A third seed is added, and nothing is measured again; other options need another file.
-    more = run(tiny_study, tmp_path / "a.json", "--depths", "1", "2", "--seeds", "1", "2", "3")["students"]
+    more = run(tiny_study, tmp_path / "a.json", "--depths", "1", "2", "--seeds", "1", "2", "3")
     assert capsys.readouterr().err.count("seed ") == 4
-    assert {seed for of in more.values() for by_seed in of.values() for seed in by_seed} == {"1", "2", "3"}
-    for name, of in students.items():
-        assert all(more[name][student].items() > by_seed.items() for student, by_seed in of.items())
+    assert more.items() > scores.items() and len(more) == len(scores) + 4
     other = ["--preset", str(tiny_study.preset), *SMALL, "--depths", "1", "2", "--steps", "2"]
     assert main(["capacity_gap", *other, "--json", str(tmp_path / "a.json")]) == 2
-    assert "a.json is of another run: give another --json" in capsys.readouterr().err
+    assert "a.json is of another run (steps): give another --json" in capsys.readouterr().err
 
     # The same teachers from folders: the same students.
     folders = [tmp_path / name for name in teachers]
     for depth, folder in enumerate(folders, start=1):
         folder.symlink_to(lowest_layers(tiny_study.config, depth))
         assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == depth
-    assert run(tiny_study, tmp_path / "b.json", "--teachers", *map(str, folders)) == results
+    assert run(tiny_study, tmp_path / "b.json", "--teachers", *map(str, folders)) == scores
 
 
 def test_students_of_a_seed_start_alike(tiny_study: TinyStudy) -> None:
     """They are the encoder's lowest layer, and experts are copies of its FFN."""
     parser = ArgumentParser()
     add_options(parser)
-    setup = prepared(parser.parse_args(["--preset", str(tiny_study.preset), *SMALL]))
-    dense, again, mixture = setup.student(1, 1), setup.student(1, 1), setup.student(2, 1)
+    trainings = Trainings(parser.parse_args(["--preset", str(tiny_study.preset), *SMALL]))
+    dense, again, mixture = trainings.student(1, 1), trainings.student(1, 1), trainings.student(2, 1)
     assert all(torch.equal(one, other) for one, other in zip(dense.parameters(), again.parameters(), strict=True))
     torch.testing.assert_close(mixture.classifier.weight, dense.classifier.weight)
     encoder = BertModel.from_pretrained(tiny_study.teacher, num_hidden_layers=1).eval()

@@ -1,18 +1,44 @@
-"""Pairing, turns and summaries, against their definitions; processes that answer and that die."""
+"""Pairing, turns and summaries, against their definitions; processes that answer and that die; files of raw numbers,
+which are read as they were written; and tables.
+"""
 
+import json
+import os
 import statistics
-import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.measuring import difference, error_of_mean, ratio, summarise, take_turns, timed
-from benchmarks.processes import in_new_process, start_server
+from benchmarks.common import (
+    BenchmarkError,
+    Kept,
+    Report,
+    Row,
+    compare,
+    difference,
+    in_new_process,
+    markdown,
+    ratio,
+    read_results,
+    start_server,
+    summarise,
+    take_turns,
+    to_json,
+)
+from tests.benchmarks.tables import cells_of
 
 VALUES = st.lists(st.floats(0.1, 100), min_size=1, max_size=20)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda values: st.lists(values, max_size=4) | st.dictionaries(TEXT, values, max_size=4),
+    max_leaves=20,
+)
 
 
 def test_sides_take_turns_and_the_order_is_reversed_in_every_second_round() -> None:
@@ -40,7 +66,7 @@ def test_summaries_are_numpy_s(values: list[float]) -> None:
     assert (summary.lower, summary.upper) == pytest.approx(np.quantile(values, (0.25, 0.75)))
     assert summary.mean == pytest.approx(np.mean(values))
     error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    assert summary.error == error_of_mean(values) == pytest.approx(error, abs=1e-12)
+    assert summary.error == pytest.approx(error, abs=1e-12)
 
 
 @given(VALUES, st.floats(0.5, 2))
@@ -65,12 +91,6 @@ def test_summaries_in_words() -> None:
     assert summarise([1.0, 2.0, 3.0, 4.0, 5.0]).with_quartiles(1) == "3.0 (2.0 to 4.0)"
 
 
-def test_timing_returns_the_value() -> None:
-    value, seconds = timed(lambda: time.sleep(0.02) or "done")
-    assert value == "done"
-    assert seconds >= 0.02
-
-
 def doubling(connection: Connection, ready: str) -> None:
     """A server that doubles numbers, and dies of 0."""
     connection.send(ready)
@@ -91,3 +111,97 @@ def test_servers_answer_until_they_are_stopped_and_their_death_is_noticed() -> N
 
 def test_a_new_process_returns_its_result() -> None:
     assert in_new_process(divmod, 17, 5) == (3, 2)
+
+
+@given(JSON)
+def test_what_is_written_is_read(content: object) -> None:
+    assert json.loads(to_json(content)) == content
+
+
+def test_lists_of_numbers_are_on_one_line_and_brackets_in_texts_stay() -> None:
+    assert '"a": [1, 2.5, null]\n' in to_json({"a": [1, 2.5, None]})
+    content = {"a": ["x [ y", "] z"], "b": [[1, 2], ["[CLS]  [SEP]"]], "[ c": [" ]", {"d": "[ "}]}
+    assert json.loads(to_json(content)) == content
+
+
+def test_a_file_says_what_it_was_made_with(tmp_path: Path) -> None:
+    path = tmp_path / "raw" / "name.json"
+    options = {"steps": [1, 2], "study": Path("results") / "demo", "only": None}
+    report = Report("name", ["--steps", "1", "2"], options, path)
+    assert not report.saved
+    report.save({"seconds": [0.1, 0.2]}, seeds=range(3))
+    assert report.saved
+    content = read_results(path, "name")
+    assert content["command"] == "python -m benchmarks name --steps 1 2"
+    assert content["options"] == {"steps": [1, 2], "study": "results/demo", "only": None}
+    assert content["seeds"] == [0, 1, 2]
+    assert content["results"] == {"seconds": [0.1, 0.2]}
+    assert content["machine"]["cores"] == os.cpu_count()
+    assert content["machine"]["threads"] == torch.get_num_threads()
+    assert content["machine"]["processor"]
+    assert content["versions"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"benchmark": "other"}'])
+def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(content)
+    with pytest.raises(BenchmarkError, match=r"file\.json: "):
+        read_results(path, "name")
+
+
+def test_what_is_kept_is_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report("name", (), {}, tmp_path / "name.json")
+    kept = Kept(report, {"steps": 3}, [1])
+    assert kept("inner", lambda: kept("a", lambda: 1.5) + 1) == 2.5
+    # As soon as a measurement is made, it is in the file.
+    with pytest.raises(ZeroDivisionError):
+        kept("b", lambda: 1 / 0)
+    again = Kept(report, {"steps": 3}, [1, 2])
+    assert again.measured == {"a": 1.5, "inner": 2.5}
+    assert again("a", lambda: 1 / 0) == 1.5
+    # A new value is what it will be when it is read again.
+    assert again("c", lambda: {1: (2, 3)}) == {"1": [2, 3]} == Kept(report, {"steps": 3}, ()).measured["c"]
+    with pytest.raises(BenchmarkError, match=r"name.json is of another run \(steps\): give another --json"):
+        Kept(report, {"steps": 4}, [1])
+    assert capsys.readouterr().err.splitlines()[:2] == ["a: 1.5000, 0 s", "inner: 2.5000, 0 s"]
+
+
+def test_differences_are_between_scores_of_one_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "raw.json"
+
+    def train(gain: float, seed: int) -> Row:
+        # A seed moves all scores, and the gain a little.
+        return {"before": 0.5, "after": 0.5 + 0.2 * seed + gain * (1 + 0.1 * seed), "seconds": 2.0, "losses": [1.0]}
+
+    settings = {"none": 0.0, "good": 0.1}
+    found = compare(settings, "none", train, [1, 3], Report("recipes", (), {}, path), {})
+    assert found["good"][1]["after"] == pytest.approx(1.23)
+    rows = cells_of(capsys.readouterr().out)
+    assert rows["setting"] == ["before", "after", "minus none", "seconds"]
+    gains = [0.1 * 1.1, 0.1 * 1.3]
+    error = statistics.stdev(gains) / 2**0.5
+    assert rows["good"][2:] == [f"{statistics.mean(gains):+.4f} ± {error:.4f}", "2.00"]
+    assert rows["none"] == ["0.5000", "0.9000 ± 0.2000", "+0.0000 ± 0.0000", "2.00"]
+    content = json.loads(path.read_text())
+    assert content["seeds"] == [1, 3]
+    assert content["results"]["measured"]["good, seed 3"] == found["good"][1]
+
+
+def test_tables_are_markdown_however_wide() -> None:
+    wide = "x" * 200
+    table = markdown(("name", "value"), [(wide, 1), ("b", "2.50")])
+    assert cells_of(table) == {"name": ["value"], wide: ["1"], "b": ["2.50"]}
+    lines = table.splitlines()
+    assert len(lines) == 4 and set(lines[1]) == {"|", "-"}
+
+
+def test_progress_is_not_part_of_the_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report("name", (), {}, tmp_path / "name.json")
+    report.progress("halfway")
+    report.note("a line")
+    report.table(("a", "b"), [(1, "[bold]")], "A title")
+    printed = capsys.readouterr()
+    assert printed.err == "halfway\n"
+    assert printed.out.startswith("a line\n\nA title\n\n| a |")
+    assert "[bold]" in printed.out

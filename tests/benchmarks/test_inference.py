@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.__main__ import main
-from benchmarks.speed.inference import architectures_of, redraw_routers
+from benchmarks.inference import architectures_of, redraw_routers
 from search_spaces import cost
 from search_spaces.base import Base
 from search_spaces.routing import ROUTINGS

@@ -21,14 +21,15 @@ def test_winners_and_baselines_share_a_budget(
     command += ["--steps", "2", "--seeds", "2", "--json", str(file)]
     assert main(command) == 0
     first = capsys.readouterr().out
-    (found,) = [of_budget for name, of_budget in json.loads(file.read_text())["results"].items() if name != "settings"]
+    measured = json.loads(file.read_text())["results"]["measured"]
+    costs = measured["params 1/2, costs of 2 winners"]
     assert "lead of the winners over" in first
     for name in (UNIFORM, GLOBAL, ALLOCATED[0], "winner 0", "winner 1"):
         assert f"| {name} " in first
-        assert found["costs"][name]["params"] <= found["costs"][UNIFORM]["params"]
+        assert costs[name]["params"] <= costs[UNIFORM]["params"]
     for search in range(2):
-        winner = Architecture.from_json(found[f"search {search}"]["winner"])
-        assert cost.params(winner, 3) == found["costs"][f"winner {search}"]["params"]
+        winner = Architecture.from_json(measured[f"params 1/2, search {search}"]["winner"])
+        assert cost.params(winner, 3) == costs[f"winner {search}"]["params"]
 
     # Nothing is measured again.
     written = file.read_text()
@@ -37,4 +38,4 @@ def test_winners_and_baselines_share_a_budget(
         capsys.readouterr().out == first and json.loads(file.read_text())["results"] == json.loads(written)["results"]
     )
     assert main([*command, "--steps", "3"]) == 2
-    assert "is of another run: give another --json" in capsys.readouterr().err
+    assert "is of another run (steps): give another --json" in capsys.readouterr().err

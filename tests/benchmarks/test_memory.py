@@ -1,18 +1,20 @@
-"""What is read of processes, against psutil and known allocations; what a backward pass keeps, by its definition."""
+"""What is read of processes, against psutil and known allocations, and a short run."""
 
 import gc
+import json
 import mmap
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
-from benchmarks.memory.memory import slope
-from benchmarks.memory.process_memory import MIB, forget_peak, memory, parse, peak_rss, watching
-from benchmarks.memory.training_memory import kept_for_backward
+from benchmarks.__main__ import main
+from benchmarks.memory import MIB, forget_peak, growth_per, memory, parse, peak_rss, watching
+from tests.benchmarks.tables import cells_of
+from tests.nas.tiny_study import TinyStudy
 
 ROLLUP = """\
 555a1be23000-7ffdb7af2000 ---p 00000000 00:00 0                          [rollup]
@@ -71,22 +73,19 @@ def test_looking_at_another_process_until_it_ends() -> None:
     assert all(32 * MIB < one.anonymous <= one.private <= one.pss <= one.rss for _, one in seen[:1])
 
 
-def test_the_slope() -> None:
+def test_growth_is_a_least_squares_line() -> None:
     counts = [1, 250, 500, 1000]
-    assert slope(counts, [7 + 3 * count for count in counts]) == (pytest.approx(3), pytest.approx(0, abs=1e-6))
-    found, deviation = slope([0, 1, 2], [0, 2, 1])
+    assert growth_per(counts, [7 + 3 * 1024 * count for count in counts], "trial") == "+3.0 ± 0.0 KiB per trial"
     # The residuals are -1/2, 1, -1/2: their squares, 3/2 with one degree of freedom, over 2 of the counts'.
-    assert (found, deviation) == (pytest.approx(0.5), pytest.approx((1.5 / 2) ** 0.5))
+    assert growth_per([0, 1, 2], [0, 2048, 1024], "trial") == "+0.5 ± 0.9 KiB per trial"
+    assert growth_per([1, 2], [1, 2], "trial") == "too few for a slope per trial"
 
 
-def test_what_is_kept_for_the_backward_pass() -> None:
-    linear = torch.nn.Linear(8, 16)
-    x_BD = torch.ones(4, 8)
-    with kept_for_backward({parameter.untyped_storage().data_ptr() for parameter in linear.parameters()}) as kept:
-        y_BE = linear(x_BD).relu()
-        # The input for the weight's gradient, and the output for relu's.
-        assert sorted(kept.values()) == [4 * 4 * 8, 4 * 4 * 16]
-        (y_BE[:, :1] * y_BE[:, 1:2]).sum()
-        assert sorted(kept.values()) == [4 * 4 * 8, 4 * 4 * 16]
-        y_BE.sum().backward()
-    assert linear.weight.grad is not None
+@pytest.mark.slow
+def test_a_worker_is_measured(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "raw.json"
+    assert main(["memory", "--preset", str(tiny_study.preset), "--candidates", "3", "--json", str(path)]) == 0
+    assert len(json.loads(path.read_text())["results"]["worker"]) == 4
+    lines = cells_of(capsys.readouterr().out)
+    resident, proportional, private, _, peak, _ = map(int, lines["after 1"])
+    assert private <= proportional <= resident <= peak

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks.__main__ import main
-from benchmarks.signals.pruning import blocks_of, highest, k_prune, kwon, pruned, rearranged, rescale
+from benchmarks.pruning import blocks_of, highest, k_prune, kwon, pruned, rearranged, rescale
 from distill.tasks.encoding import collate
 from nas.config.load import load_config
 from nas.evaluate import Evaluator
@@ -26,10 +26,10 @@ def test_every_method_is_measured(tiny_study: TinyStudy, tmp_path: Path, capsys:
     raw = tmp_path / "raw.json"
     command = ["pruning", "--preset", str(tiny_study.preset), "--budgets", "4", "--rows", "64", "--json", str(raw)]
     assert main([*command, "--steps", "0", "2", "--supernets", "0"]) == 0
-    rows = json.loads(raw.read_text())["results"]
-    assert {row["method"] for row in rows} >= {"Kwon", "K-prune, 0.00025", "compensated, global importance"}
-    assert all(sum(row["widths"]) <= 2 * 16 for row in rows), "a quarter of two layers of 64 neurons"
-    assert all(sum(row["widths"]) == 2 * 16 for row in rows if row["method"].startswith("K"))
+    rows = json.loads(raw.read_text())["results"]["measured"]["1/4, supernet 0"]
+    assert set(rows) >= {"Kwon", "K-prune, 0.00025", "compensated, global importance"}
+    assert all(sum(row["widths"]) <= 2 * 16 for row in rows.values()), "a quarter of two layers of 64 neurons"
+    assert all(sum(row["widths"]) == 2 * 16 for name, row in rows.items() if name.startswith("K"))
     assert "| Kwon |" in " ".join(capsys.readouterr().out.split())
 
 

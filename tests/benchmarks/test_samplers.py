@@ -1,32 +1,21 @@
-"""Counts of evaluations and improvements against their definitions; every part of the ablation searches the table."""
+"""Counts of evaluations and improvements against their definitions, and a small run."""
 
 import json
 from pathlib import Path
 
 import numpy as np
-import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import samplers
 from benchmarks.__main__ import main
-from benchmarks.search import samplers
-from benchmarks.search.samplers import ABLATION, MAX_EVALUATIONS, evaluations_until_good, improvements, search
-from benchmarks.search.table import GOOD_SHARE, Table, load
+from benchmarks.samplers import MAX_EVALUATIONS, evaluations_until_good, improvements
+from benchmarks.tabulate import load
 
 
-@pytest.fixture(scope="module")
-def table() -> Table:
-    return load()
-
-
-def test_good_architectures_are_the_best_share(table: Table) -> None:
-    good = [score for score in table.scores.values() if score >= table.good]
-    # Ties with the last of them are good too.
-    assert len(good) >= int(GOOD_SHARE * len(table.scores)) > len([score for score in good if score > table.good])
-
-
-def test_evaluations_are_counted_up_to_the_first_good_one(table: Table) -> None:
+def test_evaluations_are_counted_up_to_the_first_good_one() -> None:
+    table = load()
     assert evaluations_until_good(table, [0.0, table.good, 1.0]) == 2
     assert evaluations_until_good(table, [0.0] * MAX_EVALUATIONS) == MAX_EVALUATIONS
 
@@ -37,14 +26,6 @@ def test_improvements_give_the_best_score_so_far(scores: list[float]) -> None:
     assert [number for number, _ in steps] == sorted({number for number, _ in steps})
     best = [max(score for number, score in steps if number <= count) for count in range(1, len(scores) + 1)]
     assert best == pytest.approx(np.maximum.accumulate(scores))
-
-
-@pytest.mark.parametrize("name", ABLATION)
-def test_every_part_of_the_ablation_searches(name: str, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    monkeypatch.setattr(samplers, "MIN_EVALUATIONS", 8)
-    monkeypatch.setattr(samplers, "MAX_EVALUATIONS", 8)
-    assert set(search(table, ABLATION[name], 0)) <= set(table.scores.values())
 
 
 def test_raw_numbers_are_of_every_search(

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.search.duplicates import INNER, check, draws
-from benchmarks.search.identities import IDENTITIES, filled, parse, rewritten, text
 from search_spaces import GELU, PUBLISHED, Architecture, Base, Experts, FFNGraph, Genes, GraphError
 from search_spaces.equivalence import fingerprint, function_key
 from search_spaces.graph import MISMATCH
+from tests.search_spaces.identities import IDENTITIES, filled, parse, rewritten, text
+from tests.search_spaces.judge import INNER, check, draws
 from tests.search_spaces.strategies import architectures
 
 BASES = [Base(2, 12, 3, 12, mismatch=mismatch, gelu=gelu) for mismatch, gelu in product(MISMATCH, ("tanh", "erf"))]

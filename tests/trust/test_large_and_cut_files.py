@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from benchmarks.processes import in_new_process
+from benchmarks.common import in_new_process
 from distill.tasks.readers import hub, tables
 from search_spaces.errors import UserError
 from tests.distill.real import DATA
