@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from .dispatch import Dispatch, put, take, weighted
 
 # If an expert's linear map has at most this many weights, one batched product of padded rows is faster on a CPU than
-# one product per expert (benchmarks/speed/experts.py).
+# one product per expert (results/experts.md).
 BATCHED = 24_576
 
 

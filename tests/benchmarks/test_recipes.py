@@ -33,10 +33,21 @@ def test_the_smallest_run(
     assert {baseline, *only} <= set(MIXTURES if "--mixtures" in options else OBJECTIVES)
     path, teacher = tmp_path / "raw.json", tmp_path / "teacher"
     model = bert(labels=2)
-    model.config.id2label = {0: "0", 1: "1"}
+    model.config.id2label = {0: "negative", 1: "positive"}
     model.save_pretrained(teacher)
     tokenizer(teacher, ["good", "bad", "film"]).save_pretrained(teacher)
-    small = ["--task", "sst2", "--data", str(rows_of_glue(tmp_path)), "--width", "12", "--steps", "2"]
+    small = [
+        "--task",
+        "sst2",
+        "--data",
+        str(rows_of_glue(tmp_path)),
+        "--width",
+        "12",
+        "--steps",
+        "2",
+        "--max-length",
+        "8",
+    ]
     command = ["recipes", str(teacher), *options, *small, "--seeds", "1", "2", "--json", str(path)]
     assert main([*command, "--only", *only]) == 0
     lines = cells_of(capsys.readouterr().out)
