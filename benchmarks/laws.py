@@ -82,14 +82,6 @@ def simplest(fitted: Sequence[Law], noise: float) -> Law:
     return next(law for law in fitted if law.left_out <= least + noise)
 
 
-def terms_of(variable: str, threads: int) -> dict[str, Term]:
-    """The terms that a law of this variable can have.
-
-    With t threads in all, of which each of n workers has t / n, a candidate takes s + p n / t seconds, where the
-    threads share the work p and not the work s: all workers together finish a candidate every p / t + s / n seconds.
-    More workers than threads only wait for each other.
-    """
-    if variable != "workers":
-        return {"1": np.ones_like, variable: lambda x: x, f"{variable}²": np.square}
-    shared: dict[str, Term] = {"1": np.ones_like}
-    return shared | ({f"1/min(workers, {threads})": lambda x: 1 / np.minimum(x, threads)} if threads > 1 else {})
+def terms_of(variable: str) -> dict[str, Term]:
+    """The terms that a law of this variable can have."""
+    return {"1": np.ones_like, variable: lambda x: x, f"{variable}²": np.square}

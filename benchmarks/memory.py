@@ -1,10 +1,8 @@
-"""Memory of a worker that trains and evaluates candidates of the demo's stage 1, one after the other. Linux
-alone.
+"""Memory of a worker that trains and evaluates candidates of the demo's stage 1, one after the other. Linux alone.
 
-It is read between the candidates and, from outside, ten times a second while they run. `orchestration` measures the
-driver. Resident: all pages in memory. Proportional: shared pages in equal parts. Private: the pages that no other
-process has, those of files too. Anonymous: the pages of no file, which processes cannot share. Peaks of resident memory
-are the kernel's own.
+It is read between the candidates; `orchestration` measures the driver. Resident: all pages in memory. Proportional:
+shared pages in equal parts. Private: the pages that no other process has, those of files too. Anonymous: the pages of
+no file, which processes cannot share. Peaks of resident memory are the kernel's own.
 """
 
 import functools
@@ -13,13 +11,9 @@ import json
 import os
 import re
 import tempfile
-import threading
-import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +32,6 @@ from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 
 MIB = 2**20
-# Seconds between two looks at a process.
-INTERVAL = 0.1
 # The numbers of candidates with which there is a row.
 CANDIDATES = (1, 2, 4, 8, 16, 40)
 # Candidates until the allocator and the caches of libraries have seen most shapes.
@@ -86,33 +78,6 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-@contextmanager
-def watching(pid_of: Callable[[], int | None]) -> Iterator[list[tuple[float, Memory]]]:
-    """A list that fills, in the block, with times and a process's memory at these times.
-
-    Args:
-        pid_of: the process, or None while it is not known yet. Watching ends when the process does.
-    """
-    samples: list[tuple[float, Memory]] = []
-    over = threading.Event()
-
-    def sample() -> None:
-        while not over.wait(INTERVAL):
-            try:
-                if pid := pid_of():
-                    samples.append((time.time(), memory(pid)))
-            except OSError:  # the process has ended
-                return
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        over.set()
-        thread.join()
-
-
 def growth_per(counts: Sequence[int], sizes: Sequence[int], what: str) -> str:
     """By how much sizes grow with the count, by least squares, with the standard error."""
     if len(counts) < 3:
@@ -126,29 +91,20 @@ def evaluate_and_log(config: dict[str, Any], *, log: Path, workspace: Workspace,
     gc.collect()
     line = {"pid": os.getpid(), "peak": peak_rss(), "between": asdict(memory(os.getpid()))}
     evaluator_of(workspace, device)
-    line |= {"loaded": asdict(memory(os.getpid())), "time": time.time()}
+    line["loaded"] = asdict(memory(os.getpid()))
     with log.open("a") as file:
         print(json.dumps(line), file=file)
     forget_peak()
     evaluate_trial(config, workspace=workspace, device=device, rungs=rungs)
 
 
-def read(log: Path) -> list[dict[str, Any]]:
-    """The lines of `evaluate_and_log`."""
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-
-def measure(workspace: Workspace, candidates: int, folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """Run stage 1 with one worker.
-
-    Returns:
-        the lines of `evaluate_and_log`, before each candidate and one more, and the most anonymous bytes during each.
-    """
+def measure(workspace: Workspace, candidates: int, folder: Path) -> list[dict[str, Any]]:
+    """Run stage 1 with one worker; returns the lines of `evaluate_and_log`, before each candidate and one more."""
     stage = plan(workspace.config, workspace, "1", None, ())
     study = ledger.open_study(sqlite_url(folder / "study.db"), stage.study, sampler_of(stage, workspace))
     ledger.enqueue_missing(study, Parameters.of(stage.space), stage.baselines)
     log, cluster = folder / "worker.jsonl", Cluster(workers=1)
-    with ray_session(cluster), watching(lambda: next((line["pid"] for line in read(log)), None)) as samples:
+    with ray_session(cluster):
         run_trials(
             study,
             stage.space,
@@ -161,11 +117,9 @@ def measure(workspace: Workspace, candidates: int, folder: Path) -> tuple[list[d
             evaluate=functools.partial(evaluate_and_log, log=log),
             on_trial=lambda study, number: None,
         )
-    lines = read(log)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert len({line["pid"] for line in lines}) == 1, "the worker was lost"
-    begins = [line["time"] for line in lines]
-    peaks = [max(of.anonymous for at, of in samples if begin <= at < end) for begin, end in pairwise(begins)]
-    return lines, peaks
+    return lines
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -176,21 +130,19 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace, report: Report) -> None:
     workspace = prepare(load_config(options.preset))
     with tempfile.TemporaryDirectory() as scratch:
-        lines, anonymous_peaks = measure(workspace, options.candidates, Path(scratch))
+        lines = measure(workspace, options.candidates, Path(scratch))
     between = [Memory(**line["between"]) for line in lines]
-    peaks = list(zip((line["peak"] for line in lines[1:]), anonymous_peaks, strict=True))
+    peaks = [line["peak"] for line in lines[1:]]
     loaded = Memory(**lines[0]["loaded"]).row("with what all candidates need")
     rows, done = [between[0].row("before the first candidate"), loaded], 0
     for count in (count for count in CANDIDATES if count <= len(peaks)):
         span = f"; peaks of {done + 1} to {count}" if count > done + 1 else ""
-        most = (max(column) for column in zip(*peaks[done:count], strict=True))
-        rows.append(between[count].row(f"after {count}{span}", *most))
+        rows.append(between[count].row(f"after {count}{span}", max(peaks[done:count])))
         done = count
-    report.table(("a worker, MiB", *COLUMNS, "peak resident", "peak anonymous"), rows)
+    report.table(("a worker, MiB", *COLUMNS, "peak resident"), rows)
     counts = range(SETTLED, len(lines))
     growth = growth_per(counts, [between[count].anonymous for count in counts], "candidate")
     report.note(f"anonymous, from {SETTLED} on: {growth}")
     driver = memory(os.getpid())
     report.table(("the driver of that search, MiB", *COLUMNS), [driver.row("at its end")])
-    raw = {"worker": lines, "most anonymous bytes of candidates": anonymous_peaks, "driver": asdict(driver)}
-    report.save(raw, seeds=[workspace.config.seed])
+    report.save({"worker": lines, "driver": asdict(driver)}, seeds=[workspace.config.seed])

@@ -131,10 +131,11 @@ def measure(folder: Path, options: Namespace) -> dict[str, Any]:
         add_note(study, number)
         count = len(ledger.finished(study))
         if count in wanted and count not in marks:
+            seconds = time.process_time() - began
             gc.collect()
             pids = {int(line.split()[0]) for line in log.read_text().splitlines()[-20:]}
             marks[count] = {
-                "seconds": time.process_time() - began,
+                "seconds": seconds,
                 "driver": asdict(memory(os.getpid())),
                 "worker": max(memory(pid).anonymous for pid in pids),
                 "database": sum(file.stat().st_size for file in folder.glob("study.db*")),

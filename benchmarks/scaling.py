@@ -7,15 +7,13 @@ What is measured, by variable:
     layers      the seconds of a training step of EfficientBERT's base model with so many layers
     width       the same with so many channels, inside the FFNs as well
     tokens      the same on sequences of so many tokens
-    workers     the seconds of a candidate with so many processes that share the threads, over all of them together
 
 All use this project's training step, EfficientBERT's objective and a teacher's outputs from disk; the teacher is as
 wide as BERT-base, has random weights, and as many layers as the student. The settings of all variables take turns in
 every round, and each round is divided by its level: the median over a variable's settings of their seconds relative to
 their medians over all rounds. A law is fitted to the medians of the rounds by least squares of relative residuals.
 Among the sums of the variable's terms without a negative coefficient, it is the shortest whose error, for a setting
-that the fit leaves out, is within the noise of the least one. `OMP_NUM_THREADS` says how many threads there are to
-share.
+that the fit leaves out, is within the noise of the least one. `throughput` measures what a second worker brings.
 """
 
 import tempfile
@@ -25,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import mean, median
 
@@ -35,7 +32,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
 
-from benchmarks.common import Report, ratio, start_server, summarise, take_turns
+from benchmarks.common import Report, summarise, take_turns
 from benchmarks.laws import laws, simplest, terms_of
 from benchmarks.throughput import sequences
 from distill.objectives import OBJECTIVES
@@ -53,8 +50,6 @@ OBJECTIVE = "efficientbert"
 # Blocks of a layer of the supernet.
 BLOCKS = 4
 BATCH, TOKENS, STEPS = 16, 32, 6
-# Candidates that each worker trains per measurement.
-EACH = 2
 SEED = 0
 STEPPED: dict[str, tuple[int, ...]] = {
     "layers": (1, 2, 4, 6, 8, 12),
@@ -62,8 +57,8 @@ STEPPED: dict[str, tuple[int, ...]] = {
     "tokens": (8, 16, 32, 64, 96, 128),
 }
 CANDIDATES = (1, 2, 4, 8)
-VARIABLES = ("candidates", *STEPPED, "workers")
-UNITS = {"candidates": "seconds", **dict.fromkeys(STEPPED, "seconds a step"), "workers": "seconds a candidate"}
+VARIABLES = ("candidates", *STEPPED)
+UNITS = {"candidates": "seconds", **dict.fromkeys(STEPPED, "seconds a step")}
 
 # Variable -> value -> seconds in every round.
 Seconds = dict[str, dict[int, list[float]]]
@@ -78,11 +73,6 @@ def without_levels(rounds_RV: np.ndarray) -> np.ndarray:
 def noise_of(rounds_RV: np.ndarray) -> float:
     """Relative standard error of a setting's mean over the rounds, root of the mean square over the settings."""
     return float(np.sqrt(np.mean([(summarise(list(rounds)).error / mean(rounds)) ** 2 for rounds in rounds_RV.T])))
-
-
-def worker_counts(threads: int) -> tuple[int, ...]:
-    """Numbers of workers that share the threads out evenly, and one worker too many."""
-    return (*(count for count in range(1, threads + 1) if threads % count == 0), threads + 1)
 
 
 def setting(variable: str, value: int) -> tuple[Architecture, int]:
@@ -161,38 +151,20 @@ class Worker:
             train_on(model, self.rows, self.teacher)
 
 
-def serve(connection: Connection, supernet: Path, place: Path) -> None:
-    """A worker's process, which trains EACH candidates whenever it receives a number of threads."""
-    worker = Worker(supernet, place)
-    connection.send(None)
-    while (threads := connection.recv()) is not None:
-        torch.set_num_threads(threads)
-        worker.evaluate(EACH)
-        connection.send(None)
-
-
-def measure(variables: Sequence[str], rounds: int, threads: int, report: Report) -> Seconds:
+def measure(variables: Sequence[str], rounds: int, report: Report) -> Seconds:
     """Seconds of all settings of these variables in every round."""
-    settings = {"candidates": CANDIDATES, **STEPPED, "workers": worker_counts(threads)}
+    settings = {"candidates": CANDIDATES, **STEPPED}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         supernet, place = folder / "supernet", prepare(folder, CANDIDATE, TOKENS)
         from_scratch(BASE, BLOCKS).save_pretrained(supernet)
-        workers = max(settings["workers"]) if "workers" in variables else 0
-        connections = [start_server(serve, supernet, place) for _ in range(workers)]
 
         def seconds(variable: str, value: int, _: int) -> float:
             if variable in STEPPED:
                 return step_seconds(folder, variable, value)
             started = time.perf_counter()
-            if variable == "candidates":
-                Worker(supernet, place).evaluate(value)
-                return time.perf_counter() - started
-            for connection in connections[:value]:
-                connection.send(max(1, threads // value))
-            for connection in connections[:value]:
-                connection.recv()
-            return (time.perf_counter() - started) / (EACH * value)
+            Worker(supernet, place).evaluate(value)
+            return time.perf_counter() - started
 
         values = take_turns(
             {
@@ -206,15 +178,13 @@ def measure(variables: Sequence[str], rounds: int, threads: int, report: Report)
                 f"round {number + 1} of {rounds}  {side[1]:4} {side[0]:10} {took:.3f} {UNITS[side[0]]}"
             ),
         )
-        for connection in connections:
-            connection.send(None)
     return {variable: {value: values[variable, value] for value in settings[variable]} for variable in variables}
 
 
-def show(report: Report, variable: str, of_values: Mapping[int, list[float]], threads: int) -> None:
+def show(report: Report, variable: str, of_values: Mapping[int, list[float]]) -> None:
     """Print the table and the law of a variable."""
     values, rounds_RV = np.array(list(of_values)), without_levels(np.array(list(of_values.values())).T)
-    fitted = laws(terms_of(variable, threads), values, np.median(rounds_RV, axis=0))
+    fitted = laws(terms_of(variable), values, np.median(rounds_RV, axis=0))
     noise = noise_of(rounds_RV)
     law = simplest(fitted, noise)
     rows = []
@@ -232,10 +202,6 @@ def show(report: Report, variable: str, of_values: Mapping[int, list[float]], th
         report.note(f"of {values[place]} {variable}: {', '.join(shares)}")
     errors = "; ".join(f"{other.name} {other.left_out:.1%}" for other in fitted)
     report.note(f"error of a setting that is left out: {errors}")
-    if variable == "workers":
-        for (fewer, before), (more, after) in pairwise(of_values.items()):
-            gain = ratio(before, after).with_error()
-            report.note(f"{more} against {fewer}: {gain} times as many candidates")
     report.note()
 
 
@@ -245,9 +211,8 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, report: Report) -> None:
-    threads = torch.get_num_threads()
-    seconds = measure(options.only, options.rounds, threads, report)
+    seconds = measure(options.only, options.rounds, report)
     facts = {"batch": BATCH, "tokens": TOKENS, "steps": STEPS, "precision": make_accelerator().mixed_precision}
     report.save({**facts, "seconds": seconds}, seeds=[SEED])
     for variable, of_values in seconds.items():
-        show(report, variable, of_values, threads)
+        show(report, variable, of_values)

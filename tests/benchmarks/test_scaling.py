@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks import scaling
 from benchmarks.__main__ import main
 from benchmarks.laws import fit, laws, simplest, terms_of
-from benchmarks.scaling import flops, noise_of, without_levels, worker_counts
+from benchmarks.scaling import flops, noise_of, without_levels
 
 VALUES = np.array([1, 2, 4, 6, 8, 12])
 POSITIVE = st.floats(0.01, 10)
@@ -26,7 +26,7 @@ def measured(seed: int = 0) -> np.ndarray:
 @given(st.lists(POSITIVE, min_size=3, max_size=3))
 def test_fit_recovers_coefficients(coefficients: list[float]) -> None:
     constant, linear, square = coefficients
-    law = fit(terms_of("layers", 2), VALUES, constant + linear * VALUES + square * VALUES**2)
+    law = fit(terms_of("layers"), VALUES, constant + linear * VALUES + square * VALUES**2)
     assert law.coefficients == pytest.approx(coefficients, rel=1e-6)
     assert law.worst < 1e-9
     assert law.left_out < 1e-8
@@ -35,7 +35,7 @@ def test_fit_recovers_coefficients(coefficients: list[float]) -> None:
 @pytest.mark.parametrize("names", [("1", "x"), ("1", "x", "x²")])
 def test_fit_is_that_of_polyfit_weighted_by_the_inverse(names: tuple[str, ...]) -> None:
     seconds = measured()
-    law = fit(dict(zip(names, terms_of("x", 2).values(), strict=False)), VALUES, seconds)
+    law = fit(dict(zip(names, terms_of("x").values(), strict=False)), VALUES, seconds)
     degree = len(names) - 1
     expected, covariance = np.polyfit(VALUES, seconds, degree, w=1 / seconds, cov=True)
     assert law.coefficients == pytest.approx(expected[::-1])
@@ -54,13 +54,13 @@ def test_fit_is_that_of_polyfit_weighted_by_the_inverse(names: tuple[str, ...]) 
 @given(st.sets(st.sampled_from(["1", "width", "width²"]), min_size=1), st.data())
 def test_the_simplest_law_has_the_terms_of_the_data_and_no_others(names: set[str], data: st.DataObject) -> None:
     """Each of them is at least a hundredth of the whole somewhere."""
-    terms = terms_of("width", 2)
+    terms = terms_of("width")
     seconds = sum(data.draw(POSITIVE) * term(VALUES.astype(float)) for name, term in terms.items() if name in names)
     assert set(simplest(laws(terms, VALUES, np.asarray(seconds)), 1e-7).terms) == names
 
 
 def test_more_noise_makes_shorter_laws() -> None:
-    found = laws(terms_of("layers", 2), VALUES, measured())
+    found = laws(terms_of("layers"), VALUES, measured())
     assert [len(law.terms) for law in found] == sorted(len(law.terms) for law in found)
     assert simplest(found, 0.0).left_out == min(law.left_out for law in found)
     assert len(simplest(found, 10.0).terms) == 1
@@ -68,31 +68,13 @@ def test_more_noise_makes_shorter_laws() -> None:
 
 def test_no_law_has_a_negative_coefficient() -> None:
     seconds = 5 + 0.5 * VALUES - 0.02 * VALUES**2
-    assert fit(terms_of("x", 2), VALUES, seconds).coefficients[2] < 0
-    assert all(min(law.coefficients) >= 0 for law in laws(terms_of("x", 2), VALUES, seconds))
+    assert fit(terms_of("x"), VALUES, seconds).coefficients[2] < 0
+    assert all(min(law.coefficients) >= 0 for law in laws(terms_of("x"), VALUES, seconds))
 
 
 def test_of_two_values_only_one_term_can_be_told() -> None:
-    found = laws(terms_of("x", 2), np.array([1, 2]), np.array([1.0, 2.0]))
+    found = laws(terms_of("x"), np.array([1, 2]), np.array([1.0, 2.0]))
     assert {len(law.terms) for law in found} == {1}
-
-
-def test_workers_share_what_threads_do_not() -> None:
-    """A candidate of s + p seconds on one thread, four threads in all."""
-    own, threaded, threads = 0.5, 2.0, 4
-    workers = np.array(worker_counts(threads))
-    assert list(workers) == [1, 2, 4, 5]
-    running = np.minimum(workers, threads)
-    seconds = (own + threaded * running / threads) / running
-    law = simplest(laws(terms_of("workers", threads), workers, seconds), 1e-9)
-    assert dict(zip(law.terms, law.coefficients, strict=True)) == pytest.approx(
-        {"1": threaded / threads, "1/min(workers, 4)": own}
-    )
-
-
-def test_one_thread_is_shared_by_nothing() -> None:
-    assert worker_counts(1) == (1, 2)
-    assert list(terms_of("workers", 1)) == ["1"]
 
 
 def test_levels_take_out_what_slows_down_whole_rounds() -> None:
