@@ -89,12 +89,13 @@ def members(space: Space) -> Iterator[Places]:
 
 
 def add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
     parser.add_argument("--out", type=Path, default=TABLE, metavar="FILE", help="default: %(default)s")
     parser.add_argument("--members", type=int, metavar="N", help="the first N members alone (default: all)")
 
 
 def run(options: Namespace, report: Report) -> None:
-    config = load_config("demo", {"space.stacks": [1], "space.expansions": EXPANSIONS})
+    config = load_config(options.preset, {"space.stacks": [1], "space.expansions": EXPANSIONS})
     workspace = prepare(config, "cpu")
     base, graph = workspace.base()
     start = Architecture.uniform(base, graph=graph)
