@@ -5,17 +5,17 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from distill.training.evaluation import evaluate
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.phases import TrainingPhase
 
 
-def phases_of(evaluator: Evaluator, steps: int) -> list[TrainingPhase]:
+def phases_of(evaluator: TrainedEvaluator, steps: int) -> list[TrainingPhase]:
     """The phases of the candidates' training, the last of them with so many steps."""
     *before, last = evaluator.training_phases
     return [*before, replace(last, recipe=replace(last.recipe, steps=steps))]
 
 
-def dev_score(evaluator: Evaluator, model: PreTrainedModel) -> float:
+def dev_score(evaluator: TrainedEvaluator, model: PreTrainedModel) -> float:
     """The task's main metric on the whole dev split, which no search sees."""
     folders, task = evaluator.workspace.folders, evaluator.task
     pad_id = evaluator.supernet_config.pad_token_id

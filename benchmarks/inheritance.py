@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.candidates import phases_of
 from benchmarks.common import Kept, Report, difference, timed
 from nas.config.load import load_config
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from search_spaces.architecture import Architecture
@@ -81,7 +81,7 @@ def run(options: Namespace, report: Report) -> None:
             continue
         setting = {"supernet.order": order, "supernet.inheritance": inheritance, "seed": supernet}
         workspace = prepare(load_config(options.preset, changes | setting), options.device, outputs=False)
-        evaluator = Evaluator(workspace, options.device)
+        evaluator = TrainedEvaluator(workspace, options.device)
         of_budgets = architectures(workspace, options.budgets)
         for name, (budget, allocation, steps, seed) in wanted.items():
             kept(name, partial(measured, evaluator, of_budgets[budget, allocation], steps, seed))
@@ -94,7 +94,7 @@ def name_of(budget: int, allocation: str, setting: tuple[str, str], steps: int, 
     return f"{text}, seed {seed}" if steps else text
 
 
-def measured(evaluator: Evaluator, architecture: Architecture, steps: int, seed: int) -> Row:
+def measured(evaluator: TrainedEvaluator, architecture: Architecture, steps: int, seed: int) -> Row:
     """The score of an architecture after its training, and what it took."""
     model, inheriting = timed(lambda: evaluator.student(architecture))
     training = 0.0

@@ -28,8 +28,8 @@ from distill.files import fingerprint
 from nas.budget import latencies_of, limits_of
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
-from nas.evaluate import Evaluator
-from nas.evaluate_untrained import UntrainedEvaluator
+from nas.evaluation.trained import TrainedEvaluator
+from nas.evaluation.untrained import UntrainedEvaluator
 from nas.finalists import ALLOCATED, BASE_MODEL, finalists
 from nas.latency.table import measure_whole
 from nas.preparation.prepare import prepare
@@ -71,7 +71,7 @@ class Budget:
                 f"{options.preset}: its stage 1 trains its candidates; this benchmark scores them untrained"
             )
         self.workspace: Workspace = prepare(self.config)
-        self.evaluator = Evaluator(self.workspace)
+        self.evaluator = TrainedEvaluator(self.workspace)
         self.untrained = UntrainedEvaluator(prepare_untrained(self.workspace, self.config.stage1))
         self.plan: Plan = plan(self.config, self.workspace, "1", None, limits_of(self.config, self.workspace))
 

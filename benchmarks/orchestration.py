@@ -33,6 +33,7 @@ from benchmarks.memory import COLUMNS, MIB, Memory, growth_per, memory
 from nas.budget import kept_importance
 from nas.cluster import Cluster, ray_session
 from nas.config.load import load_config
+from nas.preparation.data import TaskFolders
 from nas.preparation.workspace import Workspace
 from nas.runner import run as run_trials
 from nas.samplers import SAMPLERS
@@ -121,7 +122,7 @@ def measure(folder: Path, options: Namespace) -> dict[str, Any]:
     study = open_study(folder, space, options.sampler)
     BertConfig(num_labels=2).save_pretrained(folder / "teacher")
     # Of the demo, with only what the driver reads.
-    workspace = Workspace(load_config("demo"), folder, folder / "teacher", folder, ())
+    workspace = Workspace(load_config("demo"), TaskFolders(folder, folder / "teacher"), folder)
     wanted = {options.ledger + max(1, options.trials * part // MARKS) for part in range(1, MARKS + 1)}
     marks: dict[int, dict[str, Any]] = {}
     started, began = time.time(), time.process_time()

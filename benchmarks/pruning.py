@@ -33,7 +33,7 @@ from distill.objectives.outputs import INPUTS, Batch
 from distill.tasks.encoding import collate, eval_batches, take
 from nas.budget import limits_of
 from nas.config.load import load_config
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.finalists import ALLOCATED, GLOBAL, UNIFORM
 from nas.preparation.prepare import prepare
 from nas.stages import plan
@@ -227,7 +227,9 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
     return logits
 
 
-def pruned(evaluator: Evaluator, batches: Sequence[Batch], total: int, method: Callable[..., None]) -> PreTrainedModel:
+def pruned(
+    evaluator: TrainedEvaluator, batches: Sequence[Batch], total: int, method: Callable[..., None]
+) -> PreTrainedModel:
     """A copy of the lowest blocks of the supernet, pruned to `total` inner neurons by `kwon` or `k_prune`."""
     base, graph = evaluator.workspace.base()
     whole = full_architecture(base, graph, 1)
@@ -260,7 +262,7 @@ def run(options: Namespace, report: Report) -> None:
 def of_budget(options: Namespace, budget: int, supernet: int) -> dict[str, Row]:
     """By method, on one supernet: the widths, the seconds of pruning, and the scores after each number of steps."""
     config = load_config(options.preset, {"space.uniform": f"1/{budget}", "seed": supernet})
-    evaluator = Evaluator(prepare(config))
+    evaluator = TrainedEvaluator(prepare(config))
     workspace = evaluator.workspace
     base, _ = workspace.base()
     train, pad_id = workspace.folders.rows("train"), evaluator.supernet_config.pad_token_id

@@ -20,7 +20,7 @@ from distill.training.evaluation import batch_logits, comparable_outputs, evalua
 from distill.training.loop import Diverged
 from nas.allocation import PredictedLosses
 from nas.budget import kept_importance
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.workspace import Workspace, projections
 from search_spaces import cost
 from search_spaces.architecture import Architecture
@@ -78,15 +78,15 @@ class Measure:
     """
 
     def __init__(self, workspace: Workspace, full_steps: int) -> None:
-        self.evaluator = evaluator = Evaluator(workspace)
+        self.evaluator = evaluator = TrainedEvaluator(workspace)
         self.phases = phases_of(evaluator, full_steps)
         pad_id = evaluator.supernet_config.pad_token_id
         self.indices, self.batches = zip(*split_batches(evaluator.search_rows, pad_id, ROWS), strict=True)
         self.predictions = batch_logits(evaluator.teacher(), self.batches, accelerator=evaluator.accelerator)
         self.kept = kept_importance(workspace.importance())
         self.predicted = None
-        if workspace.predictions is not None:
-            self.predicted = PredictedLosses.load(workspace.predictions, *workspace.base())
+        if workspace.compensation is not None:
+            self.predicted = PredictedLosses.load(workspace.compensation.predictions, *workspace.base())
 
     def intermediate_values(self, model: PreTrainedModel, when: str, before: float) -> Signals:
         """Score, fidelity and losses on the search split of a model that took `before` seconds."""

@@ -23,7 +23,7 @@ import torch
 from benchmarks.common import Kept, Report
 from nas.budget import budgeted_space, kept_importance
 from nas.config.load import load_config
-from nas.evaluate_one_shot import OneShotEvaluator
+from nas.evaluation.one_shot import OneShotEvaluator
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.prepare import prepare
 from nas.samplers import ZeroCostProxy

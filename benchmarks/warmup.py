@@ -15,7 +15,7 @@ from benchmarks.candidates import dev_score
 from benchmarks.common import Report, Row, compare
 from nas.budget import limits_of
 from nas.config.load import load_config
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace, projections
 from nas.report.figures.losses import over_steps
@@ -28,7 +28,7 @@ LAST = 10
 
 def train_candidates(workspace: Workspace, seed: int, candidates: int) -> Row:
     """Train so many random candidates; means over them."""
-    evaluator = Evaluator(workspace)
+    evaluator = TrainedEvaluator(workspace)
     space = plan(workspace.config, workspace, "1", None, limits_of(workspace.config, workspace)).space
     rng = random.Random(seed)
 

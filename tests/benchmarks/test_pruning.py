@@ -12,14 +12,14 @@ from benchmarks.__main__ import main
 from benchmarks.pruning import blocks_of, highest, k_prune, kwon, pruned, rearranged, rescale
 from distill.tasks.encoding import collate
 from nas.config.load import load_config
-from nas.evaluate import Evaluator
+from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.prepare import prepare
 from tests.nas.tiny_study import TinyStudy
 
 
 @pytest.fixture
-def evaluator(tiny_study: TinyStudy) -> Evaluator:
-    return Evaluator(prepare(load_config(str(tiny_study.preset)), "cpu"), "cpu")
+def evaluator(tiny_study: TinyStudy) -> TrainedEvaluator:
+    return TrainedEvaluator(prepare(load_config(str(tiny_study.preset)), "cpu"), "cpu")
 
 
 def test_every_method_is_measured(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,7 +34,7 @@ def test_every_method_is_measured(tiny_study: TinyStudy, tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("method", [kwon, lambda *arguments: k_prune(*arguments, weight=1e-5)])
-def test_nothing_changes_if_every_neuron_is_kept(evaluator: Evaluator, method) -> None:  # type: ignore[no-untyped-def]
+def test_nothing_changes_if_every_neuron_is_kept(evaluator: TrainedEvaluator, method) -> None:  # type: ignore[no-untyped-def]
     batches = [collate(evaluator.search_rows, np.arange(start, start + 16), 0) for start in (0, 16, 32)]
     whole = pruned(evaluator, batches, 128, lambda *arguments: None)
     kept = pruned(evaluator, batches, 128, method)
