@@ -20,7 +20,8 @@ from search_spaces.errors import UserError
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-DONE, FAULT, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+# A fault of ours, a traceback, is Python's 1.
+DONE, USER_ERROR, INTERRUPTED = 0, 2, 130
 # To what options are added: a parser, or a group of its options.
 ParserOrGroup = argparse._ActionsContainer
 

@@ -1,6 +1,7 @@
-"""List the commands of this project, and the studies that exist.
+"""List the commands of this project, and the studies that exist; or verify the cache.
 
 python -m nas [--out results]
+python -m nas --verify
 """
 
 import ast
@@ -9,8 +10,10 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
+from distill.checksums import verify_cache
 from distill.choices import columns
 from distill.cli import DONE, Parser, interruptible
+from distill.files import cache_folder
 
 # The modules of the commands outside `nas`, and of those whose module has another name than the command.
 COMMANDS = {
@@ -34,13 +37,25 @@ def parser() -> Parser:
     result.add_argument(
         "--out", type=Path, default=Path("results"), metavar="DIR", help="folder of the studies (default: %(default)s)"
     )
+    result.add_argument("--verify", action="store_true", help="hash all files in the cache and compare their checksums")
     return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
-    return interruptible("nas", lambda: show(options.out))
+    return interruptible("nas", lambda: verify() if options.verify else show(options.out))
+
+
+def verify() -> int:
+    """Verify all entries of the cache by their checksums.
+
+    Raises:
+        UserError: one of them is not as it was written.
+    """
+    cache = cache_folder()
+    print(f"{cache}: {verify_cache(cache)} entries, as they were written")
+    return DONE
 
 
 def show(out: Path) -> int:

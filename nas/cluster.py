@@ -115,9 +115,17 @@ def _on_loopback() -> Iterator[None]:
             os.environ[name] = given
 
 
+def worker_path() -> str:
+    """The PYTHONPATH of workers: this process's, after the checkout if this is run from one. An installed package is
+    found without, and its folder would come before the standard library.
+    """
+    checkout = str(PROJECT) if (PROJECT / "pyproject.toml").exists() else None
+    return os.pathsep.join(filter(None, (checkout, os.environ.get("PYTHONPATH"))))
+
+
 @interrupt.deferred()  # a session whose start was cut short crashes when the process exits
 def _connect(cluster: Cluster, folder: Path | None) -> None:
-    path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+    path = worker_path()
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # errors of trials are in the study
     ray.init(
         address=cluster.address or "local",  # by default Ray would join whatever cluster this machine is part of

@@ -52,7 +52,7 @@ def parser() -> Parser:
         description="Search the feed-forward networks of a small BERT-like encoder that learns from a large one.",
         formatter_class=RawDescriptionHelpFormatter,
     )
-    result.usage = f"{result.prog} --stage {{1,2,3,all}} | --single-stage [option ...]"
+    result.usage = f"{result.prog} --stage {{1,2,3,all}} [option ...]"
     command = result.prog if result.prog.startswith("ffn-") else f"python -m {result.prog}"
     result.epilog = EPILOG.format(
         command=command,
@@ -73,15 +73,12 @@ def parser() -> Parser:
 
 def _add_search(result: Parser) -> None:
     group = result.add_argument_group("what to search")
-    mode = group.add_mutually_exclusive_group(required=True)
-    mode.add_argument(
+    group.add_argument(
         "--stage",
         choices=STAGES,
+        required=True,
         help="1: operations, stacks and expansions together; 2: operations; 3: stacks and expansions, on all tasks; "
         "all: one after the other",
-    )
-    mode.add_argument(
-        "--single-stage", action="store_true", help="search everything at once, with as many trials as stages 1 and 2"
     )
     group.add_argument(
         "--preset",
@@ -224,7 +221,7 @@ def check(options: argparse.Namespace, study: str) -> None:
 
 def stages_of(options: argparse.Namespace) -> tuple[str, ...]:
     """The stages that the command runs, in order."""
-    return ("single",) if options.single_stage else STAGES[options.stage]
+    return STAGES[options.stage]
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Given]:
@@ -259,10 +256,9 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
     # run, support two goals.
     stages_with_sampler = ("1", "2", "3") if two_goals else stages_of(options)
     for stage in stages_with_sampler:
-        result[f"stage{stage.replace('single', '1')}.sampler"] = Given("--sampler", sampler)
+        result[f"stage{stage}.sampler"] = Given("--sampler", sampler)
     for stage in stages_of(options):
-        trials = Given("--trials", options.trials)
-        result["single_trials" if stage == "single" else f"stage{stage}.trials"] = trials
+        result[f"stage{stage}.trials"] = Given("--trials", options.trials)
     return {place: given for place, given in result.items() if given.value is not None}
 
 

@@ -8,7 +8,6 @@ from nas.config.load import load_config
 from nas.study import ledger
 from nas.study.attributes import goals_of
 from nas.study.folder import STAGES, Folder
-from nas.study.lock import file_holder
 from nas.study.names import existing_studies
 from search_spaces.errors import UserError
 
@@ -73,7 +72,7 @@ def state_of(folder: Folder) -> StudyState:
     config = load_config(str(folder.config))
     database = folder.path / "study.db"
     found = existing_studies(folder) if database.exists() else {}
-    running = file_holder(database, folder.path.name) is not None
+    running = folder.is_running()
     begun = [stage for stage in STAGES if folder.stage(stage).exists()]
     result = []
     for stage in begun:

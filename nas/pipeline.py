@@ -33,9 +33,9 @@ from nas.study.attributes import COSTS, TEACHER
 from nas.study.description import Parameters
 from nas.study.drawing import add_drawing
 from nas.study.folder import Folder
-from nas.study.lock import sole_driver
 from nas.study.names import CONFIRMATION, prefix_of
 from nas.study.notes import add_missing_notes, add_note
+from nas.study.storage import reporting_failures
 from search_spaces.architecture import Architecture
 from search_spaces.cost import ffn_params, fixed_params
 from search_spaces.equivalence import function_key
@@ -76,7 +76,7 @@ def run_search(search: SearchRun, listener: Listener | None = None) -> Architect
     listener.finish()
     folder = search.folder
     folder.create(search.config)
-    with sole_driver(search.url, search.path.name):
+    with folder.lock(), reporting_failures(search.url):
         # Another process may have started the study while this one was preparing it.
         folder.check(search.config, search.stages, search.resume)
         listener.say(f"study {folder.path} (optuna-dashboard {search.url} --artifact-dir {folder.artifacts})")
@@ -179,7 +179,6 @@ class Search:
             trials=plan.table.trials,
             origin=plan.table.sampler,
             stop=plan.table.stop,
-            stop_untrained=plan.table.stop_untrained,
             rungs=plan.table.rungs,
             on_start=partial(self._on_start, total=plan.table.trials),
             on_trial=partial(self._on_trial, total=plan.table.trials),

@@ -62,7 +62,6 @@ def run(
     origin: str,
     rungs: Sequence[Fraction] = (),
     stop: float = 0.0,
-    stop_untrained: float = 0.0,
     evaluate: Evaluate | None = None,
     on_start: OnTrial = lambda study, number: None,
     on_trial: OnTrial,
@@ -76,7 +75,6 @@ def run(
         origin: the attribute `origin` of trials that the study's sampler proposes.
         rungs: shares of the training steps at which candidates may be pruned.
         stop: the share of candidates, those with the lowest scores, that is pruned at every rung.
-        stop_untrained: the same before the first training step.
         evaluate: the function that the workers run, `evaluate_trial` by default.
         on_start: called before a trial is evaluated.
         on_trial: called after every trial.
@@ -99,7 +97,7 @@ def run(
             tune.with_resources(trainable, {"cpu": cpus_per_trial(cluster.workers), "gpu": gpus}),
             tune_config=tune.TuneConfig(
                 search_alg=Proposals(study, space, origin, workspace, trials, on_start),
-                scheduler=Rungs(study, stop, stop_untrained, on_trial),
+                scheduler=Rungs(study, stop, on_trial),
                 num_samples=-1,
                 max_concurrent_trials=cluster.workers,
                 reuse_actors=True,
@@ -261,11 +259,10 @@ class Rungs(FIFOScheduler):
     what an uninterrupted one would have pruned.
     """
 
-    def __init__(self, study: optuna.Study, share: float, untrained_share: float, on_trial: OnTrial) -> None:
+    def __init__(self, study: optuna.Study, share: float, on_trial: OnTrial) -> None:
         super().__init__()
         self.study = study
         self.share = share
-        self.untrained_share = untrained_share
         self.on_trial = on_trial
 
     def __getstate__(self) -> dict[str, Any]:
@@ -280,8 +277,8 @@ class Rungs(FIFOScheduler):
         ledger.report(self.study, number, step, result["score"])
         # With two goals, an architecture with a low score may be on the front because it is small.
         comparable = len(self.study.directions) == 1
-        share = self.share if step > 0 else self.untrained_share
-        if not comparable or not ledger.should_prune(self.study, number, step, share):
+        # At step 0 it has no training yet by which it could be judged.
+        if step == 0 or not comparable or not ledger.should_prune(self.study, number, step, self.share):
             return TrialScheduler.CONTINUE
         ledger.prune(self.study, number, step, {"seconds": result["seconds"]})
         self.on_trial(self.study, number)

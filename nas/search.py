@@ -79,6 +79,7 @@ def command(options: argparse.Namespace, folder: Path) -> int:
         from nas.pipeline import prepare_search, run_search
         from nas.results import show_results
         from nas.search_run import SearchRun
+        from nas.study.storage import reporting_failures
         from search_spaces.architecture import Architecture
 
         transformers_logging.set_verbosity_error()
@@ -103,7 +104,8 @@ def command(options: argparse.Namespace, folder: Path) -> int:
             prepare_search(search, progress)
             return DONE
         run_search(search, progress)
-    show_results(search.folder, search.url, console, options.json)
+    with reporting_failures(search.url):
+        show_results(search.folder, search.url, console, options.json)
     return DONE
 
 

@@ -8,7 +8,7 @@ from nas.cluster import Cluster
 from nas.config.schema import StudyConfig
 from nas.stages import check_stage
 from nas.study.folder import Folder
-from nas.study.lock import check_storage
+from nas.study.storage import check_storage
 from search_spaces.architecture import Architecture
 
 
@@ -18,7 +18,7 @@ class SearchRun:
 
     Attributes:
         path: the folder of the study.
-        stages: the stages to run, in this order; `("single",)` searches everything at once.
+        stages: the stages to run, in this order.
         start: the architecture that the first of these stages refines; None: the winner of the stage before it.
         cluster: the workers that evaluate candidates.
         storage: an Optuna storage URL; None: study.db in the study's folder.

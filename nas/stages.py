@@ -72,8 +72,7 @@ class Plan:
 
 
 def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architecture | None, limits: Any) -> Plan:
-    """The plan of stage "1", "2" or "3", or of the "single" stage, which searches everything at once with as many
-    candidates as stages 1 and 2 together.
+    """The plan of stage "1", "2" or "3".
 
     Raises:
         search_spaces.spaces.SpaceError: no architecture keeps the budget.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from search_spaces.published import PUBLISHED
     from search_spaces.spaces import Space, SpaceError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "BINARY",

@@ -86,7 +86,7 @@ def check(options: Any, parser: Parser) -> None:
     _check_rows(options, parser)
     _check_teacher(options)
     check_numbers(options, steps=0, finetune_teacher=0, seed=0, batch_size=1, max_length=8)
-    _check_out(options, parser)
+    _check_out(options)
 
 
 def _check_rows(options: Any, parser: Parser) -> None:
@@ -190,10 +190,8 @@ def write_new(out: Path, write: Callable[[Path], object]) -> None:
         raise UserError(f"--out {out}: {error.strerror or error}") from error
 
 
-def _check_out(options: Any, parser: Parser) -> None:
-    """Raise UserError unless --out is new or empty or, with --resume, has a run with the same options. An option that
-    the stored ones lack, because an earlier version wrote them, counts as its default.
-    """
+def _check_out(options: Any) -> None:
+    """Raise UserError unless --out is new or empty or, with --resume, has a run with the same options."""
     out, file = options.out, options.out / OPTIONS_FILE
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is not a folder")
@@ -208,9 +206,8 @@ def _check_out(options: Any, parser: Parser) -> None:
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"--resume: {file} cannot be read ({error}); choose another --out") from None
     for name, value in recorded(options).items():
-        before = stored.get(name, parser.get_default(name))
-        if name != "out" and before != value:
-            raise UserError(f"--resume: {flag(name)} was {before!r}, not {value!r}")
+        if name != "out" and stored.get(name) != value:
+            raise UserError(f"--resume: {flag(name)} was {stored.get(name)!r}, not {value!r}")
 
 
 def objective_settings(options: Any) -> dict[str, Any]:

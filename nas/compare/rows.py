@@ -11,9 +11,9 @@ import numpy as np
 from nas.compare.items import CompareError, Item
 from nas.config.load import load_config
 from nas.finalists import confirmations
+from nas.study.contributions import metric_of_rows, paired_lead
 from nas.study.folder import Folder
-from nas.study.metrics import metric_of_rows, paired_lead
-from nas.study.reading import studies_of
+from nas.study.names import studies_of
 from search_spaces.equivalence import function_key
 
 # Standard errors on each side of a 95 % interval.

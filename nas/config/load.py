@@ -179,29 +179,13 @@ def _extended(tables: dict[str, Any], name: str, chain: tuple[str, ...]) -> dict
 
 
 def _absolute_rows(tables: dict[str, Any], preset: Path) -> dict[str, Any]:
-    """These tables with absolute paths in `[rows.NAME]`. Relative paths are relative to the folder of `preset`.
-
-    The config.toml of a study has absolute paths, unless an earlier version wrote it, in which paths were relative to
-    the working directory. Therefore relative paths in a file named config.toml may be relative to either.
-
-    Raises:
-        ConfigError: a path in config.toml names different files in its folder and in the working directory.
-    """
+    """These tables with absolute paths in `[rows.NAME]`. Relative paths are relative to the folder of `preset`."""
     rows = tables.get("rows")
     if not isinstance(rows, dict):
         return tables
-
-    def absolute(place: str, path: str) -> str:
-        beside, from_here = Path(os.path.abspath(preset.parent / path)), Path(os.path.abspath(path))
-        if preset.name != "config.toml" or not from_here.exists():
-            return str(beside)
-        if beside.exists() and not beside.samefile(from_here):
-            raise ConfigError(f"{preset}: {place}: both {beside} and {from_here} exist; give the absolute path")
-        return str(from_here)
-
     resolved = {
         name: {
-            key: absolute(f"rows.{name}.{key}", value) if key in ("train", "dev") and isinstance(value, str) else value
+            key: os.path.abspath(preset.parent / value) if key in ("train", "dev") and isinstance(value, str) else value
             for key, value in table.items()
         }
         if isinstance(table, dict)

@@ -1,9 +1,9 @@
 """The tables of trainings in a study's configuration: their recipes and what else each of them needs."""
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from distill.training.recipe import Recipe, steps_of_epochs
 from nas.config.values import Corpora, PositiveShare, Share, Steps, Table, Weight
@@ -25,15 +25,6 @@ class RecipeTable(Table):
         freeze_embeddings: whether the embeddings are left as they are.
     """
 
-    # These fields are omitted from the dump if they have their defaults: caches and config.toml files that were written
-    # before they existed then keep their keys and their text.
-    OMITTED_DEFAULTS: ClassVar[tuple[str, ...]] = (
-        "gradient_accumulation_steps",
-        "weight_decay",
-        "max_grad_norm",
-        "early_stopping_patience",
-    )
-
     steps: Steps | None = None
     epochs: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
     share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
@@ -44,16 +35,6 @@ class RecipeTable(Table):
     weight_decay: Weight = 0.01
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     freeze_embeddings: bool = False
-
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = type(self).model_fields
-        tables: dict[str, Any] = serialize(self)
-        return {
-            name: value
-            for name, value in tables.items()
-            if name not in self.OMITTED_DEFAULTS or getattr(self, name) != fields[name].default
-        }
 
     @model_validator(mode="after")
     def _has_one_length(self) -> "RecipeTable":
@@ -104,8 +85,6 @@ class TextRecipeTable(RecipeTable):
         corpus: replaces the study's `corpus`.
     """
 
-    OMITTED_DEFAULTS: ClassVar[tuple[str, ...]] = (*RecipeTable.OMITTED_DEFAULTS, "corpus")
-
     corpus: Corpora | None = None
 
 
@@ -134,8 +113,6 @@ class SharingTable(RecipeTable):
         rows: the number of rows of each task's search split on which candidates are scored. None: all of them.
     """
 
-    OMITTED_DEFAULTS: ClassVar[tuple[str, ...]] = (*RecipeTable.OMITTED_DEFAULTS, "widths")
-
     sandwich: bool = False
     widths: tuple[PositiveShare, ...] = ()
     inheritance: Literal["sliced", "compensated"] = "sliced"
@@ -151,8 +128,6 @@ class FinalTable(EarlyStoppingTable):
         objective: settings of the study's objective that differ in this training, such as `{relation = 0.0}`: then the
             student learns from the labels alone.
     """
-
-    OMITTED_DEFAULTS: ClassVar[tuple[str, ...]] = (*RecipeTable.OMITTED_DEFAULTS, "objective")
 
     objective: dict[str, Any] | None = None
     start: Literal["supernet", "shared", "random"] = "supernet"

@@ -210,7 +210,6 @@ class StudyConfig(Table):
         pretrain, final: the final training of the searched architecture, on text and then on the task.
         trial_timeout: a trial that takes more than so many seconds fails, and its worker is replaced by a new one.
         stage1, stage2, stage3: what a stage may spend, and how it searches.
-        single_trials: the trials of a single-stage search; None: those of stages 1 and 2 together.
     """
 
     teacher: str
@@ -244,27 +243,15 @@ class StudyConfig(Table):
     stage2: StageTable
     stage3: Stage3Table
     trial_timeout: Annotated[float, Field(gt=0, le=10**7, allow_inf_nan=False)] = 3600.0
-    single_trials: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
 
     @property
     def task(self) -> str:
         """The task that stages 1 and 2 search on."""
         return self.tasks[0]
 
-    @property
-    def precision_key(self) -> tuple[str, ...]:
-        """The part of the cache keys of trained models that stands for the precision: empty for "auto", so that caches
-        made by earlier versions keep their keys.
-        """
-        return () if self.mixed_precision == "auto" else (self.mixed_precision,)
-
     def stage(self, stage: str) -> StageTable:
-        """The table of a stage; that of the "single" stage is stage 1's, with the trials of stages 1 and 2 together."""
-        table: StageTable = getattr(self, f"stage{stage}", self.stage1)
-        if stage == "single":
-            together = self.stage1.trials + self.stage2.trials
-            table = table.model_copy(update={"trials": self.single_trials or together})
-        return table
+        """The table of stage "1", "2" or "3"."""
+        return {"1": self.stage1, "2": self.stage2, "3": self.stage3}[stage]
 
     @property
     def cut_from(self) -> "StudyConfig | None":
@@ -325,8 +312,8 @@ class StudyConfig(Table):
     def _untrained_are_not_pruned(self) -> "StudyConfig":
         for name in ("stage1", "stage2", "stage3"):
             stage = getattr(self, name)
-            if stage.evaluation == "untrained" and max(stage.stop, stage.stop_untrained) > 0:
-                raise ValueError(f"{name}: untrained candidates cannot be pruned; leave out stop and stop_untrained")
+            if stage.evaluation == "untrained" and stage.stop > 0:
+                raise ValueError(f"{name}: untrained candidates cannot be pruned; leave out stop")
             if stage.evaluation != "untrained" and stage.score == "fidelity":
                 raise ValueError(
                     f'{name}.score: fidelity is for untrained candidates; use "metric", '

@@ -36,8 +36,6 @@ class StageTable(Table):
         edit_rate: replaces that of the space.
         rungs: the shares of a candidate's training steps after which it may be pruned.
         stop: the share of candidates that are pruned at each rung, namely those with the lowest scores so far.
-        stop_untrained: the share of candidates that are pruned before they are trained, by the scores of their
-            inherited weights.
     """
 
     evaluation: Literal["trained", "untrained", "one_shot"] = "trained"
@@ -54,7 +52,6 @@ class StageTable(Table):
     edit_rate: Share | None = None
     rungs: tuple[PositiveShare, ...] = ()
     stop: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
-    stop_untrained: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
 
     def sampler_settings(self) -> dict[str, float]:
         """The settings of the sampler that are given, as keyword arguments; the sampler has defaults for the others."""

@@ -50,14 +50,14 @@ from nas.latency.steps import (
     step_times,
 )
 from search_spaces.architecture import DENSE, Architecture, Experts, Genes
-from search_spaces.base import OF_EXPERTS, Base
+from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
 from supernet.build import added_operations, build
 from supernet.model.expert_linear import ExpertLinear
 
 # Part of every cache key: increase it when what is measured here, or how, changes.
-FORMAT = 3
+FORMAT = 4
 WHOLE_ROUNDS = 30
 # The number of random architectures that are measured as a whole to fit a table's `fixed` and `scale`.
 REFERENCES = 12
@@ -222,14 +222,10 @@ def table_path(
     teacher_settings = {name: value for name, value in teacher.to_dict().items() if name != "_name_or_path"}
     device_and_versions = (device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
     kinds = {experts_name(layer_experts) for layer_experts in experts if layer_experts != DENSE}
-    # Operations are part of the key only if they were added, so that tables of this package's operations keep theirs.
     measured = [*sorted(kinds), *added_operations()]
     widths = sorted(set(inner_widths))
-    # What the outputs of experts are multiplied by and the noise of training do not change how long it takes. Without
-    # the usual `capacity_per`, tables that were measured before it existed keep their keys.
+    # What the outputs of experts are multiplied by and the noise of training do not change how long it takes.
     base_settings = {name: value for name, value in asdict(base).items() if name not in ("gate_scale", "gate_jitter")}
-    if base.capacity_per == OF_EXPERTS["capacity_per"]:
-        del base_settings["capacity_per"]
     key = fingerprint(FORMAT, base_settings, teacher_settings, widths, batch, tokens, device_and_versions, measured)
     return cache / "latencies" / f"{key}.json"
 

@@ -29,7 +29,7 @@ from nas.study.attributes import (
 )
 from nas.study.description import formulas
 from nas.study.folder import Folder
-from nas.study.reading import studies_of
+from nas.study.names import studies_of
 from search_spaces.variants import experts_in_words
 
 

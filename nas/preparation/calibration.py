@@ -16,8 +16,6 @@ from supernet.compensation.calibration import calibrate
 
 # Sentences of similar length share a batch of this size.
 BATCH_SIZE = 64
-# Part of the cache key: change it with what the file holds.
-CONTENTS = "sums and norms"
 
 
 def calibration_entry(context: PreparationContext, folders: TaskFolders, supernet: Path) -> Entry:
@@ -50,5 +48,5 @@ def _entry(
         batches = [collate(chosen, batch, model.config.pad_token_id) for batch in eval_batches(chosen, BATCH_SIZE)]
         calibrate(model, batches, context.accelerator).save(path)
 
-    key = fingerprint(FORMAT, CONTENTS, *source, context.teacher_key, count, seed)
+    key = fingerprint(FORMAT, *source, context.teacher_key, count, seed)
     return Entry("calibration", context.cache / "calibrations" / f"{key}.safetensors", make)

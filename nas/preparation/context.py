@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache as once
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
+from distill.checksums import refuse_earlier_format
 from distill.files import cache_folder, fingerprint
 from distill.objectives.outputs import Batch
 from distill.tasks.corpora import Corpus, corpus_file, embedded_corpus
@@ -18,10 +19,10 @@ from distill.training.recipe import Recipe
 from distill.training.teacher import load_tokenizer, source_fingerprint
 from nas.config.schema import StudyConfig
 from nas.preparation import data
-from nas.preparation.nodes import create_on_every_node
+from nas.preparation.nodes import check_shared, create_together
 
 # Part of every cache key: increase it when the meaning of what is kept in the cache changes.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class PreparationContext:
     known: bool = True
 
     def create(self, path: Path, make: Callable[[Path, Path], None], *, together: bool = False) -> Path:
-        """Create the file or folder `path` of the cache unless it exists; see `create_on_every_node`."""
-        return create_on_every_node(path, make, self.accelerator, together=together)
+        """Create the file or folder `path` of the cache unless it exists; see `create_together`."""
+        return create_together(path, make, self.accelerator, together=together)
 
     @property
     def data(self) -> Path:
@@ -80,11 +81,17 @@ def preparation_context(
             cache that depend on them do not exist.
 
     Raises:
-        ConfigError, distill.training.teacher.TeacherError: rows or tokenizer cannot be read.
+        ConfigError, distill.training.teacher.TeacherError: rows or tokenizer cannot be read, or the processes of this
+            launch do not share the cache.
+        distill.files.CacheError: the cache was made by version 0.1, or others could write there.
     """
+    cache = cache_folder()
+    refuse_earlier_format(cache)
     accelerator, tokenizer = make_accelerator(device, config.mixed_precision), load_tokenizer(config.teacher)
 
-    @cache
+    check_shared(cache, accelerator)
+
+    @once
     def corpus() -> Corpus:
         if not corpus_file().exists():
             on_progress("collecting the text of this installation", None)
@@ -97,16 +104,16 @@ def preparation_context(
         source_fingerprint(config.teacher),
         config.task,
         config.max_length,
-        *([] if config.search_share is None else [config.search_share]),
+        config.search_share,
     )
     return PreparationContext(
         config=config,
         accelerator=accelerator,
         tokenizer=tokenizer,
         on_progress=on_progress,
-        cache=cache_folder(),
+        cache=cache,
         corpus=corpus,
         data_key=data_key,
         known=known,
-        teacher_key=fingerprint(data_key, config.finetune.model_dump(), config.seed, *config.precision_key),
+        teacher_key=fingerprint(data_key, config.finetune.model_dump(), config.seed, config.mixed_precision),
     )

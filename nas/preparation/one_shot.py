@@ -79,10 +79,7 @@ def prepare_one_shot(
         ),
         has_raw_teacher(config, "sharing_pretrain"),
         [text.name for _, text in texts] or None,
-        # Routing tables and gates are drawn from the seed. The entry is omitted where that makes no difference, so that
-        # caches made by earlier versions keep their keys.
-        *(["routing by seed"] if config.seed and has_routers else []),
-        *([space.expert_counts] if space.expert_counts else []),
+        space.expert_counts,
     )
     made = OneShotWorkspace(workspace, tasks, contexts[0].cache / "shared" / key)
     contexts[0].create(

@@ -15,9 +15,6 @@ from nas.preparation.workspace import base_of_study, projections
 from search_spaces.operations import UNARY
 from supernet.order.prediction import predicted_losses
 
-# Part of the cache keys: it stands for the meaning of the file's contents.
-CONTENTS = "without FFN: affine"
-
 
 def predictions_entry(context: PreparationContext, folders: TaskFolders, supernet: Path) -> Entry:
     """The predicted losses of the supernet in this folder."""
@@ -32,7 +29,7 @@ def predictions_entry(context: PreparationContext, folders: TaskFolders, superne
         losses = predicted_losses(model, inputs.batches, inputs.sampled_loss, operations, limit)
         save_file({f"{op}/{i}": loss for op, layers in losses.items() for i, loss in enumerate(layers)}, path)
 
-    key = fingerprint(FORMAT, CONTENTS, supernet.name, context.teacher_key, limit, operations, config.seed)
+    key = fingerprint(FORMAT, supernet.name, context.teacher_key, limit, operations, config.seed)
     sentences = config.warmup.importance_batches * config.warmup.batch_size
     return Entry(
         "predicted losses",

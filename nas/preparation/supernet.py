@@ -58,9 +58,6 @@ from supernet.order.moments import sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs, by_importance
 from supernet.warmup import warm_up
 
-# Part of the cache keys of supernets that learned from text: it stands for an importance in which all sentences have
-# the same weight.
-TEXT_IMPORTANCE = "of sentences"
 # The statistics of layer outputs, by which the upper blocks of a stack are initialised, are over this many batches.
 STATISTICS_BATCHES = 8
 
@@ -141,18 +138,14 @@ def _warmup_key(context: PreparationContext) -> list[Any]:
         base_key = config.base.model_dump()
     text = None
     if config.warmup.source == "text":
-        text = [text_folder(context, corpora_of(config, "warmup")).name, config.text_teacher, TEXT_IMPORTANCE]
+        text = [text_folder(context, corpora_of(config, "warmup")).name, config.text_teacher]
+    drawn = config.warmup.graphs == "sampled"
     return [
         base_key,
-        config.model_dump(mode="json", include={"dropout", "warmup", "objective", "seed"}),
-        [config.space.mismatch, max(config.space.stacks)],
-        config.space.edit_rate if config.warmup.graphs == "sampled" else None,
+        config.model_dump(mode="json", include={"dropout", "warmup", "objective", "seed", "mixed_precision"}),
+        [config.space.mismatch, max(config.space.stacks), config.supernet.order],
+        [config.space.edit_rate, config.space.max_height, added_operations()] if drawn else None,
         text,
-        *(added_operations() if config.warmup.graphs == "sampled" else ()),
-        *config.precision_key,
-        *([config.space.max_height] if config.warmup.graphs == "sampled" and config.space.max_height else ()),
-        # Omitted for the order by importance, so that caches made by earlier versions keep their keys.
-        *([] if config.supernet.order == "importance" else [config.supernet.order]),
     ]
 
 

@@ -35,7 +35,7 @@ from nas.study.attributes import (
 )
 from nas.study.contributions import decode
 from nas.study.folder import Folder
-from nas.study.reading import studies_of
+from nas.study.names import studies_of
 from search_spaces.architecture import Architecture
 
 # The costs that a trial may have, in the order in which the report shows them. Latencies are in microseconds.
@@ -226,7 +226,7 @@ def _stage(name: str, study: optuna.Study, config: StudyConfig, folder: Folder) 
         tuple(map(_candidate, study.get_trials(deepcopy=False))),
         attributes.get(TEACHER),
         best,
-        getattr(config, f"stage{name}", config.stage1),
+        config.stage(name),
     )
 
 
@@ -235,8 +235,7 @@ def _candidate(trial: FrozenTrial) -> Candidate:
     state = _STATES.get(trial.state, UNFINISHED)
     reason = attributes.get(FAILURE, "no reason given") if state == FAILED else ""
     if state == PRUNED:
-        steps = attributes.get(RUNG)
-        reason = "among the lowest scores before training" if steps == 0 else f"among the lowest after {steps} steps"
+        reason = f"among the lowest after {attributes.get(RUNG)} steps"
     return Candidate(
         number=trial.number,
         origin=attributes.get(ORIGIN, ""),

@@ -39,7 +39,7 @@ BASELINE_MARKS: dict[str, tuple[str, str]] = {
     WINNER_WITH_BASE_GRAPHS: ("h", PURPLE),
 }
 # The marker and colour of each stage.
-STAGE_MARKS = {"1": ("o", BLUE), "2": ("s", ORANGE), "3": ("^", GREEN), "single": ("D", PURPLE)}
+STAGE_MARKS = {"1": ("o", BLUE), "2": ("s", ORANGE), "3": ("^", GREEN)}
 SETTINGS = {
     "text.parse_math": False,  # names of tasks may have any characters
     "font.family": "DejaVu Sans",

@@ -6,7 +6,7 @@ from typing import Any
 
 from nas.finalists import WINNER, WINNER_WITH_BASE_GRAPHS, shown
 from nas.report.data import FIXED_BASELINES, Candidate, Stage, StudyData
-from nas.study.metrics import paired_lead
+from nas.study.contributions import paired_lead
 
 # A difference of at most so many standard errors is called noise.
 CLEAR = 2.0

@@ -23,12 +23,12 @@ ROWS = "rows"
 # Attributes of studies: the names of the objectives; and, if candidates are scored on a single task, its name and the
 # teacher's score on the same rows, `{"task", "score"}`.
 GOALS, TEACHER = "goals", "teacher"
-# What only programs read is kept among Optuna's system attributes, because the dashboard lists all user attributes of a
-# trial, and long ones make its page several screens wide.
-FOR_PROGRAMS = frozenset({ARCHITECTURE, FUNCTION, CHOICES, ROWS, EXPERT_LOAD})
 # Optuna's system attribute for the constraints of a trial, each of which is satisfied if it is at most 0. Optuna 5 also
 # has named constraints (`Trial.set_constraint`), but its dashboard does not show them.
 CONSTRAINTS = "constraints"
+# What only programs read is kept among Optuna's system attributes, because the dashboard lists all user attributes of a
+# trial, and long ones make its page several screens wide.
+FOR_PROGRAMS = frozenset({ARCHITECTURE, FUNCTION, CHOICES, ROWS, EXPERT_LOAD, CONSTRAINTS})
 # Attributes that are costs, and how to write their values; latencies are in microseconds.
 COSTS: dict[str, Callable[[float], str]] = {
     "params": lambda value: f"{value:,.0f} parameters",
@@ -42,10 +42,8 @@ OF_BASE = {"experts in attention": "attention_experts", "experts in head": "head
 
 
 def attribute(trial: FrozenTrial, name: str, default: Any = None) -> Any:
-    """An attribute of a trial, wherever it is kept: studies of earlier versions have user attributes alone."""
-    if name in FOR_PROGRAMS and name in trial.system_attrs:
-        return trial.system_attrs[name]
-    return trial.user_attrs.get(name, default)
+    """An attribute of a trial, wherever it is kept."""
+    return (trial.system_attrs if name in FOR_PROGRAMS else trial.user_attrs).get(name, default)
 
 
 def goals_of(study: Study) -> list[str]:

@@ -1,13 +1,21 @@
-"""The contributions of the rows to a trial's score, as a compact attribute of the trial."""
+"""The contributions of the rows to a trial's score: as a compact attribute of the trial, and what follows from them."""
 
 import base64
 import math
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from distill.tasks.metrics import SPEARMAN, Metric, Score, mean_paired_difference
+from nas.config.schema import StudyConfig
+
 BITS, FLOATS = "bits", "float32"
+# Entities are counted as found and right, found, and real; words as right and all.
+ENTITY_COLUMNS = 3
+# A metric that is the mean of its contributions, whatever they are.
+MEAN = Metric(rows=lambda predictions, references, labels: np.asarray(predictions, np.float64))
 
 
 def encode(rows: np.ndarray) -> dict[str, Any]:
@@ -31,3 +39,33 @@ def decode(stored: dict[str, Any]) -> np.ndarray:
     else:
         flat = np.frombuffer(data, "<f4")
     return flat.reshape(shape).astype(np.float64)
+
+
+def metric_of_rows(config: StudyConfig, rows: np.ndarray) -> Metric:
+    """The metric that is the score of a study's first task.
+
+    Args:
+        rows: the contributions of rows to it, (N,) if it is their mean, otherwise (N, K).
+    """
+    if rows.ndim == 1:
+        return MEAN
+    if config.task in config.rows:
+        return SPEARMAN  # own rows are classified, with the accuracy as the score, or have numbers as labels
+    from distill.tasks.readers import glue  # imports torch, which takes seconds
+    from distill.tasks.types import token_classification
+
+    if config.task in glue.TASKS:
+        return glue.TASKS[config.task].task.score_metric
+    return token_classification.TYPE.metrics["f1" if rows.shape[1] == ENTITY_COLUMNS else "accuracy"]
+
+
+def paired_lead(config: StudyConfig, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Score:
+    """The mean, over seeds, of the paired difference between two models on the same rows of the study's first task.
+
+    Args:
+        pairs: for every seed the contributions of the rows of both models, (N,) or (N, K).
+
+    Raises:
+        ValueError: the numbers of rows differ.
+    """
+    return mean_paired_difference(metric_of_rows(config, pairs[0][0]), pairs)

@@ -7,10 +7,9 @@ values that every architecture has.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
@@ -184,15 +183,6 @@ def formula(architecture: Architecture) -> str:
     return "; ".join(formulas(architecture)) + (f" [{whole}]" if whole else "")
 
 
-def choices_of(trial: FrozenTrial, fixed: Mapping[str, Any] = MappingProxyType({})) -> dict[str, str | float]:
-    """The choices of the space that lead to a trial's architecture; empty if the architecture was enqueued.
-
-    In studies of version 0.1, which can be resumed, they are the parameters of the trial.
-
-    Args:
-        fixed: choices that were fixed when the trial was enqueued.
-    """
-    if (stored := attribute(trial, CHOICES)) is not None:
-        return dict(stored)
-    both = {**trial.params, **fixed}
-    return {name: value for name, value in both.items() if not name.startswith(PREFIX) and name not in OF_BASE}
+def choices_of(trial: FrozenTrial) -> dict[str, str | float]:
+    """The choices of the space that lead to a trial's architecture; empty if the architecture was enqueued."""
+    return dict(attribute(trial, CHOICES, {}))

@@ -1,7 +1,12 @@
-"""The folder of a study, `results/<study>/`: its files, and checks whether a stage may be run there."""
+"""The folder of a study, `results/<study>/`: its files, its lock, and checks whether a stage may be run there."""
 
-from collections.abc import Sequence
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +15,13 @@ from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.study.storage import sqlite_url
 from search_spaces.architecture import Architecture
+from search_spaces.errors import UserError
 
-STAGES = ("1", "2", "3", "single")
+STAGES = ("1", "2", "3")
+
+
+class StudyInUse(UserError, ValueError):
+    """Another process is running the study."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,57 @@ class Folder:
             raise ConfigError(f"{file} is not the best.json of a stage: it has no winner")
         return found
 
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the lock by which only one process at a time runs the study; it is released when that process ends,
+        however it ends. Processes that the holder starts, such as Ray's, do not inherit it.
+
+        Raises:
+            StudyInUse: another process holds it.
+            ConfigError: the file of the lock cannot be written.
+        """
+        with self._opened_lock("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise StudyInUse(
+                    f"study {self.path} is already being run by {file.read() or 'another process'}: wait until it has "
+                    "ended, or choose another --study"
+                ) from None
+            file.truncate(0)
+            now = datetime.now(UTC)
+            file.write(f"process {os.getpid()} on {socket.gethostname()} since {now:%Y-%m-%d %H:%M} UTC")
+            file.flush()
+            yield
+
+    def is_running(self) -> bool:
+        """Whether a process holds the lock.
+
+        Raises:
+            ConfigError: the file of the lock cannot be read.
+        """
+        if not self._lock_file.exists():
+            return False
+        with self._opened_lock("r") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.path / "lock"
+
+    def _opened_lock(self, mode: str) -> Any:
+        try:
+            return self._lock_file.open(mode, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"{self._lock_file} cannot be opened ({error.strerror}): remove it if no search is running"
+            ) from None
+
     def check(self, config: StudyConfig, stages: Sequence[str], resume: bool) -> None:
         """Check that these stages may be started or resumed in this folder.
 
@@ -120,10 +181,6 @@ class Folder:
         tables = config.model_dump(mode="json")
         idle = {f"stage{stage}" for stage in STAGES if stage not in begun}
         idle |= {"sharing"} if "3" not in begun else set()
-        if "single" in begun:  # uses stage 1's table and, without `single_trials`, the trials of stages 1 and 2
-            idle -= {"stage1"} if config.single_trials else {"stage1", "stage2"}
-        else:
-            idle.add("single_trials")
         return {name: table for name, table in tables.items() if name not in idle}
 
 

@@ -109,15 +109,12 @@ def enqueue_missing(
 
 
 class _Draft:
-    """The choices of the space for a new trial: those that were fixed when it was enqueued, and otherwise those that
-    the study's sampler makes.
-    """
+    """The choices of the space that the study's sampler makes for a new trial."""
 
     def __init__(self, study: optuna.Study, trial: FrozenTrial) -> None:
         self.study = study
         self.trial = trial
-        fixed = trial.system_attrs.get("fixed_params", {})
-        self.choices: dict[str, str | float] = choices_of(trial, fixed)
+        self.choices: dict[str, str | float] = {}
 
     def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
         return self._suggest(name, CategoricalDistribution(choices))
@@ -137,7 +134,7 @@ def ask(study: optuna.Study, space: Space, origin: str, labels: int) -> tuple[Fr
     """
     if waiting(study):
         number = study.ask().number
-        architecture = _complete_waiting(study, number, space, origin, labels)
+        architecture = _complete_waiting(study, number, space, labels)
     else:
         # The trial is sampled first and then recorded in one write, so that a kill leaves it complete or absent.
         trial = optuna.create_trial(state=TrialState.RUNNING)
@@ -159,25 +156,15 @@ def ask(study: optuna.Study, space: Space, origin: str, labels: int) -> tuple[Fr
     return study.get_trials(deepcopy=False)[number], architecture
 
 
-def _complete_waiting(study: optuna.Study, number: int, space: Space, origin: str, labels: int) -> Architecture:
-    """Record the missing attributes of a trial that was enqueued or re-queued; returns its architecture."""
-    trial, storage = study.get_trials(deepcopy=False)[number], storage_of(study)
-    missing: dict[str, Any] = {ORIGIN: origin}
-    if (stored := attribute(trial, ARCHITECTURE)) is not None:
-        architecture = _parsed(stored)
-    else:  # enqueued by `Study.enqueue_trial` with some or none of the choices of the space
-        draft = _Draft(study, trial)
-        architecture = space.suggest(draft)
-        missing[CHOICES] = draft.choices
-        parameters = Parameters.of(space)
-        for name, value in parameters.values(architecture).items():
-            distribution = parameters.distributions[name]
-            internal = distribution.to_internal_repr(value)
-            storage.set_trial_param(trial_id(study, number), name, internal, distribution)
-    missing |= architecture_attributes(architecture, space, labels) | identity(architecture)
-    _set(study, number, {key: value for key, value in missing.items() if attribute(trial, key) is None})
-    if CONSTRAINTS not in trial.system_attrs:
-        storage.set_trial_system_attr(trial_id(study, number), CONSTRAINTS, constraints(architecture, space))
+def _complete_waiting(study: optuna.Study, number: int, space: Space, labels: int) -> Architecture:
+    """Record the attributes of a trial that was enqueued, unless it was re-queued and has them; returns its
+    architecture.
+    """
+    trial = study.get_trials(deepcopy=False)[number]
+    architecture = architecture_of(trial)
+    wanted = architecture_attributes(architecture, space, labels) | identity(architecture)
+    wanted[CONSTRAINTS] = constraints(architecture, space)
+    _set(study, number, {key: value for key, value in wanted.items() if attribute(trial, key) is None})
     return architecture
 
 

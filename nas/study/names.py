@@ -1,9 +1,12 @@
-"""The names of the Optuna studies of a search."""
+"""The names of the Optuna studies of a search, and how commands open them to read."""
+
+from dataclasses import dataclass
 
 import optuna
 
+from nas.config.schema import ConfigError
 from nas.study.folder import STAGES, Folder
-from nas.study.storage import open_storage
+from nas.study.storage import StorageError, open_storage
 
 # One study for each stage, and one for the confirmations of all stages.
 CONFIRMATION = "confirmation"
@@ -13,20 +16,24 @@ STUDIES = (*(f"stage-{stage}" for stage in STAGES), CONFIRMATION)
 def prefix_of(folder: Folder, storage: str | None = None) -> str:
     """What the names of a search's studies begin with: the name of its folder and a slash.
 
-    The database in the folder belongs to the search alone. It may have been renamed with its folder, or be of version
-    0.1, which had no such prefix, so there it is what the names of the studies in it begin with.
+    The database in the folder belongs to the search alone. The folder may have been renamed, so there it is what the
+    names of the studies in it begin with.
 
     Args:
         storage: the storage URL; by default that of the database in the folder, which must exist.
 
     Raises:
-        StorageError: the storage cannot be opened, or is damaged.
+        StorageError: the storage cannot be opened, is damaged, or is of a version before 0.1.
     """
     if storage in (None, folder.storage):
-        for name in open_storage(folder.storage).study_names():
-            found, slash, last = name.rpartition("/")
+        for name in optuna.get_all_study_names(open_storage(folder.storage)):
+            prefix, slash, last = name.rpartition("/")
+            if last in STUDIES and not slash:
+                raise StorageError(
+                    f"{folder.path} has a study of a version before 0.1: search anew with another --study"
+                )
             if last in STUDIES:
-                return found + slash
+                return prefix + slash
     return f"{folder.path.resolve().name}/"
 
 
@@ -38,9 +45,39 @@ def existing_studies(folder: Folder, storage: str | None = None) -> dict[str, op
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     prefix, opened = prefix_of(folder, storage), open_storage(storage or folder.storage)
-    existing = set(opened.study_names())
+    existing = set(optuna.get_all_study_names(opened))
     return {
         name: optuna.load_study(study_name=prefix + name, storage=opened)
         for name in STUDIES
         if prefix + name in existing
     }
+
+
+@dataclass(frozen=True, eq=False)
+class Studies:
+    """The Optuna studies of a folder: those of the stages that have begun, by stage, and that of the confirmations."""
+
+    stages: dict[str, optuna.Study]
+    confirmation: optuna.Study | None
+
+
+def studies_of(folder: Folder, storage: str | None = None) -> Studies:
+    """Open the studies of a folder.
+
+    Args:
+        storage: the storage URL; by default `study.db` in the folder.
+
+    Raises:
+        ConfigError: the folder is not one of a study, or no stage has begun.
+        StorageError: the storage cannot be opened.
+    """
+    if not folder.config.exists():
+        raise ConfigError(f"{folder.path} is not a study's folder: it has no config.toml")
+    if storage is None and not (folder.path / "study.db").exists():
+        raise ConfigError(f"{folder.path} has no study.db: if the study was searched with --storage, give that URL")
+    studies = existing_studies(folder, storage)
+    begun = {name: studies[f"stage-{name}"] for name in STAGES if f"stage-{name}" in studies}
+    if not begun:
+        place = "--storage" if storage else folder.path / "study.db"
+        raise ConfigError(f"{place}: there is no study {folder.path.resolve().name}/stage-1, nor of another stage")
+    return Studies(begun, studies.get(CONFIRMATION))

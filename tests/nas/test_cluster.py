@@ -226,6 +226,17 @@ def test_sockets_in_ray_s_folder_have_short_paths(monkeypatch: pytest.MonkeyPatc
     assert str(cluster.temporary_files()) == "/chosen"
 
 
+def test_workers_find_the_standard_library_before_installed_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/given")
+    assert cluster.worker_path() == f"{PROJECT}:/given"
+    monkeypatch.setattr(cluster, "PROJECT", tmp_path / "site-packages")
+    assert cluster.worker_path() == "/given"
+    monkeypatch.delenv("PYTHONPATH")
+    assert cluster.worker_path() == ""
+
+
 LISTENING = """
 import os, psutil, ray
 from nas.cluster import Cluster, ray_session

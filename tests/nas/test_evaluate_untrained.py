@@ -127,8 +127,8 @@ def test_a_whole_search_trains_only_finalists(preset: Path, tiny_study: TinyStud
 
 def test_settings_that_untrained_candidates_cannot_have(preset: Path) -> None:
     for changes, words in (
-        ({"stage1.stop": 0.3}, "stage1: untrained candidates cannot be pruned; leave out stop and stop_untrained"),
-        ({"stage3.stop_untrained": 0.3}, "stage3: untrained candidates cannot be pruned"),
+        ({"stage1.stop": 0.3}, "stage1: untrained candidates cannot be pruned; leave out stop"),
+        ({"stage3.stop": 0.3}, "stage3: untrained candidates cannot be pruned"),
         ({"sharing.sandwich": True}, 'sharing.sandwich is for a one-shot supernet: set stage3.evaluation = "one_shot"'),
         ({"sharing.widths": ["1/4"]}, 'sharing.widths is for a one-shot supernet: set stage3.evaluation = "one_shot"'),
         ({"stage2.score": "fidelity", "stage2.evaluation": "trained"}, "stage2.score: fidelity is for untrained"),

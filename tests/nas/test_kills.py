@@ -66,7 +66,7 @@ def live(folder: Path, sampler: str, first: Plan, workspace: Workspace) -> None:
         ledger.enqueue_missing(study, Parameters.of(first.space), [*first.baselines, again])
         proposals = Proposals(study, first.space, sampler, workspace, trials=14)
         recorder = Recorder(study, lambda study, number: None)
-        rungs = Rungs(study, 0.5, 0.3, lambda study, number: None)
+        rungs = Rungs(study, 0.5, lambda study, number: None)
         while isinstance(config := proposals.suggest("name"), dict):
             trial: Any = SimpleNamespace(config=config)
             rng = random.Random(config[ledger.ARCHITECTURE])

@@ -1,16 +1,17 @@
 """`python -m nas` lists the commands and the studies with their states."""
 
+import os
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from distill.checksums import create_once
 from nas.__main__ import commands, main
 from nas.overview import state_of, studies
 from nas.study import ledger
 from nas.study.folder import Folder
-from nas.study.lock import sole_driver
 from nas.study.names import existing_studies
 
 
@@ -33,12 +34,26 @@ def test_states(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (stage,) = state_of(folder).stages
     best = ledger.ranked(existing_studies(folder)["stage-1"])[0]
     assert (stage.state, stage.best) == ("interrupted", f"score {best.values[0]:.4f} (trial {best.number})")
-    with sole_driver(folder.storage, copied.name):
+    with folder.lock():
         assert state_of(folder).state == "running"
     assert main(["--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert re.search(rf"{copied.name} +1 +interrupted +6 of 6 +score 0", printed)
     assert f"--stage 1 --study {copied.name} --out {out} --resume" in printed
+
+
+def test_the_cache_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FFN_NAS_CACHE", str(tmp_path))
+    path = create_once(tmp_path / "teachers" / "one", lambda draft: draft.write_text("weights"))
+    assert main(["--verify"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}: 1 entries, as they were written\n"
+    status = path.stat()
+    path.write_text("WEIGHTS")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert main(["--verify"]) == 2
+    assert re.fullmatch(r"nas: .*one is damaged .*: remove it, .*anew\n", capsys.readouterr().err)
 
 
 def test_folders_that_cannot_be_read(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -296,16 +296,16 @@ def test_a_trial_whose_worker_is_lost_is_tried_again_but_not_for_ever(
     assert study.ask().number == 1
 
 
-@pytest.mark.parametrize("untrained_share", [0.0, 0.75])
-def test_candidates_are_pruned_before_training(
-    untrained_share: float, tiny_study: TinyStudy, workspace: Workspace, study: optuna.Study
+@pytest.mark.parametrize("share", [0.0, 0.75])
+def test_candidates_are_pruned_at_a_rung(
+    share: float, tiny_study: TinyStudy, workspace: Workspace, study: optuna.Study
 ) -> None:
-    """By the scores of their inherited weights, except for baselines and the first few."""
+    """Except for baselines and the first few, and never by the scores of their inherited weights."""
     first = plan(tiny_study.config, workspace, "1", None, ())
     study.sampler = SAMPLERS["random"](first.space, 0)
     ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines)
     ended: list[int] = []
-    rungs = Rungs(study, 0.0, untrained_share, lambda study, number: ended.append(number))
+    rungs = Rungs(study, share, lambda study, number: ended.append(number))
     proposals = Proposals(study, first.space, "random", workspace, trials=40)
     scores: dict[int, float] = {}
     rng = random.Random(0)
@@ -316,19 +316,21 @@ def test_candidates_are_pruned_before_training(
         # The baselines have the lowest scores.
         score = rng.random() + bool(choices_of(study.trials[number]))
         trial: Any = SimpleNamespace(config=config)
-        result = {"step": 0, "score": score, "seconds": 1.0}
+        inherited = {"step": 0, "score": rng.random(), "seconds": 0.5}
+        assert rungs.on_trial_result(None, trial, inherited) == TrialScheduler.CONTINUE
+        result = {"step": 3, "score": score, "seconds": 1.0}
         stopped = rungs.on_trial_result(None, trial, result) == TrialScheduler.STOP
         better = sum(other > score for other in scores.values())
         baseline = len(scores) < len(first.baselines)
         judged = not baseline and len(scores) >= ledger.MIN_TRIALS_AT_RUNG
-        assert stopped == (untrained_share > 0 and judged and better > 0.25 * len(scores))
+        assert stopped == (share > 0 and judged and better > 0.25 * len(scores))
         scores[number] = score
         if not stopped:
             ledger.complete(study, number, score, {})
     pruned = [trial.number for trial in study.trials if trial.state == TrialState.PRUNED]
     assert ended == pruned
-    assert (len(pruned) > 15) == bool(untrained_share)
-    assert {trial.user_attrs["rung"] for trial in study.trials if trial.number in pruned} <= {0}
+    assert (len(pruned) > 15) == bool(share)
+    assert {trial.user_attrs["rung"] for trial in study.trials if trial.number in pruned} <= {3}
 
 
 @pytest.mark.parametrize("trials", [2, None])

@@ -162,7 +162,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     ("arguments", "message"),
     [
         (["--stage", "4"], "invalid choice: '4'"),
-        ([], "one of the arguments --stage --single-stage is required"),
+        ([], "the following arguments are required: --stage"),
         (["--stage", "1", "--presets", "demo"], "unrecognized arguments: --presets demo"),
         (["--stage", "1", "--preset", "demon"], "unknown preset 'demon'; did you mean 'demo'?"),
         (["--stage", "1", "--preset", "no/such.toml"], "no/such.toml: No such file or directory"),
@@ -181,7 +181,6 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--stage", "1", "--study", ".."], "--study '..': "),
         (["--stage", "1", "--study", ""], "--study '': "),
         (["--stage", "1", "--workers", "0"], "--workers: must be at least 1, not 0"),
-        (["--stage", "1", "--single-stage"], "not allowed with argument"),
         (["--stage", "1", "--max-macs", "many"], "--max-macs: 'many' is not a number"),
         (["--stage", "1", "--max-latency", "fast"], "--max-latency: "),
         (["--stage", "1", "--max-latency", "0.25"], "--max-latency: "),

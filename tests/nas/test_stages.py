@@ -34,17 +34,14 @@ BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 DEMO = load_config("demo")
 
 
-@pytest.mark.parametrize("stage", ["1", "single"])
 @pytest.mark.parametrize("sampler", ["lanas", "lanas-published"])
-def test_the_settings_of_a_stage_reach_its_sampler(
-    sampler: str, stage: str, tiny_study: TinyStudy, workspace: Workspace
-) -> None:
+def test_the_settings_of_a_stage_reach_its_sampler(sampler: str, tiny_study: TinyStudy, workspace: Workspace) -> None:
     given = {"exploration": 0.25, "leaf_size": 3, "first_random": 4, "refit_every": 6}
 
     def made(settings: Mapping[str, float]) -> dict[str, float | None]:
         overrides = {f"stage1.{name}": value for name, value in ({**settings, "sampler": sampler}).items()}
         config = load_config(str(tiny_study.preset), overrides)
-        made = sampler_of(plan(config, workspace, stage, None, ()), workspace, seed=11)
+        made = sampler_of(plan(config, workspace, "1", None, ()), workspace, seed=11)
         assert (made.seed, type(made)) == (11, SAMPLERS[sampler])
         return {name: getattr(made, name) for name in SAMPLER_SETTINGS}
 
@@ -64,9 +61,6 @@ def test_plans(tiny_study: TinyStudy, workspace: Workspace) -> None:
     first = plan(config, workspace, "1", None, ())
     assert [origin for _, origin, _ in first.baselines] == ["base model", UNIFORM, "global importance"]
     assert (first.study, first.space.vary, first.table.evaluation) == ("stage-1", {GRAPHS, SIZES}, "trained")
-    everything = plan(config, workspace, "single", None, ())
-    assert everything.table.trials == config.stage1.trials + config.stage2.trials
-    assert (everything.space, everything.study) == (first.space, "stage-single")
 
     relu = FFNGraph.parse("project(relu(expand(x)))")
     winner = Architecture(base, (Genes(relu, 2, Fraction(1, 8)), Genes(graph, 1, Fraction(1, 4))))
@@ -119,7 +113,7 @@ def test_what_a_step_of_the_one_shot_supernet_trains(tiny_study: TinyStudy, work
 def test_what_a_stage_refines(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     a, b = (Architecture.uniform(BASE, expansion=Fraction(1, divisor)) for divisor in (2, 4))
-    assert start_of(folder, "1", None) is start_of(folder, "single", None) is None
+    assert start_of(folder, "1", None) is None
     with pytest.raises(ConfigError, match=r"refines the winner of stage 1, .*: run --stage 1 first, or give --from"):
         start_of(folder, "2", None)
     assert start_of(folder, "2", a) == a

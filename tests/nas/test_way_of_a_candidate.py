@@ -57,7 +57,7 @@ def test_a_candidate_goes_through_few_files_and_seldom_back(
     sampler = stages.sampler_of(plan, workspace)
     study = ledger.open_study(f"sqlite:///{tmp_path}/study.db", plan.study, sampler, workspace.config.goals)
     proposals = runner.Proposals(study, plan.space, plan.table.sampler, workspace, 10)
-    handlers = runner.Recorder(study, lambda *trial: None), runner.Rungs(study, 0.5, 0.0, lambda *trial: None)
+    handlers = runner.Recorder(study, lambda *trial: None), runner.Rungs(study, 0.5, lambda *trial: None)
 
     def propose_and_evaluate() -> None:
         config: Any = proposals.suggest("")

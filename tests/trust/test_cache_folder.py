@@ -1,13 +1,14 @@
 """Who can write to the cache folder, links in it, and entries that were damaged on the disk."""
 
+import json
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from distill import files
-from distill.checksums import DamagedError, create_once, sums_file
+from distill import checksums, files
+from distill.checksums import DamagedError, create_once, refuse_earlier_format, sums_file, verify_cache
 from distill.files import CacheError, cache_folder, state_of, write_text
 
 
@@ -98,18 +99,31 @@ def test_damage_is_noticed(cache: Path) -> None:
     assert create_once(path, pytest.fail) == path
     weights = path / "inner" / "weights"
     content = bytearray(1000)
-    content[500] = 1  # a single bit, of the same size and at the same time as before
+    content[500] = 1  # a single bit, of the same size
     before = weights.stat()
     weights.write_bytes(content)
-    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     remedy = "as it was written.*: remove it, and the same command makes it anew"
     with pytest.raises(DamagedError, match=rf"teachers/one is damaged .inner/weights in it is not {remedy}"):
         create_once(path, pytest.fail)
+    # With the time of before only hashes tell.
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert create_once(path, pytest.fail) == path
+    with pytest.raises(DamagedError, match=rf"teachers/one is damaged .inner/weights in it is not {remedy}"):
+        verify_cache(cache)
     weights.write_bytes(bytes(1000))
     assert create_once(path, pytest.fail) == path
+    assert verify_cache(cache) == 1
     (path / "more").touch()
     with pytest.raises(DamagedError, match=r"more in it"):
         create_once(path, pytest.fail)
+
+
+def test_a_copy_of_the_cache_is_hashed_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = create_once(cache / "teachers" / "one", lambda draft: draft.write_text("weights"))
+    os.utime(path, ns=(0, 0))
+    create_once(path, pytest.fail)
+    monkeypatch.setattr(checksums.hashlib, "file_digest", pytest.fail)
+    assert create_once(path, pytest.fail) == path
 
 
 def test_what_was_removed_is_made_anew(cache: Path) -> None:
@@ -122,7 +136,18 @@ def test_what_was_removed_is_made_anew(cache: Path) -> None:
     assert create_once(path, pytest.fail).read_text() == "second"
 
 
-def test_an_entry_of_an_earlier_version(cache: Path) -> None:
+def test_a_cache_of_version_0_1(cache: Path) -> None:
+    """Its checksums were hashes alone. It is refused in one line by all that reads it."""
+    path = create_once(cache / "teachers" / "one", lambda draft: draft.write_text("weights"))
+    sums_file(path).write_text(json.dumps({"": "0" * 64}))
+    for use in (refuse_earlier_format, verify_cache):
+        with pytest.raises(CacheError, match=rf"^the cache {cache} was made by version 0\.1: remove it, or set "):
+            use(cache)
+    with pytest.raises(DamagedError, match=r"damaged or of version 0\.1: remove .*one, and the same command makes it"):
+        create_once(path, pytest.fail)
+
+
+def test_an_entry_whose_writer_was_killed(cache: Path) -> None:
     """It has no checksums; they are recorded when it is first used."""
     path = cache / "one"
     write_text(path, "first")

@@ -34,14 +34,6 @@ class Sizes:
 Row = tuple[str, str | None, int]
 
 
-def demo_tasks(corpus: Corpus, sizes: Sizes | None = None, seed: int = 0) -> dict[str, TaskData[Split]]:
-    """All tasks on this corpus by name, a deterministic function of the arguments.
-
-    Raises TaskError if the corpus has too little text for a task.
-    """
-    return {name: demo_task(name, corpus, sizes, seed) for name in TASKS}
-
-
 def load(name: str, data: Path | None = None) -> TaskData[Split]:
     """One task on the text of this installation (:func:`distill.tasks.corpora.embedded_corpus`).
 

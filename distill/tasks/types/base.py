@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import AutoModelForSequenceClassification
 
 from distill.tasks.metrics import Metric
 
@@ -80,11 +80,6 @@ class TaskType:
     def of_numbers(self) -> bool:
         """Whether numbers are predicted rather than distributions."""
         return self.distributions is None
-
-    @property
-    def of_tokens(self) -> bool:
-        """Whether predictions are for individual tokens."""
-        return self.model in (AutoModelForTokenClassification, AutoModelForMaskedLM)
 
 
 def cross_entropy(logits_NC: Tensor, classes_N: Tensor, reduction: str) -> Tensor:

@@ -16,9 +16,8 @@ from nas.compare.rows import mcnemar
 from nas.config.load import load_config
 from nas.inspect import describe
 from nas.study.attributes import FUNCTION, ROWS, attribute
-from nas.study.contributions import decode
+from nas.study.contributions import decode, metric_of_rows
 from nas.study.folder import Folder
-from nas.study.metrics import metric_of_rows
 from search_spaces import PUBLISHED, Architecture
 from search_spaces.equivalence import function_key
 from tests.nas.report import synthetic

@@ -1,4 +1,4 @@
-"""Several real processes on two nodes with a cache folder each create the same files."""
+"""Several real processes with one cache folder create the same files."""
 
 import os
 import shutil
@@ -14,38 +14,35 @@ from distill.files import STATE_PREFIX, SUMS_PREFIX
 from nas.preparation.prepare import prepare
 from tests.nas.tiny_study import PROJECT, TIMEOUT, TinyStudy
 
-KEEP = """
+CREATE = """
 import sys, torch
 from pathlib import Path
 from accelerate import Accelerator
 from nas.config.schema import ConfigError
 from nas.preparation import nodes
 
-nodes.CHUNK = 5
 cache, accelerator = Path(sys.argv[1]), Accelerator(cpu=True)
+nodes.check_shared(cache, accelerator)
 
 def make(draft, state):
     if draft.name == "new":
-        # The state of an interrupted training, which only the first process has kept.
+        # The state of an interrupted training.
         assert (state / "half").read_text() == "done"
     # All processes take part, as in a training.
     total = accelerator.reduce(torch.tensor([1.0 + accelerator.process_index]), reduction="sum")
-    if draft.name == "file":
-        draft.write_text(f"made of {total.item():.0f}")
-    else:
-        (draft / "inner").mkdir(parents=True)
-        (draft / "inner" / "text").write_text(f"made of {total.item():.0f}")
-        (draft / "empty").touch()
+    draft.mkdir()
+    (draft / "text").write_text(f"made of {total.item():.0f}")
 
-for name in ("of the first", "of the second", "of both", "new", "file"):
-    assert nodes.create_on_every_node(cache / name, make, accelerator) == cache / name
 def make_alone(draft, state):
     assert accelerator.process_index == 0
     draft.write_text("alone")
 
-nodes.create_on_every_node(cache / "alone", make_alone, accelerator, together=False)
+for name in ("before", "new", "another"):
+    assert nodes.create_together(cache / name, make, accelerator) == cache / name
+    assert (cache / name / "text").exists()
+nodes.create_together(cache / "alone", make_alone, accelerator, together=False)
 try:
-    nodes.create_on_every_node(cache / f"own-{accelerator.process_index}", make, accelerator)
+    nodes.create_together(cache / f"own-{accelerator.process_index}", make, accelerator)
 except ConfigError as error:
     print(error)
 torch.distributed.destroy_process_group()
@@ -53,10 +50,14 @@ torch.distributed.destroy_process_group()
 PREPARE = """
 import sys, torch
 from nas.config.load import load_config
+from nas.config.schema import ConfigError
 from nas.preparation.prepare import prepare
 
-workspace = prepare(load_config(sys.argv[1]), "cpu", outputs=False)
-print(workspace.supernet.exists() and workspace.folders.teacher.exists() and workspace.folders.data.exists())
+try:
+    workspace = prepare(load_config(sys.argv[1]), "cpu", outputs=False)
+    print(workspace.supernet.exists() and workspace.folders.teacher.exists() and workspace.folders.data.exists())
+except ConfigError as error:
+    print(error)
 torch.distributed.destroy_process_group()
 """
 
@@ -83,43 +84,35 @@ def launched(program: str, arguments: list[list[Path]], caches: list[Path]) -> l
 
 
 @pytest.mark.slow
-def test_every_node_has_what_the_first_one_keeps(tmp_path: Path) -> None:
-    caches = [tmp_path / "a", tmp_path / "b"]
-    for cache in caches:
-        for name in ("of the first", "of the second", "of both"):
-            if name in ("of both", {"a": "of the first", "b": "of the second"}[cache.name]):
-                (cache / name / "inner").mkdir(parents=True)
-                (cache / name / "inner" / "text").write_text(f"there before in {cache.name}")
-                (cache / name / "empty").touch()
-    (caches[0] / f"{STATE_PREFIX}new").mkdir()
-    (caches[0] / f"{STATE_PREFIX}new" / "half").write_text("done")
-    outs = launched(KEEP, [[cache] for cache in caches], caches)
+def test_all_processes_make_what_one_of_them_keeps(tmp_path: Path) -> None:
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "text").write_text("there before")
+    (tmp_path / f"{STATE_PREFIX}new").mkdir()
+    (tmp_path / f"{STATE_PREFIX}new" / "half").write_text("done")
+    outs = launched(CREATE, [[tmp_path]] * 2, [tmp_path] * 2)
     assert all("1 of 2 processes would make another" in out and "which makes own-0" in out for out in outs)
-    for cache in caches:
-        kept = {file.name: file for file in cache.iterdir() if not file.name.startswith(("own", SUMS_PREFIX))}
-        assert kept.pop("file").read_text() == "made of 3"
-        assert kept.pop("alone").read_text() == "alone"
-        texts = {name: (folder / "inner" / "text").read_text() for name, folder in kept.items()}
-        assert texts == {
-            "of the first": "there before in a",
-            "of the second": f"{'made of 3' if cache.name == 'a' else 'there before in b'}",
-            "of both": f"there before in {cache.name}",
-            "new": "made of 3",
-        }
-        assert all((folder / "empty").read_bytes() == b"" for folder in kept.values())
+    kept = {file.name: file for file in tmp_path.iterdir() if not file.name.startswith(SUMS_PREFIX)}
+    assert kept.pop("alone").read_text() == "alone"
+    texts = {name: (folder / "text").read_text() for name, folder in kept.items()}
+    assert texts == {"before": "there before", "new": "made of 3", "another": "made of 3"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("filled", [0, 1])
-def test_a_study_prepared_on_two_nodes_of_which_one_has_it_already(
-    tiny_study: TinyStudy, tmp_path: Path, filled: int
-) -> None:
+def test_a_study_prepared_by_two_processes(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    """Each takes its rows of every batch. A node with another cache is refused before anything is made."""
     workspace = prepare(tiny_study.config, "cpu", outputs=False)
     caches = [tmp_path / "a", tmp_path / "b"]
-    shutil.copytree(tiny_study.cache, caches[filled])
-    shutil.copytree(tiny_study.cache / "corpora", caches[1 - filled] / "corpora")
-    assert launched(PREPARE, [[tiny_study.preset]] * 2, caches) == ["True\n", "True\n"]
-    weights = [
-        load_file(cache / workspace.supernet.relative_to(tiny_study.cache) / "model.safetensors") for cache in caches
+    shutil.copytree(tiny_study.cache / "corpora", caches[0] / "corpora")
+    lines = launched(PREPARE, [[tiny_study.preset]] * 2, caches)
+    assert lines == [
+        f"1 of 2 processes do not share the cache {cache} with the first one: set FFN_NAS_CACHE to a folder that all "
+        "nodes share\n"
+        for cache in caches
     ]
-    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0]) or filled == 1
+    assert [path.name for path in caches[0].iterdir()] == ["corpora"]
+    assert launched(PREPARE, [[tiny_study.preset]] * 2, caches[:1] * 2) == ["True\n", "True\n"]
+    alone, together = (
+        load_file(cache / workspace.supernet.relative_to(tiny_study.cache) / "model.safetensors")
+        for cache in (tiny_study.cache, caches[0])
+    )
+    assert alone.keys() == together.keys()

@@ -37,7 +37,7 @@ def test_what_a_stage_spends_is_free_until_it_begins(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "s")
     folder.create(DEMO)
     folder.begin("1", DEMO, None)
-    later = load_config("demo", {"stage2.trials": 7, "sharing.steps": 9, "single_trials": 3})
+    later = load_config("demo", {"stage2.trials": 7, "sharing.steps": 9})
     folder.check(later, ["2"], resume=False)
     folder.begin("2", later, PUBLISHED["base"])
     assert load_config(str(folder.config)) == later
@@ -47,23 +47,6 @@ def test_what_a_stage_spends_is_free_until_it_begins(tmp_path: Path) -> None:
     for changes in ({"stage1.trials": 7}, {"space.stacks": [1, 2, 3]}, {"seed": 4}):
         with pytest.raises(ConfigError, match=f"configuration .{next(iter(changes))} is "):
             folder.check(load_config("demo", {"stage2.trials": 7} | changes), ["3"], resume=False)
-
-
-@pytest.mark.parametrize("own", [None, 9])
-def test_what_a_single_stage_spends_is_that_of_others(tmp_path: Path, own: int | None) -> None:
-    """It uses stage 1's table and, unless `single_trials` is set, stage 2's trials."""
-    folder, config = Folder(tmp_path / "s"), load_config("demo", {"single_trials": own} if own else {})
-    folder.create(config)
-    folder.begin("single", config, None)
-    for changes in ({"stage1.sampler": "random"}, {"stage1.trials": 7}):
-        with pytest.raises(ConfigError, match=f"configuration .{next(iter(changes))} is "):
-            folder.check(load_config("demo", {"single_trials": own or 130} | changes), ["single"], resume=True)
-    later = load_config("demo", {"stage2.trials": 7} | ({"single_trials": own} if own else {}))
-    if own:
-        folder.check(later, ["single"], resume=True)
-    else:
-        with pytest.raises(ConfigError, match=r"configuration .stage2.trials is "):
-            folder.check(later, ["single"], resume=True)
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:

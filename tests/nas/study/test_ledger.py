@@ -18,7 +18,6 @@ from nas.study.description import Parameters
 from nas.study.ledger import Observation
 from nas.study.storage import StorageError, sqlite_url
 from search_spaces import Architecture, Base, Space, cost
-from search_spaces.operations import BINARY, UNARY
 from tests.tiny import architectures
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
@@ -146,40 +145,13 @@ def test_an_interrupted_sequence_of_draws_is_the_uninterrupted_one(study: optuna
     assert len(ledger.finished(study)) == 30
 
 
-OPERATIONS = ("none", *UNARY, *BINARY)
-
-
-def test_a_trial_of_which_a_part_was_drawn_is_drawn_to_the_end(study: optuna.Study) -> None:
-    """Optuna's `ask` leaves such a trial if its process is killed."""
-    whole = memory()
-    expected = [ask(whole)[1] for _ in range(3)]
-    ask(study)
-    study.ask().suggest_categorical("layer1/pre/op", OPERATIONS)
-    assert ledger.requeue_unfinished(study) == 2
-    assert [ask(study)[1] for _ in range(3)] == expected
-    assert [attribute(trial, ledger.CHOICES) for trial in study.trials] == [
-        attribute(trial, ledger.CHOICES) for trial in whole.trials
-    ]
-    assert study.trials[1].params.items() > whole.trials[1].params.items()
-
-
-def test_choices_that_a_user_enqueues_are_kept(study: optuna.Study) -> None:
-    study.enqueue_trial({"layer1/pre/op": "tanh", "layer2/post/op": "none"})
-    number, architecture = ask(study)
-    assert architecture in SPACE
-    assert study.trials[number].params["layer 1/operation before expand"] == "tanh"
-    assert study.trials[number].params["layer 2/operation after project"] == "none"
-    assert attribute(study.trials[number], ledger.ARCHITECTURE) == json.dumps(architecture.to_json())
-
-
 @pytest.mark.parametrize(
     "url",
     [
         "nonsense",
         "sqlite:////no/such/folder/study.db",
         "postgresql+nothing://here",
-        "mysql://x:y/z",
-        "mysql://u:secret@h/d",
+        "mysql+nothing://u:secret@h/d",
         "",
         "://",
     ],

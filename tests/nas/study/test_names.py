@@ -7,7 +7,7 @@ import pytest
 from nas.study import ledger
 from nas.study.folder import Folder
 from nas.study.names import CONFIRMATION, existing_studies, prefix_of
-from nas.study.storage import sqlite_url
+from nas.study.storage import StorageError, sqlite_url
 from tests.nas.study.test_ledger import close
 
 
@@ -32,7 +32,7 @@ def test_a_new_search_gives_its_name(folder: Folder, shared: str) -> None:
     assert existing_studies(folder) == existing_studies(folder, shared) == {}
 
 
-@pytest.mark.parametrize("prefix", ["", "demo/", "old.name/"])
+@pytest.mark.parametrize("prefix", ["demo/", "old.name/"])
 def test_a_database_of_its_own_may_have_been_renamed(prefix: str, folder: Folder) -> None:
     make(folder.storage, "somebody's", f"{prefix}{CONFIRMATION}", f"{prefix}stage-1")
     assert prefix_of(folder) == prefix_of(folder, folder.storage) == prefix
@@ -49,3 +49,10 @@ def test_searches_in_a_shared_database_are_kept_apart(folder: Folder, shared: st
     assert [*existing_studies(folder, shared)] == ["stage-1", "stage-2"]
     assert [*existing_studies(Folder(tmp_path / "a"), shared)] == ["stage-1"]
     assert existing_studies(Folder(tmp_path / "c"), shared) == {}
+
+
+def test_a_study_before_version_0_1_is_refused(folder: Folder) -> None:
+    """Its studies had no prefix."""
+    make(folder.storage, "stage-1")
+    with pytest.raises(StorageError, match=r"demo has a study of a version before 0\.1: search anew"):
+        existing_studies(folder)

@@ -1,6 +1,7 @@
-"""The storage's cache agrees with the database, although it does not query it."""
+"""The storage's cache agrees with the database, although it seldom queries it; errors of the database are one line."""
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,21 +9,18 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.exceptions import StorageInternalError
-from optuna.storages import RDBStorage
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 from sqlalchemy.exc import IntegrityError
 
 from nas.study import ledger
 from nas.study.storage import (
     DamagedStorageError,
-    LostError,
-    Storage,
     StorageError,
-    StorageLostError,
+    check_storage,
     open_storage,
-    reporting_lost_storage,
-    retrying,
+    reporting_failures,
     sqlite_url,
     trial_id,
 )
@@ -44,8 +42,13 @@ def url(tmp_path: Path) -> str:
     return sqlite_url(tmp_path / "study.db")
 
 
-def study_of(storage: Storage | RDBStorage, name: str = "s") -> optuna.Study:
+def study_of(storage: BaseStorage, name: str = "s") -> optuna.Study:
     return optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
+
+
+def engine_of(storage: BaseStorage) -> Engine:
+    engine: Engine = storage._backend.engine  # type: ignore[attr-defined]
+    return engine
 
 
 def fresh(url: str) -> list[FrozenTrial]:
@@ -69,7 +72,7 @@ def test_a_new_trial_is_what_optuna_would_have_written(template: FrozenTrial, ur
     assert written == expected
     assert written.state == template.state
     assert study_of(storage).get_trials() == [written]
-    storage.engine.dispose()
+    engine_of(storage).dispose()
 
 
 def test_a_new_trial_is_there_whole_or_not_at_all(url: str) -> None:
@@ -80,12 +83,12 @@ def test_a_new_trial_is_there_whole_or_not_at_all(url: str) -> None:
     def die(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    event.listen(storage.engine, "commit", die)
+    event.listen(engine_of(storage), "commit", die)
     with pytest.raises(KeyboardInterrupt):
         study.add_trial(TEMPLATE)
-    event.remove(storage.engine, "commit", die)
-    storage._backend.scoped_session.remove()
-    storage.engine.dispose()
+    event.remove(engine_of(storage), "commit", die)
+    storage._backend.scoped_session.remove()  # type: ignore[attr-defined]
+    engine_of(storage).dispose()
     assert fresh(url) == []
 
 
@@ -126,7 +129,7 @@ def test_the_cache_is_what_the_database_has(url: str) -> None:
     ]  # fmt: skip
     assert [trial.value for trial in other.get_trials()] == [0.5]
     assert before == copies
-    storage.engine.dispose()
+    engine_of(storage).dispose()
 
 
 def test_a_storage_that_is_opened_again_reads_all(url: str) -> None:
@@ -135,12 +138,12 @@ def test_a_storage_that_is_opened_again_reads_all(url: str) -> None:
     study.add_trial(TEMPLATE)
     ledger.complete(study, 0, 0.5, {})
     study.add_trial(TEMPLATE)
-    first.engine.dispose()
+    engine_of(first).dispose()
     second = open_storage(url)
     assert study_of(second).get_trials() == fresh(url)
     ledger.complete(study_of(second), 1, 0.25, {})
     assert [trial.value for trial in fresh(url)] == [0.5, 0.25]
-    second.engine.dispose()
+    engine_of(second).dispose()
 
 
 @pytest.mark.parametrize(
@@ -156,14 +159,14 @@ def test_a_storage_that_is_opened_again_reads_all(url: str) -> None:
 def test_a_damaged_storage(statement: str, reason: str, url: str) -> None:
     first = open_storage(url)
     study_of(first).add_trial(TEMPLATE)
-    with first.engine.begin() as connection:
+    with engine_of(first).begin() as connection:
         connection.exec_driver_sql(statement)
-    first.engine.dispose()
+    engine_of(first).dispose()
     second = open_storage(url)
     line = rf"^the storage '{re.escape(url)}' is damaged \(.*{reason}.*\): restore it from a copy, or search anew$"
     with pytest.raises(DamagedStorageError, match=line):
         study_of(second).get_trials()
-    second.engine.dispose()
+    engine_of(second).dispose()
 
 
 def full(url: str) -> None:
@@ -171,13 +174,13 @@ def full(url: str) -> None:
     storage = open_storage(url)
     try:
         study = study_of(storage)
-        with storage.engine.connect() as connection:
+        with engine_of(storage).connect() as connection:
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
         limit = f"PRAGMA max_page_count = {pages}"
-        event.listen(storage.engine, "begin", lambda connection: connection.exec_driver_sql(limit))
+        event.listen(engine_of(storage), "begin", lambda connection: connection.exec_driver_sql(limit))
         study.add_trial(optuna.create_trial(state=TrialState.WAITING, user_attrs={"a": "b" * 100_000}))
     finally:
-        storage.engine.dispose()
+        engine_of(storage).dispose()
 
 
 def fault(url: str) -> None:
@@ -187,10 +190,10 @@ def fault(url: str) -> None:
 def wrong_statement(url: str) -> None:
     storage = open_storage(url)
     try:
-        with storage.engine.connect() as connection:
+        with engine_of(storage).connect() as connection:
             connection.exec_driver_sql("INSERT INTO trials (trial_id, state) VALUES (1, NULL)")
     finally:
-        storage.engine.dispose()
+        engine_of(storage).dispose()
 
 
 def wrapped(url: str) -> None:
@@ -204,35 +207,39 @@ def wrapped(url: str) -> None:
 @pytest.mark.parametrize("work", [full, wrapped])
 def test_a_storage_that_can_keep_no_more(work: Callable[[str], None], url: str) -> None:
     line = rf"^the storage '{url}' failed \(database or disk is full\); once it works again, .* --resume continues$"
-    with pytest.raises(StorageError, match=line), reporting_lost_storage(url):
+    with pytest.raises(StorageError, match=line), reporting_failures(url):
         work(url)
 
 
 @pytest.mark.parametrize(("work", "error"), [(fault, ZeroDivisionError), (wrong_statement, IntegrityError)])
 def test_faults_stay_what_they_are(work: Callable[[str], None], error: type[Exception], url: str) -> None:
-    with pytest.raises(error), reporting_lost_storage(url):
+    with pytest.raises(error), reporting_failures(url):
         work(url)
 
 
-def test_a_storage_that_is_lost_again_and_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It can be reached each time, but that helps for the time that the search has patience only."""
-    monkeypatch.setattr("nas.study.storage.PATIENCE", 2.5)
-    calls: list[bool] = []
-    said: list[str] = []
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlite://", "give a file, as in sqlite:///study.db"),
+        ("sqlite:///:memory:", "give a file"),
+        ("oracle+nothing://u:secret@h/d", "Can't load plugin"),
+        ("redis://u:secret@h/d", "Can't load plugin"),
+        ("nonsense", "Could not parse"),
+        ("", "Could not parse"),
+        ("postgresql+psycopg://u:secret@127.0.0.1:1/d", "Connection refused"),
+        ("postgresql://u@h:port/d", "invalid literal"),
+    ],
+)
+def test_storages_that_are_none(url: str, message: str) -> None:
+    with pytest.raises(StorageError, match="cannot open the storage") as caught:
+        check_storage(url)
+    assert message in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
 
-    def lose(again: bool) -> None:
-        calls.append(again)
-        raise LostError("the connection to the storage was lost")
 
-    with pytest.raises(StorageLostError, match="once it works again, the same command with --resume continues"):
-        retrying(url, lose, said.append)
-    assert 2 <= len(calls) <= 4
-    assert calls == [False] + [True] * (len(calls) - 1)
-    assert len(said) == len(calls)
-    assert said[0] == "the storage was lost; waiting up to 2 seconds for it"
-
-
-def test_no_password_is_shown() -> None:
-    with pytest.raises(StorageError) as caught, reporting_lost_storage("postgresql+psycopg://u:secret@h/d"):
-        raise LostError("the connection to the storage was lost")
-    assert "'postgresql+psycopg://u:***@h/d' failed (the connection" in str(caught.value)
+def test_a_driver_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(StorageError, match=r"install its driver .*psycopg") as caught:
+        check_storage("postgresql+psycopg://h/d")
+    assert len(str(caught.value).splitlines()) == 1

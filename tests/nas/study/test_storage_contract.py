@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from optuna.storages import BaseStorage
 from optuna.testing.pytest_storages import StorageTestCase
 
-from nas.study.storage import Storage, open_storage, sqlite_url
+from nas.study.storage import open_storage, sqlite_url
 
 # Each test takes a fraction of a second, but there are sixty.
 pytestmark = pytest.mark.slow
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 class TestStorage(StorageTestCase):
     @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+    def storage(self, tmp_path: Path) -> Iterator[BaseStorage]:
         storage = open_storage(sqlite_url(tmp_path / "study.db"))
         yield storage
-        storage.engine.dispose()
+        storage._backend.engine.dispose()  # type: ignore[attr-defined]

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from distill.tasks.corpora import Corpus, build_corpus, installed_sources
 from distill.tasks.readers import load_task
-from distill.tasks.readers.embedded import Sizes, demo_task, demo_tasks, document_splits, swap_two_words, text_corpus
-from distill.tasks.task import TaskError
+from distill.tasks.readers.embedded import TASKS, Sizes, demo_task, document_splits, swap_two_words, text_corpus
+from distill.tasks.splits import Split
+from distill.tasks.task import TaskData, TaskError
 
 SMALL = Sizes(train=2000, search=200, dev=200)
 
@@ -21,9 +22,13 @@ def corpus() -> Corpus:
     return build_corpus({name: folders[name] for name in ("networkx", "optuna")})
 
 
+def all_tasks(corpus: Corpus) -> dict[str, TaskData[Split]]:
+    return {name: demo_task(name, corpus, SMALL) for name in TASKS}
+
+
 @pytest.fixture(scope="module")
 def tasks(corpus: Corpus):  # type: ignore[no-untyped-def]
-    return demo_tasks(corpus, SMALL)
+    return all_tasks(corpus)
 
 
 def document_of(corpus: Corpus) -> dict[str, str]:
@@ -73,7 +78,7 @@ def test_labels_are_balanced_and_sizes_kept(tasks) -> None:  # type: ignore[no-u
 
 
 def test_same_arguments_same_rows(corpus: Corpus, tasks) -> None:  # type: ignore[no-untyped-def]
-    assert demo_tasks(corpus, SMALL) == tasks
+    assert all_tasks(corpus) == tasks
     assert demo_task("word_order", corpus, SMALL) == tasks["word_order"]
     assert demo_task("word_order", corpus, SMALL, seed=1) != tasks["word_order"]
 
