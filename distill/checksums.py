@@ -20,6 +20,9 @@ from search_spaces.errors import UserError
 # A cache may be shared by people who cannot write there.
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
+# What the names of files with checksums began with in version 0.1.
+SUMS_PREFIX_OF_0_1 = ".sums-"
+
 
 class DamagedError(UserError, OSError):
     """An entry of the cache is not as it was written."""
@@ -85,7 +88,8 @@ def verify_cache(cache: Path) -> int:
         CacheError, DamagedError: an entry is of an earlier format, or not as it was written.
     """
     refuse_earlier_format(cache)
-    paths = [file.with_name(file.name.removeprefix(SUMS_PREFIX).removesuffix(".json")) for file in _all_sums(cache)]
+    files = sorted(cache.glob(f"*/{SUMS_PREFIX}*.json"))
+    paths = [file.with_name(file.name.removeprefix(SUMS_PREFIX).removesuffix(".json")) for file in files]
     present = [path for path in paths if path.exists()]
     for path in present:
         verify(path, hashed=True)
@@ -98,7 +102,7 @@ def refuse_earlier_format(cache: Path) -> None:
     Raises:
         CacheError: one was.
     """
-    if any(map(_is_of_0_1, _all_sums(cache))):
+    if any(cache.glob(f"*/{SUMS_PREFIX_OF_0_1}*")):
         raise CacheError(
             f"the cache {cache} was made by version 0.1: remove it, or set FFN_NAS_CACHE to another folder, and the "
             "same command makes everything anew"
@@ -108,19 +112,6 @@ def refuse_earlier_format(cache: Path) -> None:
 def sums_file(path: Path) -> Path:
     """The file with the checksums of this file or folder."""
     return path.with_name(f"{SUMS_PREFIX}{path.name}.json")
-
-
-def _all_sums(cache: Path) -> list[Path]:
-    return sorted(cache.glob(f"*/{SUMS_PREFIX}*.json"))
-
-
-def _is_of_0_1(file: Path) -> bool:
-    """Whether the checksums in this file are hashes alone, without sizes and times."""
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and any(isinstance(value, str) for value in content.values())
 
 
 def _recorded(path: Path) -> dict[str, Written] | None:
@@ -138,8 +129,7 @@ def _recorded(path: Path) -> dict[str, Written] | None:
         raise DamagedError(f"{file} cannot be read ({error.strerror}): remove it") from None
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise DamagedError(
-            f"the checksums of {path} ({file}) are damaged or of version 0.1: remove {path}, and the same command "
-            "makes it anew"
+            f"the checksums of {path} ({file}) are damaged: remove {path}, and the same command makes it anew"
         ) from None
 
 

@@ -22,7 +22,7 @@ from search_spaces.errors import UserError
 # The prefixes of temporary draft folders, of folders with the state of interrupted work, and of folders for temporary
 # files, and the file inside each of them that its writer keeps locked; and the prefix of files with checksums.
 DRAFT_PREFIX, STATE_PREFIX, SCRATCH_PREFIX, LOCK_FILE = ".unfinished-", ".state-", ".ffn-nas-", ".lock"
-SUMS_PREFIX = ".sums-"
+SUMS_PREFIX = ".written-"
 
 # How libraries say that a disk is full: the system's text, SQLite's, and those of `torch.save`, which give no reason.
 NO_SPACE = re.compile(

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any, ClassVar
 
 from optuna import Study
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
@@ -52,7 +52,6 @@ class Proposer(BaseSampler):
         self.proxy = proxy
         self._current: tuple[int, dict[str, str | float]] = (-1, {})
         self._in_budget: dict[Architecture, bool] = {}
-        self._ended: dict[int, tuple[FrozenTrial, Observation | None]] = {}
 
     @abstractmethod
     def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
@@ -97,17 +96,11 @@ class Proposer(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        seed = f"{self.seed}/{trial.number}"
         if self._current[0] != trial.number:
-            rng = random.Random(seed)
-            observations = history(study, self._ended)
+            rng = random.Random(f"{self.seed}/{trial.number}")
+            observations = history(study)
             architecture = self._first_new(self.proposals(study, trial, observations, rng), observations, rng)
             self._current = (trial.number, self.space.choices(architecture))
-        if param_name not in self._current[1]:
-            # Choices that were fixed when the trial was enqueued may lead to choices that the proposal does not have.
-            assert isinstance(param_distribution, CategoricalDistribution)
-            choices = [str(choice) for choice in param_distribution.choices]
-            return self.space.draw(param_name, choices, random.Random(f"{seed}/{param_name}"))
         return self._current[1][param_name]
 
     def _keeps_budget(self, architecture: Architecture) -> bool:

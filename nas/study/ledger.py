@@ -336,34 +336,18 @@ class Observation:
     values: tuple[float, ...] | None
 
 
-def history(
-    study: optuna.Study, ended: dict[int, tuple[FrozenTrial, Observation | None]] | None = None
-) -> list[Observation]:
-    """The observations of all trials that were asked for, in order, without duplicates.
-
-    Args:
-        ended: by number, the trials that have ended, which do not change any more, and their observations. New ones
-            are added, so that whoever passes the same dict again only pays for trials that are new.
-    """
-    known = {} if ended is None else ended
-    observations = []
-    for number, trial in enumerate(study.get_trials(deepcopy=False)):
-        found = known.get(number)
-        if found is None or found[0] is not trial:
-            found = trial, _observation(trial)
-            if trial.state.is_finished():
-                known[number] = found
-        if found[1] is not None:
-            observations.append(found[1])
-    return observations
-
-
-def _observation(trial: FrozenTrial) -> Observation | None:
-    function = attribute(trial, FUNCTION)
-    if function is None or DUPLICATE_OF in trial.user_attrs:
-        return None
-    values = tuple(trial.values) if trial.state == TrialState.COMPLETE else None
-    return Observation(architecture_of(trial), function, trial.state, values)
+def history(study: optuna.Study) -> list[Observation]:
+    """The observations of all trials that were asked for, in order, without duplicates."""
+    return [
+        Observation(
+            architecture_of(trial),
+            attribute(trial, FUNCTION),
+            trial.state,
+            tuple(trial.values) if trial.state == TrialState.COMPLETE else None,
+        )
+        for trial in study.get_trials(deepcopy=False)
+        if attribute(trial, FUNCTION) is not None and DUPLICATE_OF not in trial.user_attrs
+    ]
 
 
 def scored(study: optuna.Study) -> list[FrozenTrial]:
@@ -382,6 +366,6 @@ def architecture_of(trial: FrozenTrial) -> Architecture:
     return _parsed(attribute(trial, ARCHITECTURE))
 
 
-@lru_cache(maxsize=10_000)
+@lru_cache(maxsize=100_000)
 def _parsed(text: str) -> Architecture:
     return Architecture.from_json(json.loads(text))

@@ -39,7 +39,7 @@ def test_keep_writes_once(tmp_path: Path) -> None:
 def test_an_entry_whose_checksums_are_damaged(tmp_path: Path, content: bytes) -> None:
     path = create_once(tmp_path / "entry", lambda draft: draft.write_text("whole"))
     sums_file(path).write_bytes(content)
-    message = f"the checksums of {path} ({sums_file(path)}) are damaged or of version 0.1: remove {path}, and the same"
+    message = f"the checksums of {path} ({sums_file(path)}) are damaged: remove {path}, and the same"
     if content.startswith(b'{"a'):
         message = f"{path} is damaged (it is not as it was written): remove it, and the same command makes it anew"
     with pytest.raises(DamagedError, match=re.escape(message)):

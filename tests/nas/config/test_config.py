@@ -53,23 +53,16 @@ def test_every_kind_of_value_comes_back_from_toml(tmp_path: Path) -> None:
 
 
 def test_recipes_of_trainings() -> None:
-    """If a configuration does not set the fields that were added later, they are absent from its dump and from its
-    cache keys.
-    """
     assert load_config("moe").final.build(6400).weight_decay == 0.0
     for key, value in (("weight_decay", 0.1), ("max_grad_norm", 5.0), ("gradient_accumulation_steps", 3)):
         config = load_config("demo", {f"final.{key}": value})
         assert getattr(config.final.build(100), key) == value
-        assert key not in DEMO.to_toml() and key not in DEMO.final.model_dump()
         assert config.final.model_dump() == DEMO.final.model_dump() | {key: value}
     changes = {"final.epochs": 2, "final.batch_size": 10, "final.gradient_accumulation_steps": 3}
     recipe = load_config("demo", changes | {"final.early_stopping_patience": 4}).final.build(100)
     assert (recipe.steps, recipe.batches, recipe.eval_steps, recipe.early_stopping_patience) == (7, 21, 4, 4)
     plain = load_config("demo", changes).final.build(100)
     assert (plain.eval_steps, plain.early_stopping_patience) == (None, None)
-    finetune = {"steps": 10, "learning_rate": 1e-3, "batch_size": 32, "share": 1.0, "warmup": 0.1}
-    dump = load_config("demo", {"finetune": finetune}).finetune.model_dump()
-    assert dump == finetune | {"epochs": None, "freeze_embeddings": True}
 
 
 ROWS = '[rows.mine]\ntrain = "{train}"\ndev = "{dev}"\n'
@@ -94,20 +87,6 @@ def test_rows_are_found_beside_the_preset_that_names_them(tmp_path: Path, monkey
     (elsewhere / "config.toml").write_text(config.to_toml())
     monkeypatch.chdir("/")
     assert load_config(str(elsewhere / "config.toml")) == config
-
-
-def test_rows_of_a_study_that_an_earlier_version_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its config.toml contains the paths as the user gave them, relative to the working directory."""
-    study = tmp_path / "results" / "s"
-    study.mkdir(parents=True)
-    (study / "config.toml").write_text(DEMO.to_toml() + ROWS.format(train="train.tsv", dev="dev.tsv"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.tsv").touch()
-    found = load_config("results/s/config.toml").rows["mine"]
-    assert (found.train, found.dev) == (f"{tmp_path}/train.tsv", f"{study}/dev.tsv")
-    (study / "train.tsv").touch()
-    with pytest.raises(ConfigError, match=r"rows.mine.train: both .*s/train.tsv and .*/train.tsv exist; give the abs"):
-        load_config("results/s/config.toml")
 
 
 @pytest.mark.parametrize(

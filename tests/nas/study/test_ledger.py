@@ -9,13 +9,12 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import attribute
 from nas.study.description import Parameters
-from nas.study.ledger import Observation
 from nas.study.storage import StorageError, sqlite_url
 from search_spaces import Architecture, Base, Space, cost
 from tests.tiny import architectures
@@ -161,22 +160,3 @@ def test_storages_that_cannot_be_opened(url: str) -> None:
         ledger.open_study(url, "stage-1")
     assert "secret" not in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_the_history_of_ended_trials_is_kept(study: optuna.Study) -> None:
-    """Trials that are re-queued, end, or wait for an earlier one are looked at again, those that ended are not."""
-    ended: dict[int, tuple[FrozenTrial, Observation | None]] = {}
-    for number in range(6):
-        ask(study)
-        assert ledger.history(study, ended) == ledger.history(study)
-        if number % 3 == 1:
-            ledger.requeue_lost(study, number)
-            assert ledger.history(study, ended) == ledger.history(study)
-            ask(study)
-        if number % 2:
-            ledger.complete(study, number, 0.1 * number, {})
-        assert ledger.history(study, ended) == ledger.history(study)
-    assert set(ended) == {1, 3, 5}
-    before = ledger.history(study, ended)
-    after = ledger.history(study, ended)
-    assert [before[number] is after[number] for number in range(6)] == [False, True, False, True, False, True]
