@@ -224,7 +224,7 @@ def classes(made: Sequence[Made]) -> int:
     return len(stored_task(data).labels) or 1 if data is not None and data.exists() else CLASSES
 
 
-def widest(config: StudyConfig, labels: int, head: str) -> StudyConfig:
+def widest(config: StudyConfig, labels: int, head: cost.HeadCost) -> StudyConfig:
     """The configuration; with `keep`, whose budget the search finds, with the base model as the only bound."""
     return config if config.keep is None else keep.with_budget(config, *base_of_study(config), labels, head, None, 1.0)
 

@@ -100,7 +100,7 @@ def prepare_one_shot(
     )
 
 
-def with_labels(space: Space, config: StudyConfig, labels: int, head: str) -> Space:
+def with_labels(space: Space, config: StudyConfig, labels: int, head: cost.HeadCost) -> Space:
     """The space for a task with this number of outputs. Bounds on the parameters that follow from `space.uniform` in
     the configuration follow the size of the head.
     """
@@ -116,8 +116,8 @@ def with_labels(space: Space, config: StudyConfig, labels: int, head: str) -> Sp
 def largest_model(workspace: Workspace, folder: Path) -> PreTrainedModel:
     """The largest model of the one-shot supernet in this folder, with the head that it started with."""
     stored = Architecture.load(folder / "architecture.json")
-    head = workspace.tasks[0].task.type.head
-    model = build(stored, head, template=AutoConfig.from_pretrained(workspace.supernet))
+    task_type = workspace.tasks[0].task.type
+    model = build(stored, task_type, template=AutoConfig.from_pretrained(workspace.supernet))
     prefix = "model."
     weights = load_file(weights_file(folder))
     load_weights(
@@ -173,7 +173,7 @@ def _make_one_shot(context: PreparationContext, workspace: Workspace, space: Spa
     """
     config, tasks = workspace.config, dict(zip(workspace.config.tasks, workspace.tasks, strict=True))
     stored = stored_architecture(extremes(space)[1], space)
-    model = build(stored, workspace.tasks[0].task.type.head, template=AutoConfig.from_pretrained(workspace.supernet))
+    model = build(stored, workspace.tasks[0].task.type, template=AutoConfig.from_pretrained(workspace.supernet))
     load_weights(model, inherit(load_file(workspace.supernet / "model.safetensors"), stored, seed=config.seed))
     set_dropout(model, config.dropout)
     teachers = {
