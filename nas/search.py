@@ -83,6 +83,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         from nas.cluster import Cluster, check_cluster
         from nas.estimate import expected_parts
         from nas.pipeline import Search
+        from nas.preparation.data import check_tasks
         from nas.preparation.prepare import prepare
         from nas.results import show_results
         from nas.stages import check_stage
@@ -97,6 +98,7 @@ def search(config: StudyConfig, options: argparse.Namespace, path: Path) -> int:
         cluster = Cluster(workers=workers, address=options.address, device=options.device)
         folder, stages = Folder(path), stages_of(options)
         storage = options.storage or folder.storage
+        check_tasks(config)
         check_storage(storage)
         folder.check(config, stages, options.resume)
         start = Architecture.load(options.start) if options.start else None

@@ -1,6 +1,7 @@
 """Very long lines, small Parquet files that expand to gigabytes, and files that end early."""
 
 import json
+import os
 import random
 import resource
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from pyarrow import parquet
 from benchmarks.processes import in_new_process
 from distill.tasks.readers import hub, tables
 from search_spaces.errors import UserError
-from tests.distill.real import DATA
+from tests import requirements
 from tests.trust.mutations import assert_one_line, bounded
 from tests.trust.test_hostile_files import PARSERS, examples
 from tests.trust_counts import Cases
@@ -36,6 +37,7 @@ LARGE = {
 }
 
 
+DATA = Path(os.environ.get(requirements.DATA, os.devnull))
 # Public data sets; where a file is missing, the examples of the same format are cut instead.
 OFFICIAL = {
     "SST-2": DATA / "glue" / "SST-2" / "dev.tsv",

@@ -211,7 +211,7 @@ def test_what_cannot_be_encoded(tokenizer: BertTokenizerFast) -> None:
     for rows, kind, message in (
         (ASKED, TOKEN_CLASSIFICATION, "a QuestionSplit does not hold rows of the kind token_classification"),
         (ASKED, MASKED_LM, "a QuestionSplit does not hold rows of the kind masked_lm"),
-        (ASKED, "tagging", "unknown kind 'tagging'"),
+        (ASKED, "tagging", "unknown task type 'tagging'"),
     ):
         with pytest.raises(ValueError, match=message):
             encode(tokenizer, rows, kind=kind)
