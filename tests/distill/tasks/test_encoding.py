@@ -256,13 +256,6 @@ def test_round_trip(kind: str, tokenizer: BertTokenizerFast, tmp_path: Path) -> 
         assert torch.equal(tensor, collate(loaded, rows, 0)[name]) and len(tensor) == 2
 
 
-def test_files_without_a_kind_are_of_classes(tmp_path: Path) -> None:
-    good = rows_of([3, 1, 4])
-    names = ("input_ids", "token_type_ids", "offsets", "labels")
-    np.savez(tmp_path / "rows.npz", **{name: getattr(good, name) for name in names})
-    assert load_encoded(tmp_path / "rows.npz").kind == "classification"
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_collate_alone_as_together(kind: str, tokenizer: BertTokenizerFast) -> None:
     encoded = some(kind, tokenizer)

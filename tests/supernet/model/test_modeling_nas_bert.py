@@ -1,6 +1,5 @@
 """The Hugging Face model: heads, padding, files that stand on their own."""
 
-import ast
 import json
 import os
 import subprocess
@@ -241,18 +240,6 @@ def test_checkpoints_load_where_the_project_is_not_installed(tmp_path: Path) -> 
     )
     assert process.returncode == 0, process.stderr
     assert json.loads(process.stdout) == dict.fromkeys(checkpoints, True)
-
-
-@pytest.mark.parametrize("name", EXPORTED)
-def test_exported_files_import_nothing_of_the_project(name: str) -> None:
-    tree = ast.parse((Path(model_package.__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            assert node.level == 1 and node.module in EXPORTED
-        elif isinstance(node, ast.ImportFrom):
-            assert node.module.partition(".")[0] in {*sys.stdlib_module_names, "torch", "transformers"}
-        elif isinstance(node, ast.Import):
-            assert {alias.name.partition(".")[0] for alias in node.names} <= {"torch", "transformers"}
 
 
 def test_arguments_by_place_are_those_of_bert() -> None:
