@@ -114,6 +114,7 @@ def load_numbers(folder: Path, memory: int) -> str:
     return f"{rows} rows"
 
 
+@pytest.mark.slow
 def test_a_data_set_of_the_hub_whose_cells_take_much_memory(tmp_path: Path) -> None:
     """A file of numbers, which are much larger as Python's objects than on the disk."""
     path = tmp_path / "rows" / "train.parquet"
@@ -131,7 +132,7 @@ def test_official_files_that_end_early(name: str, tmp_path: Path, cases: Callabl
     """Cut at any byte, an official file is refused, or its whole rows are read."""
     parse, ending, _ = PARSERS[name]
     given = [OFFICIAL[name].read_bytes()] if OFFICIAL[name].exists() else examples(name)
-    counts = cases(sample=50, full=500)
+    counts = cases(sample=15, full=500)
     rng, path = random.Random(name), tmp_path / f"cut.{ending}"
     for _ in range(counts.wanted):
         content = rng.choice(given)
