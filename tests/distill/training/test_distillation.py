@@ -11,12 +11,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification
+from transformers import BertConfig, BertForMaskedLM
 
 from distill.objectives import OBJECTIVES
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS
 from distill.tasks.encoding import Encoded
-from distill.tasks.types import IGNORED, TOKEN_CLASSIFICATION
+from distill.tasks.types import IGNORED
 from distill.training.checkpoint import Checkpoint
 from distill.training.distillation import SavedOutputs, distil, masked, phase_recipes
 from distill.training.recipe import Recipe
@@ -298,23 +298,6 @@ def test_it_goes_on_in_the_phase_it_was_in(
     assert expected.keys() == resumed.keys()
     for name, weight in expected.items():
         torch.testing.assert_close(resumed[name], weight, rtol=0, atol=0)
-
-
-def test_kinds_beyond_sentences(accelerator: Accelerator, tokens: Any) -> None:
-    """Tags of tokens, by objectives that treat labels, predictions and rows of their own ways."""
-    source = rows()
-    tags = np.where(source.input_ids >= 5, source.input_ids % 3, IGNORED).astype(np.int32)
-    places = np.where(source.input_ids >= 5, 0, -1).astype(np.int32)
-    tagged = Encoded(source.input_ids, source.token_type_ids, source.offsets, tags, TOKEN_CLASSIFICATION, places)
-    for name in ("codir", "tinybert", "minilm", "theseus"):
-        models = [
-            shaken(BertForTokenClassification(BertConfig(**{**SIZES, "num_hidden_layers": depth, "num_labels": 3})))
-            for depth in (2, 4)
-        ]
-        before = weights(models[0])
-        recipe = Recipe(steps=4, batch_size=8, learning_rate=1e-3, warmup=0.0)
-        distil(*models, tagged, name, {}, recipe, accelerator=accelerator, tokenizer=tokens)  # type: ignore[misc]
-        assert "bert.encoder.layer.1.output.dense.weight" in differing(models[0], before)
 
 
 # Masked language models.
