@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.common import BenchmarkError, Kept, Report, difference, summarise, take_turns
 from distill.objectives import OBJECTIVES
+from distill.tasks.types import task_type_of
 from distill.training.distillation import distil
 from distill.training.evaluation import evaluate
 from distill.training.recipe import Recipe
@@ -36,7 +37,7 @@ from nas.preparation.checks import check
 from nas.preparation.context import preparation_context
 from nas.preparation.data import TaskFolders
 from nas.preparation.teacher import prepare_data, prepare_task
-from supernet.build import build, from_teacher, head_of, set_dropout
+from supernet.build import build, from_teacher, set_dropout
 from supernet.experts.split import mixture_architecture
 from supernet.inherit import inherit
 
@@ -124,7 +125,7 @@ class Trainings:
         dense = some_layers(encoder, range(self.options.layers))
         architecture = mixture_architecture(dense.config, experts, copy=True, routing=ROUTING)
         weights = inherit(from_teacher(dense, stack=1).state_dict(), architecture, seed=seed)
-        student = build(architecture, head_of(dense), dense.config.num_labels, dense.config, weights)
+        student = build(architecture, task_type_of(dense), dense.config.num_labels, dense.config, weights)
         set_dropout(student, self.config.dropout)
         return student
 

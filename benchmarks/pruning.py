@@ -234,7 +234,7 @@ def pruned(
     base, graph = evaluator.workspace.base()
     whole = full_architecture(base, graph, 1)
     weights = inherit(evaluator.weights, whole, evaluator.frequencies, evaluator.config.seed)
-    model = build(whole, evaluator.task.type.head, template=evaluator.supernet_config, weights=weights)
+    model = build(whole, evaluator.task.type, template=evaluator.supernet_config, weights=weights)
     method(model, batches, total, evaluator.accelerator)
     return model
 

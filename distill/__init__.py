@@ -1,1 +1,7 @@
 """Knowledge distillation: model outputs, losses, objectives, teachers, data, and the training loop."""
+
+from search_spaces.packages import check_packages
+
+DISTRIBUTION = "ffn-nas"
+
+check_packages(__name__)

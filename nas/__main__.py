@@ -15,20 +15,22 @@ from distill.choices import columns
 from distill.cli import DONE, Parser, interruptible
 from distill.files import cache_folder
 
+ROOT = Path(__file__).resolve().parents[1]
+# An installed wheel has no script.
+FINAL = "python train_final.py" if (ROOT / "train_final.py").exists() else "python -m nas.final"
 # The modules of the commands outside `nas`, and of those whose module has another name than the command.
 COMMANDS = {
     "python -m nas.pick": "nas/pick/command.py",
     "python -m nas.report": "nas/report/command.py",
     "python -m nas.compare": "nas/compare/command.py",
     "python -m nas.export": "nas/export/command.py",
-    "python train_final.py": "nas/final/command.py",
+    FINAL: "nas/final/command.py",
     "python -m distill": "distill/__main__.py",
     "python -m distill.augment": "distill/augment.py",
     "python -m supernet.student": "supernet/student.py",
     "python -m supernet.prune": "supernet/prune.py",
     "python -m supernet.experts": "supernet/experts/command.py",
 }
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def parser() -> Parser:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from distill.files import cache_folder
-from distill.tasks.types import TOKEN_CLASSIFICATION
+from distill.tasks.types import TASK_TYPES
 from distill.training.loop import device_type
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas.config.schema import ConfigError, StudyConfig
@@ -30,8 +30,6 @@ from supernet.order.importance import allocate_by_importance
 MIN_INNER = 4
 # The batch size for which latencies are measured; each sentence has the study's `max_length` tokens.
 LATENCY_BATCH = 1
-# With a single output, this head has the fewest parameters.
-SMALLEST_HEAD = TOKEN_CLASSIFICATION
 # Tasks are assumed to have no more labels than this as long as their rows are not read.
 MOST_LABELS = 10_000
 # Stands for the bound of a cost that is minimised but not bounded.
@@ -43,7 +41,7 @@ class FixedMacs:
     """The MACs of a model with this head outside its FFNs, for a sentence of 128 tokens."""
 
     labels: int
-    head: str
+    head: cost.HeadCost
 
     def __call__(self, base: Base) -> int:
         return cost.fixed_macs(base, labels=self.labels, head=self.head)
@@ -85,7 +83,7 @@ def base_of_baselines(config: StudyConfig, base: Base) -> Base:
     )
 
 
-def macs_limits(config: StudyConfig, base: Base, labels: int, head: str) -> tuple[Limit, ...]:
+def macs_limits(config: StudyConfig, base: Base, labels: int, head: cost.HeadCost) -> tuple[Limit, ...]:
     """The limit on the MACs of models with this head; empty if the study neither bounds nor minimises MACs."""
     if config.space.max_macs is None and "macs" not in config.goals:
         return ()
@@ -109,18 +107,20 @@ def check_feasible(
     Raises:
         search_spaces.spaces.SpaceError: nothing keeps the budget.
     """
-    fewest_macs = min(cost.HEADS, key=lambda head: cost.head_macs(base, labels=1, head=head))
+    heads = [task_type.head for task_type in TASK_TYPES.values()]
+    fewest_params = min(heads, key=lambda head: cost.head_params(base, 1, head))
+    fewest_macs = min(heads, key=lambda head: cost.head_macs(base, labels=1, head=head))
     limits = macs_limits(config, base, 1, fewest_macs)
 
     def check_from(min_params: int) -> None:
         table = config.space.model_copy(update={"min_params": min_params})
         bounded = config.model_copy(update={"space": table})
-        budgeted_space(bounded, base, graph, 1, limits=limits, start=start, vary=vary, head=SMALLEST_HEAD)
+        budgeted_space(bounded, base, graph, 1, limits=limits, start=start, vary=vary, head=fewest_params)
 
     least = config.space.min_params or 1
-    smallest_head = cost.head_params(base, 1, SMALLEST_HEAD)
+    smallest_head = cost.head_params(base, 1, fewest_params)
     most_experts = replace(base, head_experts=max(config.space.head_experts))
-    largest_head = max(cost.head_params(most_experts, MOST_LABELS, head) for head in cost.HEADS)
+    largest_head = max(cost.head_params(most_experts, MOST_LABELS, head) for head in heads)
     try:
         check_from(max(1, least - (largest_head - smallest_head)))
     except SpaceError:
@@ -173,10 +173,9 @@ def budgeted_space(
     edit_rate: float | None = None,
     start: Architecture | None = None,
     vary: frozenset[str] = frozenset({GRAPHS, SIZES}),
-    head: str = cost.CLASSIFICATION,
+    head: cost.HeadCost = cost.CLASSIFIER,
 ) -> Space:
-    """The search space of a stage: the sizes of the configuration within its budget, for models with this head
-    (`cost.HEADS`).
+    """The search space of a stage: the sizes of the configuration within its budget, for models with this head.
 
     The upper bound on parameters is `max_params` or, if that is not set, the number of parameters of the uniform slice.
     The lower bound is `min_params`; if that is not set, it lies below the upper bound (or below the parameters of the
@@ -236,7 +235,7 @@ def largest_uniform(
     labels: int,
     max_params: int,
     limits: tuple[Limit, ...] = (),
-    head: str = cost.CLASSIFICATION,
+    head: cost.HeadCost = cost.CLASSIFIER,
     least: int = 1,
 ) -> Architecture:
     """The uniform slice (one block in each layer) with the largest inner width that keeps to the limits and has at most

@@ -150,7 +150,7 @@ def classes(workspace: Workspace) -> int:
     return len(workspace.folders.task.labels) or 1 if workspace.folders.data.exists() else CLASSES
 
 
-def widest(config: StudyConfig, labels: int, head: str) -> StudyConfig:
+def widest(config: StudyConfig, labels: int, head: cost.HeadCost) -> StudyConfig:
     """The configuration; with `keep`, whose budget the search finds, with the base model as the only bound."""
     return config if config.keep is None else keep.with_budget(config, *base_of_study(config), labels, head, None, 1.0)
 

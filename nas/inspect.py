@@ -31,7 +31,7 @@ from search_spaces.published import load
 
 
 def describe(
-    architecture: Architecture, tokens: int = 128, labels: int = 3, head: str = costs.CLASSIFICATION
+    architecture: Architecture, tokens: int = 128, labels: int = 3, head: costs.HeadCost = costs.CLASSIFIER
 ) -> dict[str, Any]:
     """Costs and layers as plain values, which `--json` prints. MACs are per sequence of `tokens` tokens."""
     return {
@@ -97,7 +97,7 @@ def is_study(folder: Path) -> bool:
     return (folder / "config.toml").exists()
 
 
-def show(architecture: Architecture, tokens: int, labels: int, head: str, console: Console) -> None:
+def show(architecture: Architecture, tokens: int, labels: int, head: costs.HeadCost, console: Console) -> None:
     """Print layers and costs as tables."""
     base = architecture.base
     facts = describe(architecture, tokens, labels, head)
@@ -121,15 +121,8 @@ def show(architecture: Architecture, tokens: int, labels: int, head: str, consol
         soft_wrap=True,
     )
     console.print(table)
-    with_head = {
-        costs.CLASSIFICATION: f"with pooler and {labels} labels",
-        "regression": "with pooler and a number as output",
-        "token_classification": f"with {labels} tags of each token",
-        "question_answering": "with first and last token of an answer as outputs",
-        "masked_lm": "with the head of masked words",
-    }
     rows = (
-        ("parameters", "params", with_head[head]),
+        ("parameters", "params", head.describe(labels)),
         ("", "params_active", "of these active for a token"),
         ("", "params_encoder", "without the head"),
         ("", "params_effective", "of these active for a token (MoEBERT)"),
@@ -143,6 +136,18 @@ def show(architecture: Architecture, tokens: int, labels: int, head: str, consol
     for name, key, meaning in rows:
         console.print(f"{name:<10} {facts[key]:>{width},} {meaning}", soft_wrap=True)
     console.print(f"speedup    {facts['speedup']:>{width}.2f} over the base in linear maps (MoEBERT)")
+
+
+def head_cost(name: str | None) -> costs.HeadCost:
+    """The head for tasks of the type of this name. Raises UserError if there is no such type."""
+    if name is None:
+        return costs.CLASSIFIER
+    from distill.tasks.types import task_type  # imports torch, which takes seconds
+
+    try:
+        return task_type(name).head
+    except ValueError as error:
+        raise UserError(f"--head: {error}") from None
 
 
 def show_singular_values(folder: Path, console: Console) -> None:
@@ -181,7 +186,7 @@ def parser() -> Parser:
     )
     result.add_argument("--labels", type=int, default=3, help="classes of the classifier (default: %(default)s)")
     result.add_argument(
-        "--head", default=costs.CLASSIFICATION, choices=costs.HEADS, help="the kind of task (default: %(default)s)"
+        "--head", metavar="TYPE", help="the task type, such as token_classification (default: classification)"
     )
     form = result.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -204,6 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.singular_values:
             show_singular_values(Path(options.architecture), Console(highlight=False))
             return 0
+        head = head_cost(options.head)
         architecture = found(options.architecture)
     except UserError as error:
         its_parser.error(str(error))
@@ -213,11 +219,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.labels < 1:
         its_parser.error(f"--labels: must be at least 1, not {options.labels}")
     if options.json:
-        print(json.dumps(describe(architecture, options.tokens, options.labels, options.head), indent=2))
+        print(json.dumps(describe(architecture, options.tokens, options.labels, head), indent=2))
     elif options.latex:
         print("\n".join(layers_latex(architecture)))
     else:
-        show(architecture, options.tokens, options.labels, options.head, Console(highlight=False))
+        show(architecture, options.tokens, options.labels, head, Console(highlight=False))
     return 0
 
 

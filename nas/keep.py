@@ -103,7 +103,13 @@ def last_passing(count: int, passes: Callable[[int], bool]) -> int | None:
 
 
 def with_budget(
-    config: StudyConfig, base: Base, graph: FFNGraph, labels: int, head: str, maximum: int | None, slack: float
+    config: StudyConfig,
+    base: Base,
+    graph: FFNGraph,
+    labels: int,
+    head: cost.HeadCost,
+    maximum: int | None,
+    slack: float,
 ) -> StudyConfig:
     """The configuration with a budget in place of `keep`.
 

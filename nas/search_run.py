@@ -6,6 +6,7 @@ from pathlib import Path
 
 from nas.cluster import Cluster
 from nas.config.schema import StudyConfig
+from nas.preparation.data import check_tasks
 from nas.stages import check_stage
 from nas.study.folder import Folder
 from nas.study.storage import check_storage
@@ -50,6 +51,7 @@ class SearchRun:
             UserError: a mistake in the configuration or in the files that it names, or the study's folder has another
                 search or one that is not to be resumed.
         """
+        check_tasks(self.config)
         check_storage(self.url)
         self.folder.check(self.config, self.stages, self.resume)
         check_stage(self.config, self.folder, self.stages[0], self.start)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from search_spaces.spaces import Space, SpaceError
 
 __version__ = "0.2.0.dev0"
+DISTRIBUTION = "ffn-nas"
 
 __all__ = [
     "BINARY",

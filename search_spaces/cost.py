@@ -3,45 +3,62 @@
 The model is BERT as Hugging Face builds it: word, position and token-type embeddings with a LayerNorm; per layer the
 linear maps for query, key, value and output with a LayerNorm; per block `expand` (d -> e), `gate` (d -> e) where the
 graph has one, `project` (w -> d, where w is the width of the value it is really applied to) and a LayerNorm; and a
-head, one of `HEADS`. A sentence-level head has a pooler and a classifier; a token-level head (tags, or the start and
+head. A sentence-level head has a pooler and a classifier; a token-level head (tags, or the start and
 end of an answer) a classifier alone; a masked-LM head has a linear map and a LayerNorm before the output embedding,
 which is tied to the word embedding, and a bias for each word. All linear maps have biases. Each expert has its own copy
 of all linear maps of a block (or of an attention); a gate (d -> E, without bias) chooses among the experts. Hash
 routing tables do not count as parameters, and the MACs that a capacity saves are not subtracted. A layer without an FFN
 has only its attention.
 
-`labels` is the number of classes or tags; the outputs of the other heads are fixed. Papers count differently; functions
-that follow a paper name it.
+`labels` is the number of classes or tags; other heads have a fixed number of outputs. Papers count differently;
+functions that follow a paper name it.
 """
+
+from dataclasses import dataclass
 
 from search_spaces.architecture import Architecture, Genes
 from search_spaces.base import Base
-from search_spaces.errors import did_you_mean
-
-CLASSIFICATION = "classification"
-# The heads by kind of task, with their number of outputs; None if it depends on the task's labels.
-HEADS: dict[str, int | None] = {
-    CLASSIFICATION: None,
-    "regression": 1,
-    "token_classification": None,
-    "question_answering": 2,
-    "masked_lm": None,
-}
 
 
-def params(architecture: Architecture, labels: int = 3, head: str = CLASSIFICATION) -> int:
-    """The number of stored parameters of the deployable model, including its head. Raises ValueError for an unknown
-    head.
+@dataclass(frozen=True)
+class HeadCost:
+    """What the cost of a prediction head depends on. Every task type has one (`distill.tasks.types.TaskType.head`).
+
+    Attributes:
+        pooled: whether it is applied to the pooled state of a sentence rather than to all tokens; only such a head may
+            have experts.
+        outputs: its number of outputs; None means one per label.
+        vocabulary: whether it predicts words, from a map and a LayerNorm, with the word embedding as its last map.
     """
+
+    pooled: bool = False
+    outputs: int | None = None
+    vocabulary: bool = False
+
+    def describe(self, labels: int) -> str:
+        """The head in words, for a task with this number of labels."""
+        if self.vocabulary:
+            return "with the head of a masked language model"
+        count = self.outputs or labels
+        outputs = f"{count} output{'s' * (count > 1)}"
+        return f"with pooler and {outputs}" if self.pooled else f"with {outputs} for each token"
+
+
+CLASSIFIER = HeadCost(pooled=True)
+"""The head that classifies sentences."""
+
+
+def params(architecture: Architecture, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
+    """The number of stored parameters of the deployable model, including its head."""
     return params_encoder(architecture) + head_params(architecture.base, labels, head)
 
 
-def params_active(architecture: Architecture, labels: int = 3, head: str = CLASSIFICATION) -> int:
+def params_active(architecture: Architecture, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The number of parameters used for one token: all except those of experts to which it is not routed."""
     base = architecture.base
     idle = 0
-    if _pooled(head):
-        idle = (base.head_experts - 1) * _prediction_layer(base, _outputs(head, labels))
+    if head.pooled:
+        idle = (base.head_experts - 1) * _prediction_layer(base, head.outputs or labels)
     return params(architecture, labels, head) - _idle_params(architecture) - idle
 
 
@@ -78,18 +95,18 @@ def params_published(architecture: Architecture, teacher_width: int = 768) -> in
     return encoder + ffn + _linear(base.width, teacher_width)
 
 
-def fixed_params(base: Base, labels: int = 3, head: str = CLASSIFICATION) -> int:
+def fixed_params(base: Base, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The parameters of the deployable model outside its FFNs."""
     return _embedding_params(base) + base.depth * _attention_params(base) + head_params(base, labels, head)
 
 
-def head_params(base: Base, labels: int = 3, head: str = CLASSIFICATION) -> int:
+def head_params(base: Base, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The head's parameters, without the word embedding that a head of masked words shares."""
-    outputs = _outputs(head, labels)
-    if head == "masked_lm":
+    outputs = head.outputs or labels
+    if head.vocabulary:
         inner = base.embedding or base.width
         return _linear(base.width, inner) + 2 * inner + base.vocabulary
-    if not _pooled(head):
+    if not head.pooled:
         return _linear(base.width, outputs)
     pooler = _linear(base.width, base.width)
     if base.head_experts == 1:
@@ -139,7 +156,7 @@ def ffn_macs(base: Base, genes: Genes, tokens: int = 128) -> int:
     return _maps_macs(base, genes, tokens) + decisions * genes.stack * gate
 
 
-def macs(architecture: Architecture, tokens: int = 128, labels: int = 3, head: str = CLASSIFICATION) -> int:
+def macs(architecture: Architecture, tokens: int = 128, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """`macs_linear` plus gates, attention products, factorised embedding and head, for one sequence."""
     base = architecture.base
     gates = base.depth * _gate(base.width, base.attention_experts)
@@ -149,17 +166,17 @@ def macs(architecture: Architecture, tokens: int = 128, labels: int = 3, head: s
     return ffn + attention + embedding + head_macs(base, tokens, labels, head)
 
 
-def fixed_macs(base: Base, tokens: int = 128, labels: int = 3, head: str = CLASSIFICATION) -> int:
+def fixed_macs(base: Base, tokens: int = 128, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The MACs of the deployable model outside its FFNs, for one sequence."""
     return macs(Architecture.uniform(base, stack=0), tokens, labels, head)
 
 
-def head_macs(base: Base, tokens: int = 128, labels: int = 3, head: str = CLASSIFICATION) -> int:
+def head_macs(base: Base, tokens: int = 128, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The head's MACs for one sequence: a pooler with a classifier processes one token, other heads all tokens."""
-    outputs = _outputs(head, labels)
-    if head == "masked_lm":
+    outputs = head.outputs or labels
+    if head.vocabulary:
         return tokens * (base.embedding or base.width) * (base.width + base.vocabulary)
-    if not _pooled(head):
+    if not head.pooled:
         return tokens * base.width * outputs
     experts = base.width**2 + _gate(base.width, base.head_experts) if base.head_experts > 1 else 0
     return base.width**2 + experts + base.width * outputs
@@ -167,17 +184,6 @@ def head_macs(base: Base, tokens: int = 128, labels: int = 3, head: str = CLASSI
 
 def _linear(inputs: int, outputs: int) -> int:
     return inputs * outputs + outputs
-
-
-def _outputs(head: str, labels: int) -> int:
-    if head not in HEADS:
-        raise ValueError(f"unknown head {head!r}{did_you_mean(head, HEADS)} (heads: {', '.join(HEADS)})")
-    return HEADS[head] or labels
-
-
-def _pooled(head: str) -> bool:
-    """Whether the head's input is the pooled state of a sentence; such a head may have experts."""
-    return head in (CLASSIFICATION, "regression")
 
 
 def _prediction_layer(base: Base, outputs: int) -> int:

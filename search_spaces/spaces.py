@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from search_spaces.architecture import DENSE, Architecture, Experts, Genes
 from search_spaces.base import Base
-from search_spaces.cost import CLASSIFICATION, ffn_params, fixed_params
+from search_spaces.cost import CLASSIFIER, HeadCost, ffn_params, fixed_params
 from search_spaces.counting import Bounds, Cost, add, count_rest, count_within, invert, position_of
 from search_spaces.errors import UserError, shortened
 from search_spaces.grammar import choices_of, suggest_graph
@@ -85,7 +85,7 @@ class Space:
     start: Architecture | None = None
     vary: frozenset[str] = frozenset({GRAPHS, SIZES})
     experts: tuple[Experts, ...] = (DENSE,)
-    head: str = CLASSIFICATION
+    head: HeadCost = CLASSIFIER
     max_height: int | None = None
     attention_experts: tuple[int, ...] = ()
     head_experts: tuple[int, ...] = ()

@@ -1,1 +1,7 @@
 """The student encoder, the supernet it inherits from, and the transformations of their weights."""
+
+from search_spaces.packages import check_packages
+
+DISTRIBUTION = "ffn-nas"
+
+check_packages(__name__)

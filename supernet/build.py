@@ -5,20 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from distill.memory import physical_memory
 from distill.objectives.outputs import INPUTS
-from distill.tasks.types import (
-    CLASSIFICATION,
-    MASKED_LM,
-    QUESTION_ANSWERING,
-    REGRESSION,
-    TOKEN_CLASSIFICATION,
-    task_type,
-)
+from distill.tasks.types import TaskType, classification, task_type_of
 from distill.training.teacher import TeacherError
 from search_spaces import cost
 from search_spaces.architecture import DENSE, Architecture, Experts
@@ -37,14 +31,16 @@ from supernet.model.modeling_nas_bert import (
     export_fault,
 )
 
-# The model class for each head: "none", or one for a kind of task.
-HEADS: dict[str, type[PreTrainedModel]] = {
-    "none": NasBertModel,
-    MASKED_LM: NasBertForMaskedLM,
-    CLASSIFICATION: NasBertForSequenceClassification,
-    REGRESSION: NasBertForSequenceClassification,
-    TOKEN_CLASSIFICATION: NasBertForTokenClassification,
-    QUESTION_ANSWERING: NasBertForQuestionAnswering,
+# The classes of students by transformers' auto class, which a task type names.
+STUDENTS: dict[str, type[PreTrainedModel]] = {
+    str(model._auto_class): model
+    for model in (
+        NasBertModel,
+        NasBertForMaskedLM,
+        NasBertForSequenceClassification,
+        NasBertForTokenClassification,
+        NasBertForQuestionAnswering,
+    )
 }
 INHERITED = (
     "id2label",
@@ -69,8 +65,8 @@ ACTIVATIONS: dict[str, tuple[str, str]] = {
 
 # What loads a checkpoint from here on takes these classes, not the code in the checkpoint's folder.
 AutoConfig.register("nas_bert", NasBertConfig)
-for kind, model in HEADS.items():
-    (AutoModel if kind == "none" else task_type(kind).model).register(NasBertConfig, model, exist_ok=True)
+for auto_class, model in STUDENTS.items():
+    getattr(transformers, auto_class).register(NasBertConfig, model, exist_ok=True)
 
 
 def config_of(architecture: Architecture, labels: int = 2, template: PretrainedConfig | None = None) -> NasBertConfig:
@@ -171,7 +167,7 @@ def check_exportable(architecture: Architecture) -> None:
 
 def build(
     architecture: Architecture,
-    head: str = CLASSIFICATION,
+    task_type: TaskType | None = classification.TYPE,
     labels: int = 2,
     template: PretrainedConfig | None = None,
     weights: Mapping[str, Tensor] | None = None,
@@ -179,7 +175,7 @@ def build(
     """A model of `architecture` with the given weights, or with random ones.
 
     Args:
-        head: key of `HEADS`.
+        task_type: what its head predicts; None: it has no head.
         labels, template: as for `config_of`.
         weights: a complete state dict, such as the one that `supernet.inherit.inherit` returns.
 
@@ -188,26 +184,19 @@ def build(
     """
     check_memory(architecture)
     config = config_of(architecture, labels, template)
+    student = student_class(task_type)
     if weights is None:
-        return HEADS[head](config)
+        return student(config)
     with no_init_weights():  # random weights take several times as long as the rest
-        model = HEADS[head](config)
+        model = student(config)
     model.tie_weights()
     model.load_state_dict(weights, strict=True)
     return model
 
 
-def head_of(model: PreTrainedModel) -> str:
-    """The key of `HEADS` for this model, which can be one of ours or one of transformers."""
-    name = type(model).__name__
-    if name.endswith("ForSequenceClassification"):
-        return REGRESSION if model.config.problem_type == REGRESSION else CLASSIFICATION
-    suffixes = {
-        "ForTokenClassification": TOKEN_CLASSIFICATION,
-        "ForQuestionAnswering": QUESTION_ANSWERING,
-        "ForMaskedLM": MASKED_LM,
-    }
-    return next((head for suffix, head in suffixes.items() if name.endswith(suffix)), "none")
+def student_class(task_type: TaskType | None) -> type[PreTrainedModel]:
+    """The class of students for tasks of this type; None: without a head."""
+    return STUDENTS["AutoModel" if task_type is None else task_type.model.__name__]
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -251,10 +240,14 @@ def full_architecture(base: Base, graph: FFNGraph, stack: int) -> Architecture:
 
 
 def from_scratch(
-    base: Base, stack: int, labels: int = 2, template: PretrainedConfig | None = None, head: str = CLASSIFICATION
+    base: Base,
+    stack: int,
+    labels: int = 2,
+    template: PretrainedConfig | None = None,
+    task_type: TaskType | None = classification.TYPE,
 ) -> PreTrainedModel:
     """A supernet with random weights, for the base models of the papers."""
-    return build(full_architecture(base, GELU, stack), head, labels, template)
+    return build(full_architecture(base, GELU, stack), task_type, labels, template)
 
 
 def from_teacher(
@@ -282,7 +275,7 @@ def from_teacher(
     """
     base, graph = base_of_teacher(teacher.config)
     base = replace(base, mismatch=mismatch)
-    supernet = build(full_architecture(base, graph, stack), head_of(teacher), template=teacher.config)
+    supernet = build(full_architecture(base, graph, stack), task_type_of(teacher), template=teacher.config)
     weights = supernet.state_dict()
     for name, tensor in teacher.state_dict().items():
         weights[_student_name(name)] = tensor.clone()

@@ -15,12 +15,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.objectives import Objective
 from distill.objectives.outputs import Batch
+from distill.tasks.types import TaskType, task_type_of
 from distill.training.checkpoint import Checkpoint
 from distill.training.loop import TeacherOutputs, train
 from distill.training.recipe import Recipe
 from search_spaces.architecture import Architecture, Experts
 from search_spaces.spaces import Space
-from supernet.build import build, head_of
+from supernet.build import build
 from supernet.experts.routers import initial_gate, routing_tables
 from supernet.inherit import attention_slice, inherit
 
@@ -89,7 +90,7 @@ class OneShotSupernet(nn.Module):
             return
         with torch.device("meta"):
             config = self.model.config
-            self._shell = (build(self.architecture, head_of(self.model), config.num_labels, config),)
+            self._shell = (build(self.architecture, task_type_of(self.model), config.num_labels, config),)
         self.set_attn_implementation(self.model.config._attn_implementation)
         prefix = f"{self.model.base_model_prefix}.encoder.layer."
         tables = routing_tables(self.architecture, prefix, self.frequencies, self.seed)
@@ -132,6 +133,11 @@ class OneShotSupernet(nn.Module):
         """The encoder of the active architecture."""
         self._build_shell()
         return (*self._shell, self.model)[0].base_model
+
+    @property
+    def task_type(self) -> TaskType | None:
+        """The type of the active task."""
+        return task_type_of(self.model)
 
     @property
     def config(self) -> PretrainedConfig:

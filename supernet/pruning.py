@@ -10,10 +10,11 @@ from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
 from distill.objectives.outputs import Batch
+from distill.tasks.types import task_type_of
 from search_spaces.architecture import Architecture, Genes
 from search_spaces.base import Base
 from search_spaces.errors import UserError
-from supernet.build import HEADS, base_of_teacher, config_of, from_teacher, head_of, load_weights
+from supernet.build import base_of_teacher, config_of, from_teacher, load_weights, student_class
 from supernet.order.importance import allocate_by_importance, mask_importance, summed_loss
 
 QKV_PARAMETERS = ("query.weight", "query.bias", "key.weight", "key.bias", "value.weight", "value.bias")
@@ -109,7 +110,7 @@ def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     config = config_of(Architecture(base, tuple(genes)), dense.config.num_labels, dense.config)
     if any(len(heads) < base.heads for heads in kept.heads):
         config.attention_heads = [len(heads) for heads in kept.heads]
-    pruned = HEADS[head_of(dense)](config)
+    pruned = student_class(task_type_of(dense))(config)
     weights = from_teacher(dense, stack=1).state_dict()
     prefix = next(name for name in weights if "encoder.layer.0." in name).partition("encoder.layer.")[0]
     size = base.width // base.heads

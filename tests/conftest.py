@@ -1,8 +1,10 @@
 """Settings for all tests (the hub is offline, Ctrl-C works in subprocesses) and fixtures that several packages use."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 # huggingface_hub reads this when it is first imported.
@@ -10,6 +12,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Torch reads this when it is first imported. The models of tests are so small that a second thread only costs time,
 # above all while other processes are running.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Subprocesses run the code of this checkout, wherever they are started.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")])
+)
 
 import pytest
 from hypothesis import settings
@@ -19,8 +25,6 @@ from tests.accelerate_state import reset_accelerate
 pytest_plugins = ["tests.slow_thirds", "tests.trust_counts", "pytester"]
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from accelerate import Accelerator
 
     from tests.nas.tiny_study import TinyStudy
@@ -31,6 +35,15 @@ settings.load_profile("untimed")
 
 # A background job of a shell ignores SIGINT, and its subprocesses, which tests interrupt, inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def working_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests run in an empty folder and leave it empty, so that none depends on what lies where they are started."""
+    folder = tmp_path_factory.mktemp("working-directory")
+    with contextlib.chdir(folder):
+        yield
+    assert list(folder.iterdir()) == [], "tests have left these in the working directory"
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +73,7 @@ def ray_without_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hub_cache(tmp_path: "Path", monkeypatch: pytest.MonkeyPatch) -> None:
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`datasets` prepares its Arrow files in the test's own folder."""
     import datasets
 
@@ -83,7 +96,7 @@ def tiny_study(shared_study: "TinyStudy", monkeypatch: pytest.MonkeyPatch) -> "T
 
 
 @pytest.fixture(scope="session")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> "Path":
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished search of stage 1 with the tiny study's preset."""
     from tests.nas.tiny_study import finished
 

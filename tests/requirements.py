@@ -12,6 +12,8 @@ import pytest
 
 # Set in CI, where a test that is skipped for want of a program would never run at all.
 REQUIRE_ALL = "FFN_NAS_REQUIRE_ALL"
+# The folder of the public data sets in their official layouts.
+DATA = "FFN_NAS_TEST_DATA"
 # Debian installs the PostgreSQL server's programs outside the search path.
 DEBIAN_POSTGRESQL = Path("/usr/lib/postgresql")
 
@@ -29,6 +31,14 @@ def program(*names: str) -> str:
         if path is not None:
             return path
     _missing(f"needs the program {' or '.join(names)}: install it")
+
+
+def data() -> Path:
+    """The folder of the public data sets; if there is none, the test is skipped or fails."""
+    folder = Path(os.environ.get(DATA) or os.devnull)
+    if not folder.is_dir():
+        _missing(f"needs the public data sets: set {DATA} to their folder")
+    return folder
 
 
 def succeeds(command: Sequence[str], what: str) -> None:

@@ -31,7 +31,7 @@ from distill.objectives.base import Objective, Term, check_choice, check_positiv
 from distill.objectives.critic import ADVERSARIAL_FORMS, Critic
 from distill.objectives.outputs import HIDDEN_STATES, LOGITS, Batch, Outputs, of_layers
 from distill.objectives.spec import ObjectiveSpec, Settings
-from distill.tasks.types import QUESTION_ANSWERING, task_type
+from distill.tasks.types import task_type
 
 # The teacher's layers whose states are averaged for each student layer.
 LAYERS: dict[str, Callable[[int, int], tuple[tuple[int, ...], ...]]] = {
@@ -184,7 +184,7 @@ def _predictions(outputs: Outputs, batch: Batch, width: int) -> Tensor:
         ValueError: there is another number of logits.
     """
     logits, mask_BT = outputs.logits, batch["attention_mask"].bool()
-    if outputs.kind == QUESTION_ANSWERING:
+    if task_type(outputs.kind).of_positions:
         logits_ND = logits.transpose(1, 2)[mask_BT]
     elif logits.dim() == 2:
         logits_ND = logits[mask_BT.any(dim=1)]

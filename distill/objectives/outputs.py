@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from distill.cpu.attention import SCORED, take_scores
-from distill.tasks.types import CLASSIFICATION, logits_and_kind
+from distill.tasks.types import CLASSIFICATION, task_type_of
 
 Batch = dict[str, Tensor]
 
@@ -70,6 +70,8 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     it returns an object with `probabilities` (N, E), or None for a router without a gate, and `experts` (N, k), the
     most probable first.
 
+    A model with heads for several tasks says by its attribute `task_type` which one it predicts.
+
     Raises:
         ValueError: relations of more than one layer are needed.
     """
@@ -102,7 +104,8 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         for hook in hooks:
             hook.remove()
     heads = unwrapped.config.num_attention_heads
-    logits, kind = logits_and_kind(outputs, unwrapped.config)
+    task_type = getattr(unwrapped, "task_type", None) or task_type_of(unwrapped)
+    assert task_type is not None
     if keeps_scores:
         kept_scores = [take_scores(attention) for attention in attentions]
         scores = {layer - 1: value for layer in scored if (value := kept_scores[layer - 1]) is not None}
@@ -110,8 +113,8 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         pairs = zip(products[::2], products[1::2], strict=True)
         scores = {layer - 1: dot_products(q, k, heads) for layer, (q, k) in zip(scored, pairs, strict=True)}
     return Outputs(
-        logits=logits,
-        kind=kind,
+        logits=task_type.logits(outputs),
+        kind=task_type.name,
         hidden_states=spread({layer: outputs.hidden_states[layer] for layer in states}, depth + 1),
         attention_scores=spread(scores, depth),
         relations=tuple(relations),

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from distill.objectives import losses
 from distill.objectives.base import Term, sum_of
 from distill.objectives.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, Batch, Outputs, of_layers
-from distill.tasks.types import QUESTION_ANSWERING, task_type
+from distill.tasks.types import task_type
 
 
 def labels(weight: float, name: str = "labels") -> Term:
@@ -72,7 +72,7 @@ def with_answers(term: Term, positions: Callable[[Tensor], Tensor], factor: floa
     """
 
     def loss(student: Outputs, teacher: Outputs | None, batch: Batch) -> Tensor:
-        if student.kind != QUESTION_ANSWERING:
+        if not task_type(student.kind).of_positions:
             return term.loss(student, teacher, batch)
         mask_BT = positions(batch["attention_mask"])
         return factor * term.loss(student, teacher, {**batch, "attention_mask": mask_BT})

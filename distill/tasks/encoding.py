@@ -130,10 +130,8 @@ def load_encoded(path: Path) -> Encoded:
         # NumPy does not close a damaged file that it was given by name.
         with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
             arrays: Any = {name: file[name] for name in file.files}
-        if "kind" in arrays:
-            arrays["kind"] = str(arrays["kind"])
-        return Encoded(**arrays)
-    except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        return Encoded(**{**arrays, "kind": str(arrays["kind"])})
+    except (KeyError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: not a readable file of encoded rows ({error})") from error
 
 

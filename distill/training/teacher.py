@@ -152,9 +152,7 @@ def load_model(
         return model
     new = {*loading_info["missing_keys"], *mismatched}
     head = task_type(kind)
-    has_such_head = any(
-        name.endswith(head.model.__name__.removeprefix("AutoModel")) for name in config.architectures or ()
-    )
+    has_such_head = any(name.endswith(head.suffix) for name in config.architectures or ())
     if has_such_head and head.classes and mismatched and stored_classes != len(labels):
         names = f" ({', '.join(stored_labels)})" if stored_labels else ""
         raise TeacherError(
@@ -189,8 +187,8 @@ def set_head(config: Any, labels: Sequence[str], kind: str) -> None:
         config.num_labels = len(labels)
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: index for index, label in enumerate(labels)}
-    elif head.outputs is not None:
-        config.num_labels = head.outputs
+    elif head.head.outputs is not None:
+        config.num_labels = head.head.outputs
     config.problem_type = head.problem_type
 
 

@@ -32,7 +32,7 @@ class OneShotEvaluator:
             for name, folders in workspace.by_task.items()
             if name == config.task or config.stage3.scored_on == "mean"
         }
-        self.head = workspace.tasks[0].task.type.head
+        self.task_type = workspace.tasks[0].task.type
         stored = Architecture.load(workspace.one_shot / "architecture.json")
         heads = {
             name: nn.Linear(self.supernet_config.hidden_size, AutoConfig.from_pretrained(folders.teacher).num_labels)
@@ -44,7 +44,7 @@ class OneShotEvaluator:
         (own_bias,) = (weights[name] for name in ("model.classifier.bias", "model.qa_outputs.bias") if name in weights)
         model_config.num_labels = len(own_bias)
         self.supernet = OneShotSupernet(
-            build(stored, self.head, template=model_config),
+            build(stored, self.task_type, template=model_config),
             heads,
             config.space.experts,
             study.frequencies(),
@@ -108,7 +108,7 @@ class OneShotEvaluator:
         compensated if the study says so.
         """
         self.supernet.activate(architecture, self.first_task)
-        model = build(architecture, self.head, template=self.supernet_config)
+        model = build(architecture, self.task_type, template=self.supernet_config)
         with torch.no_grad():
             state = self.supernet.state()
             load_weights(model, {name: state[name].clone() for name in model.state_dict()})

@@ -100,7 +100,7 @@ class TrainedEvaluator:
             supernet.compensation.ridge.CompensationError: the candidate's activations are not finite.
         """
         weights = inherit(self.weights, architecture, self.frequencies, self.config.seed)
-        student = build(architecture, self.task.type.head, template=self.supernet_config, weights=weights)
+        student = build(architecture, self.task.type, template=self.supernet_config, weights=weights)
         if self.calibration is not None:
             compensate(student, self.calibration, self.accelerator)
         return student

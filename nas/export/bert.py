@@ -16,7 +16,7 @@ from transformers import (
 )
 from transformers.activations import ACT2FN
 
-from distill.tasks.types import logits_and_kind
+from distill.tasks.types import task_type_of
 from nas.export.checkpoint import ExportError
 from nas.export.onnx import TOLERANCE, padded_batch
 
@@ -132,8 +132,9 @@ def _bert_name(name: str) -> str:
 def _check(student: PreTrainedModel, model: PreTrainedModel) -> None:
     """Raise ExportError if the two models do not have equal logits."""
     batch = padded_batch(student.config, 4, min(16, student.config.max_position_embeddings))
-    expected, _ = logits_and_kind(student(**batch), student.config)
-    actual, _ = logits_and_kind(model(**batch), model.config)
+    task_type = task_type_of(student)
+    assert task_type is not None
+    expected, actual = (task_type.logits(either(**batch)) for either in (student, model))
     difference = float((actual - expected).abs().max())
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
         raise ExportError(f"--as bert: the logits differ by {difference:.2g}: this is a fault of the export")

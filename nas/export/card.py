@@ -9,19 +9,10 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from distill.tasks.readers import embedded, glue
-from distill.tasks.types import CLASSIFICATION, MASKED_LM, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from nas.config.schema import StudyConfig
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, Checkpoint
 from nas.export.latency import LatencyReport, headings
-from supernet.build import head_of
 
-PIPELINES = {
-    CLASSIFICATION: "text-classification",
-    REGRESSION: "text-classification",
-    TOKEN_CLASSIFICATION: "token-classification",
-    QUESTION_ANSWERING: "question-answering",
-    MASKED_LM: "fill-mask",
-}
 # The versions of transformers with which exported students load; tested are 5.1.0, 5.2.0, 5.10.4 and 5.23.0.
 TRANSFORMERS = ">=5.1,<6"
 STUDENT, TEACHER = "student", "teacher"
@@ -68,7 +59,7 @@ class Card:
         config, task = checkpoint.config, self._task
         results = [
             EvalResult(
-                task_type=PIPELINES[head_of(checkpoint.model)],
+                task_type=checkpoint.type.pipeline,
                 dataset_type=_dataset(task)[0],
                 dataset_name=task,
                 dataset_config=_dataset(task)[1],
@@ -83,7 +74,7 @@ class Card:
         return ModelCardData(
             language="en" if config is not None and _is_english(config.task) else None,
             library_name="transformers",
-            pipeline_tag=PIPELINES[head_of(checkpoint.model)],
+            pipeline_tag=checkpoint.type.pipeline,
             base_model=None if config is None else hub_name(config.teacher),
             tags=["bert", "knowledge-distillation", "neural-architecture-search", "ffn-nas"],
             model_name=self.name if results else None,
@@ -110,7 +101,7 @@ class Card:
         )
 
     def _use(self) -> str:
-        pipeline = PIPELINES[head_of(self.checkpoint.model)]
+        pipeline = self.checkpoint.type.pipeline
         auto = self.checkpoint.type.model.__name__
         trust = "" if self.plain else ", trust_remote_code=True"
         code = [

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from distill.files import read_json
-from distill.tasks.types import MASKED_LM, QUESTION_ANSWERING, REGRESSION, TaskType, task_type
+from distill.tasks.types import TaskType, task_type_of
 from distill.training.teacher import NAS_BERT, labels_of, load_tokenizer
 from distill.training.teacher import load_config as load_config_of_model
 from distill.training.weights import WeightsError, load_weights
@@ -16,11 +16,9 @@ from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from search_spaces.architecture import Architecture
 from search_spaces.errors import UserError, shortened
-from supernet.build import HEADS, head_of
+from supernet.build import STUDENTS
 
 ARCHITECTURE, CONFIG, METRICS = "architecture.json", "config.toml", "metrics.json"
-# The names of outputs that have no classes; a pipeline shows them in place of LABEL_0.
-OUTPUT_NAMES = {REGRESSION: ("score",), QUESTION_ANSWERING: ("start", "end")}
 
 
 class ExportError(UserError, ValueError):
@@ -46,7 +44,9 @@ class Checkpoint:
     @property
     def type(self) -> TaskType:
         """The type of its task."""
-        return task_type(head_of(self.model))
+        task_type = task_type_of(self.model)
+        assert task_type is not None  # `load_checkpoint` reads models with a head
+        return task_type
 
 
 def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
@@ -67,7 +67,7 @@ def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
             f"{folder}: config.json is of a {described.get('model_type')!r} model; give the checkpoint of a student "
             f"({NAS_BERT!r}), as train_final.py writes it"
         )
-    classes = {cls.__name__: cls for kind, cls in HEADS.items() if kind != "none"}
+    classes = {cls.__name__: cls for auto_class, cls in STUDENTS.items() if auto_class != "AutoModel"}
     names = described.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if not isinstance(name, str) or name not in classes:
@@ -78,16 +78,17 @@ def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
         model, _ = load_weights(classes[name], str(folder), config, strict=True)
     except WeightsError as error:
         raise ExportError(f"{folder}: no readable weights: {error}") from None
-    name_outputs(model.eval().config, head_of(model), labels)
     files = {file: folder / file for file in (ARCHITECTURE, CONFIG, METRICS)}
-    return Checkpoint(
+    checkpoint = Checkpoint(
         folder,
-        model,
+        model.eval(),
         load_tokenizer(str(folder)),
         Architecture.load(files[ARCHITECTURE]) if files[ARCHITECTURE].exists() else None,
         load_config(str(files[CONFIG])) if files[CONFIG].exists() else None,
         read_object(files[METRICS]) if files[METRICS].exists() else None,
     )
+    name_outputs(model.config, checkpoint.type, labels)
+    return checkpoint
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def name_outputs(config: Any, kind: str, labels: Sequence[str] = ()) -> None:
+def name_outputs(config: Any, task_type: TaskType, labels: Sequence[str] = ()) -> None:
     """Give the outputs of a model names that are words.
 
     Args:
@@ -112,10 +113,10 @@ def name_outputs(config: Any, kind: str, labels: Sequence[str] = ()) -> None:
     Raises:
         ExportError: the labels do not fit the model.
     """
-    if labels and (not task_type(kind).classes or len(set(labels)) != len(labels) or len(labels) != config.num_labels):
-        wanted = f"{config.num_labels} distinct names" if task_type(kind).classes else f"none for a {kind}"
+    if labels and (not task_type.classes or len(set(labels)) != len(labels) or len(labels) != config.num_labels):
+        wanted = f"{config.num_labels} distinct names" if task_type.classes else f"none for a {task_type}"
         raise ExportError(f"--labels: the model needs {wanted}, not {', '.join(labels)}")
-    names = labels or (() if labels_of(config) else OUTPUT_NAMES.get(kind, ()))
-    if names and kind != MASKED_LM:
+    names = labels or (() if labels_of(config) else task_type.output_names)
+    if names:
         config.id2label = dict(enumerate(names))
         config.label2id = {name: number for number, name in enumerate(names)}

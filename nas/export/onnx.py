@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.objectives.outputs import INPUTS, Batch
-from distill.tasks.types import QUESTION_ANSWERING, logits_and_kind
+from distill.tasks.types import TaskType, task_type_of
 from nas.export.checkpoint import ExportError
-from supernet.build import head_of
 
 TOLERANCE = 1e-4
 # The sizes of the batches on which ONNX is compared with torch, as (sentences, tokens); 0 stands for the longest
@@ -35,18 +34,13 @@ def check_installed() -> None:
     del onnx, onnxruntime, onnxscript
 
 
-def output_names(kind: str) -> tuple[str, ...]:
-    """The names of the outputs of a model for this kind of task."""
-    return ("start_logits", "end_logits") if kind == QUESTION_ANSWERING else ("logits",)
-
-
 class _ByPosition(nn.Module):
     """A model with positional inputs and a tuple of outputs."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.names = output_names(head_of(model))
+        self.names = _task_type(model).outputs
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
@@ -72,7 +66,7 @@ def export_onnx(model: PreTrainedModel, path: Path) -> None:
                 dynamo=True,
                 verbose=False,
                 input_names=list(batch),
-                output_names=list(output_names(head_of(model))),
+                output_names=list(_task_type(model).outputs),
                 dynamic_shapes=(axes,) * len(batch),
             )
             assert program is not None
@@ -147,13 +141,14 @@ def verify(model: PreTrainedModel, onnx: OnnxModel) -> float:
     Raises:
         ExportError: a difference exceeds `TOLERANCE`, absolute or relative to the logit, whichever is larger.
     """
+    known = _task_type(model)
     largest = 0.0
     for sentences, tokens in SIZES:
         longest = model.config.max_position_embeddings
         batch = padded_batch(model.config, sentences, min(tokens or longest, longest))
-        expected, kind = logits_and_kind(model(**batch), model.config)
+        expected = known.logits(model(**batch))
         actual = onnx.logits(batch)
-        real = _real(expected, kind, batch)
+        real = _real(expected, known, batch)
         differences = (actual - expected).abs()[real]
         bound = TOLERANCE * expected.abs()[real].clamp(min=1)
         if not bool((differences <= bound).all()):
@@ -166,10 +161,16 @@ def verify(model: PreTrainedModel, onnx: OnnxModel) -> float:
     return largest
 
 
-def _real(logits: Tensor, kind: str, batch: Batch) -> Tensor:
+def _task_type(model: PreTrainedModel) -> TaskType:
+    task_type = task_type_of(model)
+    assert task_type is not None  # only models with a head are exported
+    return task_type
+
+
+def _real(logits: Tensor, known: TaskType, batch: Batch) -> Tensor:
     """True for the logits that are not of padding."""
     mask_BT = batch["attention_mask"].bool()
-    if kind == QUESTION_ANSWERING:
+    if known.of_positions:
         mask_BT = mask_BT[:, None]
     elif logits.dim() == 3:
         mask_BT = mask_BT[..., None]

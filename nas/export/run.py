@@ -17,7 +17,6 @@ from transformers.utils import logging as transformers_logging
 from distill.cli import DONE
 from distill.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically
 from distill.tasks.metrics import Score
-from distill.tasks.types import task_type
 from distill.training.progress import Progress
 from distill.training.teacher import TeacherError, load_config, set_head
 from nas.export import latency
@@ -32,7 +31,7 @@ from nas.preparation.workspace import student_base
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from supernet.build import base_of_teacher, build, head_of
+from supernet.build import base_of_teacher, build
 
 ONNX_FILE, INT8_FILE, LATENCY_FILE = "onnx/model.onnx", "onnx/model_int8.onnx", "latency.json"
 TOKENS = 32  # the length of sentences where metrics.json does not say another
@@ -193,22 +192,22 @@ def measure(
         forwards: forward passes of the student.
     """
     tokens = export.tokens or (checkpoint.metrics or {}).get("tokens", TOKENS)
-    kind, labels = head_of(model), model.config.num_labels
+    task_type, labels = checkpoint.type, model.config.num_labels
     macs = {}
     others: dict[str, PreTrainedModel] = {}
     if checkpoint.architecture is not None:
-        head = task_type(kind).head
+        head = task_type.head
         macs[STUDENT] = cost.macs(widened(checkpoint.architecture, model.config), tokens, labels, head)
         teacher = teacher_config(checkpoint, progress)
         if teacher is not None and checkpoint.config is not None:
             base, graph = base_of_teacher(teacher)
             macs[TEACHER] = cost.macs(Architecture.uniform(base, graph), tokens, labels, head)
-            others[TEACHER] = task_type(kind).model.from_config(teacher).eval()
+            others[TEACHER] = task_type.model.from_config(teacher).eval()
             student_of, graph = student_base(checkpoint.config, teacher)
             if checkpoint.config.base != "teacher":
                 whole = Architecture.uniform(student_of, graph=graph)
                 macs[BASE_MODEL] = cost.macs(whole, tokens, labels, head)
-                others[BASE_MODEL] = build(whole, kind, labels).eval()
+                others[BASE_MODEL] = build(whole, task_type, labels).eval()
     measured: dict[tuple[str, str], Forward] = {}
     with scratch_folder() as folder:
         for name, other in others.items():
@@ -240,7 +239,7 @@ def teacher_config(checkpoint: Checkpoint, progress: Progress) -> PretrainedConf
         progress.warn(f"the latency table lacks the teacher: {error}")
         return None
     own = checkpoint.model.config
-    set_head(config, [own.id2label[number] for number in range(own.num_labels)], head_of(checkpoint.model))
+    set_head(config, [own.id2label[number] for number in range(own.num_labels)], checkpoint.type.name)
     return config
 
 

@@ -18,7 +18,7 @@ from distill.cli import DONE
 from distill.tasks.corpora import embedded_corpus
 from distill.tasks.metrics import Score
 from distill.tasks.readers.glue import trained_on
-from distill.tasks.readers.glue_test import read_test, write_submission
+from distill.tasks.readers.glue_submission import read_test, write_submission
 from distill.tasks.splits import AnySplit
 from distill.tasks.task import Task, TaskData, TaskError, scores_of
 from distill.tasks.types import encode

@@ -166,7 +166,7 @@ def check_architecture(architecture: Architecture, base: Base, config: StudyConf
 
 def check_head(architecture: Architecture, kind: str) -> None:
     """Raise ConfigError if the architecture has experts in its head and heads of this kind of task cannot have any."""
-    if architecture.base.head_experts > 1 and not task_type(kind).of_sentences:
+    if architecture.base.head_experts > 1 and not task_type(kind).head.pooled:
         raise ConfigError(f"the architecture has experts in its head, which a model for {kind} cannot have")
 
 

@@ -76,7 +76,7 @@ def _from_scratch(evaluator: TrainedEvaluator, architecture: Architecture) -> Pr
     """A model with random weights, which the seed of the study decides."""
     with torch.random.fork_rng():
         torch.manual_seed(evaluator.config.seed)
-        return build(architecture, evaluator.task.type.head, template=evaluator.supernet_config)
+        return build(architecture, evaluator.task.type, template=evaluator.supernet_config)
 
 
 def train(

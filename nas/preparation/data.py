@@ -87,7 +87,7 @@ def check_tasks(config: StudyConfig) -> None:
             "search in separate studies"
         )
     for task, kind in zip(config.tasks, kinds, strict=True):
-        if max(config.space.head_experts) > 1 and not task_type(kind).of_sentences:
+        if max(config.space.head_experts) > 1 and not task_type(kind).head.pooled:
             raise ConfigError(
                 f"space.head_experts: heads for {task} predict from single tokens; only those that predict from whole "
                 "sentences have experts: leave it out"

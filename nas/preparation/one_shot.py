@@ -102,7 +102,7 @@ def one_shot_work(config: StudyConfig) -> tuple[Work, ...]:
     return tuple(Work("one-shot supernet: training", largest(config), table, passes) for table in tables)
 
 
-def with_labels(space: Space, config: StudyConfig, labels: int, head: str) -> Space:
+def with_labels(space: Space, config: StudyConfig, labels: int, head: cost.HeadCost) -> Space:
     """The space for a task with this number of outputs. Bounds on the parameters that follow from `space.uniform` in
     the configuration follow the size of the head.
     """
@@ -118,8 +118,7 @@ def with_labels(space: Space, config: StudyConfig, labels: int, head: str) -> Sp
 def largest_model(workspace: OneShotWorkspace) -> PreTrainedModel:
     """The largest model of the one-shot supernet, with the head that it started with."""
     stored = Architecture.load(workspace.one_shot / "architecture.json")
-    head = workspace.tasks[0].task.type.head
-    model = build(stored, head, template=AutoConfig.from_pretrained(workspace.study.supernet))
+    model = build(stored, workspace.tasks[0].task.type, template=AutoConfig.from_pretrained(workspace.study.supernet))
     prefix = "model."
     weights = load_file(weights_file(workspace.one_shot))
     load_weights(
@@ -178,7 +177,7 @@ def _make_one_shot(
     study, tasks = workspace.study, workspace.by_task
     config = study.config
     stored = stored_architecture(extremes(space)[1], space)
-    model = build(stored, workspace.tasks[0].task.type.head, template=AutoConfig.from_pretrained(study.supernet))
+    model = build(stored, workspace.tasks[0].task.type, template=AutoConfig.from_pretrained(study.supernet))
     load_weights(model, inherit(load_file(study.supernet / "model.safetensors"), stored, seed=config.seed))
     set_dropout(model, config.dropout)
     teachers = {

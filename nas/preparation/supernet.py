@@ -172,7 +172,7 @@ def _add_head(context: PreparationContext, folders: TaskFolders, encoder: Path, 
     teacher = AutoConfig.from_pretrained(folders.teacher)
     base, graph = student_base(config, teacher)
     torch.manual_seed(config.seed)
-    supernet = build(full_architecture(base, graph, max(config.space.stacks)), task.type.head, template=teacher)
+    supernet = build(full_architecture(base, graph, max(config.space.stacks)), task.type, template=teacher)
     set_dropout(supernet, config.dropout)
     weights, prefix = load_file(encoder / "model.safetensors"), f"{supernet.base_model_prefix}."
     own = supernet.state_dict()
@@ -226,9 +226,7 @@ def _cut(
     wide, graph = student_base(config.cut_from, teacher)
     torch.manual_seed(config.seed)
     template = AutoConfig.from_pretrained(source)
-    supernet = build(
-        full_architecture(base, graph, max(config.space.stacks)), folders.task.type.head, template=template
-    )
+    supernet = build(full_architecture(base, graph, max(config.space.stacks)), folders.task.type, template=template)
     weights = load_file(source / "model.safetensors")
     load_weights(supernet, cut(weights, wide, base, supernet.state_dict()))
     if phase is None:
@@ -244,7 +242,7 @@ def load_supernet(config: StudyConfig, folders: TaskFolders, supernet: Path) -> 
     base, graph = student_base(config, AutoConfig.from_pretrained(folders.teacher))
     return build(
         full_architecture(base, graph, max(config.space.stacks)),
-        folders.task.type.head,
+        folders.task.type,
         template=AutoConfig.from_pretrained(supernet),
         weights=load_file(supernet / "model.safetensors"),
     )
@@ -256,7 +254,7 @@ def new_supernet(context: PreparationContext, folders: TaskFolders, base: Base) 
     stack = max(config.space.stacks)
     torch.manual_seed(config.seed)  # for the head, which another checkpoint may lack
     if not isinstance(config.base, str):
-        return from_scratch(base, stack, template=AutoConfig.from_pretrained(folders.teacher), head=task.type.head)
+        return from_scratch(base, stack, template=AutoConfig.from_pretrained(folders.teacher), task_type=task.type)
     source = str(folders.teacher) if config.base == "teacher" else config.base
     model = load_model(source, task.labels, task.kind)
     batches = context.batches(folders.rows("train"), config.warmup.batch_size, STATISTICS_BATCHES, config.seed)

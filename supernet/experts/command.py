@@ -206,7 +206,7 @@ def run(options: argparse.Namespace) -> int:
     rows = load_rows(options, tokenizer, labels_of(config))
     check_sizes(options, config, options.checkpoint, rows, tokenizer)
     assert rows.task is not None and rows.split is not None
-    if options.head_experts > 1 and not rows.task.type.of_sentences:
+    if options.head_experts > 1 and not rows.task.type.head.pooled:
         raise ExpertsError(
             f"--head-experts {options.head_experts}: heads for {rows.kind} predict from single tokens; only those that "
             "predict from whole sentences can have experts"

@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.objectives.outputs import Batch
+from distill.tasks.types import task_type_of
 from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Experts
-from supernet.build import base_of_teacher, build, from_teacher, head_of, load_weights
+from supernet.build import base_of_teacher, build, from_teacher, load_weights
 from supernet.inherit import inherit
 from supernet.order.importance import neuron_importance, sort_channels, summed_loss
 
@@ -89,6 +90,6 @@ def split_model(
     """
     supernet = from_teacher(dense, stack=1)
     weights = sort_channels(supernet.state_dict(), scores, supernet.config)
-    model = build(architecture, head_of(dense), dense.config.num_labels, dense.config)
+    model = build(architecture, task_type_of(dense), dense.config.num_labels, dense.config)
     load_weights(model, inherit(weights, architecture, frequencies, seed))
     return model.eval()

@@ -11,13 +11,14 @@ from transformers import PreTrainedModel
 from distill.command.rows import Rows
 from distill.objectives import moebert
 from distill.tasks.encoding import token_frequencies, training_batches
+from distill.tasks.types import task_type_of
 from distill.training.evaluation import expert_load
 from distill.training.loop import train
 from distill.training.recipe import Recipe, steps_of_epochs
 from distill.training.teacher import load_model
 from distill.training.teacher_outputs import LiveTeacher
 from search_spaces.architecture import Architecture
-from supernet.build import build, head_of, load_weights, set_dropout
+from supernet.build import build, load_weights, set_dropout
 from supernet.experts import ExpertsError
 from supernet.experts.fuse import remove_experts, untouched_experts, unused_experts
 from supernet.experts.split import channel_scores, mixture_architecture, split_model
@@ -120,7 +121,7 @@ def thin_out(options: argparse.Namespace, rows: Rows, accelerator: Accelerator) 
         weights, smaller = remove_experts(model.state_dict(), architecture, loads, unused, fuse)
     except ExpertsError as error:
         raise ExpertsError(f"{folder}: {error}") from None
-    thinner = build(smaller, head_of(model), model.config.num_labels, model.config)
+    thinner = build(smaller, task_type_of(model), model.config.num_labels, model.config)
     load_weights(thinner, weights)
     untouched = untouched_experts(architecture, options.part)
     removed_from = "the head" if options.part == "head" else "feed-forward networks"

@@ -7,10 +7,10 @@ from fractions import Fraction
 import pytest
 import torch
 
+from distill.tasks.types import TASK_TYPES
 from nas.budget import (
     MOST_LABELS,
     NO_LIMIT,
-    SMALLEST_HEAD,
     budgeted_space,
     check_feasible,
     globally_important,
@@ -35,8 +35,10 @@ TABLE = {
     "space.edit_rate": 0.1,
 }
 
+HEADS = [known.head for known in TASK_TYPES.values()]
 
-def box(limits: tuple[Limit, ...] = (), head: str = cost.CLASSIFICATION, **changes: object) -> Space:
+
+def box(limits: tuple[Limit, ...] = (), head: cost.HeadCost = cost.CLASSIFIER, **changes: object) -> Space:
     config = load_config("demo", TABLE | {f"space.{key}": value for key, value in changes.items()})
     return budgeted_space(config, BASE, GELU, labels=4, limits=limits, head=head)
 
@@ -160,8 +162,8 @@ def test_a_tighter_limit_moves_the_box() -> None:
     assert box((channels(NO_LIMIT),)).min_params == box().min_params
 
 
-@pytest.mark.parametrize("head", cost.HEADS)
-def test_the_box_counts_the_head(head: str) -> None:
+@pytest.mark.parametrize("head", HEADS, ids=TASK_TYPES)
+def test_the_box_counts_the_head(head: cost.HeadCost) -> None:
     """The same architectures are within the budget for every head, unless the bounds are set explicitly."""
     space, other = box((channels(7 + 3 * 17),), head=head), box((channels(7 + 3 * 17),))
     less = cost.head_params(BASE, 4) - cost.head_params(BASE, 4, head)
@@ -202,9 +204,9 @@ def test_limits_are_those_of_the_study(tiny_study: TinyStudy, workspace: Workspa
     assert limits_of(bound.config, bound, "cpu") == (macs, latency)
 
 
-@pytest.mark.parametrize("head", cost.HEADS)
+@pytest.mark.parametrize("head", HEADS, ids=TASK_TYPES)
 @pytest.mark.parametrize("limit", ["max_params", "max_macs"])
-def test_the_early_check_refuses_only_what_fits_with_no_head(head: str, limit: str) -> None:
+def test_the_early_check_refuses_only_what_fits_with_no_head(head: cost.HeadCost, limit: str) -> None:
     smallest = Architecture.uniform(BASE, expansion=Fraction(1, 4))
     costs = {"max_params": cost.params(smallest, 1, head), "max_macs": cost.macs(smallest, labels=1, head=head)}
     refused = []
@@ -217,19 +219,19 @@ def test_the_early_check_refuses_only_what_fits_with_no_head(head: str, limit: s
     # Nothing from the cost of the smallest architecture on, whatever its head.
     assert costs[limit] not in refused
     assert refused == list(range(costs[limit] - 3000, costs[limit] - 3000 + len(refused)))
-    fewest_macs = min(cost.HEADS, key=lambda head: cost.macs(smallest, labels=1, head=head))
-    if head == (SMALLEST_HEAD if limit == "max_params" else fewest_macs):
+    fewest_macs = min(HEADS, key=lambda head: cost.macs(smallest, labels=1, head=head))
+    if head == (cost.HeadCost() if limit == "max_params" else fewest_macs):
         assert refused[-1] == costs[limit] - 1
 
 
-@pytest.mark.parametrize("head", cost.HEADS)
-def test_the_early_check_refuses_only_what_no_head_reaches(head: str) -> None:
+@pytest.mark.parametrize("head", HEADS, ids=TASK_TYPES)
+def test_the_early_check_refuses_only_what_no_head_reaches(head: cost.HeadCost) -> None:
     largest = Architecture.uniform(BASE, stack=2)
 
     def check(least: int) -> None:
         check_feasible(load_config("demo", TABLE | {"space.min_params": least, "space.max_params": "1G"}), BASE, GELU)
 
     check(cost.params(largest, MOST_LABELS, head))
-    beyond = 1 + max(cost.params(largest, MOST_LABELS, other) for other in cost.HEADS)
+    beyond = 1 + max(cost.params(largest, MOST_LABELS, other) for other in HEADS)
     with pytest.raises(SpaceError, match=f"no architecture has {beyond:,} to 1,000,000,000 parameters"):
         check(beyond)

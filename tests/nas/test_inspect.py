@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from distill.tasks.types import TASK_TYPES
 from nas.inspect import describe, main
 from search_spaces import PUBLISHED, Architecture, Base, Experts, cost
 from search_spaces.formula import layers_latex
@@ -94,22 +95,23 @@ def test_experts_of_attention_and_head_are_named(tmp_path: Path, capsys: pytest.
     assert (facts["attention_experts"], facts["head_experts"]) == (2, 3)
 
 
-@pytest.mark.parametrize("head", cost.HEADS)
+@pytest.mark.parametrize("head", TASK_TYPES)
 def test_heads(head: str, capsys: pytest.CaptureFixture[str]) -> None:
     architecture = PUBLISHED["efficientbert"]
     assert main(["efficientbert", "--json", "--head", head, "--labels", "9", "--tokens", "5"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    counted = [cost.params(architecture, 9, head), cost.params_active(architecture, 9, head)]
+    its_cost = TASK_TYPES[head].head
+    counted = [cost.params(architecture, 9, its_cost), cost.params_active(architecture, 9, its_cost)]
     assert [facts["params"], facts["params_active"]] == counted
-    assert facts["macs"] == cost.macs(architecture, 5, 9, head)
+    assert facts["macs"] == cost.macs(architecture, 5, 9, its_cost)
     assert facts["params_encoder"] == cost.params_encoder(architecture)
     assert main(["efficientbert", "--head", head, "--labels", "9"]) == 0
     words = {
-        "classification": "with pooler and 9 labels",
-        "regression": "with pooler and a number as output",
-        "token_classification": "with 9 tags of each token",
-        "question_answering": "with first and last token of an answer as outputs",
-        "masked_lm": "with the head of masked words",
+        "classification": "with pooler and 9 outputs",
+        "regression": "with pooler and 1 output",
+        "token_classification": "with 9 outputs for each token",
+        "question_answering": "with 2 outputs for each token",
+        "masked_lm": "with the head of a masked language model",
     }
     lines = capsys.readouterr().out.splitlines()
     assert any(f"{counted[0]:,} {words[head]}" in line for line in lines)
@@ -151,7 +153,7 @@ def test_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["base", "--tokens", "513"], "not 513"),
         (["base", "--tokens", "many"], "invalid int value: 'many'"),
         (["base", "--labels", "0"], "--labels: must be at least 1, not 0"),
-        (["base", "--head", "tags"], "invalid choice: 'tags' (choose from "),
+        (["base", "--head", "tags"], "--head: unknown task type 'tags' (task types: classification, "),
         ([], "required: ARCH"),
     ],
 )

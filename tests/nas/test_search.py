@@ -269,6 +269,7 @@ def test_folders_in_the_way(
     there = [*always, "--out", str(searched.parent)]
     before = trials_of(searched)
     assert "already has stage 1: continue it with --resume" in refused(there, capsys)
+    assert "unknown task 'libary'" in refused([*there, "--tasks", "libary"], capsys)
     other = refused([*there, "--trials", "9", "--resume"], capsys)
     assert "was created with another configuration (stage1.trials is 6 there and 9 here)" in other
     assert trials_of(searched) == before

@@ -158,7 +158,7 @@ def test_without_one_expert_baselines_have_the_fewest() -> None:
 
 def test_limits_count_them() -> None:
     config = load_config("demo", SIZES | {"space.attention_experts": [1, 4], "space.max_macs": "1M"})
-    (limit,) = macs_limits(config, BASE, 4, cost.CLASSIFICATION)
+    (limit,) = macs_limits(config, BASE, 4, cost.CLASSIFIER)
     for base in (BASE, replace(BASE, attention_experts=4)):
         architecture = Architecture.uniform(base, expansion=Fraction(1, 2))
         assert limit.total(architecture) == cost.macs(architecture, labels=4)

@@ -228,12 +228,6 @@ def test_draw_edits_operations_only() -> None:
     assert all(count / 6000 == pytest.approx(1 / 3, abs=0.03) for count in others.values())
 
 
-def test_sampling_repeats_with_its_seed() -> None:
-    first, second = ([PAPER.sample(random.Random(seed)) for seed in range(5)] for _ in range(2))
-    assert first == second
-    assert len(set(first)) == 5
-
-
 def test_another_base_activation() -> None:
     graph = FFNGraph.parse("project(relu(expand(x)))")
     space = Space(BASE, (1, 2), (Fraction(1),), 1, 10**9, edit_rate=0.0, graph=graph)
@@ -243,14 +237,6 @@ def test_another_base_activation() -> None:
     assert sorted(trial.seen["layer1/mid/op"]) == sorted(set(trial.seen["layer1/mid/op"]))
     with pytest.raises(SpaceError, match=r"graph: must be 'project\(<activation>\(expand\(x\)\)\)'"):
         Space(BASE, (1,), (Fraction(1),), 1, 10**9, graph=FFNGraph.parse("tanh(project(gelu(expand(x))))"))
-
-
-def test_an_optuna_trial_will_do() -> None:
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    for _ in range(20):
-        trial = study.ask()
-        assert_member(PAPER, PAPER.suggest(trial))
-        study.tell(trial, 0.0)
 
 
 HALF = (Fraction(1, 2),)

@@ -28,7 +28,7 @@ def test_no_ffn_is_one_of_the_sizes() -> None:
         replace(small_space(1, 10**9), stacks=(0, 1), experts=(Experts(5),))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.randoms(use_true_random=False),
     st.sampled_from(["relu", "gelu"]),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from distill.tasks.types import TASK_TYPES
 from search_spaces import GELU
 from supernet.build import build, from_scratch, full_architecture, load_weights
 from supernet.cut import CutError, check_cut, cut, cut_projections
@@ -24,9 +25,9 @@ def logits(model: torch.nn.Module) -> Tensor:
 @pytest.mark.parametrize("head", ["classification", "masked_lm", "token_classification"])
 def test_cut_to_its_own_base_it_is_the_same(embedding: int | None, head: str) -> None:
     base = replace(BASE, embedding=embedding)
-    wide = shaken(from_scratch(base, STACK, head=head)).eval()
+    wide = shaken(from_scratch(base, STACK, task_type=TASK_TYPES.get(head))).eval()
     weights = wide.state_dict()
-    same = build(full_architecture(base, GELU, STACK), head).eval()
+    same = build(full_architecture(base, GELU, STACK), TASK_TYPES.get(head)).eval()
     load_weights(same, cut(weights, base, base, same.state_dict()))
     assert torch.equal(logits(same), logits(wide))
     assert all(tensor.data_ptr() != weights[name].data_ptr() for name, tensor in same.state_dict().items())

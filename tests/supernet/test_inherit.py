@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from distill.tasks.types import TASK_TYPES
 from search_spaces import GELU, Architecture, Base, Experts, FFNGraph, Genes
 from search_spaces.cost import project_width
 from search_spaces.routing import ROUTINGS
-from supernet.build import HEADS, build, from_scratch, full_architecture, load_weights
+from supernet.build import build, from_scratch, full_architecture, load_weights
 from supernet.experts.routers import DEVIATION, routing_table
 from supernet.inherit import inherit
 from tests.search_spaces import strategies
@@ -70,11 +71,11 @@ def test_random_architectures_take_leading_slices(mismatch: str) -> None:
     assert all(torch.equal(weights[name], before[name]) for name in weights)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", ["none", *TASK_TYPES])
 def test_every_head(head: str) -> None:
-    whole = build(full_architecture(BASE, GELU, STACK), head)
+    whole = build(full_architecture(BASE, GELU, STACK), TASK_TYPES.get(head))
     architecture = next(architectures(1))
-    candidate = build(architecture, head)
+    candidate = build(architecture, TASK_TYPES.get(head))
     load_weights(candidate, inherit(whole.state_dict(), architecture))
     of_head = [name for name in whole.state_dict() if ".encoder." not in name and not name.startswith("encoder.")]
     assert of_head

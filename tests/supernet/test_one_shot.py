@@ -13,7 +13,14 @@ from torch.nn import functional as F
 
 from distill.objectives import efficientbert, kd
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, run
-from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION, task_type
+from distill.tasks.types import (
+    CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TASK_TYPES,
+    TOKEN_CLASSIFICATION,
+    task_type,
+)
 from distill.training.recipe import Recipe
 from distill.training.teacher import set_head
 from distill.training.teacher_outputs import LiveTeacher
@@ -91,7 +98,7 @@ def test_heads_of_every_kind(kinds: dict[str, tuple[str, int]], architecture: Ar
     first, labels = kinds["one"]
     like = config_of(LARGEST, labels, template=bert(num_hidden_layers=3).config)
     set_head(like, [f"{number}" for number in range(labels)], first)
-    model = shaken(build(LARGEST, first, labels, like))
+    model = shaken(build(LARGEST, TASK_TYPES[first], labels, like))
     heads = {task: shaken(nn.Linear(BASE.width, size), seed=size) for task, (_, size) in kinds.items()}
     problem_types = {task: task_type(kind).problem_type for task, (kind, _) in kinds.items()}
     shared = OneShotSupernet(model, heads, problem_types=problem_types).eval()  # type: ignore[arg-type]
@@ -102,7 +109,7 @@ def test_heads_of_every_kind(kinds: dict[str, tuple[str, int]], architecture: Ar
         kind, size = kinds[task]
         own = config_of(LARGEST, size, template=like)
         set_head(own, [f"{number}" for number in range(size)], kind)
-        alone = build(architecture or LARGEST, kind, template=own).eval()
+        alone = build(architecture or LARGEST, TASK_TYPES[kind], template=own).eval()
         head = {f"{place}.{name}": value for name, value in shared.heads[task].state_dict().items()}
         load_weights(alone, inherit(weights, architecture or LARGEST) | head)
         shared.activate(architecture, task)

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+from distill.tasks.types import TASK_TYPES
 from search_spaces import Architecture, Experts, FFNGraph, Genes, cost
 from supernet.build import base_of_teacher
 from tests.tiny import batch, bert, inputs, tokenizer
@@ -155,7 +156,7 @@ def test_a_student_for_another_kind_of_task(teacher: Path, tmp_path: Path) -> No
         (tmp_path / f"{name}.conll").rename(data / f"{name}.conll")
     given = ("--task", "conll", "--data", data, "--finetune-teacher", 2)
     found = distilled(student, teacher, tmp_path, *given)
-    assert found["models"]["student"]["params"] == cost.params(EXPERTS, 2, "token_classification")
+    assert found["models"]["student"]["params"] == cost.params(EXPERTS, 2, TASK_TYPES["token_classification"].head)
     model = AutoModelForTokenClassification.from_pretrained(tmp_path / "out", trust_remote_code=True)
     assert set(model.config.id2label.values()) == {"O", "B-X"}
 

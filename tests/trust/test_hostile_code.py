@@ -1,5 +1,6 @@
 """Code in a checkpoint's folder or in a pickle is never run by this package, whatever the files say of it."""
 
+import json
 import pickle
 import subprocess
 import sys
@@ -19,58 +20,65 @@ from tests.trust.checkpoints import WORDS, changed, save_tokenizer
 
 BASE = Base(depth=1, width=8, heads=2, inner=16, vocabulary=len(WORDS), positions=32, token_types=2)
 
-# What a command line does with a checkpoint first: its configuration, its tokenizer, its weights with a head.
+# What a command line does with each checkpoint first: its configuration, its tokenizer, its weights with a head.
 LOAD = """
-import sys
+import json, sys
 from distill.training.teacher import TeacherError, load_model, load_tokenizer
-try:
-    load_tokenizer(sys.argv[1])
-    print(type(load_model(sys.argv[1], ("no", "yes"))).__module__)
-except TeacherError as error:
-    print(error)
+said = {}
+for folder in sys.argv[1:]:
+    try:
+        load_tokenizer(folder)
+        said[folder] = type(load_model(folder, ("no", "yes"))).__module__
+    except TeacherError as error:
+        said[folder] = str(error)
+print(json.dumps(said))
 """
 
 
-@pytest.fixture
-def hostile(tmp_path: Path) -> Path:
-    """An exported student whose code leaves a trace when it runs."""
-    folder = tmp_path / "student"
-    build(Architecture.uniform(BASE), "classification").save_pretrained(folder)
+def make_hostile(folder: Path) -> Path:
+    """An exported student whose code leaves a trace beside its folder when it runs."""
+    build(Architecture.uniform(BASE)).save_pretrained(folder)
     Architecture.uniform(BASE).save(folder / "architecture.json")
     save_tokenizer(folder)
     sources = sorted(folder.glob("*.py"))
     assert "modeling_nas_bert.py" in [source.name for source in sources]
     for source in sources:
-        source.write_text(f"open({str(tmp_path / 'trace')!r}, 'w').close()\n{source.read_text()}")
+        source.write_text(f"open({str(folder.parent / 'trace')!r}, 'w').close()\n{source.read_text()}")
     return folder
 
 
-def loaded(folder: Path) -> str:
-    """Load a checkpoint in a process that answers yes to all questions."""
-    process = subprocess.run(
-        [sys.executable, "-c", LOAD, str(folder)], capture_output=True, text=True, input="y\n" * 100
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    return make_hostile(tmp_path / "student")
+
+
+def test_checkpoints_with_code(tmp_path: Path) -> None:
+    """A process that answers yes to all questions loads a student by our classes, and refuses the others: of another
+    type, whose weights are not those of a BERT or which is unknown, and with pickled weights.
+    """
+    names = ("student", "bert", "nas_bert_2", "roberta", "tokenizer", "pickled")
+    folders = {name: make_hostile(tmp_path / name) for name in names}
+    for name in ("bert", "nas_bert_2", "roberta"):
+        changed(folders[name] / "config.json", model_type=name)
+    (folders["tokenizer"] / "tokens.py").write_text(
+        f"open({str(tmp_path / 'trace')!r}, 'w').close()\nclass Tokens: ...\n"
     )
+    auto_map = {"AutoTokenizer": ["tokens.Tokens", "tokens.Tokens"]}
+    changed(folders["tokenizer"] / "tokenizer_config.json", auto_map=auto_map)
+    (folders["pickled"] / "model.safetensors").unlink()
+    torch.save({"weights": Trap(tmp_path / "trace")}, folders["pickled"] / "pytorch_model.bin")
+    command = [sys.executable, "-c", LOAD, *map(str, folders.values())]
+    process = subprocess.run(command, capture_output=True, text=True, input="y\n" * 100)
     assert process.returncode == 0, process.stderr
     assert "traceback" not in process.stderr.lower()
-    assert not (folder.parent / "trace").exists()
-    return process.stdout
-
-
-def test_a_student_is_loaded_by_our_classes(hostile: Path) -> None:
-    assert loaded(hostile) == "supernet.model.modeling_nas_bert\n"
-
-
-@pytest.mark.parametrize("model_type", ["bert", "nas_bert_2", "roberta"])
-def test_code_under_another_type(hostile: Path, model_type: str) -> None:
-    """It is refused: the weights are not those of a BERT, and other types are unknown."""
-    changed(hostile / "config.json", model_type=model_type)
-    assert str(hostile) in loaded(hostile)
-
-
-def test_code_of_a_tokenizer(hostile: Path) -> None:
-    (hostile / "tokens.py").write_text(f"open({str(hostile.parent / 'trace')!r}, 'w').close()\nclass Tokens: ...\n")
-    changed(hostile / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokens.Tokens", "tokens.Tokens"]})
-    assert loaded(hostile)
+    assert not (tmp_path / "trace").exists()
+    said = {name: json.loads(process.stdout)[str(folder)] for name, folder in folders.items()}
+    assert said["student"] == "supernet.model.modeling_nas_bert"
+    assert all(str(folders[name]) in said[name] for name in ("bert", "nas_bert_2", "roberta"))
+    assert said["tokenizer"]
+    assert "which could run code and is not read" in said["pickled"]
+    torch.load(folders["pickled"] / "pytorch_model.bin", weights_only=False)
+    assert (tmp_path / "trace").exists()  # the trap works
 
 
 def test_code_of_a_student_to_be_like(hostile: Path, tmp_path: Path) -> None:
@@ -88,15 +96,6 @@ class Trap:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (self.trace,)
-
-
-def test_pickled_weights(hostile: Path, tmp_path: Path) -> None:
-    """They are refused, as nothing but tensors is read from pickles."""
-    (hostile / "model.safetensors").unlink()
-    torch.save({"weights": Trap(tmp_path / "trace")}, hostile / "pytorch_model.bin")
-    assert "which could run code and is not read" in loaded(hostile)
-    torch.load(hostile / "pytorch_model.bin", weights_only=False)
-    assert (tmp_path / "trace").exists()  # the trap works
 
 
 def test_pickled_types_of_columns(tmp_path: Path) -> None:

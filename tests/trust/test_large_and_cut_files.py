@@ -1,6 +1,7 @@
 """Very long lines, small Parquet files that expand to gigabytes, and files that end early."""
 
 import json
+import os
 import random
 import resource
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from pyarrow import parquet
 from benchmarks.common import in_new_process
 from distill.tasks.readers import hub, tables
 from search_spaces.errors import UserError
-from tests.distill.real import DATA
+from tests import requirements
 from tests.trust.mutations import assert_one_line, bounded
 from tests.trust.test_hostile_files import PARSERS, examples
 from tests.trust_counts import Cases
@@ -36,6 +37,7 @@ LARGE = {
 }
 
 
+DATA = Path(os.environ.get(requirements.DATA, os.devnull))
 # Public data sets; where a file is missing, the examples of the same format are cut instead.
 OFFICIAL = {
     "SST-2": DATA / "glue" / "SST-2" / "dev.tsv",
@@ -112,6 +114,7 @@ def load_numbers(folder: Path, memory: int) -> str:
     return f"{rows} rows"
 
 
+@pytest.mark.slow
 def test_a_data_set_of_the_hub_whose_cells_take_much_memory(tmp_path: Path) -> None:
     """A file of numbers, which are much larger as Python's objects than on the disk."""
     path = tmp_path / "rows" / "train.parquet"
@@ -129,7 +132,7 @@ def test_official_files_that_end_early(name: str, tmp_path: Path, cases: Callabl
     """Cut at any byte, an official file is refused, or its whole rows are read."""
     parse, ending, _ = PARSERS[name]
     given = [OFFICIAL[name].read_bytes()] if OFFICIAL[name].exists() else examples(name)
-    counts = cases(sample=50, full=500)
+    counts = cases(sample=15, full=500)
     rng, path = random.Random(name), tmp_path / f"cut.{ending}"
     for _ in range(counts.wanted):
         content = rng.choice(given)

@@ -2,14 +2,6 @@
 
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import (
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
-
 from distill.tasks.encoding import IGNORED, Encoded
 from distill.tasks.splits import AnySplit
 from distill.tasks.types import classification, masked_lm, question_answering, regression, token_classification
@@ -26,9 +18,9 @@ __all__ = [
     "TOKEN_CLASSIFICATION",
     "TaskType",
     "encode",
-    "logits_and_kind",
     "predicts_numbers",
     "task_type",
+    "task_type_of",
 ]
 
 CLASSIFICATION = classification.NAME
@@ -56,25 +48,18 @@ def task_type(kind: str) -> TaskType:
         ValueError: there is none.
     """
     if kind not in TASK_TYPES:
-        raise ValueError(f"unknown kind {kind!r}{did_you_mean(kind, TASK_TYPES)} (kinds: {', '.join(TASK_TYPES)})")
+        raise ValueError(
+            f"unknown task type {kind!r}{did_you_mean(kind, TASK_TYPES)} (task types: {', '.join(TASK_TYPES)})"
+        )
     return TASK_TYPES[kind]
 
 
-def logits_and_kind(outputs: Any, config: Any) -> tuple[Tensor, str]:
-    """The logits of a Hugging Face model's output, in the shape that `TaskType` documents, and the name of its task
-    type.
-
-    A masked language model is treated as a token classifier because its outputs look the same.
-    """
-    if "start_logits" in outputs:
-        model, logits = AutoModelForQuestionAnswering, torch.stack((outputs.start_logits, outputs.end_logits), dim=1)
-    elif outputs.logits.dim() == 3:
-        model, logits = AutoModelForTokenClassification, outputs.logits
-    else:
-        model, logits = AutoModelForSequenceClassification, outputs.logits
-    first, *others = (task_type for task_type in TASK_TYPES.values() if task_type.model is model)
-    match = (other for other in others if other.problem_type == config.problem_type)
-    return logits, next(match, first).name
+def task_type_of(model: Any) -> TaskType | None:
+    """The task type of the head of a model, which can be one of ours or one of transformers; None if it has no head."""
+    name, problem_type = type(model).__name__, model.config.problem_type
+    of_class = [known for known in TASK_TYPES.values() if name.endswith(known.suffix)]
+    of_problem = (known for known in of_class if known.problem_type == problem_type)
+    return next(of_problem, of_class[0] if of_class else None)
 
 
 def predicts_numbers(config: Any) -> bool:

@@ -1,14 +1,17 @@
-"""The interface of task types, which define how rows are encoded, learned, predicted and scored."""
+"""The interface of task types, which define a model's class and head, and how rows are encoded, learned, predicted and
+scored.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModelForSequenceClassification
 
 from distill.tasks.metrics import Metric
+from search_spaces.cost import HeadCost
 
 Batch = dict[str, Tensor]
 
@@ -31,9 +34,12 @@ class TaskType:
         name: the key in `TASK_TYPES`, which is also used in stored files.
         model: the Hugging Face auto class of its models. If types share a class, all but the first one in `TASK_TYPES`
             must have a different `problem_type`.
-        head: the entry of `search_spaces.cost.HEADS` for the model's head.
+        head: what the head's cost depends on, and its number of outputs.
+        pipeline: the pipeline of transformers that its models are for, which is also the hub's pipeline tag.
+        outputs: the names of the models' outputs; several outputs (B, T) become logits (B, outputs, T).
+        output_names: names for the head's outputs where these are no classes; a pipeline shows them in place of
+            LABEL_0.
         problem_type: the `problem_type` of the models' configurations.
-        outputs: the number of outputs of the head; None means one per label, or per word of the vocabulary.
         classes: whether its labels are named classes.
         loss: (logits, batch, reduction) -> the loss with the labels of the batch, in float32: the mean, or with the
             reduction "sum" the sum, over sentences or labelled tokens. 0 where there are no labels.
@@ -50,11 +56,13 @@ class TaskType:
 
     name: str
     model: Any
-    head: str
+    head: HeadCost
+    pipeline: str
     loss: Callable[[Tensor, Batch, str], Tensor]
     distributions: Callable[[Tensor, Batch], Tensor] | None = None
     problem_type: str | None = None
-    outputs: int | None = None
+    outputs: tuple[str, ...] = ("logits",)
+    output_names: tuple[str, ...] = ()
     classes: bool = False
     split: Any = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
@@ -67,19 +75,29 @@ class TaskType:
         return self.name
 
     @property
-    def of_sentences(self) -> bool:
-        """Whether predictions are for whole sentences, from their pooled states; such a head may have experts."""
-        return self.model is AutoModelForSequenceClassification
+    def suffix(self) -> str:
+        """How the names of its models' classes end, such as `ForTokenClassification`."""
+        return str(self.model.__name__).removeprefix("AutoModel")
 
     @property
     def single_label(self) -> bool:
         """Whether the label of a row is the index of one class."""
-        return self.classes and self.of_sentences and self.problem_type in (None, "single_label_classification")
+        return self.classes and self.head.pooled and self.problem_type in (None, "single_label_classification")
 
     @property
     def of_numbers(self) -> bool:
         """Whether numbers are predicted rather than distributions."""
         return self.distributions is None
+
+    @property
+    def of_positions(self) -> bool:
+        """Whether positions are predicted: the choices are the tokens of a row."""
+        return len(self.outputs) > 1
+
+    def logits(self, outputs: Mapping[str, Tensor]) -> Tensor:
+        """The logits, in the shape above, of a Hugging Face model's output."""
+        tensors = [outputs[name] for name in self.outputs]
+        return torch.stack(tensors, dim=1) if self.of_positions else tensors[0]
 
 
 def cross_entropy(logits_NC: Tensor, classes_N: Tensor, reduction: str) -> Tensor:

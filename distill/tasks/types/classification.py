@@ -11,6 +11,7 @@ from distill.tasks.encoding import Encoded, encode_sentences
 from distill.tasks.metrics import CLASS_ACCURACY, CLASS_F1, MATTHEWS
 from distill.tasks.splits import Split
 from distill.tasks.types.base import Batch, TaskType, cross_entropy
+from search_spaces.cost import CLASSIFIER
 
 
 def encode(tokenizer: Any, split: Split, max_length: int, stride: int) -> Encoded:
@@ -44,7 +45,8 @@ NAME = "classification"
 TYPE = TaskType(
     name=NAME,
     model=AutoModelForSequenceClassification,
-    head="classification",
+    head=CLASSIFIER,
+    pipeline="text-classification",
     classes=True,
     split=Split,
     metrics={"accuracy": CLASS_ACCURACY, "f1": CLASS_F1, "matthews_correlation": MATTHEWS},

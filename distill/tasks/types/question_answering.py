@@ -12,6 +12,7 @@ from distill.tasks.encoding import CHUNK, Encoded, flat_rows, joined_rows
 from distill.tasks.metrics import ANSWER_F1, EXACT_MATCH
 from distill.tasks.splits import QuestionSplit
 from distill.tasks.types.base import Batch, TaskType, cross_entropy
+from search_spaces.cost import HeadCost
 
 LONGEST_QUESTION = 64
 """The maximum number of tokens of a question, unless a third of `max_length` is less."""
@@ -139,8 +140,10 @@ NAME = "question_answering"
 TYPE = TaskType(
     name=NAME,
     model=AutoModelForQuestionAnswering,
-    head="question_answering",
-    outputs=2,
+    head=HeadCost(outputs=2),
+    pipeline="question-answering",
+    outputs=("start_logits", "end_logits"),
+    output_names=("start", "end"),
     split=QuestionSplit,
     metrics={"exact_match": EXACT_MATCH, "f1": ANSWER_F1},
     encode=encode,

@@ -13,6 +13,7 @@ from distill.tasks.encoding import Encoded, encode_sentences
 from distill.tasks.metrics import PEARSON, SPEARMAN
 from distill.tasks.splits import Split
 from distill.tasks.types.base import Batch, TaskType
+from search_spaces.cost import HeadCost
 
 
 def encode(tokenizer: Any, split: Split, max_length: int, stride: int) -> Encoded:
@@ -39,9 +40,10 @@ NAME = "regression"
 TYPE = TaskType(
     name=NAME,
     model=AutoModelForSequenceClassification,
-    head="regression",
+    head=HeadCost(pooled=True, outputs=1),
+    pipeline="text-classification",
+    output_names=("score",),
     problem_type="regression",
-    outputs=1,
     split=Split,
     metrics={"pearson": PEARSON, "spearmanr": SPEARMAN},
     encode=encode,

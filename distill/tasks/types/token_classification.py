@@ -12,6 +12,7 @@ from distill.tasks.metrics import ENTITY_F1, OUTSIDE, WORD_ACCURACY
 from distill.tasks.splits import TaggedSplit
 from distill.tasks.types.base import Batch, TaskType, cross_entropy
 from distill.tasks.types.classification import outside
+from search_spaces.cost import HeadCost
 
 
 def encode(tokenizer: Any, split: TaggedSplit, max_length: int, stride: int) -> Encoded:
@@ -68,7 +69,8 @@ NAME = "token_classification"
 TYPE = TaskType(
     name=NAME,
     model=AutoModelForTokenClassification,
-    head="token_classification",
+    head=HeadCost(),
+    pipeline="token-classification",
     classes=True,
     split=TaggedSplit,
     metrics={"accuracy": WORD_ACCURACY, "f1": ENTITY_F1},

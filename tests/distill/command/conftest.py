@@ -58,6 +58,10 @@ def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for row, text in enumerate(texts[: len(rows)])
         ]
         (folder / f"{name}.json").write_text(json.dumps({"data": [{"title": "a", "paragraphs": paragraphs}]}))
+    (folder / "SST-2").mkdir()
+    for name in ("train", "dev"):
+        lines = [f"{text}\t{row % 2}" for row, text in enumerate(texts)]
+        (folder / "SST-2" / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
     (folder / "text.txt").write_text("\n".join(texts), encoding="utf-8")
     (folder / "empty.txt").write_text("")
     (folder / "header.tsv").write_text("sentence\tother\tlabel\n")

@@ -37,21 +37,6 @@ def filled(changes: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
             {"objective": "minilmv2"},
             "--objective minilmv2: teacher_layer=5: the teacher has 4 layers: 1 to 4, or 0, the last",
         ),
-        (
-            ["--set", "adversarial_form=log"],
-            {"objective": "microbert"},
-            "--objective microbert: adversarial_form='log': choose one of non_saturating, minimax",
-        ),
-        (
-            ["--set", "critic_input=pooled"],
-            {"objective": "microbert"},
-            "--objective microbert: critic_input='pooled': choose one of cls_state, logits",
-        ),
-        (
-            ["--set", "layers=overlap"],
-            {"objective": "microbert"},
-            "--objective microbert: layers='overlap': choose one of average, overlapping, last",
-        ),
         (["--set", "embedding=-1"], {"objective": "microbert"}, "--objective microbert: embedding=-1.0: a weight must"),
         (
             ["--masked-lm", "--set", "critic_input=logits"],
@@ -92,8 +77,8 @@ def filled(changes: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
         ([], {"task": "sst2", "train": "x.tsv", "dev": "y.tsv"}, "--dev: --task sst2 has its own; leave it out"),
         (
             ["--pair", "other"],
-            {"task": "word_order", "train": "FIXTURES/train.tsv"},
-            "the rows of --task word_order are single sentences: leave out --pair",
+            {"task": "sst2", "data": "FIXTURES", "train": "FIXTURES/train.tsv"},
+            "the rows of --task sst2 are single sentences: leave out --pair",
         ),
         ([], {"train": None}, "give the rows by one of --task NAME, --train FILE with --dev FILE, or --corpus TEXT"),
         ([], {"dev": None}, "--dev: give another file than --train"),

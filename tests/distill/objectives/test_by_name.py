@@ -38,24 +38,6 @@ def numbered(given: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**given, "rows": torch.arange(len(given["input_ids"]))}
 
 
-def test_names() -> None:
-    assert list(OBJECTIVES) == [
-        "efficientbert",
-        "tinybert",
-        "moebert",
-        "minimoe",
-        "microbert",
-        "kd",
-        "pkd",
-        "distilbert",
-        "minilm",
-        "minilmv2",
-        "codir",
-        "theseus",
-        "none",
-    ]
-
-
 @pytest.mark.parametrize(
     # Layers that stand in for the teacher's have its width.
     ("name", "width"),

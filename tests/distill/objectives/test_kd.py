@@ -25,7 +25,7 @@ def test_labels_alone(kind: str) -> None:
         assert not list(objective.parameters())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @drawn(st.sampled_from(KINDS), LENGTHS, st.integers(1, 4), st.floats(0, 1), st.floats(0.5, 10), st.integers(0, 999))
 def test_kd(kind: str, lengths: tuple[int, ...], classes: int, alpha: float, temperature: float, seed: int) -> None:
     given = case(kind, lengths, classes, seed=seed)

@@ -48,7 +48,7 @@ def weighed(terms: dict[str, float]) -> float:
     return sum(WEIGHTS[name] * value for name, value in terms.items())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @drawn(st.sampled_from(KINDS), LENGTHS, st.integers(1, 4), st.sampled_from([12, 6]), st.integers(0, 999))
 def test_efficientbert(kind: str, lengths: tuple[int, ...], classes: int, width: int, seed: int) -> None:
     shape = {"kind": kind, "lengths": lengths, "classes": classes, "widths": (width, 12), "seed": seed}

@@ -52,7 +52,7 @@ def exactly(value: float) -> object:
     return pytest.approx(value, rel=1e-6, abs=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(LENGTHS, st.integers(1, 3), SEEDS)
 @example([1], 1, 0)
 @example([5, 0, 7], 3, 0)
@@ -66,7 +66,7 @@ def test_attention(lengths: list[int], heads: int, seed: int) -> None:
     assert released.item() == exactly(references.attention_as_released(*sides, lengths))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(LENGTHS, st.integers(1, 6), st.sampled_from([*STATES]), SEEDS)
 @example([1], 1, cosine_distance, 0)
 @example([0, 7, 1], 3, normalised_mse, 0)
@@ -82,7 +82,7 @@ def test_mean_state() -> None:
     torch.testing.assert_close(mean_state(states, mask_of([3, 1])), expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 6), st.integers(1, 5), st.floats(0.1, 10), st.floats(0.3, 10), SEEDS)
 @example(1, 1, 1.0, 1.0, 0)
 def test_soft_labels(rows: int, classes: int, scale: float, temperature: float, seed: int) -> None:
@@ -149,7 +149,7 @@ def test_no_rows(loss: Callable[..., Tensor]) -> None:
     assert value == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(LENGTHS, st.integers(1, 4), st.tuples(st.integers(1, 3), st.integers(1, 3)), SEEDS)
 @example([1], 1, (1, 1), 0)
 @example([7, 0, 1], 3, (2, 3), 0)
@@ -166,7 +166,7 @@ def test_relations(lengths: list[int], heads: int, sizes: tuple[int, int], seed:
     assert attention_kl(tuple(student), tuple(teacher), mask, heads).item() == exactly(expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 5), st.integers(1, 6), st.integers(1, 8), st.floats(0.07, 2), SEEDS)
 def test_contrastive(rows: int, count: int, width: int, temperature: float, seed: int) -> None:
     shapes = (rows, width), (rows, width), (rows, count, width)
@@ -176,7 +176,7 @@ def test_contrastive(rows: int, count: int, width: int, temperature: float, seed
     assert contrastive(*vectors, temperature).item() == pytest.approx(expected, rel=2e-6, abs=5e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 20), st.integers(1, 8), SEEDS)
 @example(1, 1, 0)
 def test_balance(tokens: int, experts: int, seed: int) -> None:

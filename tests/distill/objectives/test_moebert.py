@@ -15,7 +15,7 @@ from tests.distill.objectives.cases import KINDS, array, case, exactly, hard, ma
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @drawn(st.sampled_from(KINDS), LENGTHS, st.integers(1, 4), st.sampled_from([12, 6]), st.integers(0, 999))
 def test_moebert(kind: str, lengths: tuple[int, ...], classes: int, width: int, seed: int) -> None:
     shape = {"kind": kind, "lengths": lengths, "classes": classes, "widths": (width, 12), "experts": 3, "seed": seed}
@@ -43,7 +43,7 @@ def test_weights_out_of_range(name: str) -> None:
         moebert(*case().configs, **{name: -0.5})
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @drawn(LENGTHS, st.integers(0, 999), st.integers(0, 2))
 def test_answers_as_released(lengths: tuple[int, ...], seed: int, extra: int) -> None:
     """Padding is a choice: cross-entropies and symmetric divergences over all positions, in plain sums."""

@@ -25,7 +25,7 @@ def sides(given: Case, *parts: int) -> list[list[object]]:
     return [[array(side.relations[part]) for part in parts] for side in (given.student, given.teacher)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @drawn(LENGTHS, st.sampled_from([1, 2, 3]), st.sampled_from([12, 6]), SEEDS)
 def test_minilm(lengths: tuple[int, ...], heads: int, width: int, seed: int) -> None:
     shape = {"lengths": lengths, "widths": (width, 12), "heads": (heads, heads), "depths": (3, 4), "seed": seed}
@@ -39,7 +39,7 @@ def test_minilm(lengths: tuple[int, ...], heads: int, width: int, seed: int) -> 
     assert not list(objective.parameters())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @drawn(LENGTHS, st.sampled_from([1, 2, 6]), st.sampled_from([12, 6]), SEEDS)
 def test_minilmv2(lengths: tuple[int, ...], relation_heads: int, width: int, seed: int) -> None:
     shape = {"lengths": lengths, "widths": (width, 12), "heads": (1, 2), "depths": (3, 4), "seed": seed}
@@ -52,7 +52,7 @@ def test_minilmv2(lengths: tuple[int, ...], relation_heads: int, width: int, see
     assert not list(objective.parameters())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @drawn(LENGTHS, st.sampled_from([1, 2, 6]), st.sampled_from([12, 6]), SEEDS)
 def test_minimoe(lengths: tuple[int, ...], relation_heads: int, width: int, seed: int) -> None:
     shape = {"lengths": lengths, "widths": (width, 12), "depths": (3, 4), "seed": seed}

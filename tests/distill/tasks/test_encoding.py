@@ -211,7 +211,7 @@ def test_what_cannot_be_encoded(tokenizer: BertTokenizerFast) -> None:
     for rows, kind, message in (
         (ASKED, TOKEN_CLASSIFICATION, "a QuestionSplit does not hold rows of the kind token_classification"),
         (ASKED, MASKED_LM, "a QuestionSplit does not hold rows of the kind masked_lm"),
-        (ASKED, "tagging", "unknown kind 'tagging'"),
+        (ASKED, "tagging", "unknown task type 'tagging'"),
     ):
         with pytest.raises(ValueError, match=message):
             encode(tokenizer, rows, kind=kind)
@@ -254,13 +254,6 @@ def test_round_trip(kind: str, tokenizer: BertTokenizerFast, tmp_path: Path) -> 
     rows = np.array([len(encoded) - 1, 0])
     for name, tensor in collate(encoded, rows, 0).items():
         assert torch.equal(tensor, collate(loaded, rows, 0)[name]) and len(tensor) == 2
-
-
-def test_files_without_a_kind_are_of_classes(tmp_path: Path) -> None:
-    good = rows_of([3, 1, 4])
-    names = ("input_ids", "token_type_ids", "offsets", "labels")
-    np.savez(tmp_path / "rows.npz", **{name: getattr(good, name) for name in names})
-    assert load_encoded(tmp_path / "rows.npz").kind == "classification"
 
 
 @pytest.mark.parametrize("kind", KINDS)

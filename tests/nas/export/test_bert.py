@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from distill.tasks.types import TASK_TYPES
 from nas.export.bert import as_bert, why_not
 from nas.export.checkpoint import ExportError
 from search_spaces import Architecture, Base, Experts, FFNGraph, Genes
@@ -32,7 +33,7 @@ AUTO = {
 
 def student(*layers: Genes, base: Base = BASE, head: str = "classification") -> Any:
     labels = {"regression": 1, "question_answering": 2}.get(head, 3)
-    return shaken(build(Architecture(base, layers), head, labels)).eval()
+    return shaken(build(Architecture(base, layers), TASK_TYPES[head], labels)).eval()
 
 
 def graph(activation: str) -> FFNGraph:

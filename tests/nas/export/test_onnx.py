@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from distill.tasks.types import TASK_TYPES
 from nas.export.checkpoint import ExportError
 from nas.export.onnx import OnnxModel, export_onnx, padded_batch, verify
 from search_spaces import Architecture, FFNGraph, Genes
@@ -60,7 +61,7 @@ def operations(mismatch: str) -> Any:
 def of_head(head: str) -> Any:
     labels = {"regression": 1, "question_answering": 2}.get(head, 3)
     base = replace(BASE, depth=1)
-    return shaken(build(Architecture(base, (Genes(expansion=HALF),)), head, labels)).eval()
+    return shaken(build(Architecture(base, (Genes(expansion=HALF),)), TASK_TYPES[head], labels)).eval()
 
 
 MODELS: dict[str, Any] = {

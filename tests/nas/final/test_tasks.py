@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from distill.tasks.readers.glue import TASKS
-from distill.tasks.readers.glue_test import SUBMISSIONS
+from distill.tasks.readers.glue_submission import SUBMISSIONS
 from distill.tasks.types import REGRESSION
 from nas.config.load import load_config
 from nas.final.command import main

@@ -90,7 +90,7 @@ def test_stage_3_scores_what_the_slice_computes_alone(tiny_study: TinyStudy, tmp
     stored = load_file(weights_file(workspace.one_shot))
     for name, folders in workspace.by_task.items():
         like = AutoConfig.from_pretrained(folders.teacher)
-        alone = build(architecture, folders.task.kind, template=like)
+        alone = build(architecture, folders.task.type, template=like)
         head = {f"{head_name(alone)}.{part}": stored[f"heads.{name}.{part}"] for part in ("weight", "bias")}
         model = {key.removeprefix("model."): value for key, value in stored.items() if key.startswith("model.bert.")}
         load_weights(alone, inherit(model, architecture) | head)

@@ -29,6 +29,7 @@ from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation import data
 from nas.preparation.prepare import prepare
 from search_spaces import Architecture
+from search_spaces.cost import CLASSIFIER
 from tests.nas.tiny_study import SOURCES, TinyStudy, corpus
 from tests.tiny import bert
 
@@ -57,7 +58,8 @@ def distributions(logits_BC: Tensor, batch: dict[str, Tensor]) -> Tensor:
 MULTI_LABEL = TaskType(
     name=NAME,
     model=AutoModelForSequenceClassification,
-    head="classification",
+    head=CLASSIFIER,
+    pipeline="text-classification",
     problem_type="multi_label_classification",
     classes=True,
     split=Split,

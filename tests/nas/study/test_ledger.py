@@ -11,6 +11,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from distill.tasks.types import TASK_TYPES
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import attribute
@@ -68,8 +69,8 @@ def test_enqueued_architectures_come_first_and_whole(study: optuna.Study) -> Non
         assert trial.user_attrs["macs"] == cost.macs(architecture, labels=3)
 
 
-@pytest.mark.parametrize("head", cost.HEADS)
-def test_costs_are_those_of_the_model_with_its_head(study: optuna.Study, head: str) -> None:
+@pytest.mark.parametrize("head", [kind.head for kind in TASK_TYPES.values()], ids=TASK_TYPES)
+def test_costs_are_those_of_the_model_with_its_head(study: optuna.Study, head: cost.HeadCost) -> None:
     less = cost.head_params(BASE, 3) - cost.head_params(BASE, 3, head)
     space = replace(SPACE, head=head, min_params=SPACE.min_params - less, max_params=SPACE.max_params - less)
     trial, architecture = ledger.ask(study, space, "random", labels=3)

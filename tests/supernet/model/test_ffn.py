@@ -16,10 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
-from transformers import LlamaConfig, ModernBertConfig
-from transformers.activations import ACT2FN
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
-from transformers.models.modernbert.modeling_modernbert import ModernBertMLP
 
 from search_spaces import BINARY, GELU, FFNGraph
 from search_spaces.formula import meaning
@@ -147,40 +145,6 @@ def test_swiglu_and_geglu_are_the_librarys(op: str, name: str) -> None:
     expected = values_and_gradients(theirs, [theirs.gate_proj, theirs.up_proj, theirs.down_proj])
     for mine, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
-
-
-def test_geglu_is_modernberts() -> None:
-    """There both maps are one matrix, the activated half first."""
-    block = make_block(FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))"), 17, gelu="erf")
-    config = ModernBertConfig(
-        hidden_size=WIDTH, intermediate_size=17, hidden_activation="gelu", mlp_bias=True, mlp_dropout=0.0
-    )
-    theirs = ModernBertMLP(config).double()
-    with torch.no_grad():
-        theirs.Wi.weight.copy_(torch.cat((block.expand.weight, block.gate.weight)))
-        theirs.Wi.bias.copy_(torch.cat((block.expand.bias, block.gate.bias)))
-    theirs.Wo.load_state_dict(block.project.state_dict())
-    y, by_x, up, up_bias, gate, gate_bias, down, down_bias = values_and_gradients(
-        block.f, [block.expand, block.gate, block.project]
-    )
-    actual = [y, by_x, torch.cat((up, gate)), torch.cat((up_bias, gate_bias)), down, down_bias]
-    expected = values_and_gradients(theirs, [theirs.Wi, theirs.Wo])
-    for mine, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
-
-
-def test_glu_is_torchs() -> None:
-    block = make_block(FFNGraph.parse("project(mul(gate(x),sigmoid(expand(x))))"), 6)
-    x = torch.randn(3, WIDTH, dtype=torch.float64)
-    expected = block.project(F.glu(torch.cat((block.gate(x), block.expand(x)), dim=-1)))
-    torch.testing.assert_close(block.f(x), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_squared_relu_is_the_librarys() -> None:
-    block = make_block(FFNGraph.parse("project(mul(relu(expand(x)),expand(x)))"), 6)
-    x = torch.randn(3, WIDTH, dtype=torch.float64)
-    expected = block.project(ACT2FN["relu2"](block.expand(x)))
-    torch.testing.assert_close(block.f(x), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_only_gated_graphs_have_a_gate() -> None:

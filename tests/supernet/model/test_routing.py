@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -46,7 +46,6 @@ def queues(experts_NK: Tensor, count: int, mask_BT: Tensor, capacity: Fraction |
     return taken
 
 
-@settings(deadline=None)
 @given(
     st.tuples(st.integers(0, 3), st.integers(1, 6)),
     st.integers(1, 5),

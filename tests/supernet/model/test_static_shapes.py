@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -39,7 +39,6 @@ def expert_head() -> Any:
     return shaken(model).eval()
 
 
-@settings(deadline=None)
 @given(
     st.tuples(st.integers(1, 3), st.integers(1, 6)),
     st.integers(1, 5),

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distill.tasks.types import CLASSIFICATION, IGNORED, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.tasks.types import (
+    CLASSIFICATION,
+    IGNORED,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TASK_TYPES,
+    TOKEN_CLASSIFICATION,
+)
 from distill.training.teacher import set_head
 from search_spaces import FFNGraph
 from supernet.build import build, config_of, full_architecture
@@ -190,7 +197,7 @@ def test_the_summed_loss_adds_up_samples(kind: str, labels: Tensor) -> None:
     architecture = full_architecture(BASE, FFNGraph.parse("project(gelu(expand(x)))"), 1)
     like = config_of(architecture, size)
     set_head(like, [f"{number}" for number in range(size)], kind)
-    model = shaken(build(architecture, kind, template=like)).eval()
+    model = shaken(build(architecture, TASK_TYPES[kind], template=like)).eval()
     expected = one_by_one(model, given, kind)
     torch.testing.assert_close(summed_loss(model, given), expected, rtol=1e-4, atol=1e-5)
     # So importance is of samples: the whole batch at once, or each sentence for itself.

@@ -11,7 +11,7 @@ from distill.tasks.readers.conll import HUB, from_columns, load, read, tags_of
 from distill.tasks.readers.hub import columns
 from distill.tasks.splits import TaggedSplit
 from distill.tasks.task import Task, TaskError
-from tests.distill.real import DATA, needs_data
+from tests import requirements
 
 TRAIN = """-DOCSTART- -X- O O
 
@@ -103,11 +103,10 @@ def test_numbers_of_tags_on_the_hub() -> None:
     assert HUB["wnut17"][1][:3] == ("O", "B-corporation", "I-corporation") and len(HUB["wnut17"][1]) == 13
 
 
-@needs_data
 def test_the_real_files() -> None:
-    data = load_task("wnut17", DATA / "wnut17")
+    data = load_task("wnut17", requirements.data() / "wnut17")
     assert (len(data.train) + len(data.search), len(data.dev)) == (3_394, 1_009)
     assert set(data.task.labels) == set(HUB["wnut17"][1])
     assert sum(map(len, data.dev.words)) == 15_733
-    test = list(read(DATA / "wnut17" / "test.conll"))
+    test = list(read(requirements.data() / "wnut17" / "test.conll"))
     assert len(test) == 1_287 and set(tags_of(word[1] for row in test for word in row)) <= set(data.task.labels)

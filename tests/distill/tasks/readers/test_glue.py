@@ -14,7 +14,7 @@ from distill.tasks.readers.hub import columns
 from distill.tasks.splits import Split
 from distill.tasks.task import TaskError
 from distill.tasks.types import REGRESSION
-from tests.distill.real import DATA, needs_data
+from tests import requirements
 
 HEADERS = {
     "sst2": "sentence label",
@@ -227,7 +227,6 @@ def test_the_hub_out_of_reach_is_one_line(tmp_path: Path) -> None:
         columns(str(tmp_path / "nothing"), "train")
 
 
-@needs_data
 @pytest.mark.parametrize(
     ("name", "folder", "train", "dev"),
     [
@@ -238,17 +237,16 @@ def test_the_hub_out_of_reach_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_row_counts_of_the_real_files(name: str, folder: str, train: int, dev: int) -> None:
-    data = load(name, DATA / folder)
+    data = load(name, requirements.data() / folder)
     assert (len(data.train) + len(data.search), len(data.dev)) == (train, dev)
     assert set(data.dev.labels) == set(range(len(data.task.labels)))
     assert not set(data.train.keys()) & set(data.search.keys())
 
 
-@needs_data
 def test_another_task_s_folder_is_refused() -> None:
     with pytest.raises(TaskError, match=r"train.tsv:1: 2 tab-separated cells; the header has 4"):
-        load("cola", DATA / "glue" / "SST-2")
+        load("cola", requirements.data() / "glue" / "SST-2")
     with pytest.raises(TaskError, match="no column 'sentence'"):
-        load("sst2", DATA / "glue" / "RTE")
+        load("sst2", requirements.data() / "glue" / "RTE")
     with pytest.raises(TaskError, match="'not_entailment' is not one of 0, 1"):
-        load("wnli", DATA / "glue" / "RTE")
+        load("wnli", requirements.data() / "glue" / "RTE")

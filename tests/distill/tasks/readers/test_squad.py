@@ -14,7 +14,7 @@ from distill.tasks.readers.squad import from_columns, load, read
 from distill.tasks.splits import QuestionSplit
 from distill.tasks.task import Task, TaskError
 from distill.tasks.types import QUESTION_ANSWERING
-from tests.distill.real import DATA, needs_data
+from tests import requirements
 
 CONTEXT = "Ann lives in Bern. Berns are rare."
 WHERE = [{"text": "Bern", "answer_start": 13}, {"text": "in Bern", "answer_start": 10}]
@@ -141,9 +141,8 @@ def test_tables_of_the_hub(tmp_path: Path) -> None:
         from_columns("squad_v2", {"id": [], "question": [], "context": []})
 
 
-@needs_data
 def test_the_real_files() -> None:
-    data = load_task("squad", DATA / "squad")
+    data = load_task("squad", requirements.data() / "squad")
     assert (len(data.train) + len(data.search), len(data.dev)) == (11_877, 10_570)
     assert not set(data.train.contexts) & set(data.search.contexts)
     assert all(data.dev.answers) and max(map(len, data.dev.answers)) > 1

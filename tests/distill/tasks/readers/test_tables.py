@@ -12,7 +12,7 @@ from distill.tasks.readers.glue import TASKS, read
 from distill.tasks.readers.tables import TableError, read_rows, table_task
 from distill.tasks.task import Task, hold_out
 from distill.tasks.types import REGRESSION
-from tests.distill.real import DATA, needs_data
+from tests import requirements
 
 ROWS = [('a "quoted start', "x", "yes"), ("12", "y, z", "no"), ("NA", "null", "no"), ("it's", "w", "yes")]
 
@@ -198,11 +198,10 @@ def test_a_regression_of_two_files(tmp_path: Path) -> None:
     assert len(data.dev) == 20 == len(data.train) + len(data.search)
 
 
-@needs_data
 def test_no_row_of_the_real_files_is_lost() -> None:
     for name, folder, text, pair in (("sst2", "SST-2", "sentence", None), ("rte", "RTE", "sentence1", "sentence2")):
         for file in ("train.tsv", "dev.tsv"):
-            path = DATA / "glue" / folder / file
+            path = requirements.data() / "glue" / folder / file
             found, _ = read_rows(path, text, "label", pair)
             official = read(TASKS[name], path)
             assert found.texts == tuple(cell.strip() for cell in official.texts)

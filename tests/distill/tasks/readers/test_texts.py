@@ -6,7 +6,7 @@ from pyarrow import parquet
 
 from distill.tasks.readers.texts import read_lines, read_paragraphs, text_key
 from distill.tasks.task import TaskError
-from tests.distill.real import DATA, needs_data
+from tests import requirements
 
 
 def read_text(source: str | Path) -> list[str]:
@@ -74,9 +74,8 @@ def test_lines(tmp_path: Path) -> None:
         assert read_lines(tmp_path / "lines") == lines
 
 
-@needs_data
 def test_the_real_files() -> None:
-    texts = read_text(DATA / "text")
+    texts = read_text(requirements.data() / "text")
     assert len(texts) > 50_000 and all(text == text.strip() != "" for text in texts)
     assert 2.0e6 < sum(len(text.split()) for text in texts) < 2.2e6
     assert not any(text.startswith("= ") and text.endswith(" =") for text in texts)

@@ -14,7 +14,7 @@ from distill.tasks.splits import QuestionSplit
 from distill.tasks.task import score
 from distill.tasks.types import QUESTION_ANSWERING, encode
 from distill.tasks.types.question_answering import LONGEST_ANSWER, best_answers
-from tests.distill.real import DATA, needs_data
+from tests import requirements
 from tests.tiny import tokenizer
 
 
@@ -89,12 +89,11 @@ def test_no_answer_where_the_lowest_first_token_outdoes_it(pieces: BertTokenizer
     assert best_answers(rows, logits, split.contexts, False) == [answer]
 
 
-@needs_data
 def test_right_logits_on_the_real_files_are_right() -> None:
     """Only answers that are a part of a word piece cannot be said."""
-    whole = load_task("squad", DATA / "squad")
+    whole = load_task("squad", requirements.data() / "squad")
     split = whole.dev.take(range(1500))
-    vocabulary = BertTokenizerFast(vocab=str(DATA / "vocab" / "bert-base-uncased-vocab.txt"))
+    vocabulary = BertTokenizerFast(vocab=str(requirements.data() / "vocab" / "bert-base-uncased-vocab.txt"))
     rows = encode(vocabulary, split, 128, kind=QUESTION_ANSWERING)
     assert rows.labels is not None and len(rows) > len(split) and rows.lengths.max() == 128
     logits = []

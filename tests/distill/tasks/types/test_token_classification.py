@@ -11,7 +11,7 @@ from distill.tasks.splits import TaggedSplit
 from distill.tasks.task import score
 from distill.tasks.types import TOKEN_CLASSIFICATION, encode
 from distill.tasks.types.token_classification import predict
-from tests.distill.real import DATA, needs_data
+from tests import requirements
 from tests.tiny import tokenizer
 
 
@@ -46,10 +46,9 @@ def test_words_without_a_token_are_outside(
     )
 
 
-@needs_data
 def test_right_logits_on_the_real_files_are_right() -> None:
-    data = load_task("wnut17", DATA / "wnut17")
-    vocabulary = BertTokenizerFast(vocab=str(DATA / "vocab" / "bert-base-uncased-vocab.txt"))
+    data = load_task("wnut17", requirements.data() / "wnut17")
+    vocabulary = BertTokenizerFast(vocab=str(requirements.data() / "vocab" / "bert-base-uncased-vocab.txt"))
     rows = encode(vocabulary, data.dev, 128, kind=TOKEN_CLASSIFICATION)
     assert rows.labels is not None
     one = np.eye(len(data.task.labels))
