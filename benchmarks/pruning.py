@@ -29,7 +29,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.candidates import phases_of
 from benchmarks.common import Kept, Report, difference, timed
-from distill.objectives.outputs import INPUTS, Batch
+from distill.encoders.parts import encoder_layers, model_inputs
+from distill.objectives.outputs import Batch
 from distill.tasks.encoding import collate, eval_batches, take
 from nas.budget import limits_of
 from nas.config.load import load_config
@@ -53,7 +54,7 @@ Row = dict[str, Any]
 
 def blocks_of(model: PreTrainedModel) -> list[Any]:
     """The only block of each layer."""
-    return [layer.ffn[0] for layer in model.base_model.encoder.layer]
+    return [layer.ffn[0] for layer in encoder_layers(model)]
 
 
 def mask_gradients(
@@ -223,7 +224,7 @@ def _mean_loss(model: nn.Module, batch: Batch, accelerator: Accelerator) -> Tens
 
 
 def _logits(model: nn.Module, batch: Batch) -> Tensor:
-    logits: Tensor = model(**{name: batch[name] for name in INPUTS if name in batch}).logits
+    logits: Tensor = model(**model_inputs(model, batch)).logits
     return logits
 
 
@@ -280,7 +281,7 @@ def of_budget(options: Namespace, budget: int, supernet: int) -> dict[str, Row]:
     rows = {}
     for name, make in methods.items():
         model, seconds = timed(make)
-        widths = [block.expand.out_features for layer in model.base_model.encoder.layer for block in layer.ffn]
+        widths = [block.expand.out_features for layer in encoder_layers(model) for block in layer.ffn]
         weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
         scores = []
         for steps in options.steps:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import BenchmarkError, Report, Row, compare, timed
+from distill.encoders.family import family_of
 from distill.objectives.layer_maps import uniform
 from distill.tasks.encoding import token_frequencies, training_batches
 from distill.tasks.readers import load_task
@@ -159,7 +160,7 @@ def run(options: Namespace, report: Report) -> None:
     def distil_into(setting: Setting, seed: int) -> Row:
         torch.manual_seed(seed)
         last_teacher = teacher
-        widths = [shallow.config.intermediate_size] if setting.assistant else []
+        widths = [family_of(shallow).size(shallow.config, "inner")] if setting.assistant else []
         for width in (*widths, options.width):
             model = student(setting, width, seed)
             before = score(model)

@@ -36,7 +36,7 @@ def parser() -> Parser:
     result.usage = f"{called_as('python -m distill')} --student MODEL --out DIR [option ...]"
     add = result.add_argument
     add("--student", required=True, metavar="MODEL", help="a checkpoint, or the teacher's first:N or uniform:N layers")
-    add("--teacher", metavar="MODEL", help="a BERT-shaped checkpoint: a folder, or a name on the hub")
+    add("--teacher", metavar="MODEL", help="an encoder: a folder, or a name on the hub")
     add(
         "--assistant",
         action="append",

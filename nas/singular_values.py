@@ -12,8 +12,6 @@ from nas.config.schema import ConfigError
 
 # The parts of the largest singular value above which values are counted, as in the paper.
 THRESHOLDS = (0.2, 0.1, 0.05)
-# Our own layers, and those of BERT.
-_OUTPUT = re.compile(r"(?:^|\.)layer\.(\d+)\.(?:ffn\.(\d+)\.project|output\.dense)\.weight$")
 
 
 @dataclass(frozen=True)
@@ -49,17 +47,24 @@ def spectra(folder: Path) -> list[Spectrum]:
 
     Raises:
         ConfigError: the folder has no weights, or none of FFNs, or they are not finite.
+        distill.training.teacher.TeacherError: it is not the checkpoint of an encoder that is supported.
     """
     from safetensors import safe_open
+
+    from distill.encoders.family import family_of
+    from distill.training.teacher import load_config
 
     file = folder / "model.safetensors"
     if not file.exists():
         raise ConfigError(f"{folder} has no {file.name}: give the folder of a checkpoint")
+    family = family_of(load_config(str(folder), students=True))
+    output = re.compile(re.escape(f"{family.project}.weight").replace(r"\{\}", r"(\d+)"))
     found: list[Spectrum] = []
     with safe_open(file, framework="pt") as weights:
         for name in weights.keys():  # noqa: SIM118  (it is not iterable itself)
-            if match := _OUTPUT.search(name):
-                layer, block = int(match[1]) + 1, int(match[2] or 0) + 1
+            parts = family.split(name)
+            if parts and (match := output.fullmatch(parts[2])):
+                layer, block = parts[1] + 1, int(match[1]) + 1 if match.groups() else 1
                 weight = weights.get_tensor(name).float().numpy()
                 if not np.isfinite(weight).all():
                     raise ConfigError(f"{file}: {name} is not finite")
@@ -68,7 +73,7 @@ def spectra(folder: Path) -> list[Spectrum]:
                 else:
                     found += [_spectrum(layer, block, number, own) for number, own in enumerate(weight, start=1)]
     if not found:
-        raise ConfigError(f"{file} has no FFN of a BERT")
+        raise ConfigError(f"{file} has no FFN")
     return sorted(found, key=lambda one: (one.layer, one.block, one.expert or 0))
 
 

@@ -5,13 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from distill.encoders.family import family_of
+from distill.encoders.parts import model_inputs
+from distill.encoders.students import class_of, student_config, student_family
 from distill.memory import physical_memory
-from distill.objectives.outputs import INPUTS
 from distill.tasks.types import TaskType, classification, task_type_of
 from distill.training.teacher import TeacherError
 from search_spaces import cost
@@ -20,40 +21,15 @@ from search_spaces.base import Base
 from search_spaces.errors import UserError
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.operations import BINARY, UNARY
-from supernet.model.configuration_nas_bert import AUTO_MAP, NasBertConfig
 from supernet.model.ffn import EXPORTED_OPERATIONS
-from supernet.model.modeling_nas_bert import (
-    NasBertForMaskedLM,
-    NasBertForQuestionAnswering,
-    NasBertForSequenceClassification,
-    NasBertForTokenClassification,
-    NasBertModel,
-    export_fault,
-)
+from supernet.model.student import export_fault
 
-# The classes of students by transformers' auto class, which a task type names.
-STUDENTS: dict[str, type[PreTrainedModel]] = {
-    str(model._auto_class): model
-    for model in (
-        NasBertModel,
-        NasBertForMaskedLM,
-        NasBertForSequenceClassification,
-        NasBertForTokenClassification,
-        NasBertForQuestionAnswering,
-    )
-}
-INHERITED = (
-    "id2label",
-    "label2id",
-    "problem_type",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "classifier_dropout",
-    "layer_norm_eps",
-    "pad_token_id",
-)
+# What a student has from the configuration of its teacher, beside the keys that its family names.
+INHERITED = ("id2label", "label2id", "problem_type", "pad_token_id")
+# The settings of a base for which only some families have the modules.
+OF_SOME_FAMILIES = {"embedding": "embedding_size", "head_experts": "head_experts"}
 
-# For each `hidden_act` of a teacher: the activation of the base graph, and the form of gelu.
+# For each activation of a teacher: that of the base graph, and the form of gelu.
 ACTIVATIONS: dict[str, tuple[str, str]] = {
     "gelu": ("gelu", "erf"),
     "gelu_new": ("gelu", "tanh"),
@@ -63,22 +39,20 @@ ACTIVATIONS: dict[str, tuple[str, str]] = {
     "swish": ("swish", "tanh"),
 }
 
-# What loads a checkpoint from here on takes these classes, not the code in the checkpoint's folder.
-AutoConfig.register("nas_bert", NasBertConfig)
-for auto_class, model in STUDENTS.items():
-    getattr(transformers, auto_class).register(NasBertConfig, model, exist_ok=True)
 
-
-def config_of(architecture: Architecture, labels: int = 2, template: PretrainedConfig | None = None) -> NasBertConfig:
+def config_of(architecture: Architecture, labels: int = 2, template: PretrainedConfig | None = None) -> Any:
     """The Hugging Face configuration that describes `architecture` completely.
 
     Args:
         labels: the number of outputs.
-        template: configuration, usually of the supernet or the teacher, from which settings outside the architecture
-            are copied (label names, dropout, epsilon of LayerNorm, padding token). Without it, `BertConfig`'s defaults
-            are used.
+        template: configuration, usually of the supernet or the teacher, of whose family the student is, and from which
+            settings outside the architecture are copied (label names, dropout, epsilon of LayerNorm, padding token).
+            Without it, the student is one of BERT with transformers' defaults.
+
+    Raises:
+        BuildError: the family has no modules for a setting of the base.
     """
-    base = architecture.base
+    base, family = architecture.base, student_family(template)
     ffn = []
     for genes in architecture.layers:
         inner = genes.inner(base)
@@ -92,36 +66,41 @@ def config_of(architecture: Architecture, labels: int = 2, template: PretrainedC
         if genes.experts != DENSE:
             layer["experts"] = expert_settings(genes.experts)
         ffn.append(layer)
-    config = NasBertConfig(
-        vocab_size=base.vocabulary,
-        hidden_size=base.width,
-        num_hidden_layers=base.depth,
-        num_attention_heads=base.heads,
-        intermediate_size=base.inner,
-        hidden_act="gelu" if base.gelu == "erf" else "gelu_pytorch_tanh",
-        max_position_embeddings=base.positions,
-        type_vocab_size=base.token_types,
+    config = student_config(
+        family,
+        **{key: getattr(base, name) for name, key in family.sizes.items()},
+        **{family.activation_key: "gelu" if base.gelu == "erf" else "gelu_pytorch_tanh"},
         num_labels=labels,
         ffn=ffn,
         gelu=base.gelu,
         mismatch=base.mismatch,
-        embedding_size=base.embedding,
         attention_experts=base.attention_experts,
-        head_experts=base.head_experts,
         gate_scale=base.gate_scale,
         router_jitter_noise=base.gate_jitter,
         capacity_per=base.capacity_per,
-        auto_map=AUTO_MAP,
     )
-    for name in INHERITED if template is not None else ():
-        setattr(config, name, getattr(template, name))
+    for name, key in OF_SOME_FAMILIES.items():
+        if hasattr(config, key):
+            setattr(config, key, getattr(base, name))
+        elif getattr(base, name) not in (None, 1):
+            raise BuildError(
+                f"base.{name} is {getattr(base, name)}: students of encoders of the type {family.students_of!r} cannot "
+                "have it"
+            )
+    if template is not None:
+        for name in (*INHERITED, *family.dropouts, family.head_dropout, family.epsilon):
+            setattr(config, name, getattr(template, name))
     return config
 
 
 def expert_settings(experts: Experts) -> dict[str, Any]:
-    """The value of the key `experts` in a layer's entry of `NasBertConfig.ffn`."""
+    """The value of the key `experts` in a layer's entry of `StudentConfig.ffn`."""
     capacity = None if experts.capacity is None else str(experts.capacity)
     return {"count": experts.count, "routing": experts.routing, "top_k": experts.top_k, "capacity": capacity}
+
+
+class BuildError(UserError, ValueError):
+    """There is no student of an architecture in a family of encoders."""
 
 
 class ExportError(UserError, ValueError):
@@ -184,7 +163,7 @@ def build(
     """
     check_memory(architecture)
     config = config_of(architecture, labels, template)
-    student = student_class(task_type)
+    student = student_class(config, task_type)
     if weights is None:
         return student(config)
     with no_init_weights():  # random weights take several times as long as the rest
@@ -194,9 +173,9 @@ def build(
     return model
 
 
-def student_class(task_type: TaskType | None) -> type[PreTrainedModel]:
-    """The class of students for tasks of this type; None: without a head."""
-    return STUDENTS["AutoModel" if task_type is None else task_type.model.__name__]
+def student_class(config: Any, task_type: TaskType | None) -> type[PreTrainedModel]:
+    """The class of students with this configuration for tasks of this type; None: without a head."""
+    return class_of(family_of(config), AutoModel if task_type is None else task_type.model)
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -206,31 +185,26 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 def set_dropout(model: PreTrainedModel, probability: float) -> None:
     """Set the probability of every dropout module of the model, and those in its configuration."""
-    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = probability
+    for name in family_of(model).dropouts:
+        setattr(model.config, name, probability)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = probability
 
 
 def base_of_teacher(config: Any) -> tuple[Base, FFNGraph]:
-    """The base and the base graph of a student that starts as a copy of a BERT with this configuration.
+    """The base and the base graph of a student that starts as a copy of an encoder with this configuration.
 
     Raises:
         TeacherError: the teacher's activation is not among the operations.
     """
-    if config.hidden_act not in ACTIVATIONS:
-        raise TeacherError(f"the teacher's hidden_act is {config.hidden_act!r}; supported are {', '.join(ACTIVATIONS)}")
-    activation, gelu = ACTIVATIONS[config.hidden_act]
-    base = Base(
-        depth=config.num_hidden_layers,
-        width=config.hidden_size,
-        heads=config.num_attention_heads,
-        inner=config.intermediate_size,
-        vocabulary=config.vocab_size,
-        positions=config.max_position_embeddings,
-        token_types=config.type_vocab_size,
-        gelu=gelu,
-    )
+    family = family_of(config)
+    name = getattr(config, family.activation_key)
+    if name not in ACTIVATIONS:
+        raise TeacherError(f"the teacher's {family.activation_key} is {name!r}; supported are {', '.join(ACTIVATIONS)}")
+    activation, gelu = ACTIVATIONS[name]
+    sizes: dict[str, Any] = {field: family.size(config, field) for field in family.sizes}
+    base = Base(**sizes, gelu=gelu)
     return base, FFNGraph.parse(f"project({activation}(expand(x)))")
 
 
@@ -263,7 +237,7 @@ def from_teacher(
     input, averaged over tokens.
 
     Args:
-        teacher: a BERT with any head, as `distill.training.teacher.load_model` checks and loads it.
+        teacher: an encoder with any head, as `distill.training.teacher.load_model` checks and loads it.
         stack: number of blocks in every layer.
         block_inputs: standard deviation and mean of each layer's output, from `layer_output_statistics`; required if
             `stack` is above 1.
@@ -276,29 +250,22 @@ def from_teacher(
     base, graph = base_of_teacher(teacher.config)
     base = replace(base, mismatch=mismatch)
     supernet = build(full_architecture(base, graph, stack), task_type_of(teacher), template=teacher.config)
-    weights = supernet.state_dict()
+    weights, family = supernet.state_dict(), family_of(supernet)
     for name, tensor in teacher.state_dict().items():
-        weights[_student_name(name)] = tensor.clone()
+        weights[family_of(teacher).renamed(family, name)] = tensor.clone()
     if stack > 1:
         if block_inputs is None:
             raise ValueError("a supernet of several blocks needs block_inputs: layer_output_statistics(...)")
         for layer, (deviation, mean) in enumerate(block_inputs):
             for block in range(1, stack):
-                prefix = f"bert.encoder.layer.{layer}.ffn.{block}."
-                weights[prefix + "project.weight"] = torch.zeros_like(weights[prefix + "project.weight"])
-                weights[prefix + "project.bias"] = torch.zeros_like(weights[prefix + "project.bias"])
-                weights[prefix + "LayerNorm.weight"] = torch.full_like(weights[prefix + "LayerNorm.weight"], deviation)
-                weights[prefix + "LayerNorm.bias"] = torch.full_like(weights[prefix + "LayerNorm.bias"], mean)
+                project, norm = (
+                    f"{family.prefix(weights)}{layer}.{path.format(block)}" for path in (family.project, family.norm)
+                )
+                for name, value in (("weight", deviation), ("bias", mean)):
+                    weights[f"{project}.{name}"] = torch.zeros_like(weights[f"{project}.{name}"])
+                    weights[f"{norm}.{name}"] = torch.full_like(weights[f"{norm}.{name}"], value)
     load_weights(supernet, weights)
     return supernet
-
-
-def _student_name(name: str) -> str:
-    """The name in a `NasBertModel` of a parameter of transformers' BERT."""
-    name = name.replace(".intermediate.dense.", ".ffn.0.expand.")
-    if ".attention." not in name:
-        name = name.replace(".output.dense.", ".ffn.0.project.").replace(".output.LayerNorm.", ".ffn.0.LayerNorm.")
-    return name
 
 
 @torch.no_grad()
@@ -311,8 +278,7 @@ def layer_output_statistics(teacher: PreTrainedModel, batches: list[dict[str, Te
     totals = torch.zeros(teacher.config.num_hidden_layers, 2, dtype=torch.float64)
     tokens = 0
     for batch in batches:
-        inputs = {name: batch[name] for name in INPUTS if name in batch}
-        states = teacher(**inputs, output_hidden_states=True).hidden_states[1:]
+        states = teacher(**model_inputs(teacher, batch), output_hidden_states=True).hidden_states[1:]
         mask_BT = batch["attention_mask"].bool()
         tokens += int(mask_BT.sum())
         for layer, state_BTD in enumerate(states):

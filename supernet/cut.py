@@ -2,12 +2,12 @@
 supernet of EfficientBERT (Dong et al., 2021, section 4.3).
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 
 from torch import Tensor
 
+from distill.encoders.family import family_of_weights
 from search_spaces.base import Base
 
 # The fields of a base that may become smaller. All others but the depth stay the same.
@@ -15,7 +15,6 @@ SMALLER = ("width", "inner", "embedding")
 # The parts of MobileBERT's trigram embedding: the next, this and the previous word.
 TRIGRAM = 3
 
-_LAYER = re.compile(r"(?<=encoder\.layer\.)\d+(?=\.)")
 _TRIGRAM_MAP = "embeddings.embedding_transformation.weight"
 
 
@@ -64,8 +63,11 @@ def cut(weights: Mapping[str, Tensor], source: Base, base: Base, like: Mapping[s
     check_cut(source, base)
     repeats = base.depth // source.depth
 
+    family = family_of_weights(weights)
+
     def origin(name: str) -> str:
-        return _LAYER.sub(lambda layer: str(int(layer[0]) // repeats), name)
+        parts = family.split(name)
+        return f"{parts[0]}{parts[1] // repeats}.{parts[2]}" if parts else name
 
     return {name: _leading(weights[origin(name)], tensor, name.endswith(_TRIGRAM_MAP)) for name, tensor in like.items()}
 

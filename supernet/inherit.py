@@ -6,16 +6,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from distill.encoders.family import CHANNELS, Family, family_of_weights
 from search_spaces.architecture import Architecture, Genes
 from search_spaces.base import Base
 from search_spaces.cost import project_width
 from supernet.experts.channels import expert_channels
 from supernet.experts.routers import initial_gate, initial_head, routing_tables
 
-# "...encoder.layer.3." and the name within the layer.
-_LAYER = re.compile(r"((?:.*\.)?encoder\.layer\.(\d+)\.)(.+)")
+# The name of a block's tensor in its layer.
 _BLOCK = re.compile(r"ffn\.(\d+)\.(\w+)\.(weight|bias)")
-_ATTENTION = re.compile(r"attention\.(?:self\.(?:query|key|value)|output\.dense)\.(?:weight|bias)")
+# That of the gate of an attention with experts.
+ATTENTION_GATE = "attention.router.weight"
 
 
 def inherit(
@@ -45,35 +46,41 @@ def inherit(
         ValueError: the supernet has experts, or too few blocks or channels for a layer, or frequencies are missing.
     """
     base, layers = architecture.base, architecture.layers
+    family = family_of_weights(weights)
     for name, tensor in weights.items():
-        if tensor.dim() == 3 and _LAYER.fullmatch(name):
+        if tensor.dim() == 3 and family.split(name):
             raise ValueError(f"the supernet must be dense: {name} is of {len(tensor)} experts")
     inherited: dict[str, Tensor] = {}
     block_counts = [0] * len(layers)
     projected_widths = [project_width(base, genes) for genes in layers]
     for name, tensor in weights.items():
-        match = _LAYER.fullmatch(name)
-        if not match:
+        parts = family.split(name)
+        if parts is None:
             inherited[name] = tensor.clone()
             continue
-        layer = int(match[2])
+        _, layer, inside = parts
         if layer >= len(layers):
             raise ValueError(f"the supernet has a layer {layer}; the architecture has {len(layers)} layers")
-        block = _BLOCK.fullmatch(match[3])
+        block = _BLOCK.fullmatch(inside)
         if not block:
-            copies = base.attention_experts if _ATTENTION.fullmatch(match[3]) else 1
+            copies = base.attention_experts if _of_attention(family, inside) else 1
             inherited[name] = _copies(tensor, copies)
             continue
         genes, number, module, kind = layers[layer], int(block[1]), block[2], block[3]
         if number >= genes.stack or module == "router" or (module == "gate" and not genes.graph.gated):
             continue
         block_counts[layer] = max(block_counts[layer], number + 1)
-        inherited[name] = tensor = _block_tensor(tensor, base, genes, projected_widths[layer], module, kind, name)
+        _, dimension = family.slices(number).get(inside, (CHANNELS, None))
+        copies = genes.experts.count if module == "project" else 1
+        inherited[name] = tensor = (
+            _copies(tensor, copies)
+            if dimension is None
+            else _channels(tensor, base, genes, projected_widths[layer], dimension, name)
+        )
         gate = name.replace(".expand.", ".gate.")
         if module == "expand" and genes.graph.gated and gate not in weights:
             inherited[gate] = torch.full_like(tensor, float(kind == "bias"))
-    prefix = next(match[1] for name in weights if (match := _LAYER.fullmatch(name)))
-    prefix = prefix[: prefix.rindex("encoder.layer.")] + "encoder.layer."
+    prefix = family.prefix(weights)
     for layer, genes in enumerate(layers):
         if block_counts[layer] < genes.stack:
             raise ValueError(
@@ -90,23 +97,22 @@ def inherit(
     return routing_tables(architecture, prefix, frequencies, seed) | inherited
 
 
-def _block_tensor(
-    tensor: Tensor, base: Base, genes: Genes, projected: int, module: str, kind: str, name: str
-) -> Tensor:
-    """The slice of a block's tensor for these genes; the slices of several experts are stacked along a new first
+def _of_attention(family: Family, inside: str) -> bool:
+    """Whether a tensor of a layer is of a linear map of its attention."""
+    return inside.rpartition(".")[0] in (family.query, family.key, family.value, family.output)
+
+
+def _channels(tensor: Tensor, base: Base, genes: Genes, projected: int, dimension: int, name: str) -> Tensor:
+    """The channels of a block's tensor for these genes; those of several experts are stacked along a new first
     dimension.
 
     Args:
         projected: input width of `project`.
-        module: "expand", "gate", "project" or "LayerNorm".
-        kind: "weight" or "bias".
+        dimension: that of the channels: 0 of `expand` and `gate`, 1 of `project`.
         name: the tensor's name in the supernet, for error messages.
     """
     count = genes.experts.count
     inner = genes.inner(base)
-    dimension = {"expand": 0, "gate": 0, "project": None if kind == "bias" else 1}.get(module)
-    if dimension is None:
-        return _copies(tensor, count if module == "project" else 1)
     if count == 1:
         return _leading(tensor, dimension, inner if dimension == 0 else projected, name).clone()
     channels_EC = expert_channels(base, genes)
@@ -129,7 +135,7 @@ def _gates(
     if experts.kind.learned:
         gates = {f"{prefix}ffn.{block}.router.weight": (experts.count, block + 1) for block in range(genes.stack)}
     if base.attention_experts > 1:
-        gates[f"{prefix}attention.router.weight"] = (base.attention_experts, 0)
+        gates[prefix + ATTENTION_GATE] = (base.attention_experts, 0)
     like = next(tensor for name, tensor in weights.items() if name.startswith(prefix))
     return {
         name: _leading(weights[name], 0, count, name).clone()
@@ -146,14 +152,14 @@ def attention_slice(weights: Mapping[str, Tensor], count: int) -> dict[str, Tens
     Args:
         weights: state dict of a model with at least as many experts in every attention.
     """
-    result = {}
+    result, family = {}, family_of_weights(weights)
     for name, tensor in weights.items():
-        match = _LAYER.fullmatch(name)
-        place = match[3] if match else ""
-        if place == "attention.router.weight":
+        parts = family.split(name)
+        place = parts[2] if parts else ""
+        if place == ATTENTION_GATE:
             if count > 1:
                 result[name] = tensor[:count]
-        elif _ATTENTION.fullmatch(place) and tensor.dim() == (3 if place.endswith("weight") else 2):
+        elif _of_attention(family, place) and tensor.dim() == (3 if place.endswith("weight") else 2):
             result[name] = tensor[0] if count == 1 else tensor[:count]
         else:
             result[name] = tensor

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.objectives.outputs import INPUTS, Batch
+from distill.encoders.parts import model_inputs
+from distill.objectives.outputs import Batch
 
 
 @torch.no_grad()
@@ -39,7 +40,7 @@ def module_inputs(
     try:
         with precision():
             for batch in batches:
-                inputs = {name: batch[name].to(model.device) for name in INPUTS if name in batch}
+                inputs = {name: tensor.to(model.device) for name, tensor in model_inputs(model, batch).items()}
                 valid_BT = inputs["attention_mask"].bool()
                 model.base_model(**inputs)
     finally:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PretrainedConfig, PreTrainedModel
 
+from distill.encoders.family import family_of
+from distill.encoders.parts import output_layer
 from distill.objectives import Objective
 from distill.objectives.outputs import Batch
 from distill.tasks.types import TaskType, task_type_of
@@ -39,7 +41,7 @@ class OneShotSupernet(nn.Module):
 
     Args:
         model: a model of the largest architecture, whose FFNs are dense.
-        heads: for each task the linear head that replaces the model's.
+        heads: for each task the linear map to its outputs, which replaces the model's.
         experts: all choices of experts in the search space.
         frequencies: frequency of every token id (vocabulary,), for routings that need it.
         problem_types: task -> the `problem_type` of a model's configuration, which says what its head predicts.
@@ -92,7 +94,7 @@ class OneShotSupernet(nn.Module):
             config = self.model.config
             self._shell = (build(self.architecture, task_type_of(self.model), config.num_labels, config),)
         self.set_attn_implementation(self.model.config._attn_implementation)
-        prefix = f"{self.model.base_model_prefix}.encoder.layer."
+        prefix = family_of(self.model).prefix(name for name, _ in self.model.named_parameters())
         tables = routing_tables(self.architecture, prefix, self.frequencies, self.seed)
         self._tables = {name: table.to(self.model.device) for name, table in tables.items()}
 
@@ -125,7 +127,7 @@ class OneShotSupernet(nn.Module):
 
     def _head_weights(self) -> dict[str, Tensor]:
         """The parameters of the active task's head, under the names of the model's own head."""
-        prefix = head_name(self.model)
+        prefix = output_layer(self.model)
         return {f"{prefix}.{name}": value for name, value in self.heads[self.task].named_parameters()}
 
     @property
@@ -148,11 +150,6 @@ class OneShotSupernet(nn.Module):
         """As `PreTrainedModel.set_attn_implementation`."""
         for model in (self.model, *self._shell):
             model.set_attn_implementation(name)
-
-
-def head_name(model: nn.Module) -> str:
-    """The name of the attribute that holds a model's head."""
-    return "qa_outputs" if hasattr(model, "qa_outputs") else "classifier"
 
 
 def interleaved(turns: Mapping[str, int], seed: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Prune a BERT to a share of its encoder: attention heads and FFN channels of all layers, by their importance.
+"""Prune an encoder to a share of its layers: attention heads and FFN channels of all layers, by their importance.
 
     python -m supernet.prune CHECKPOINT --keep 5% --task NAME --out DIR [--data DIR]
     python -m supernet.prune CHECKPOINT --keep 5% --train FILE --dev FILE --text COLUMN --label COLUMN --out DIR
@@ -30,7 +30,7 @@ from search_spaces.numbers import share
 def parser() -> Parser:
     result = Parser(prog="supernet.prune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = result.add_argument
-    add("checkpoint", help="a fine-tuned BERT: a folder, or a name on the hub")
+    add("checkpoint", help="a fine-tuned encoder: a folder, or a name on the hub")
     add(
         "--keep",
         required=True,

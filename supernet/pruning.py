@@ -1,4 +1,4 @@
-"""Structured pruning: the most important attention heads and FFN channels of a whole BERT, and nothing else of it."""
+"""Structured pruning: the most important attention heads and FFN channels of an encoder, and nothing else of it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
+from distill.encoders.family import CHANNELS, HEADS, family_of
+from distill.encoders.parts import encoder_layers, selected
 from distill.objectives.outputs import Batch
 from distill.tasks.types import task_type_of
 from search_spaces.architecture import Architecture, Genes
@@ -16,8 +18,6 @@ from search_spaces.base import Base
 from search_spaces.errors import UserError
 from supernet.build import base_of_teacher, config_of, from_teacher, load_weights, student_class
 from supernet.order.importance import allocate_by_importance, mask_importance, summed_loss
-
-QKV_PARAMETERS = ("query.weight", "query.bias", "key.weight", "key.bias", "value.weight", "value.bias")
 
 
 class PruningError(UserError, ValueError):
@@ -97,7 +97,7 @@ def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     """The model in eval mode with only these heads and channels; it computes what `dense` does with the others masked.
 
     Args:
-        dense: a BERT with any head.
+        dense: an encoder with any head.
 
     Returns:
         A model of `supernet.model` with the same kind of head.
@@ -110,22 +110,19 @@ def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     config = config_of(Architecture(base, tuple(genes)), dense.config.num_labels, dense.config)
     if any(len(heads) < base.heads for heads in kept.heads):
         config.attention_heads = [len(heads) for heads in kept.heads]
-    pruned = student_class(task_type_of(dense))(config)
+    family = family_of(config)
+    pruned = student_class(config, task_type_of(dense))(config)
     weights = from_teacher(dense, stack=1).state_dict()
-    prefix = next(name for name in weights if "encoder.layer.0." in name).partition("encoder.layer.")[0]
+    prefix = family.prefix(weights)
     size = base.width // base.heads
     for number, (heads, channels) in enumerate(zip(kept.heads, kept.channels, strict=True)):
-        layer = f"{prefix}encoder.layer.{number}."
         of_heads = torch.tensor([head * size + offset for head in heads for offset in range(size)], dtype=torch.long)
-        selected = {f"attention.self.{name}": (0, of_heads) for name in QKV_PARAMETERS}
-        selected["attention.output.dense.weight"] = (1, of_heads)
-        of_channels = torch.tensor(channels)
-        selected |= {f"ffn.0.expand.{name}": (0, of_channels) for name in ("weight", "bias")}
-        selected["ffn.0.project.weight"] = (1, of_channels)
-        for name, (dimension, indices) in selected.items():
-            tensor = weights.pop(layer + name)
-            if len(indices):
-                weights[layer + name] = tensor.index_select(dimension, indices)
+        indices = {CHANNELS: torch.tensor(channels), HEADS: of_heads}
+        weights |= selected(family, weights, f"{prefix}{number}.", indices)
+        if not heads:
+            for name, (unit, _) in family.slices().items():
+                if unit == HEADS:
+                    del weights[f"{prefix}{number}.{name}"]
     load_weights(pruned, weights)
     return pruned.eval()
 
@@ -134,7 +131,7 @@ def pruned_to(dense: PreTrainedModel, batches: Iterable[Batch], share: Fraction)
     """The model with the heads and channels that are most important for the labels of these training batches.
 
     Args:
-        dense: a BERT with any head.
+        dense: an encoder with any head.
         batches: token ids and mask (B, T) and the labels of the task.
         share: as for `choose`.
 
@@ -151,4 +148,4 @@ def pruned_to(dense: PreTrainedModel, batches: Iterable[Batch], share: Fraction)
 
 def encoder_params(model: PreTrainedModel) -> int:
     """The parameters of a model's layers, without embeddings, pooler and head."""
-    return sum(parameter.numel() for parameter in model.base_model.encoder.parameters())
+    return sum(parameter.numel() for layer in encoder_layers(model) for parameter in layer.parameters())

@@ -3,8 +3,8 @@
     python -m supernet.student ARCH --like CHECKPOINT --out DIR [--fresh] [--seed N]
 
 ARCH is a file or a published name (`python -m nas.inspect`). The student gets the tokenizer and the weights of
-CHECKPOINT, a BERT or the folder of a student: the leading inner channels and, if it has fewer layers, the last layer of
-each of as many equal groups. With --fresh its weights are random.
+CHECKPOINT, an encoder or the folder of a student: the leading inner channels and, if it has fewer layers, the last
+layer of each of as many equal groups. With --fresh its weights are random.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def parser() -> Parser:
         "--like",
         required=True,
         metavar="CHECKPOINT",
-        help="where weights and tokenizer are from: a BERT (a folder, or a name on the hub), or a student's folder",
+        help="where weights and tokenizer are from: an encoder (a folder, or a name on the hub), or a student's folder",
     )
     result.add_argument("--out", type=Path, required=True, help="folder of the student")
     result.add_argument("--fresh", action="store_true", help="start from random weights instead of the checkpoint's")
@@ -70,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
     import torch
     from transformers.utils import logging
 
-    from distill.training.teacher import NAS_BERT, labels_of, load_config, load_model, load_tokenizer
+    from distill.encoders.family import family_of
+    from distill.training.teacher import labels_of, load_config, load_model, load_tokenizer
     from supernet.build import build, check_exportable
 
     logging.set_verbosity_error()
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
     check_exportable(architecture)
     torch.manual_seed(options.seed)
-    config = load_config(options.like, ("bert", NAS_BERT))
+    config = load_config(options.like, students=True)
     tokenizer = load_tokenizer(options.like)
     if architecture.base.vocabulary < len(tokenizer):
         raise StudentError(
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         student = build(architecture, labels=len(labels), template=config)
     else:
         model = load_model(options.like, labels)
-        stored = stored_architecture(Path(options.like)) if config.model_type == NAS_BERT else None
+        stored = stored_architecture(Path(options.like)) if family_of(config).students_of else None
         student = inheriting(architecture, model, options.seed, stored)
 
     def write(folder: Path) -> None:
@@ -119,11 +120,11 @@ def stored_architecture(folder: Path) -> Architecture:
 def inheriting(
     architecture: Architecture, teacher: "PreTrainedModel", seed: int = 0, stored: Architecture | None = None
 ) -> "PreTrainedModel":
-    """A student that inherits the weights of a BERT or of another student.
+    """A student that inherits the weights of an encoder or of another student.
 
     Args:
         seed: seed for routing tables, gates and heads of experts.
-        stored: the architecture of `teacher`; None if it is a BERT.
+        stored: the architecture of `teacher`; None if it is no student.
 
     Raises:
         StudentError: the bases differ in fields other than `FREE`, the student's depth does not divide the teacher's,

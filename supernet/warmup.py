@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from distill.encoders.parts import encoder_layers
 from distill.objectives import Objective
 from distill.objectives.outputs import Batch
 from distill.training.checkpoint import Checkpoint
@@ -39,7 +40,7 @@ def warm_up(
         after_step: called with the number of finished steps and the loss of the last one.
         checkpoint: makes the warm-up resumable; `draw_graphs` must then return the same graphs after an interruption.
     """
-    layers = supernet.base_model.encoder.layer
+    layers = encoder_layers(supernet)
     original_steps = [layer.ffn[0].steps for layer in layers]
 
     def set_graphs(graphs: Sequence[FFNGraph]) -> None:

@@ -52,10 +52,12 @@ PRIVATE: dict[str, list[tuple[str, set[str], str]]] = {
         ("distill/training/loop.py", {"_attn_implementation"}, "tests/distill/training/test_loop.py"),
         ("nas/export/onnx.py", {"_attn_implementation"}, "tests/nas/export/test_onnx.py"),
         (
-            "supernet/model/modeling_nas_bert.py",
-            {"_attn_implementation", "_init_weights"},
-            "tests/supernet/model/test_modeling_nas_bert.py",
+            "supernet/model/attention.py",
+            {"_attn_implementation"},
+            "tests/supernet/model/test_experts_in_model.py",
         ),
+        ("supernet/model/modeling_nas_bert.py", {"_init_weights"}, "tests/supernet/model/test_modeling_nas_bert.py"),
+        ("supernet/model/student.py", {"_init_weights"}, "tests/supernet/model/test_modeling_nas_bert.py"),
         ("supernet/one_shot.py", {"_attn_implementation"}, "tests/supernet/test_one_shot.py"),
     ],
 }

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
-from distill.objectives.outputs import INPUTS
 from search_spaces import Architecture, Base, FFNGraph, Genes, Space
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
@@ -64,7 +63,7 @@ def tokenizer(folder: Path, words: Iterable[str]) -> BertTokenizerFast:
 
 def inputs(given: dict[str, Tensor]) -> dict[str, Tensor]:
     """The entries of a batch that a model takes."""
-    return {name: given[name] for name in INPUTS if name in given}
+    return {name: given[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in given}
 
 
 def graphs(count: int, seed: int = 0) -> list[FFNGraph]:

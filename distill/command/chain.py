@@ -29,7 +29,7 @@ from distill.training.loop import Diverged, make_accelerator
 from distill.training.progress import Progress, losses
 from distill.training.recipe import Recipe
 from distill.training.students import load_student
-from distill.training.teacher import NAS_BERT, finetune, load_config, load_model, load_tokenizer
+from distill.training.teacher import finetune, load_config, load_model, load_tokenizer
 from search_spaces.errors import UserError
 
 CONFIG_FILE = "config.json"
@@ -51,7 +51,7 @@ def run(options: Any, settings: dict[str, Any], recorded: dict[str, Any]) -> int
     logging.disable_progress_bar()
     accelerator = make_accelerator(options.device, options.mixed_precision)
     source = options.teacher or options.student
-    config, tokenizer = load_config(source, ("bert", NAS_BERT)), load_tokenizer(source)
+    config, tokenizer = load_config(source, students=True), load_tokenizer(source)
     rows = load_rows(options, tokenizer)
     check_sizes(options, config, source, rows, tokenizer)
     accelerator.wait_for_everyone()  # until all processes have seen the folder as it was

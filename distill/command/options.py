@@ -260,12 +260,12 @@ def check_models(options: Any, settings: dict[str, Any]) -> None:
         return
     from distill.objectives import OBJECTIVES
     from distill.training.students import planned
-    from distill.training.teacher import NAS_BERT, load_config, load_tokenizer
+    from distill.training.teacher import load_config, load_tokenizer
 
     objective_spec = OBJECTIVES[options.objective]
     if not options.corpus or options.masked_lm:
         settings = objective_spec.settings_with_labels(settings)
-    teacher, tokenizer = load_config(options.teacher, ("bert", NAS_BERT)), load_tokenizer(options.teacher)
+    teacher, tokenizer = load_config(options.teacher, students=True), load_tokenizer(options.teacher)
     for name in [*options.assistant, options.student]:
         student = planned(name, teacher, tokenizer)
         try:

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from distill.cpu.attention import SCORED, take_scores
+from distill.encoders.family import family_of
+from distill.encoders.parts import encoder_layers, model_inputs, part
 from distill.tasks.types import CLASSIFICATION, task_type_of
 
 Batch = dict[str, Tensor]
-
-# The tensors of a batch that are the model's inputs; the others are used by losses.
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 LOGITS = "logits"
 HIDDEN_STATES = "hidden_states"
@@ -63,7 +62,7 @@ def layers_of(needs: Iterable[str], name: str, whole: Sequence[int]) -> list[int
 
 
 def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
-    """Run a BERT-shaped model and collect the outputs that `needs` names: constants of this module, or names from
+    """Run a model and collect the outputs that `needs` names: constants of this module, or names from
     `of_layers`.
 
     The model may use a fused attention even if attention scores are needed. A router is any submodule named `router`;
@@ -76,30 +75,31 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         ValueError: relations of more than one layer are needed.
     """
     unwrapped: Any = getattr(model, "module", model)
-    attentions = [layer.attention.self for layer in unwrapped.base_model.encoder.layer]
-    depth = len(attentions)
+    family, layers = family_of(unwrapped), encoder_layers(unwrapped)
+    depth = len(layers)
     states = layers_of(needs, HIDDEN_STATES, range(depth + 1))
     scored = layers_of(needs, ATTENTION_SCORES, range(1, depth + 1))
     related = layers_of(needs, RELATIONS, [depth])
     if len(related) > 1:
         raise ValueError(f"relations can be collected of one layer at a time, not of {' and '.join(map(str, related))}")
-    inputs = {name: batch[name] for name in INPUTS if name in batch}
     hooks: list[Any] = []
 
-    def collected(modules: list[nn.Module]) -> list[Any]:
+    def collected(modules: Iterable[nn.Module]) -> list[Any]:
         """A list to which forward hooks append the outputs of these modules, in the order in which they run."""
         outputs: list[Any] = []
         hooks.extend(m.register_forward_hook(lambda _m, _i, output: outputs.append(output)) for m in modules)
         return outputs
 
+    def maps(numbers: list[int], *paths: str) -> Iterable[nn.Module]:
+        return [part(layers[number - 1], path) for number in numbers for path in paths]
+
     # The SCORED attention keeps its scores. With any other, they are recomputed from queries and keys.
     keeps_scores = unwrapped.config._attn_implementation == SCORED
-    scored_attentions = [] if keeps_scores else [attentions[layer - 1] for layer in scored]
-    products = collected([m for attention in scored_attentions for m in (attention.query, attention.key)])
-    relations = collected([m for a in (attentions[layer - 1] for layer in related) for m in (a.query, a.key, a.value)])
+    products = collected(maps([] if keeps_scores else scored, family.query, family.key))
+    relations = collected(maps(related, family.query, family.key, family.value))
     routings = collected([module for _, module in routers(unwrapped)] if ROUTINGS in needs else [])
     try:
-        outputs = model(**inputs, output_hidden_states=bool(states))
+        outputs = model(**model_inputs(unwrapped, batch), output_hidden_states=bool(states))
     finally:
         for hook in hooks:
             hook.remove()
@@ -107,7 +107,7 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     task_type = getattr(unwrapped, "task_type", None) or task_type_of(unwrapped)
     assert task_type is not None
     if keeps_scores:
-        kept_scores = [take_scores(attention) for attention in attentions]
+        kept_scores = [take_scores(part(layer, family.self_attention)) for layer in layers]
         scores = {layer - 1: value for layer in scored if (value := kept_scores[layer - 1]) is not None}
     else:
         pairs = zip(products[::2], products[1::2], strict=True)

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from distill.encoders.family import family_of
+from distill.encoders.parts import encoder_layers
 from distill.objectives import layer_maps
 from distill.objectives.outputs import Batch
 
@@ -54,7 +56,8 @@ def replacing(student: PreTrainedModel, teacher: PreTrainedModel, replacement: R
             the teacher's.
     """
     groups = _teacher_groups(student, teacher)
-    shared = {name: weight for name, weight in teacher.state_dict().items() if ".encoder.layer." not in name}
+    family = family_of(student)
+    shared = {name: weight for name, weight in teacher.state_dict().items() if not family.split(name)}
     weights = student.state_dict()
     different = [name for name, weight in shared.items() if name not in weights or weights[name].shape != weight.shape]
     if different:
@@ -63,8 +66,8 @@ def replacing(student: PreTrainedModel, teacher: PreTrainedModel, replacement: R
         )
     student.load_state_dict(shared, strict=False)
     teacher.eval().requires_grad_(False)
-    frozen = [p for name, p in student.named_parameters() if ".encoder.layer." not in name and p.requires_grad]
-    layers = list(student.base_model.encoder.layer)
+    frozen = [p for name, p in student.named_parameters() if not family.split(name) and p.requires_grad]
+    layers = encoder_layers(student)
     for parameter in frozen:
         parameter.requires_grad_(False)
     for index, (layer, group) in enumerate(zip(layers, groups, strict=True)):
@@ -80,8 +83,12 @@ def replacing(student: PreTrainedModel, teacher: PreTrainedModel, replacement: R
 
 def check_replaceable(student: Any, teacher: Any) -> None:
     """Raise ValueError if layers of a student with this configuration cannot replace the teacher's."""
-    if teacher.model_type != "bert":
-        raise ValueError(f"only layers of a plain BERT can be replaced, not those of the type {teacher.model_type!r}")
+    students_of = family_of(student).students_of or student.model_type
+    if teacher.model_type != students_of:
+        raise ValueError(
+            f"a student of the type {student.model_type!r} can replace the layers of a plain {students_of!r} model, "
+            f"not of a {teacher.model_type!r} one"
+        )
     layer_maps.uniform(student.num_hidden_layers, teacher.num_hidden_layers)
     if student.hidden_size != teacher.hidden_size:
         raise ValueError(
@@ -94,7 +101,7 @@ def _teacher_groups(student: PreTrainedModel, teacher: PreTrainedModel) -> list[
     """For each layer of the student, the group of teacher layers that it replaces."""
     check_replaceable(student.config, teacher.config)
     groups = layer_maps.groups(student.config.num_hidden_layers, teacher.config.num_hidden_layers)
-    layers = list(teacher.base_model.encoder.layer)
+    layers = encoder_layers(teacher)
     return [[layers[number - 1] for number in group] for group in groups]
 
 
@@ -111,7 +118,7 @@ def _replaceable_forward(
     def forward(hidden_BTD: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not layer.training or replacement.standing_in[index]:
             return student_forward(hidden_BTD, *args, **kwargs)
-        kwargs.pop("tokens", None)  # only used by a student's experts; a plain BERT does not accept it
+        kwargs.pop("tokens", None)  # only used by a student's experts; an ordinary layer does not accept it
         implementation = student.config._attn_implementation
         if teacher.config._attn_implementation != implementation:  # masks have the student's format
             teacher.set_attn_implementation(implementation)

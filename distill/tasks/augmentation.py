@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
+from distill.encoders.family import family_of
+from distill.encoders.parts import word_head
 from distill.tasks.splits import Split
 from distill.tasks.task import TaskError
 
@@ -114,7 +116,7 @@ class Augmentation:
     """What makes the copies.
 
     Attributes:
-        model: an encoder with a masked-word head `cls`, in evaluation mode.
+        model: an encoder with a masked-word head, in evaluation mode.
         tokenizer: its fast tokenizer.
         neighbours: for words of several pieces; None: these are never replaced.
         copies: N, of every sentence.
@@ -166,7 +168,7 @@ class Augmentation:
         """
         # verbose=False: it would warn of sentences with more tokens than the model has positions.
         encoded = self.tokenizer(list(texts), verbose=False)
-        longest = self.model.config.max_position_embeddings
+        longest = family_of(self.model).positions(self.model.config)
         words: list[list[Word]] = []
         masked: list[list[int]] = []
         positions: list[int] = []
@@ -221,7 +223,7 @@ class Augmentation:
             ).last_hidden_state
             # The head is the larger part of the work, so only the masked words pass through it.
             hidden_BD = hidden_BTD[torch.arange(len(rows)), torch.tensor([positions[row] for row in batch])]
-            logits_BV = self.model.cls(hidden_BD).masked_fill(~allowed_V, -torch.inf)
+            logits_BV = word_head(self.model)(hidden_BD).masked_fill(~allowed_V, -torch.inf)
             for row, best in zip(batch, logits_BV.topk(count).indices.tolist(), strict=True):
                 found[row] = tuple(str(allowed[token]) for token in best)
         return found

@@ -1,6 +1,5 @@
 """Evaluation of a model: its scores on a split, and the load of its experts."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -11,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from distill.encoders.family import Family, family_of
 from distill.objectives.outputs import LOGITS, Batch, routers, run
 from distill.tasks.encoding import Encoded, collate, eval_batches
 from distill.tasks.metrics import Score, accuracy
@@ -20,7 +20,6 @@ from distill.tasks.types import TaskType
 from distill.training.loop import Diverged
 
 EVALUATION_BATCH = 100
-_ROUTER = re.compile(r"(?:.*\.)?encoder\.layer\.(\d+)\.(?:ffn\.(\d+)\.|(attention)\.)?router|classifier\.router")
 
 
 def split_batches(rows: Encoded, pad_id: int, first: int | None = None) -> list[tuple[Tensor, Batch]]:
@@ -187,8 +186,7 @@ def expert_load(model: nn.Module, batches: Iterable[Batch], *, accelerator: Acce
         return hook
 
     for name, module in routers(model):
-        if _ROUTER.fullmatch(name):
-            hooks.append(module.register_forward_hook(counted(name, module.count)))
+        hooks.append(module.register_forward_hook(counted(name, module.count)))
     if not hooks:
         return []
     try:
@@ -196,7 +194,8 @@ def expert_load(model: nn.Module, batches: Iterable[Batch], *, accelerator: Acce
     finally:
         for hook in hooks:
             hook.remove()
-    loads = [_load(name, chosen) for name, chosen in counts.items()]
+    family = family_of(model)
+    loads = [_load(family, name, chosen) for name, chosen in counts.items()]
     return sorted(loads, key=lambda load: (load.layer, load.part != "attention", load.part))
 
 
@@ -213,12 +212,14 @@ def mean_loads(loads: Sequence[Sequence[Load]]) -> tuple[Load, ...]:
     return tuple(means)
 
 
-def _load(name: str, chosen: Tensor) -> Load:
-    match = _ROUTER.fullmatch(name)
-    assert match is not None
+def _load(family: Family, name: str, chosen: Tensor) -> Load:
     total = max(1, int(chosen.sum()))
     shares = tuple(count / total for count in chosen.tolist())
-    if match[1] is None:
+    parts = family.split(name)
+    if parts is None:
         return Load(-1, "head", shares)
-    part = match[3] or ("ffn" if not int(match[2] or 0) else f"ffn {int(match[2]) + 1}")
-    return Load(int(match[1]), part, shares)
+    _, layer, inside = parts
+    if inside.startswith(f"{family.attention}."):
+        return Load(layer, "attention", shares)
+    block = next((int(word) for word in inside.split(".") if word.isdigit()), 0)
+    return Load(layer, f"ffn {block + 1}" if block else "ffn", shares)

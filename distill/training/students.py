@@ -8,8 +8,9 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from distill.encoders.family import family_of
 from distill.objectives import layer_maps
-from distill.training.teacher import NAS_BERT, TeacherError, load_config, load_model, load_tokenizer
+from distill.training.teacher import TeacherError, load_config, load_model, load_tokenizer
 
 # The settings of a configuration that are lists with a value for each layer.
 OF_EACH_LAYER = ("ffn", "attention_heads", "layer_types")
@@ -46,7 +47,7 @@ def planned(spec: str, teacher: Any, tokenizer: Any) -> Any:
         config.num_hidden_layers = len(_chosen_layers(match[1], int(match[2]), teacher.num_hidden_layers))
         return config
     _check_same_vocabulary(spec, tokenizer)
-    return load_config(spec, ("bert", NAS_BERT))
+    return load_config(spec, students=True)
 
 
 def _check_same_vocabulary(spec: str, tokenizer: Any) -> None:
@@ -80,14 +81,12 @@ def some_layers(teacher: PreTrainedModel, chosen: Sequence[int]) -> PreTrainedMo
         if values := getattr(config, name, None):
             setattr(config, name, [values[layer] for layer in chosen])
     student = type(teacher)(config)
-    new_numbers = {str(layer): str(number) for number, layer in enumerate(chosen)}
-    weights = {}
+    family, weights = family_of(teacher), {}
     for name, weight in teacher.state_dict().items():
-        prefix, separator, rest = name.partition("encoder.layer.")
-        layer, _, parameter = rest.partition(".")
-        if not separator:
+        parts = family.split(name)
+        if parts is None:
             weights[name] = weight
-        elif layer in new_numbers:
-            weights[f"{prefix}{separator}{new_numbers[layer]}.{parameter}"] = weight
+        elif parts[1] in chosen:
+            weights[f"{parts[0]}{list(chosen).index(parts[1])}.{parts[2]}"] = weight
     student.load_state_dict(weights)
     return student

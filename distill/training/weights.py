@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from distill.encoders.family import family_of
 from distill.files import read_json
 from search_spaces.base import LARGEST
 from search_spaces.errors import UserError, reason, shortened
@@ -22,16 +23,6 @@ UNREADABLE = (
     *(SafetensorError, StrictDataclassError),
 )
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-# The sizes in a configuration, with the names that search_spaces has for them.
-SIZES = {
-    "num_hidden_layers": "depth",
-    "hidden_size": "width",
-    "num_attention_heads": "heads",
-    "intermediate_size": "inner",
-    "vocab_size": "vocabulary",
-    "max_position_embeddings": "positions",
-    "type_vocab_size": "token_types",
-}
 MAX_CLASSES = 65_536
 
 
@@ -53,17 +44,19 @@ def check_config(config: Any) -> None:
         raise WeightsError(f"config.json: architectures must be a list of strings, not {shortened(names)}")
     if not all(isinstance(label, str) for label in labels.values()):
         raise WeightsError(f"config.json: the values of id2label must be strings, not {shortened(labels)}")
-    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
+    family = family_of(config)
+    for name in (*family.dropouts, family.head_dropout):
         value = getattr(config, name, None)
         if value is not None and not (isinstance(value, int | float) and 0 <= value <= 1):
             raise WeightsError(f"config.json: {name} must be from 0 to 1, not {shortened(value)}")
-    bounds = {name: LARGEST[own] for name, own in SIZES.items()} | {"num_labels": MAX_CLASSES}
+    bounds = {key: LARGEST[name] for name, key in family.sizes.items()} | {"num_labels": MAX_CLASSES}
     for name, largest in bounds.items():
         value = getattr(config, name, None)
         _check_whole(name, value, 1, largest)
-    width, heads = config.hidden_size, config.num_attention_heads
+    width, heads = (family.size(config, name) for name in ("width", "heads"))
     if width % heads:
-        raise WeightsError(f"config.json: hidden_size {width} must be a multiple of num_attention_heads {heads}")
+        keys = family.sizes
+        raise WeightsError(f"config.json: {keys['width']} {width} must be a multiple of {keys['heads']} {heads}")
     pad = getattr(config, "pad_token_id", None)
     if pad is not None:
         _check_whole("pad_token_id", pad, 0, config.vocab_size - 1)

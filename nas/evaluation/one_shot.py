@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
+from distill.encoders.parts import output_layer
 from distill.training.evaluation import evaluate, expert_load, split_batches
 from distill.training.loop import make_accelerator
 from nas.evaluation.score import INTERMEDIATE_ROWS, ReportScore, Score, ignore_score, mean_score
@@ -17,7 +18,7 @@ from search_spaces.architecture import Architecture
 from supernet.build import build, load_weights
 from supernet.compensation.calibration import Calibration
 from supernet.compensation.compensate import compensate
-from supernet.one_shot import OneShotSupernet, head_name
+from supernet.one_shot import OneShotSupernet
 
 
 class OneShotEvaluator:
@@ -99,7 +100,7 @@ class OneShotEvaluator:
             return
         student = self.student(architecture)
         for name in self.tasks:
-            setattr(student, head_name(student), self.supernet.heads[name])
+            student.set_submodule(output_layer(student), self.supernet.heads[name])
             student.config.problem_type = self.supernet.problem_types[name]
             yield name, student
 

@@ -1,1 +1,1 @@
-"""Export of a trained student: Hugging Face folder, model card, ONNX, int8, ordinary BERT, and latency table."""
+"""Export of a trained student: Hugging Face folder, model card, ONNX, int8, ordinary form, latency table."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from distill.encoders.family import family_of
 from distill.tasks.readers import embedded, glue
 from nas.config.schema import StudyConfig
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, Checkpoint
@@ -24,8 +25,9 @@ class Card:
 
     Attributes:
         name: the name of the exported folder.
-        plain: whether the model is an ordinary BERT, which needs no code of its own.
-        cost_as_bert: what this costs; "" if not `plain`.
+        form: the family of which the model is an ordinary checkpoint, which needs no code of its own; None if it is a
+            student.
+        cost_of_form: what this costs; "" without a form.
         forms: by the names of ONNX files, the scores as `nas.export.int8.DevRows.scores` returns them, or None.
         latency: None if it was not measured.
         command: the words of the export's command line.
@@ -33,8 +35,8 @@ class Card:
 
     name: str
     checkpoint: Checkpoint
-    plain: bool
-    cost_as_bert: str
+    form: str | None
+    cost_of_form: str
     forms: Mapping[str, Mapping[str, Any] | None]
     latency: LatencyReport | None
     command: Sequence[str]
@@ -76,10 +78,15 @@ class Card:
             library_name="transformers",
             pipeline_tag=checkpoint.type.pipeline,
             base_model=None if config is None else hub_name(config.teacher),
-            tags=["bert", "knowledge-distillation", "neural-architecture-search", "ffn-nas"],
+            tags=[self.family, "knowledge-distillation", "neural-architecture-search", "ffn-nas"],
             model_name=self.name if results else None,
             eval_results=results or None,
         )
+
+    @property
+    def family(self) -> str:
+        """The type of the encoders that the model is a student of."""
+        return str(family_of(self.checkpoint.model).students_of)
 
     @property
     def _task(self) -> str | None:
@@ -103,7 +110,7 @@ class Card:
     def _use(self) -> str:
         pipeline = self.checkpoint.type.pipeline
         auto = self.checkpoint.type.model.__name__
-        trust = "" if self.plain else ", trust_remote_code=True"
+        trust = "" if self.form else ", trust_remote_code=True"
         code = [
             f"from transformers import {auto}, AutoTokenizer, pipeline",
             "",
@@ -112,8 +119,8 @@ class Card:
             f'predict = pipeline("{pipeline}", model="{self.name}"{trust})',
         ]
         why = (
-            "The model is an ordinary BERT."
-            if self.plain
+            f"The model is an ordinary checkpoint of the type `{self.form}`."
+            if self.form
             else "The folder contains the model's code (PyTorch and transformers only), which `trust_remote_code=True` "
             "allows to run; ffn-nas itself is not needed."
         )
@@ -153,9 +160,10 @@ class Card:
     def _files(self) -> str:
         if not self.forms:
             return ""
+        inputs = family_of(self.checkpoint.model).inputs(self.checkpoint.model.config)
         lines = [
-            "## ONNX\n\nInputs `input_ids`, `attention_mask` and `token_type_ids` of any number of sentences and any "
-            "length; the outputs are those of the PyTorch model."
+            f"## ONNX\n\nInputs {', '.join(f'`{name}`' for name in inputs)} of any number of sentences and any length; "
+            "the outputs are those of the PyTorch model."
         ]
         for file, scores in self.forms.items():
             said = []
@@ -191,10 +199,10 @@ class Card:
         extra = []
         if config.attention_experts > 1:
             extra.append(f"Every layer has {config.attention_experts} attentions, of which a gate chooses one a token.")
-        if config.head_experts > 1:
-            extra.append(f"The head has {config.head_experts} experts, of which a gate chooses one a sentence.")
-        if self.plain:
-            extra.append(f"As an ordinary BERT: {self.cost_as_bert}.")
+        if (heads := getattr(config, "head_experts", 1)) > 1:
+            extra.append(f"The head has {heads} experts, of which a gate chooses one a sentence.")
+        if self.form:
+            extra.append(f"As an ordinary {self.form} model: {self.cost_of_form}.")
         return "\n\n".join([text, *extra])
 
     def _making(self) -> str:

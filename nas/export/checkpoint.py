@@ -7,16 +7,17 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from distill.encoders.family import FAMILIES
+from distill.encoders.students import CLASSES
 from distill.files import read_json
 from distill.tasks.types import TaskType, task_type_of
-from distill.training.teacher import NAS_BERT, labels_of, load_tokenizer
+from distill.training.teacher import labels_of, load_tokenizer
 from distill.training.teacher import load_config as load_config_of_model
 from distill.training.weights import WeightsError, load_weights
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from search_spaces.architecture import Architecture
 from search_spaces.errors import UserError, shortened
-from supernet.build import STUDENTS
 
 ARCHITECTURE, CONFIG, METRICS = "architecture.json", "config.toml", "metrics.json"
 
@@ -62,18 +63,20 @@ def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
     if not (folder / "config.json").exists():
         raise ExportError(f"{folder} has no config.json: give the checkpoint of a student, as train_final.py writes it")
     described = read_object(folder / "config.json")
-    if described.get("model_type") != NAS_BERT:
+    model_type = described.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None or family.students_of is None:
         raise ExportError(
-            f"{folder}: config.json is of a {described.get('model_type')!r} model; give the checkpoint of a student "
-            f"({NAS_BERT!r}), as train_final.py writes it"
+            f"{folder}: config.json is of a {shortened(model_type)} model; give the checkpoint of a student, as "
+            "train_final.py writes it"
         )
-    classes = {cls.__name__: cls for auto_class, cls in STUDENTS.items() if auto_class != "AutoModel"}
+    classes = {cls.__name__: cls for auto, cls in CLASSES[family.students_of].items() if "For" in auto}
     names = described.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if not isinstance(name, str) or name not in classes:
         known = ", ".join(classes)
         raise ExportError(f"{folder}: config.json has the architecture {shortened(name)}; known are {known}")
-    config = load_config_of_model(str(folder), (NAS_BERT,))
+    config = load_config_of_model(str(folder), students=True)
     try:
         model, _ = load_weights(classes[name], str(folder), config, strict=True)
     except WeightsError as error:

@@ -3,7 +3,7 @@
     python -m nas.export results/demo/final                       (the Hugging Face folder with a model card)
     python -m nas.export results/demo/final --onnx                (and an ONNX model)
     python -m nas.export results/demo/final --onnx --int8         (and an int8 one)
-    python -m nas.export results/demo/final --as bert             (as an ordinary BERT)
+    python -m nas.export results/demo/final --as bert             (as an ordinary checkpoint of its family)
 
 A table of latencies is measured on the spot.
 """
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distill.cli import Parser, add_output_options, interruptible
+from distill.encoders.family import supported
 from nas.config.schema import ConfigError
 from nas.final.folder import make_folder
 
@@ -55,7 +56,10 @@ def parser() -> Parser:
         help="write onnx/model_int8.onnx too, and measure on the dev split what it costs (implies --onnx)",
     )
     result.add_argument(
-        "--as", dest="form", choices=["bert"], help="write an ordinary BERT, which loads without trust_remote_code"
+        "--as",
+        dest="form",
+        choices=supported(),
+        help="write an ordinary checkpoint of its family, which loads without trust_remote_code",
     )
     result.add_argument("--out", type=Path, metavar="DIR", help="new folder (default: CHECKPOINT-export)")
     result.add_argument(
@@ -112,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 out=out,
                 onnx=options.onnx or options.int8,
                 int8=options.int8,
-                as_bert=options.form == "bert",
+                form=options.form,
                 labels=tuple(options.labels),
                 tokens=options.tokens,
                 threads=options.threads,

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.objectives.outputs import INPUTS, Batch
+from distill.encoders.family import family_of
+from distill.encoders.parts import model_inputs
+from distill.objectives.outputs import Batch
 from distill.tasks.types import TaskType, task_type_of
 from nas.export.checkpoint import ExportError
 
@@ -42,19 +44,20 @@ class _ByPosition(nn.Module):
         self.model = model
         self.names = _task_type(model).outputs
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
-        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs = self.model(**dict(zip(family_of(self.model).inputs(self.model.config), inputs, strict=True)))
         return tuple(outputs[name] for name in self.names)
 
 
 def export_onnx(model: PreTrainedModel, path: Path) -> None:
     """Write a model in eval mode as one ONNX file. The number of sentences and their length are dynamic.
 
-    The inputs are `input_ids`, `attention_mask` and `token_type_ids`, int64 (B, T); the output is `logits`, or
+    The inputs are those of `Family.inputs`, int64 (B, T); the output is `logits`, or
     `start_logits` and `end_logits` of a model for question answering.
     """
     batch = padded_batch(model.config, *_EXAMPLE)
-    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=model.config.max_position_embeddings)}
+    longest = family_of(model).positions(model.config)
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=longest)}
     # The eager attention becomes plain products and a softmax; the fused one comes with a case for rows without tokens.
     attention = model.config._attn_implementation
     model.set_attn_implementation("eager")
@@ -67,7 +70,7 @@ def export_onnx(model: PreTrainedModel, path: Path) -> None:
                 verbose=False,
                 input_names=list(batch),
                 output_names=list(_task_type(model).outputs),
-                dynamic_shapes=(axes,) * len(batch),
+                dynamic_shapes=((axes,) * len(batch),),
             )
             assert program is not None
             program.save(path, external_data=False)
@@ -99,12 +102,14 @@ def padded_batch(config: Any, sentences: int, tokens: int) -> Batch:
     mask_BT = (torch.arange(tokens) < lengths[:, None]).long()
     padding = config.pad_token_id or 0
     ids_BT = torch.randint(config.vocab_size, (sentences, tokens), generator=generator)
-    types_BT = torch.randint(config.type_vocab_size, (sentences, tokens), generator=generator)
-    return {
+    family = family_of(config)
+    types_BT = torch.randint(family.size(config, "token_types"), (sentences, tokens), generator=generator)
+    batch = {
         "input_ids": torch.where(mask_BT.bool(), ids_BT, padding),
         "attention_mask": mask_BT,
         "token_type_ids": types_BT * mask_BT,
     }
+    return model_inputs(config, batch)
 
 
 class OnnxModel:
@@ -124,7 +129,7 @@ class OnnxModel:
 
     def run(self, batch: Batch) -> list[Tensor]:
         """All outputs for a batch, of which only the model's inputs are used."""
-        found = self.session.run(None, {name: batch[name].numpy() for name in INPUTS})
+        found = self.session.run(None, {node.name: batch[node.name].numpy() for node in self.session.get_inputs()})
         return [torch.from_numpy(array) for array in found]
 
     def logits(self, batch: Batch) -> Tensor:
@@ -144,7 +149,7 @@ def verify(model: PreTrainedModel, onnx: OnnxModel) -> float:
     known = _task_type(model)
     largest = 0.0
     for sentences, tokens in SIZES:
-        longest = model.config.max_position_embeddings
+        longest = family_of(model).positions(model.config)
         batch = padded_batch(model.config, sentences, min(tokens or longest, longest))
         expected = known.logits(model(**batch))
         actual = onnx.logits(batch)

@@ -15,17 +15,18 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
+from distill.encoders.family import family_of
 from distill.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically
 from distill.tasks.metrics import Score
 from distill.training.progress import Progress
 from distill.training.teacher import TeacherError, load_config, set_head
 from nas.export import latency
-from nas.export.bert import as_bert
 from nas.export.card import Card
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, METRICS, Checkpoint, ExportError, load_checkpoint
 from nas.export.int8 import DevRows, quantize
 from nas.export.latency import BASE_MODEL, INT8, ONNX, STUDENT, TEACHER, TORCH, Forward, LatencyReport, timings
 from nas.export.onnx import OnnxModel, check_installed, export_onnx, verify
+from nas.export.ordinary import ordinary_form
 from nas.latency.table import device_name
 from nas.preparation.workspace import student_base
 from search_spaces import cost
@@ -42,6 +43,7 @@ class Export:
     """What to export, and where to; see `nas.export.command.parser`.
 
     Attributes:
+        form: the family of which it becomes an ordinary checkpoint; None: a student's, with the code.
         quiet: print only the results.
         as_json: print the results as JSON on stdout, and progress on stderr.
         command: the words of the command line, for the model card.
@@ -51,7 +53,7 @@ class Export:
     out: Path
     onnx: bool = False
     int8: bool = False
-    as_bert: bool = False
+    form: str | None = None
     labels: tuple[str, ...] = ()
     tokens: int | None = None
     threads: int | None = None
@@ -75,7 +77,7 @@ def run(export: Export) -> int:
     if export.onnx:
         check_installed()
     checkpoint = load_checkpoint(export.checkpoint, export.labels)
-    longest = checkpoint.model.config.max_position_embeddings
+    longest = family_of(checkpoint.model).positions(checkpoint.model.config)
     if export.tokens is not None and export.tokens > longest:
         raise ExportError(f"--tokens: the model reads at most {longest} tokens, not {export.tokens}")
     console = Console(highlight=False, soft_wrap=True, stderr=export.as_json)
@@ -101,11 +103,11 @@ def _write(
 ) -> dict[str, Any]:
     """Write everything into a new folder; returns the scores of the ONNX files, and the latencies."""
     folder.mkdir()
-    model, cost_as_bert = checkpoint.model, ""
-    if export.as_bert:
-        converted = as_bert(model)
-        model, cost_as_bert = converted.model, str(converted)
-        progress.say(f"as an ordinary BERT: {cost_as_bert}")
+    model, cost_of_form = checkpoint.model, ""
+    if export.form:
+        converted = ordinary_form(model, export.form)
+        model, cost_of_form = converted.model, str(converted)
+        progress.say(f"as an ordinary {export.form} model: {cost_of_form}")
     save_pretrained(folder, model, checkpoint.tokenizer)
     for name in (ARCHITECTURE, CONFIG, METRICS):
         if (checkpoint.folder / name).exists():
@@ -137,7 +139,7 @@ def _write(
         console.width = max(console.width, 120)  # otherwise a narrow terminal cuts figures off
         console.print(latency.table(report))
         console.print("\n".join(report.sentences()))
-    card = Card(export.out.name, checkpoint, export.as_bert, cost_as_bert, forms, report, export.command)
+    card = Card(export.out.name, checkpoint, export.form, cost_of_form, forms, report, export.command)
     (folder / "README.md").write_text(card.text(), encoding="utf-8")
     ordinary_modes(folder)
     return {"scores": forms, "latency": report and report.to_json()}
@@ -207,7 +209,7 @@ def measure(
             if checkpoint.config.base != "teacher":
                 whole = Architecture.uniform(student_of, graph=graph)
                 macs[BASE_MODEL] = cost.macs(whole, tokens, labels, head)
-                others[BASE_MODEL] = build(whole, task_type, labels).eval()
+                others[BASE_MODEL] = build(whole, task_type, labels, checkpoint.model.config).eval()
     measured: dict[tuple[str, str], Forward] = {}
     with scratch_folder() as folder:
         for name, other in others.items():
@@ -244,10 +246,11 @@ def teacher_config(checkpoint: Checkpoint, progress: Progress) -> PretrainedConf
 
 
 def widened(architecture: Architecture, config: Any) -> Architecture:
-    """The architecture whose layers all have the inner width of an ordinary BERT; that of a student is unchanged."""
-    if config.model_type != "bert":
+    """The architecture whose layers all have the width of an ordinary checkpoint; that of a student is unchanged."""
+    family = family_of(config)
+    if family.students_of:
         return architecture
-    base: Base = replace(architecture.base, inner=config.intermediate_size)
+    base: Base = replace(architecture.base, inner=family.size(config, "inner"))
     return Architecture(base, tuple(replace(genes, expansion=Fraction(1)) for genes in architecture.layers))
 
 

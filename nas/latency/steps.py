@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from distill.encoders.parts import encoder_layers
 from distill.objectives.outputs import Batch
 from search_spaces.architecture import DENSE, Experts
 from search_spaces.base import Base
@@ -103,7 +104,7 @@ def step_times(
         [_ExpertProbe(layer_experts, inner, host, batch, seconds) for inner in widths] for layer_experts in experts
     ]
     host.eval()
-    layers = host.bert.encoder.layer
+    layers = encoder_layers(host)
     rng = random.Random(0)
     for _ in bounded(STEP_ROUNDS):
         # An operation takes up to twice as long if no other layer uses it, because its code is not in the CPU's cache.

@@ -35,8 +35,10 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, PretrainedConfig
 
 from distill.checksums import create_once
+from distill.encoders.family import family_of
+from distill.encoders.parts import model_inputs
 from distill.files import fingerprint
-from distill.objectives.outputs import INPUTS, Batch
+from distill.objectives.outputs import Batch
 from distill.training.progress import ProgressCallback, ignore_progress
 from nas.latency.steps import (
     GATED,
@@ -53,7 +55,7 @@ from search_spaces.architecture import DENSE, Architecture, Experts, Genes
 from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
-from supernet.build import added_operations, build
+from supernet.build import added_operations, build, config_of
 from supernet.model.expert_linear import ExpertLinear
 
 # Part of every cache key: increase it when what is measured here, or how, changes.
@@ -96,8 +98,8 @@ def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE
     In each round a model runs twice and the second pass is timed: the first one refills the processor's caches, which
     the other models have used in the meantime.
     """
-    inputs = {name: batch[name] for name in INPUTS if name in batch}
-    cuda = inputs["input_ids"].is_cuda
+    inputs = {name: model_inputs(model, batch) for name, model in models.items()}
+    cuda = batch["input_ids"].is_cuda
     cuts: list[float] = []
     passes: dict[str, list[list[float]]] = {name: [] for name in models}
     # A set, so that a module that several models share gets a single hook.
@@ -109,11 +111,11 @@ def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE
             model.eval()
         for _ in bounded(rounds):
             for name, model in models.items():
-                model(**inputs)
+                model(**inputs[name])
                 finish(cuda)
                 cuts.clear()
                 begun = time.perf_counter()
-                model(**inputs)
+                model(**inputs[name])
                 finish(cuda)
                 passes[name].append([begun, *cuts, time.perf_counter()])
     finally:
@@ -258,7 +260,8 @@ def latency_table(
         ValueError: the base or the teacher has fewer positions than `tokens`.
         TooBusy: the table would make no sense.
     """
-    positions = min(base.positions, teacher.max_position_embeddings)
+    student = config_of(Architecture.uniform(base), template=teacher)
+    positions = min(family_of(config).positions(config) for config in (student, teacher))
     if tokens > positions:
         raise ValueError(f"tokens: there are {positions} positions, not {tokens}")
     widths = sorted(set(inner_widths))
@@ -309,20 +312,23 @@ def _measure(
     # The values before `expand` and after `project` are as wide as the model, which may be none of the inner widths.
     probed = sorted({*widths, base.width})
     base = replace(base, inner=max(probed))
-    host = build(Architecture.uniform(base, GATED, expansion=Fraction(widths[0], base.inner))).to(device)
+    narrow = Architecture.uniform(base, GATED, expansion=Fraction(widths[0], base.inner))
+    host = build(narrow, template=teacher).to(device)
     on_progress("latency: steps", None)
     nanoseconds = {name: round(1e9 * value) for name, value in step_times(host, base, probed, experts, batch).items()}
     steps = LatencyTable(rows, tokens, 0, 0, tuple(nanoseconds.items()))
 
     architectures = [Architecture.uniform(base, stack=0), *islice(_references(base, widths), REFERENCES)]
+    family = family_of(host)
+    shared = [family.embeddings, *(f"{family.layers}.{layer}.{family.attention}" for layer in range(base.depth))]
     models: dict[str, nn.Module] = {"teacher": AutoModelForSequenceClassification.from_config(teacher).to(device)}
     for number, architecture in enumerate(architectures):
         # The models share all modules except the FFNs: word embeddings alone would take most of the memory and of the
         # time for building.
-        model = build(replace(architecture, base=replace(base, vocabulary=1))).to(device)
-        model.bert.embeddings = host.bert.embeddings
-        for layer, host_layer in zip(model.bert.encoder.layer, host.bert.encoder.layer, strict=True):
-            layer.attention = host_layer.attention
+        small = replace(base, vocabulary=1 + (teacher.pad_token_id or 0))
+        model = build(replace(architecture, base=small), template=teacher).to(device)
+        for path in shared:
+            model.base_model.set_submodule(path, host.base_model.get_submodule(path))
         models[f"{number}"] = model
     on_progress("latency: whole models", None)
     teacher_time, *whole = (1e6 * latency.quiet for latency in latencies(models, batch).values())

@@ -3,6 +3,7 @@
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from distill.encoders.family import family_of
 from distill.objectives import OBJECTIVES
 from distill.tasks.readers.texts import check_source
 from distill.tasks.task import TaskError
@@ -31,7 +32,10 @@ def check(config: StudyConfig) -> None:
     check_corpora(config)
     teacher = load_config(config.teacher)
     base, graph = student_base(config, teacher)
-    for name, positions in (("teacher", teacher.max_position_embeddings), ("base", base.positions)):
+    student = Architecture.uniform(base, graph=graph)
+    student_config = config_of(student, template=teacher)
+    for name, described in (("teacher", teacher), ("base", student_config)):
+        positions = family_of(described).positions(described)
         if config.max_length > positions:
             raise ConfigError(f"max_length: the {name} has {positions} positions, not {config.max_length}")
     if source is not None:
@@ -39,11 +43,10 @@ def check(config: StudyConfig) -> None:
             check_cut(student_base(source, teacher)[0], base)
         except CutError as error:
             raise ConfigError(f"supernet.cut_from and base: {error}") from None
-    student = Architecture.uniform(base, graph=graph)
     try:
         for name in ("warmup", *CANDIDATE, "sharing_pretrain", "sharing"):
             if table := table_of(config, name):
-                objectives(config, settings_of(config, name), table.build(1), config_of(student), teacher)
+                objectives(config, settings_of(config, name), table.build(1), student_config, teacher)
         objective_spec = OBJECTIVES[config.objective.name]
         if objective_spec.training_context is not None:
             with torch.device("meta"):

@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
+from distill.encoders.parts import output_layer
 from distill.files import fingerprint
 from distill.tasks.encoding import training_batches
 from distill.training.checkpoint import Checkpoint
@@ -32,7 +34,7 @@ from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
 from supernet.build import build, load_weights, set_dropout
 from supernet.inherit import inherit
-from supernet.one_shot import DRAWN_IN_SANDWICH, OneShotSupernet, head_name, interleaved, train_one_shot
+from supernet.one_shot import DRAWN_IN_SANDWICH, OneShotSupernet, interleaved, train_one_shot
 
 
 def prepare_one_shot(
@@ -314,8 +316,8 @@ def new_head(model: nn.Module, teacher: nn.Module, warm: bool, seed: int) -> nn.
     """The head with which a task starts: with `warm` the supernet's head, which the warm-up has trained; otherwise the
     head of its teacher if the widths agree, else a random one.
     """
-    supernet_head = getattr(model, head_name(model))
-    source = supernet_head if warm else getattr(teacher, head_name(teacher))
+    supernet_head: Any = model.get_submodule(output_layer(model))
+    source: Any = supernet_head if warm else teacher.get_submodule(output_layer(teacher))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         head = nn.Linear(supernet_head.in_features, source.out_features)

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
+from distill.encoders.family import family_of
 from distill.objectives import OBJECTIVES, Objective, Settings
 from distill.tasks.encoding import Encoded, token_frequencies
 from distill.tasks.task import Task
@@ -154,6 +155,11 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
             raise ConfigError(
                 f"base: {config.base} has a vocabulary of {start.vocab_size:,} and the teacher one of "
                 f"{teacher.vocab_size:,}; choose a checkpoint with the teacher's tokenizer"
+            )
+        if family_of(start) != family_of(teacher):
+            raise ConfigError(
+                f"base: {config.base} is of type {start.model_type!r} and the teacher of type {teacher.model_type!r}; "
+                "choose a checkpoint of the teacher's type"
             )
         base, graph = base_of_teacher(start)
     else:

@@ -93,9 +93,10 @@ def chosen(lengths: Sequence[int] | np.ndarray) -> list[int]:
 
 def maps(model: Any, batch: Any) -> Maps:
     """The maps of a model for a batch of one sentence without padding."""
+    from distill.encoders.parts import encoder_layers
     from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, of_layers, run
 
-    depth = len(model.base_model.encoder.layer)
+    depth = len(encoder_layers(model))
     needs = frozenset({LOGITS, HIDDEN_STATES}) | of_layers(ATTENTION_SCORES, [depth])
     outputs = run(model, batch, needs)
     attention_HTT = outputs.attention_scores[depth - 1][0].float().softmax(dim=-1).numpy()

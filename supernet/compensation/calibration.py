@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.objectives.outputs import INPUTS, Batch
+from distill.encoders.parts import encoder_layers, model_inputs
+from distill.objectives.outputs import Batch
 from supernet.compensation.ridge import CompensationError
 from supernet.module_inputs import module_inputs
 
@@ -86,7 +87,7 @@ def calibrate(supernet: PreTrainedModel, batches: Sequence[Batch], accelerator: 
     Raises:
         CompensationError: a sum is not finite.
     """
-    layers = [list(layer.ffn) for layer in supernet.base_model.encoder.layer]
+    layers = [list(layer.ffn) for layer in encoder_layers(supernet)]
     supernet.to(accelerator.device)
     norms = [block.LayerNorm for blocks in layers for block in blocks]
     found = iter(module_inputs(supernet, norms, batches, accelerator.autocast))
@@ -94,7 +95,7 @@ def calibrate(supernet: PreTrainedModel, batches: Sequence[Batch], accelerator: 
     for i, layer in enumerate(sums):
         if not all(bool(torch.isfinite(sum_ND).all()) for sum_ND in layer):
             raise CompensationError(f"layers[{i}] of the supernet is not finite: lower warmup.learning_rate")
-    kept = tuple({name: batch[name].cpu() for name in INPUTS if name in batch} for batch in batches)
+    kept = tuple({name: tensor.cpu() for name, tensor in model_inputs(supernet, batch).items()} for batch in batches)
     top_norms = (blocks[-1].LayerNorm for blocks in layers)
     return Calibration(
         kept,

@@ -19,12 +19,13 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from distill.encoders.family import family_of
+from distill.encoders.parts import embedded, encoder_layers, part
 from distill.objectives.outputs import Batch
 from supernet.compensation.calibration import Calibration
 from supernet.compensation.ridge import CompensationError, Linear, Ridge, affine_change
 from supernet.model.dispatch import Dispatch, Tokens, take
 from supernet.model.ffn import FFNBlock
-from supernet.model.modeling_nas_bert import ExpertAttention
 
 # At most so many Gauss-Newton steps for a graph that does something after `project`, and no further one after a step
 # that reduced the squared error by less than this share.
@@ -62,24 +63,23 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
     """`compensate` for a model in eval mode on its device."""
     held_N = calibration.held_N
     batches = [_on_device(batch, accelerator) for batch in calibration.batches]
-    encoder = model.base_model
+    family = family_of(model)
     with accelerator.autocast():
-        hidden = [encoder.embeddings(batch["input_ids"], batch.get("token_type_ids")) for batch in batches]
+        hidden = [embedded(model, batch) for batch in batches]
     valid = [batch["attention_mask"].bool() for batch in batches]
     sizes = [int(chosen.sum()) for chosen in valid]
     masks = [_additive_mask(chosen, states.dtype) for chosen, states in zip(valid, hidden, strict=True)]
     tokens = [Tokens(batch["input_ids"], batch["attention_mask"]) for batch in batches]
-    for i, layer in enumerate(encoder.encoder.layer):
-        routed = isinstance(layer.attention, ExpertAttention)
+    for i, layer in enumerate(encoder_layers(model)):
         with accelerator.autocast():
             hidden = [
-                layer.attention(states, mask, **({"tokens": of_batch} if routed else {}))[0]
+                layer.attend(states, mask, of_batch)
                 for states, mask, of_batch in zip(hidden, masks, tokens, strict=True)
             ]
         if not len(layer.ffn):
-            target_ND = calibration.output(i, model.config.layer_norm_eps)
+            target_ND = calibration.output(i, getattr(model.config, family.epsilon))
             try:
-                hidden = _solve_norm(layer.attention.output.LayerNorm, hidden, valid, target_ND, held_N)
+                hidden = _solve_norm(part(layer, family.attention_norm), hidden, valid, target_ND, held_N)
             except CompensationError as error:
                 raise CompensationError(f"layers[{i}], no FFN: {error}") from None
         for j, block in enumerate(layer.ffn):
@@ -95,8 +95,8 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
                 sum_ND = _solve(block, slots, x_ND, target_ND, held_N.to(x_ND.device))
             except CompensationError as error:
                 raise CompensationError(f"layers[{i}], block {j}: {error}") from None
-            for states, chosen, part in zip(hidden, valid, block.LayerNorm(sum_ND).split(sizes), strict=True):
-                states[chosen] = part.to(states.dtype)
+            for states, chosen, new in zip(hidden, valid, block.LayerNorm(sum_ND).split(sizes), strict=True):
+                states[chosen] = new.to(states.dtype)
 
 
 def _solve_norm(

@@ -3,7 +3,7 @@
     python -m supernet.experts CHECKPOINT --experts 4 --out DIR [--width 768] [--shared 512] [--steps 500] ...
     python -m supernet.experts MIXTURE --drop 1/4 --out DIR ...
 
-The first form takes a BERT-shaped model that was fine-tuned on the task. Its FFNs are split by the importance of their
+The first form takes an encoder that was fine-tuned on the task. Its FFNs are split by the importance of their
 channels on training rows, and with --steps or --epochs the mixture is then distilled from the dense model. The second
 form takes a checkpoint that the first one has written. Both report the task's metrics on the dev rows before and after,
 and the load of the experts.
@@ -191,7 +191,7 @@ def run(options: argparse.Namespace) -> int:
     from distill.command.rows import check_sizes, load_rows
     from distill.tasks.metrics import Score
     from distill.training.loop import make_accelerator
-    from distill.training.teacher import NAS_BERT, labels_of, load_config, load_tokenizer
+    from distill.training.teacher import labels_of, load_config, load_tokenizer
     from supernet.experts.stages import ARCHITECTURE, split_and_train, thin_out
 
     logging.set_verbosity_error()
@@ -201,7 +201,7 @@ def run(options: argparse.Namespace) -> int:
     accelerator = make_accelerator(options.device, options.mixed_precision)
     torch.manual_seed(options.seed)
     thins = options.experts is None
-    config = load_config(options.checkpoint, ("bert", NAS_BERT) if thins else ("bert",))
+    config = load_config(options.checkpoint, students=thins)
     tokenizer = load_tokenizer(options.checkpoint)
     rows = load_rows(options, tokenizer, labels_of(config))
     check_sizes(options, config, options.checkpoint, rows, tokenizer)

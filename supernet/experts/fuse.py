@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from distill.encoders.family import family_of_weights
 from distill.training.evaluation import Load
 from search_spaces.architecture import DENSE, Architecture, Genes
 from supernet.experts import ExpertsError
@@ -116,8 +117,7 @@ def remove_experts(
             scale = Fraction(base.head_experts, len(remaining)) if relative else Fraction(1)
             base = replace(base, head_experts=len(remaining))
         else:
-            name = next(name for name in weights if f"encoder.layer.{place}.ffn." in name)
-            prefix = name[: name.index("ffn.")]
+            prefix = f"{family_of_weights(weights).prefix(weights)}{place}."
             genes = layers[place]
             remaining = _remaining(f"layers[{place}]", genes.experts.count, 1, removed)
             layers[place] = _with_count(genes, len(remaining))

@@ -1,4 +1,4 @@
-"""Split the feed-forward networks of a dense BERT into experts (MoEBERT, section 3.1)."""
+"""Split the feed-forward networks of a dense encoder into experts (MoEBERT, section 3.1)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ def mixture_architecture(
     head_experts: int = 1,
     gate_scale: str = "relative",
 ) -> Architecture:
-    """The architecture of a BERT of this configuration whose FFNs are split into `experts` experts.
+    """The architecture of an encoder of this configuration whose FFNs are split into `experts` experts.
 
     Args:
         width: inner channels of an expert; by default the dense FFN's divided by the number of experts, or with `copy`
@@ -68,7 +68,8 @@ def channel_scores(model: PreTrainedModel, batches: Sequence[Batch], order: str,
     """
     if order == "random":
         generator = torch.Generator().manual_seed(seed)
-        shapes = [(1, model.config.intermediate_size)] * model.config.num_hidden_layers
+        base, _ = base_of_teacher(model.config)
+        shapes = [(1, base.inner)] * base.depth
         return [list(torch.rand(shape, generator=generator)) for shape in shapes]
     scores = neuron_importance(from_teacher(model, stack=1), batches, summed_loss)
     return [[-score for score in layer] for layer in scores] if order == "inverse" else scores

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from distill.encoders.family import CHANNELS, HEADS, family_of, family_of_weights
+from distill.encoders.parts import encoder_layers, part, selected
 from distill.objectives.outputs import LOGITS, Batch, run
 from distill.tasks.types import task_type
 from search_spaces.graph import FFNGraph
@@ -34,7 +36,7 @@ def neuron_importance(
         `[layer][block]` -> (inner,) float64. Requires graphs in which the input of project is as wide as the output of
         expand.
     """
-    blocks = [list(layer.ffn) for layer in model.base_model.encoder.layer]
+    blocks = [list(layer.ffn) for layer in encoder_layers(model)]
     scores = [[torch.zeros(block.expand.out_features, dtype=torch.float64) for block in layer] for layer in blocks]
     # The outputs of expand and gate and the inputs of project, by (layer, block, name of the linear map).
     values: dict[tuple[int, int, str], Tensor] = {}
@@ -82,14 +84,14 @@ def mask_importance(
     Returns:
         Of every layer the scores of its heads (heads,) and of its channels (inner,), float64.
     """
-    layers = list(model.base_model.encoder.layer)
-    heads = [layer.attention.self.num_attention_heads for layer in layers]
+    family, layers = family_of(model), encoder_layers(model)
+    heads = [part(layer, family.self_attention).num_attention_heads for layer in layers]
     of_heads = [torch.zeros(count, dtype=torch.float64) for count in heads]
     of_channels = [torch.zeros(layer.ffn[0].project.in_features, dtype=torch.float64) for layer in layers]
     values: dict[tuple[int, int, str], Tensor] = {}
     hooks = []
     for i, layer in enumerate(layers):
-        for name, linear in (("head", layer.attention.output.dense), ("channel", layer.ffn[0].project)):
+        for name, linear in ((HEADS, part(layer, family.output)), (CHANNELS, layer.ffn[0].project)):
             hooks.append(linear.register_forward_pre_hook(_keep_input(values, (i, 0, name))))
     was_training = model.training
     model.eval()
@@ -99,9 +101,9 @@ def mask_importance(
             gradients = torch.autograd.grad(total, list(values.values()))
             for ((i, _, name), value_BTC), grad_BTC in zip(values.items(), gradients, strict=True):
                 change_BC = (value_BTC * grad_BTC).sum(dim=1).detach()
-                if name == "head":
+                if name == HEADS:
                     change_BC = change_BC.unflatten(1, (heads[i], -1)).sum(dim=2)
-                (of_heads if name == "head" else of_channels)[i] += change_BC.abs().double().sum(dim=0).cpu()
+                (of_heads if name == HEADS else of_channels)[i] += change_BC.abs().double().sum(dim=0).cpu()
     finally:
         for hook in hooks:
             hook.remove()
@@ -129,7 +131,7 @@ def sort_channels(
     """Sort the inner channels of every block by descending importance, which does not change the model's function.
 
     Args:
-        weights: state dict, with any prefix before `encoder.layer` in the names.
+        weights: state dict, with any prefix in the names.
         importance: as returned by `neuron_importance`.
         config: the model's configuration.
 
@@ -140,17 +142,13 @@ def sort_channels(
     for i, genes in enumerate(config.ffn):
         if genes["stack"] and "mixed" in FFNGraph.parse(genes["formula"]).kinds:
             raise ValueError(f"layer {i}: {genes['formula']} pairs inner channels with x; they cannot be sorted")
-    prefix = next(name for name in weights if "encoder.layer.0." in name).split("encoder.layer.")[0]
+    family = family_of_weights(weights)
+    prefix = family.prefix(weights)
     result = {name: tensor.clone() for name, tensor in weights.items()}
     for i, layer in enumerate(importance):
         for j, score in enumerate(layer):
             order = torch.argsort(score, descending=True, stable=True)
-            block = f"{prefix}encoder.layer.{i}.ffn.{j}."
-            dimensions = {"expand.weight": 0, "expand.bias": 0, "project.weight": 1}
-            if block + "gate.weight" in weights:
-                dimensions |= {"gate.weight": 0, "gate.bias": 0}
-            for name, dimension in dimensions.items():
-                result[block + name] = weights[block + name].index_select(dimension, order)
+            result |= selected(family, weights, f"{prefix}{i}.", {CHANNELS: order}, j)
     return result
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from distill.encoders.parts import encoder_layers
 from distill.objectives.outputs import LOGITS, Batch, run
 from distill.tasks.types import task_type
 from search_spaces.errors import UserError
@@ -57,9 +58,8 @@ def block_moments(
         MomentsError: an activation or a gradient is not finite, all gradients of a block are 0, or there are no
             batches.
     """
-    blocks = [
-        (i, j, block) for i, layer in enumerate(model.base_model.encoder.layer) for j, block in enumerate(layer.ffn)
-    ]
+    layers = encoder_layers(model)
+    blocks = [(i, j, block) for i, layer in enumerate(layers) for j, block in enumerate(layer.ffn)]
     sums = {(i, j): _Sums(block.project.in_features, block.project.out_features) for i, j, block in blocks}
     inputs: dict[tuple[int, int], Tensor] = {}
     outputs: dict[tuple[int, int], Tensor] = {}
@@ -85,8 +85,10 @@ def block_moments(
         for hook in hooks:
             hook.remove()
         model.train(was_training)
-    depth = len(model.base_model.encoder.layer)
-    return [[sums[i, j].moments(f"layer {i}, block {j}") for i, j, _ in blocks if i == layer] for layer in range(depth)]
+    return [
+        [sums[i, j].moments(f"layer {i}, block {j}") for i, j, _ in blocks if i == layer]
+        for layer in range(len(layers))
+    ]
 
 
 class _Sums:

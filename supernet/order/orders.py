@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from distill.encoders.parts import encoder_layers
 from distill.objectives.outputs import Batch
 from supernet.order.importance import neuron_importance
 from supernet.order.moments import block_moments
@@ -38,7 +39,7 @@ class OrderInputs:
     @property
     def blocks(self) -> list[list[Any]]:
         """`[layer][block]` -> `FFNBlock`."""
-        return [list(layer.ffn) for layer in self.model.base_model.encoder.layer]
+        return [list(layer.ffn) for layer in encoder_layers(self.model)]
 
 
 # `[layer][block]` -> (inner,); the channels of a block are kept in descending order of their scores.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from distill.encoders.parts import encoder_layers
 from distill.objectives.outputs import Batch
 from supernet.module_inputs import module_inputs
 from supernet.order.moments import MomentsError, block_moments
@@ -51,7 +52,7 @@ def predicted_losses(
     batches = list(batches)
     moments = block_moments(model, batches, loss)
     losses: dict[str, list[Tensor]] = {op: [] for op in operations}
-    blocks: list[Any] = [layer.ffn[0] for layer in model.base_model.encoder.layer]
+    blocks: list[Any] = [layer.ffn[0] for layer in encoder_layers(model)]
     for block, of_layer, inputs_ND in zip(blocks, moments, module_inputs(model, blocks, batches), strict=True):
         x_ND = inputs_ND.to(model.device)
         values_D, vectors_DD = torch.linalg.eigh(of_layer[0].metric_DD)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from distill.objectives.outputs import INPUTS
 from distill.tasks.encoding import collate
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
@@ -22,6 +21,7 @@ from nas.study import ledger
 from nas.study.attributes import score_attribute
 from search_spaces import Architecture
 from tests.nas.tiny_study import TinyStudy, trials_of
+from tests.tiny import inputs
 
 SUPERNET = """\
 [supernet]
@@ -82,7 +82,7 @@ def test_candidates_are_compared_by_their_fidelity(preset: Path) -> None:
     for model in (student, evaluator.teacher()):
         batch = collate(evaluator.search_rows, np.arange(40), pad_id=0)
         with torch.no_grad(), evaluator.accelerator.autocast():
-            logits_NC = model.eval()(**{name: batch[name] for name in INPUTS if name in batch}).logits.float().numpy()
+            logits_NC = model.eval()(**inputs(batch)).logits.float().numpy()
         differences.append(logits_NC[:, 1] - logits_NC[:, 0])
     assert score.value == pytest.approx(np.corrcoef(*differences)[0, 1], abs=1e-3)
     assert score.parts == {"library fidelity": score.value, "library": evaluator.score(student, 40).value}

@@ -256,7 +256,7 @@ def test_teachers_that_cannot_be(tiny_study: TinyStudy, tmp_path: Path, capsys: 
     for folder, message in (
         ("missing", f"no model at '{tmp_path / 'missing'}'"),
         ("empty", "no model at"),
-        ("distilled", "is of type 'distilbert'; a BERT-shaped one (type 'bert') is needed"),
+        ("distilled", "is of type 'distilbert'; supported are bert, roberta"),
         ("other", "hidden_act is 'tanh'; supported are gelu"),
     ):
         assert message in refused([*always, "--teacher", str(tmp_path / folder)], capsys)

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from distill.encoders.parts import output_layer
 from distill.objectives import efficientbert, kd
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS, run
 from distill.tasks.types import (
@@ -29,7 +30,7 @@ from search_spaces.spaces import SIZES
 from supernet.build import build, config_of, load_weights
 from supernet.experts.routers import routing_table
 from supernet.inherit import inherit
-from supernet.one_shot import DRAWN_IN_SANDWICH, OneShotSupernet, head_name, interleaved, train_one_shot
+from supernet.one_shot import DRAWN_IN_SANDWICH, OneShotSupernet, interleaved, train_one_shot
 from tests.tiny import BASE, batch, bert, inputs, shaken
 
 GRAPHS = [
@@ -102,7 +103,7 @@ def test_heads_of_every_kind(kinds: dict[str, tuple[str, int]], architecture: Ar
     heads = {task: shaken(nn.Linear(BASE.width, size), seed=size) for task, (_, size) in kinds.items()}
     problem_types = {task: task_type(kind).problem_type for task, (kind, _) in kinds.items()}
     shared = OneShotSupernet(model, heads, problem_types=problem_types).eval()  # type: ignore[arg-type]
-    place = head_name(model)
+    place = output_layer(model)
     weights = {name: value for name, value in model.state_dict().items() if not name.startswith(place)}
     needs = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES, RELATIONS})
     for task in (*kinds, *kinds):  # to each and back

@@ -220,7 +220,7 @@ def test_as_bert(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert train_final([str(word) for word in given]) == 0
     out = tmp_path / "bert"
     assert run(tmp_path / "final", "--as", "bert", "--out", out, "--skip-latency") == 0
-    assert "as an ordinary BERT: the same parameters" in capsys.readouterr().out
+    assert "as an ordinary bert model: the same parameters" in capsys.readouterr().out
     assert not list(out.glob("*.py"))
     loaded = AutoModelForSequenceClassification.from_pretrained(out).eval()
     assert type(loaded) is BertForSequenceClassification
@@ -301,7 +301,7 @@ def test_mistakes(mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "empty has no config.json: give the checkpoint of a student" in refused(capsys, tmp_path / "empty", *out)
     assert "--labels: the model needs 2 distinct names, not good" in refused(capsys, mixture, "--labels", "good", *out)
     assert "2 distinct names, not a, a" in refused(capsys, mixture, "--labels", "a,a", *out)
-    assert "--as bert: this student cannot be an ordinary BERT: layer 1 has experts" in refused(
+    assert "--as bert: this student cannot be an ordinary checkpoint: layer 1 has experts" in refused(
         capsys, mixture, "--as", "bert", *out
     )
     assert "--tokens: must be a whole number above 0, not '0'" in refused(capsys, mixture, "--tokens", "0", *out)

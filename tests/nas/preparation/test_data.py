@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from distill.encoders.parts import output_layer
 from distill.tasks.readers import conll, squad
 from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.training.evaluation import evaluate
@@ -38,7 +39,6 @@ from supernet.compensation.calibration import Calibration
 from supernet.experts.routers import routing_table
 from supernet.inherit import inherit
 from supernet.module_inputs import module_inputs
-from supernet.one_shot import head_name
 from tests.nas import rows
 from tests.nas.rows import study
 from tests.nas.tiny_study import TinyStudy, corpus, trials_of
@@ -91,7 +91,7 @@ def test_stage_3_scores_what_the_slice_computes_alone(tiny_study: TinyStudy, tmp
     for name, folders in workspace.by_task.items():
         like = AutoConfig.from_pretrained(folders.teacher)
         alone = build(architecture, folders.task.type, template=like)
-        head = {f"{head_name(alone)}.{part}": stored[f"heads.{name}.{part}"] for part in ("weight", "bias")}
+        head = {f"{output_layer(alone)}.{part}": stored[f"heads.{name}.{part}"] for part in ("weight", "bias")}
         model = {key.removeprefix("model."): value for key, value in stored.items() if key.startswith("model.bert.")}
         load_weights(alone, inherit(model, architecture) | head)
         accelerator = make_accelerator("cpu")
@@ -142,7 +142,7 @@ def test_slices_of_the_one_shot_supernet_are_compensated(tiny_study: TinyStudy, 
     for name, folders in compensated.by_task.items():
         head = torch.nn.Linear(*reversed(stored[f"heads.{name}.weight"].shape))
         head.load_state_dict({part: stored[f"heads.{name}.{part}"] for part in ("weight", "bias")})
-        setattr(student, head_name(student), head)
+        student.set_submodule(output_layer(student), head)
         student.config.problem_type = folders.task.type.problem_type
         given = (folders.rows("search"), folders.split("search"), folders.task)
         found = evaluate(student, *given, accelerator=make_accelerator("cpu"), pad_id=0)

@@ -21,13 +21,13 @@ from distill.tasks.types import TASK_TYPES
 from search_spaces import Architecture, Experts, FFNGraph, Genes
 from supernet import model as model_package
 from supernet.build import build, config_of
-from supernet.model.configuration_nas_bert import NasBertConfig
-from supernet.model.modeling_nas_bert import NasBertModel
+from supernet.model.modeling_nas_bert import NasBertConfig, NasBertModel
 from tests.tiny import BASE, architectures, batch, inputs, shaken
 
 LABELS = 3
-# The modules that travel in a checkpoint: all of supernet/model.
-EXPORTED = sorted(path.stem for path in Path(model_package.__file__).parent.glob("*.py") if path.stem != "__init__")
+# The modules that travel in a checkpoint: all of supernet/model but for those of other families.
+FILES = {path.stem for path in Path(model_package.__file__).parent.glob("*.py")} - {"__init__"}
+EXPORTED = sorted(name for name in FILES if not name.startswith("modeling_") or name == "modeling_nas_bert")
 CLASSES = {
     "none": "AutoModel",
     "masked_lm": "AutoModelForMaskedLM",

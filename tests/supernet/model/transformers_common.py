@@ -27,8 +27,8 @@ from transformers.models.auto import modeling_auto
 
 from search_spaces import GELU, Architecture, Base, Experts, FFNGraph, Genes
 from supernet.build import config_of
-from supernet.model.configuration_nas_bert import NasBertConfig
 from supernet.model.modeling_nas_bert import (
+    NasBertConfig,
     NasBertForMaskedLM,
     NasBertForQuestionAnswering,
     NasBertForSequenceClassification,

@@ -1,4 +1,4 @@
-"""Students as ordinary BERTs: equal logits, or a reason."""
+"""Students as ordinary checkpoints of their family: equal logits, or a reason."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from distill.tasks.types import TASK_TYPES
-from nas.export.bert import as_bert, why_not
 from nas.export.checkpoint import ExportError
+from nas.export.ordinary import ordinary_form, why_not
 from search_spaces import Architecture, Base, Experts, FFNGraph, Genes
 from supernet.build import build
 from tests.tiny import BASE, batch, inputs, shaken
@@ -56,7 +56,7 @@ def check(model: Any, expected: Any) -> None:
 @pytest.mark.parametrize("head", AUTO)
 def test_every_head_loads_without_trust(head: str, tmp_path: Path) -> None:
     given = student(*widths(), head=head)
-    as_bert(given).model.save_pretrained(tmp_path)
+    ordinary_form(given, "bert").model.save_pretrained(tmp_path)
     loaded, loading_info = AUTO[head].from_pretrained(tmp_path, output_loading_info=True)
     assert not any(loading_info.values()), loading_info
     assert type(loaded).__name__.startswith("BertFor")
@@ -68,15 +68,15 @@ def test_every_head_loads_without_trust(head: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("activation", ["gelu", "relu", "swish", "tanh", "sigmoid", "leaky_relu"])
 def test_every_activation(activation: str, gelu: str) -> None:
     given = student(*widths(activation), base=replace(BASE, gelu=gelu))
-    check(as_bert(given).model, given)
+    check(ordinary_form(given, "bert").model, given)
 
 
 def test_what_different_widths_cost() -> None:
-    converted = as_bert(student(*widths()))
+    converted = ordinary_form(student(*widths()), "bert")
     # A channel has a row and a bias in one map and a column in the other; 36 and 24 channels are added.
     assert converted.added == (36 + 24) * (2 * BASE.width + 1)
     assert f"{converted.added:,} parameters" in str(converted) and "to 48 channels" in str(converted)
-    same = as_bert(student(*[Genes(expansion=HALF)] * 3))
+    same = ordinary_form(student(*[Genes(expansion=HALF)] * 3), "bert")
     assert same.added == 0
     assert same.model.config.intermediate_size == 24
     assert str(same) == "the same parameters and operations as the student's"
@@ -86,7 +86,7 @@ def test_labels_and_settings_are_kept() -> None:
     given = student(*widths())
     given.config.id2label = {0: "low", 1: "middle", 2: "high"}
     given.config.layer_norm_eps = 1e-5
-    config = as_bert(given).model.config
+    config = ordinary_form(given, "bert").model.config
     assert config.id2label == given.config.id2label
     assert (config.layer_norm_eps, config.num_labels) == (1e-5, 3)
 
@@ -94,7 +94,7 @@ def test_labels_and_settings_are_kept() -> None:
 @pytest.mark.parametrize(
     ("layers", "changes", "reason"),
     [
-        ([Genes(stack=2)], {}, "layer 1 has 2 blocks, and every layer of BERT has one"),
+        ([Genes(stack=2)], {}, "layer 1 has 2 blocks, and every layer of a bert model has one"),
         ([Genes(), Genes(stack=0)], {}, "layer 2 has no FFN"),
         ([Genes(expansion=QUARTER, experts=Experts(2))], {}, "layer 1 has experts"),
         ([Genes(FFNGraph.parse("tanh(project(gelu(expand(x))))"))], {}, "layer 1 computes tanh"),
@@ -111,5 +111,5 @@ def test_what_bert_cannot_express(layers: list[Genes], changes: dict[str, int], 
     base = replace(BASE, **changes)  # type: ignore[arg-type]
     given = student(*layers, *[layers[0]] * (BASE.depth - len(layers)), base=base)
     assert reason in why_not(given.config)
-    with pytest.raises(ExportError, match=r"this student cannot be an ordinary BERT: .*; export it without --as"):
-        as_bert(given)
+    with pytest.raises(ExportError, match=r"this student cannot be an ordinary checkpoint: .*; export it without --as"):
+        ordinary_form(given, "bert")

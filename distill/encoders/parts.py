@@ -1,0 +1,64 @@
+"""The parts of models and of their weights, as their families say."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from distill.encoders.family import Family, family_of
+
+
+def selected(
+    family: Family, weights: Mapping[str, Tensor], prefix: str, indices: Mapping[str, Tensor], block: int = 0
+) -> dict[str, Tensor]:
+    """The tensors of a layer that have a dimension of channels or of heads, with only some of these.
+
+    Args:
+        prefix: of the layer in the names of the weights, with its number.
+        indices: of the channels of `CHANNELS` or of `HEADS` that are taken, in their new order.
+        block: the number of the block of a student.
+    """
+    return {
+        prefix + name: weights[prefix + name].index_select(dimension, indices[unit])
+        for name, (unit, dimension) in family.slices(block).items()
+        if unit in indices and prefix + name in weights
+    }
+
+
+def encoder_layers(model: Any) -> list[Any]:
+    """The layers of a model with any head, the lowest first."""
+    return list(model.base_model.get_submodule(family_of(model).layers))
+
+
+def part(layer: nn.Module, path: str) -> Any:
+    """The module at a path in a layer."""
+    return layer.get_submodule(path)
+
+
+def model_inputs(model: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a batch that a model, or models of a configuration, take; the others are used by losses."""
+    config = getattr(model, "config", model)
+    return {name: batch[name] for name in family_of(config).inputs(config) if name in batch}
+
+
+def output_layer(model: Any) -> str:
+    """The name of the linear map to the outputs of a model with a head for labels: the last one outside of the base
+    model.
+    """
+    encoder = {id(module) for module in model.base_model.modules()}
+    names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and id(m) not in encoder]
+    return names[-1]
+
+
+def word_head(model: Any) -> nn.Module:
+    """The module that maps hidden states to logits of words, in a masked language model."""
+    (head,) = (module for module in model.children() if module is not model.base_model)
+    return head
+
+
+def embedded(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """The input of the lowest layer, (B, T, width)."""
+    inputs = model_inputs(model, batch)
+    inputs.pop("attention_mask", None)
+    states: Tensor = model.base_model.get_submodule(family_of(model).embeddings)(**inputs)
+    return states

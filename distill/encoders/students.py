@@ -1,0 +1,49 @@
+"""The classes of our students, by the family that they are students of, and their registration with transformers.
+
+What loads a checkpoint of a student from here on takes these classes, not the code in the checkpoint's folder, which is
+never run.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import transformers
+from transformers import AutoConfig
+
+from distill.encoders.family import FAMILIES, Family, family_of
+from supernet.model import modeling_nas_bert, modeling_nas_roberta
+
+MODULES: dict[str, ModuleType] = {"bert": modeling_nas_bert, "roberta": modeling_nas_roberta}
+_CONFIG = AutoConfig.__name__
+
+
+def _classes(module: ModuleType) -> dict[str, Any]:
+    """Name of a class of transformers such as "AutoModelForMaskedLM" -> class of the students."""
+    own = (v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__)
+    return {str(cls._auto_class): cls for cls in own if hasattr(cls, "_auto_class") and cls._auto_class}
+
+
+CLASSES = {family: _classes(module) for family, module in MODULES.items()}
+for family, classes in CLASSES.items():
+    AutoConfig.register(f"nas_{family}", classes[_CONFIG])
+    for auto, model in classes.items():
+        if auto != _CONFIG:
+            getattr(transformers, auto).register(classes[_CONFIG], model, exist_ok=True)
+
+
+def student_family(template: Any = None) -> Family:
+    """The family of the students of a teacher, or of such a student, with this configuration; BERT's without one."""
+    family = FAMILIES["bert"] if template is None else family_of(template)
+    return family if family.students_of else FAMILIES[f"nas_{family.model_type}"]
+
+
+def class_of(family: Family, auto: Any) -> Any:
+    """The class of a family's students that a class of transformers, such as `AutoModelForMaskedLM`, stands for."""
+    return CLASSES[str(family.students_of)][auto.__name__]
+
+
+def student_config(family: Family, **settings: Any) -> Any:
+    """A configuration of a family's students, with the places of all classes for `trust_remote_code`."""
+    classes = CLASSES[str(family.students_of)]
+    places = {auto: f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" for auto, cls in classes.items()}
+    return classes[_CONFIG](auto_map=places, **settings)

@@ -1,0 +1,115 @@
+"""Tests that a loaded encoder is what its family says, on one small batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from distill.encoders.family import CHANNELS, HEADS, FamilyError, family_of
+from distill.encoders.parts import encoder_layers, part, selected
+
+# The largest difference between hidden states, relative to the largest of them.
+TOLERANCE = 1e-4
+# The channels that the slice test keeps.
+KEPT = 5
+
+
+class _Stacked(nn.Module):
+    """What stands in for an FFN in the replace test: its own three modules, one after the other."""
+
+    def __init__(self, *parts: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for function in self.parts:
+            hidden = function(hidden)
+        return hidden
+
+
+@torch.no_grad()
+def verify(model: Any, name: str) -> None:
+    """Check the family of a model with dense layers. It is unchanged afterwards.
+
+    *Slice*: with a few of its channels, or one of its heads, every layer computes what it does when the weights of the
+    others are zero. *Replace*: another module in the place of the FFN, which computes the same, gives the same.
+
+    Args:
+        name: the model's name, for the error.
+
+    Raises:
+        FamilyError: a test fails.
+    """
+    was_training = model.training
+    try:
+        model.eval()
+        for test in (_slice(model, CHANNELS), _slice(model, HEADS), _replace(model)):
+            label, difference, scale = test
+            if torch.isfinite(torch.tensor(scale)) and not difference <= TOLERANCE * scale:
+                raise FamilyError(f"{label}: hidden states differ by {difference:.2g}")
+    except (FamilyError, AttributeError, LookupError, RuntimeError, TypeError) as error:
+        raise FamilyError(
+            f"the model {name!r} is not built as other encoders of the type {model.config.model_type!r}, so it is not "
+            f"supported ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+        ) from None
+    finally:
+        model.train(was_training)
+
+
+def _run(model: Any, weights: dict[str, Tensor]) -> Tensor:
+    """The last hidden states of two short sentences, with some weights of the base model replaced."""
+    config = model.config
+    count = min(6, family_of(config).positions(config))
+    ids_BT = torch.arange(2 * count, device=model.device).view(2, count) * 7 % config.vocab_size
+    mask_BT = torch.ones_like(ids_BT)
+    mask_BT[1, count // 2 :] = 0
+    inputs = {"input_ids": ids_BT, "attention_mask": mask_BT}
+    states: Tensor = functional_call(model.base_model, weights, kwargs=inputs, tie_weights=False).last_hidden_state
+    return states[mask_BT.bool()].float()
+
+
+def _difference(actual: Tensor, expected: Tensor) -> tuple[float, float]:
+    return float((actual - expected).abs().max()), float(expected.abs().max())
+
+
+def _slice(model: Any, unit: str) -> tuple[str, float, float]:
+    family, config = family_of(model), model.config
+    size = KEPT if unit == CHANNELS else family.size(config, "width") // family.size(config, "heads")
+    weights = dict(model.base_model.named_parameters())
+    prefix = family.prefix(weights)
+    sliced: dict[str, Tensor] = {}
+    zeroed: dict[str, Tensor] = {}
+    length = family.size(config, "inner") if unit == CHANNELS else family.size(config, "width")
+    for number in range(family.size(config, "depth")):
+        # Another head in each layer, or a few channels.
+        first = size * (number % max(1, length // size))
+        kept = torch.arange(first, min(length, first + size), device=model.device)
+        sliced |= selected(family, weights, f"{prefix}{number}.", {unit: kept})
+        for name, (of, dimension) in family.slices().items():
+            if of == unit and dimension:
+                tensor = weights[f"{prefix}{number}.{name}"]
+                zeros = torch.zeros_like(tensor)
+                zeroed[f"{prefix}{number}.{name}"] = zeros.index_copy(dimension, kept, tensor[:, kept])
+    return f"with some of its {unit}", *_difference(_run(model, sliced), _run(model, zeroed))
+
+
+def _replace(model: Any) -> tuple[str, float, float]:
+    family = family_of(model)
+    assert family.activation is not None
+    expected = _run(model, {})
+    taken: list[tuple[nn.Module, str, nn.Module]] = []
+    for layer in encoder_layers(model):
+        paths = (family.expand, family.activation, family.project)
+        stacked = _Stacked(*(part(layer, path) for path in paths))
+        for path, stand_in in zip(paths, (stacked, nn.Identity(), nn.Identity()), strict=True):
+            parent, _, child = path.rpartition(".")
+            taken.append((part(layer, parent), child, part(layer, path)))
+            setattr(part(layer, parent), child, stand_in)
+    try:
+        actual = _run(model, {})
+    finally:
+        for parent_module, child, module in taken:
+            setattr(parent_module, child, module)
+    return "with its FFN replaced", *_difference(actual, expected)

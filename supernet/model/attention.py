@@ -1,0 +1,120 @@
+"""Attention with fewer heads than fit into the width, and attention with experts, in layers of BERT's kind.
+
+This file ships inside exported checkpoints, so it imports torch, transformers and its neighbours only.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.bert.modeling_bert import eager_attention_forward
+
+from .dispatch import Tokens
+from .expert_linear import RoutedLinear, is_batched
+from .routing import Routing, make_gate
+
+
+class NoSelfAttention(nn.Module):
+    """Self-attention without heads: (B, T, width) -> (B, T, 0)."""
+
+    def forward(self, hidden_states: Tensor, *unused: Any, **settings: Any) -> tuple[Tensor, None]:
+        return hidden_states[..., :0], None
+
+
+class Bias(nn.Module):
+    """The bias of an output map, all inputs of which have been removed: (B, T, 0) -> (B, T, width)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, context_BT0: Tensor) -> Tensor:
+        return self.bias.expand(*context_BT0.shape[:-1], -1)
+
+
+def keep_heads(attention: Any, heads: int, config: Any) -> None:
+    """Give an attention of the family this number of heads, each of which keeps its size."""
+    inner, width = attention.self, config.hidden_size
+    if not heads:
+        attention.self, attention.output.dense = NoSelfAttention(), Bias(width)
+        return
+    inner.num_attention_heads, inner.all_head_size = heads, heads * inner.attention_head_size
+    for name in ("query", "key", "value"):
+        setattr(inner, name, nn.Linear(width, inner.all_head_size))
+    attention.output.dense = nn.Linear(inner.all_head_size, width)
+
+
+class ExpertSelfAttention:
+    """A mixin for a family's self-attention, in which the query, key and value of each token are computed by the
+    token's expert.
+    """
+
+    config: Any
+    query: Any
+    key: Any
+    value: Any
+    dropout: nn.Dropout
+    attention_head_size: int
+    scaling: float
+    training: bool
+
+    def replace_maps(self, config: Any) -> None:
+        """Give each of the linear maps its experts."""
+        for name in ("query", "key", "value"):
+            setattr(self, name, RoutedLinear(config.attention_experts, config.hidden_size, config.hidden_size))
+
+    def forward(
+        self, hidden_BTD: Tensor, attention_mask: Tensor | None = None, *, routing: Routing, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        shape = (*hidden_BTD.shape[:-1], -1, self.attention_head_size)
+        states = (part(hidden_BTD, routing.dispatch) for part in (self.query, self.key, self.value))
+        query_BHTS, key_BHTS, value_BHTS = (state.view(shape).transpose(1, 2) for state in states)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        dropout = self.dropout.p if self.training else 0.0
+        context, weights = attend(
+            self, query_BHTS, key_BHTS, value_BHTS, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
+        return context.reshape(hidden_BTD.shape).contiguous(), weights
+
+
+class ExpertSelfOutput(nn.Module):
+    """The output map of each token's expert, weighted by the gate; then dropout, residual and LayerNorm.
+
+    Args:
+        own: the family's module, the LayerNorm and dropout of which it has.
+    """
+
+    def __init__(self, own: Any, config: Any) -> None:
+        super().__init__()
+        self.dense = RoutedLinear(config.attention_experts, config.hidden_size, config.hidden_size)
+        self.LayerNorm, self.dropout = own.LayerNorm, own.dropout
+
+    def forward(self, hidden_BTD: Tensor, input_BTD: Tensor, routing: Routing) -> Tensor:
+        change_BTD = self.dense(hidden_BTD, routing.dispatch, routing.weight_S)
+        return self.LayerNorm(input_BTD + self.dropout(change_BTD))
+
+
+class ExpertAttention(nn.Module):
+    """Attention with several experts (MiniMoE, section 3.2): a gate chooses the expert whose linear maps process a
+    token, and its weight multiplies the output before the residual connection.
+
+    Args:
+        own: the family's attention.
+        self_attention: the family's self-attention with the mixin `ExpertSelfAttention`, which its own becomes.
+    """
+
+    def __init__(self, own: Any, self_attention: type, config: Any) -> None:
+        super().__init__()
+        own.self.__class__ = self_attention
+        own.self.replace_maps(config)
+        self.self = own.self
+        self.output = ExpertSelfOutput(own.output, config)
+        self.router = make_gate(config.attention_experts, config, is_batched(config.hidden_size, config.hidden_size))
+
+    def forward(
+        self, hidden_BTD: Tensor, attention_mask: Tensor | None = None, *, tokens: Tokens, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        routing = self.router(hidden_BTD, tokens)
+        context_BTD, weights = self.self(hidden_BTD, attention_mask, routing=routing, **kwargs)
+        return self.output(context_BTD, hidden_BTD, routing), weights

@@ -1,0 +1,88 @@
+"""What a student's configuration has beyond that of its encoder family.
+
+The files of this folder ship inside exported checkpoints, so they import torch, transformers and each other, and
+nothing else of this project.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+# The version of the meaning of these attributes: increase it when an older reader would compute something else.
+# Checkpoints of before it was recorded are of version 1.
+VERSION = 1
+
+
+@dataclass(init=False, repr=False, eq=False, kw_only=True)
+class StudentConfig:
+    """A mixin for the configuration of a family, which describes the feed-forward networks of every layer.
+
+    Attributes:
+        ffn: one entry for each layer, `{"formula", "program", "widths", "stack", "inner"}`. `program` lists the
+            operations in the order of computation as `[name, [inputs]]`, where value 0 is the input of the block and
+            value i + 1 the result of operation i; `widths` are the channels of all values, beginning with the input. A
+            layer with experts also has `"experts"`: `{"count", "routing", "top_k", "capacity"}`, as in
+            `search_spaces.architecture.Experts`. A layer without an FFN has stack 0.
+        gelu: `"tanh"` or `"erf"`, the form of the operation `gelu`.
+        mismatch: `"narrow"` or `"wide"`: what a binary operation does with inputs of different widths.
+        attention_heads: the number of attention heads that pruning has left in each layer, of which there may be none;
+            `None` if all layers have `num_attention_heads`.
+        attention_experts: experts of every layer's attention, among which a gate chooses for each token.
+        gate_scale: `"relative"` or `"probability"`: by what the output of an expert behind a gate is multiplied, its
+            probability times count / top_k, or its probability.
+        capacity_per: `"sentence"` or `"batch"`: whether an expert's capacity is a fraction of the tokens of each
+            sentence or of all tokens of the batch.
+        router_jitter_noise: amplitude j of the noise, uniform from 1 - j to 1 + j, by which the input of a gate is
+            multiplied in training (Switch).
+        ffn_version: the version of these attributes.
+
+    Raises:
+        ValueError: the attributes are of a later version.
+    """
+
+    _auto_class = "AutoConfig"
+
+    ffn: list | None = None
+    gelu: str = "tanh"
+    mismatch: str = "narrow"
+    attention_heads: list | None = None
+    attention_experts: int = 1
+    gate_scale: str = "relative"
+    capacity_per: str = "sentence"
+    router_jitter_noise: float = 0.01
+    ffn_version: int = VERSION
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)  # type: ignore[misc]  # of the family's configuration
+        if self.ffn_version > VERSION:
+            raise ValueError(f"ffn_version: {self.ffn_version} is unknown; the newest known one is {VERSION}")
+
+
+def configuration_fault(config: Any) -> str:
+    """Why no model can be built from a configuration; empty if one can."""
+    heads, layers = config.attention_heads, config.num_hidden_layers
+    if not config.ffn or len(config.ffn) != layers:
+        return (
+            f"config.ffn describes {len(config.ffn or ())} layers but num_hidden_layers is {layers}: build the "
+            "configuration from an architecture"
+        )
+    if heads is not None:
+        most = config.num_attention_heads
+        if (
+            not isinstance(heads, list | tuple)
+            or len(heads) != layers
+            or not all(type(count) is int and 0 <= count <= most for count in heads)
+        ):
+            return f"config.attention_heads must be a list of {layers} whole numbers from 0 to {most}, not {heads!r}"
+        if config.attention_experts > 1:
+            return "config.attention_heads must be null if attention_experts is above 1"
+    if is_routed(config) and config.chunk_size_feed_forward:
+        return (
+            f"chunk_size_feed_forward is {config.chunk_size_feed_forward}: layers of experts process whole sentences, "
+            "so it must be 0"
+        )
+    return ""
+
+
+def is_routed(config: Any) -> bool:
+    """Whether an attention or an FFN has experts."""
+    return config.attention_experts > 1 or any(layer.get("experts") for layer in config.ffn)

@@ -1,0 +1,66 @@
+"""Students of RoBERTa.
+
+This file ships inside exported checkpoints, so it imports torch, transformers and its neighbours only.
+"""
+
+from transformers import (
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaForQuestionAnswering,
+    RobertaForSequenceClassification,
+    RobertaForTokenClassification,
+    RobertaModel,
+)
+from transformers.models.roberta.modeling_roberta import RobertaLayer, RobertaSelfAttention
+
+from .attention import ExpertSelfAttention
+from .configuration import StudentConfig
+from .student import Student, StudentLayer
+
+
+class NasRobertaConfig(StudentConfig, RobertaConfig):
+    """The configuration of a student of RoBERTa."""
+
+    model_type = "nas_roberta"
+
+
+class NasRobertaSelfAttention(ExpertSelfAttention, RobertaSelfAttention):
+    """Self-attention with experts."""
+
+
+class NasRobertaLayer(StudentLayer, RobertaLayer):
+    """A layer of a student of RoBERTa."""
+
+    self_attention_class = NasRobertaSelfAttention
+
+
+class NasRoberta(Student):
+    """What all students of RoBERTa have in common."""
+
+    config_class = NasRobertaConfig
+    layer_class = NasRobertaLayer
+
+
+class NasRobertaModel(NasRoberta, RobertaModel):
+    """The encoder: (B, T) token ids -> (B, T, width) hidden states and the pooled (B, width)."""
+
+    _auto_class = "AutoModel"
+
+
+NasRoberta.encoder_class = NasRobertaModel
+
+
+class NasRobertaForMaskedLM(NasRoberta, RobertaForMaskedLM):
+    _auto_class = "AutoModelForMaskedLM"
+
+
+class NasRobertaForSequenceClassification(NasRoberta, RobertaForSequenceClassification):
+    _auto_class = "AutoModelForSequenceClassification"
+
+
+class NasRobertaForTokenClassification(NasRoberta, RobertaForTokenClassification):
+    _auto_class = "AutoModelForTokenClassification"
+
+
+class NasRobertaForQuestionAnswering(NasRoberta, RobertaForQuestionAnswering):
+    _auto_class = "AutoModelForQuestionAnswering"

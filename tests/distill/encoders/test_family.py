@@ -1,0 +1,129 @@
+"""Families: the same weights under the names of another family compute the same; other types are refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    GPT2Config,
+    PreTrainedModel,
+    RobertaConfig,
+)
+
+from distill.encoders.family import CHANNELS, FAMILIES, HEADS, FamilyError, family_of
+from distill.encoders.parts import embedded, encoder_layers, model_inputs, output_layer, word_head
+from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, run
+from distill.tasks.types import QUESTION_ANSWERING
+from tests.renamed import as_roberta
+from tests.tiny import SIZES, batch, bert, inputs, shaken
+
+WITH_HEAD = (
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertForQuestionAnswering,
+    BertForMaskedLM,
+)
+
+
+def model(cls: type, **settings: Any) -> PreTrainedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return shaken(cls(BertConfig(**{**SIZES, **settings}))).eval()  # type: ignore[return-value]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cls", WITH_HEAD)
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "scored"])
+def test_renamed_weights_compute_the_same(cls: type, attention: str) -> None:
+    needs = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES, RELATIONS})
+    given = model(cls)
+    both = (given, as_roberta(given))
+    for one in both:
+        one.set_attn_implementation(attention)
+    mine, theirs = (run(one, batch(), needs) for one in both)
+    # Padding has another position.
+    real_BT = batch()["attention_mask"].bool()
+    places: dict[str, Any] = {
+        "hidden_states": real_BT,
+        "relations": real_BT,
+        "attention_scores": (real_BT[:, None, :, None] & real_BT[:, None, None]).expand(
+            -1, SIZES["num_attention_heads"], -1, -1
+        ),
+    }
+    for name, real in places.items():
+        pairs = list(zip(getattr(mine, name), getattr(theirs, name), strict=True))
+        assert pairs and all(torch.equal(one[real], other[real]) for one, other in pairs)
+    assert mine.kind == theirs.kind
+    real = {2: slice(None), 3: real_BT}[mine.logits.dim()]
+    if mine.kind == QUESTION_ANSWERING:
+        real = real_BT[:, None].expand(-1, 2, -1)
+    assert torch.equal(mine.logits[real], theirs.logits[real])
+    for one in both:
+        first = run(one, batch(), frozenset({HIDDEN_STATES})).hidden_states[0]
+        assert torch.equal(embedded(one, batch()), first)
+
+
+@pytest.mark.parametrize("cls", [BertModel, *WITH_HEAD])
+def test_the_parts_are_transformers_own(cls: type) -> None:
+    given = model(cls)
+    for one in (given, as_roberta(given)):
+        layers = encoder_layers(one)
+        assert len(layers) == one.config.num_hidden_layers
+        family = family_of(one)
+        prefix = family.prefix(one.state_dict())
+        names = {family.split(name)[2] for name in one.state_dict() if family.split(name)}  # type: ignore[index]
+        assert {f"{prefix}0.{name}" for name in names} <= set(one.state_dict())
+        for name, (unit, dimension) in family.slices().items():
+            size = layers[0].get_parameter(name).shape[dimension]
+            assert size == {CHANNELS: one.config.intermediate_size, HEADS: one.config.hidden_size}[unit]
+
+
+def test_the_head() -> None:
+    for cls, places in {
+        BertForSequenceClassification: ("classifier", "classifier.out_proj"),
+        BertForTokenClassification: ("classifier", "classifier"),
+        BertForQuestionAnswering: ("qa_outputs", "qa_outputs"),
+    }.items():
+        given = model(cls)
+        assert (output_layer(given), output_layer(as_roberta(given))) == places
+    for one in (model(BertForMaskedLM), as_roberta(model(BertForMaskedLM))):
+        states = one.base_model(**inputs(batch())).last_hidden_state
+        assert torch.equal(word_head(one)(states), one(**inputs(batch())).logits)
+
+
+def test_positions_and_inputs() -> None:
+    usable = ((BertConfig(max_position_embeddings=20), 20), (RobertaConfig(max_position_embeddings=20), 18))
+    for config, positions in usable:
+        assert family_of(config).positions(config) == positions
+    one_type = RobertaConfig(type_vocab_size=1)
+    assert family_of(one_type).inputs(one_type) == ("input_ids", "attention_mask")
+    assert list(model_inputs(bert(), batch())) == ["input_ids", "attention_mask", "token_type_ids"]
+    longest = as_roberta(bert())
+    ids = torch.randint(1, 50, (1, family_of(longest).positions(longest.config) + 1))
+    assert longest(ids[:, 1:]).logits.isfinite().all()
+    with pytest.raises((IndexError, RuntimeError)):
+        longest(ids)
+
+
+def test_students_are_families_of_the_same_kind() -> None:
+    for name in ("bert", "roberta"):
+        teacher, student = FAMILIES[name], FAMILIES[f"nas_{name}"]
+        assert student.students_of == name and student.slices(2)["ffn.2.project.weight"] == (CHANNELS, 1)
+        inside = f"{name}.{teacher.layers}.1."
+        for one, other in ((teacher.expand, "ffn.0.expand"), (teacher.norm, "ffn.0.LayerNorm")):
+            renamed = teacher.renamed(student, f"{inside}{one}.weight")
+            assert renamed == f"{inside}{other}.weight"
+            assert student.renamed(teacher, renamed) == f"{inside}{one}.weight"
+        kept = f"{inside}{teacher.output}.bias"
+        assert teacher.renamed(student, kept) == kept
+
+
+def test_other_types() -> None:
+    with pytest.raises(FamilyError, match=r"^encoders of type 'gpt2' are not supported; supported are bert, roberta$"):
+        family_of(GPT2Config())

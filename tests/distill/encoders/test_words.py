@@ -1,0 +1,58 @@
+"""Only distill/encoders and supernet/model name the parts of encoders: all other code asks the family."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distill.encoders.family import FAMILIES, Family
+from tests.test_imports import PROJECT
+
+PACKAGES = ("search_spaces", "distill", "supernet", "nas", "benchmarks")
+ANATOMISTS = ("distill/encoders", "supernet/model")
+WORDS = (
+    *(
+        "encoder.layer",
+        ".bert.",
+        ".roberta.",
+        "intermediate.dense",
+        "output.dense",
+        "attention.self",
+        "output.LayerNorm",
+    ),
+    *("intermediate_size", "max_position_embeddings", "type_vocab_size", "hidden_act", "hidden_dropout_prob"),
+    *("attention_probs_dropout_prob", "classifier_dropout", "layer_norm_eps"),
+)
+
+
+def files() -> list[Path]:
+    found = [path for package in PACKAGES for path in (PROJECT / package).rglob("*.py")]
+    return [path for path in found if not path.relative_to(PROJECT).as_posix().startswith(ANATOMISTS)]
+
+
+def named(path: Path) -> Iterator[str]:
+    """The words of encoders in the code and the strings of a file, but for docstrings, comments and the arguments of
+    transformers' own configurations.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("Config"):
+            node.keywords = []
+        if isinstance(node, ast.Constant) and node.value in FAMILIES:
+            yield str(node.value)
+    code = ast.unparse(tree)
+    yield from (word for word in WORDS if word in code)
+
+
+def test_all_words_of_a_family_are_forbidden() -> None:
+    """A field of `Family` with another default than a short word is in the list above."""
+    paths = {value for value in vars(Family(model_type="")).values() if isinstance(value, str) and "." in value}
+    assert all(any(word in path for word in WORDS) or path.startswith("intermediate.") for path in paths)
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(PROJECT).as_posix())
+def test_files_ask_the_family(path: Path) -> None:
+    assert list(named(path)) == []

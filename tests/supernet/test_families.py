@@ -1,0 +1,236 @@
+"""Students of RoBERTa: what they share with those of a BERT with the same weights, and what is theirs."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
+
+from distill.encoders.parts import encoder_layers
+from distill.objectives import hard_labels
+from distill.objectives.outputs import Batch
+from distill.tasks.types import task_type_of
+from distill.training.loop import train
+from distill.training.recipe import Recipe
+from distill.training.students import some_layers
+from distill.training.teacher import TeacherError, load_config, load_model
+from nas.export.onnx import OnnxModel, export_onnx, verify
+from nas.export.ordinary import ordinary_form
+from search_spaces import Architecture, Experts, Genes
+from search_spaces.graph import FFNGraph
+from supernet.build import (
+    BuildError,
+    base_of_teacher,
+    build,
+    config_of,
+    from_scratch,
+    from_teacher,
+    set_dropout,
+)
+from supernet.compensation.calibration import calibrate
+from supernet.compensation.compensate import compensate
+from supernet.inherit import inherit
+from supernet.order.importance import neuron_importance, sort_channels, summed_loss
+from supernet.pruning import Kept, prune
+from tests.renamed import as_roberta
+from tests.tiny import BASE, SIZES, batch, inputs, shaken
+
+HALF = Fraction(1, 2)
+CLASSES = (BertForSequenceClassification, BertForTokenClassification, BertForQuestionAnswering, BertForMaskedLM)
+GRAPHS = ("project(gelu(expand(x)))", "project(mul(gelu(expand(x)),gate(x)))", "tanh(project(relu(expand(x))))")
+
+
+def pair(cls: type = BertForSequenceClassification, depth: int = 3) -> list[Any]:
+    """A BERT, and the RoBERTa with its weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = BertConfig(**{**SIZES, "num_labels": 2, "num_hidden_layers": depth})
+        bert = shaken(cls(config)).eval()
+    return [bert, as_roberta(bert)]  # type: ignore[list-item]
+
+
+@torch.no_grad()
+def logits(model: Any, given: Batch) -> list[Tensor]:
+    """Those of the tokens that are no padding."""
+    outputs = model.eval()(**inputs(given))
+    mask_BT = given["attention_mask"].bool()
+    tensors = [outputs[name] for name in ("logits", "start_logits", "end_logits") if name in outputs]
+    return [tensor[mask_BT] if tensor.shape[:2] == mask_BT.shape else tensor for tensor in tensors]
+
+
+def equal(models: Sequence[Any]) -> None:
+    """Check that two models have the same logits."""
+    for given in (batch(), batch(5, 12, seed=1)):
+        for mine, theirs in zip(*(logits(model, given) for model in models), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_supernets_compute_what_their_teachers_do(cls: type) -> None:
+    teachers = pair(cls)
+    students = [from_teacher(teacher, stack=1) for teacher in teachers]
+    assert [student.config.model_type for student in students] == ["nas_bert", "nas_roberta"]
+    assert [task_type_of(student) for student in students] == [task_type_of(teacher) for teacher in teachers]
+    equal([students[1], teachers[1]])
+    equal(students)
+
+
+def candidates(models: Sequence[Any], accelerator: Accelerator, layers: Sequence[Genes]) -> list[Any]:
+    """A compensated candidate of each teacher, whose channels are sorted by importance."""
+    result = []
+    for teacher in models:
+        supernet = from_teacher(teacher, stack=1)
+        scores = neuron_importance(supernet, [batch(6, labels=2)], summed_loss)
+        supernet.load_state_dict(sort_channels(supernet.state_dict(), scores, supernet.config))
+        base, _ = base_of_teacher(teacher.config)
+        architecture = Architecture(base, tuple(layers))
+        weights = inherit(supernet.state_dict(), architecture)
+        student = build(architecture, task_type_of(teacher), template=teacher.config, weights=weights)
+        compensate(student, calibrate(supernet, [batch(8, seed=2), batch(8, seed=3)], accelerator), accelerator)
+        result.append(student)
+    return result
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [Genes(FFNGraph.parse(text), expansion=HALF) for text in GRAPHS],
+        [Genes(expansion=HALF), Genes(stack=0), Genes(expansion=Fraction(1, 4))],
+        [
+            Genes(expansion=HALF, experts=Experts(2, HALF, routing))
+            for routing in ("hash", "token_gate", "sentence_gate")
+        ],
+    ],
+)
+def test_compensated_candidates_are_equal(layers: list[Genes], accelerator: Accelerator) -> None:
+    equal(candidates(pair(), accelerator, layers))
+
+
+def test_pruned_and_shortened_models_are_equal() -> None:
+    kept = Kept(((0, 2), (), (0, 1, 2, 3)), ((1, 5, 7), (0,), tuple(range(48))))
+    pruned = [prune(teacher, kept) for teacher in pair()]
+    equal(pruned)
+    equal([some_layers(model, [2, 0]) for model in pruned])
+    equal([some_layers(model, [0, 2]) for model in pair()])
+
+
+def test_experts_of_attention() -> None:
+    students = []
+    for teacher in pair():
+        base, graph = base_of_teacher(teacher.config)
+        architecture = Architecture.uniform(replace(base, attention_experts=2), graph=graph)
+        weights = inherit(from_teacher(teacher, stack=1).state_dict(), architecture)
+        students.append(build(architecture, template=teacher.config, weights=weights))
+        outputs = students[-1](**inputs(batch()), output_attentions=True, output_hidden_states=True)
+        assert len(outputs.attentions or ()) in (0, 3) and len(outputs.hidden_states) == 4
+    equal(students)
+
+
+@pytest.mark.parametrize("changes", [{"embedding": 7}, {"head_experts": 2}])
+def test_what_only_students_of_bert_have(changes: dict[str, int]) -> None:
+    template = pair()[1].config
+    architecture = Architecture.uniform(replace(BASE, **changes))  # type: ignore[arg-type]
+    (name,) = changes
+    with pytest.raises(
+        BuildError, match=rf"^base.{name} is \d: students of encoders of the type 'roberta' cannot have it$"
+    ):
+        config_of(architecture, template=template)
+    config_of(architecture)
+
+
+STRANGER = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"nas", "supernet", "distill", "search_spaces"}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+import torch, transformers
+for auto in sys.argv[2:]:
+    model = getattr(transformers, auto).from_pretrained(f"{sys.argv[1]}/{auto}", trust_remote_code=True).eval()
+    expected = torch.load(f"{sys.argv[1]}/{auto}/expected.pt")
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=torch.arange(2, 12)[None])[0], expected), auto
+    print(type(model).__name__)
+"""
+
+
+def test_every_head_loads_where_the_project_is_not_installed(tmp_path: Path) -> None:
+    autos = []
+    layers = (Genes(expansion=HALF, experts=Experts(2, HALF, "token_gate")), Genes(stack=2), Genes())
+    for teacher in [pair(cls)[1] for cls in CLASSES]:
+        base, _ = base_of_teacher(teacher.config)
+        student = shaken(build(Architecture(base, layers), task_type_of(teacher), template=teacher.config)).eval()
+        autos.append(student._auto_class)
+        student.save_pretrained(tmp_path / autos[-1])
+        sources = {path.stem for path in (tmp_path / autos[-1]).glob("*.py")}
+        assert "modeling_nas_roberta" in sources and "modeling_nas_bert" not in sources
+        with torch.no_grad():
+            torch.save(student(input_ids=torch.arange(2, 12)[None])[0], tmp_path / autos[-1] / "expected.pt")
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", STRANGER, str(tmp_path), *autos], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [f"NasRobertaFor{auto.partition('For')[2]}" for auto in autos]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_ordinary_forms_are_equal(cls: type) -> None:
+    """A student of different widths as a plain RoBERTa, and as a plain BERT."""
+    ordinary = []
+    for teacher in pair(cls):
+        base, graph = base_of_teacher(teacher.config)
+        layers = tuple(Genes(graph, expansion=Fraction(width, 48)) for width in (12, 48, 30))
+        weights = inherit(from_teacher(teacher, stack=1).state_dict(), Architecture(base, layers))
+        student = build(Architecture(base, layers), task_type_of(teacher), template=teacher.config, weights=weights)
+        ordinary.append(ordinary_form(student.eval(), teacher.config.model_type).model)
+        assert type(ordinary[-1]) is type(teacher)
+    equal(ordinary)
+
+
+def test_training_is_equal(accelerator: Accelerator) -> None:
+    """Up to the rounding of the gradients' norm, since the table of positions has one more row."""
+    curves = []
+    for teacher in pair():
+        student = from_teacher(teacher, stack=1)
+        set_dropout(student, 0.0)
+        given = (batch(8, seed=seed, labels=2) for seed in range(10))
+        recipe = Recipe(steps=10, learning_rate=1e-3, batch_size=8)
+        curves.append(train(student, given, hard_labels(), recipe, accelerator=accelerator, seed=1))
+    assert curves[0][0] == curves[1][0] and curves[0] == pytest.approx(curves[1], rel=1e-4)
+    assert len(set(curves[0])) == 10
+
+
+@pytest.mark.slow
+def test_onnx(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    teacher = pair()[1]
+    for number, types in enumerate((1, 2)):
+        base = replace(base_of_teacher(teacher.config)[0], token_types=types)
+        student = shaken(from_scratch(base, 1, template=teacher.config)).eval()
+        export_onnx(student, tmp_path / f"{number}.onnx")
+        assert verify(student, OnnxModel(tmp_path / f"{number}.onnx")) < 1e-4
+
+
+def test_checkpoints_are_read_back(tmp_path: Path) -> None:
+    student = shaken(from_teacher(pair()[1], stack=1)).eval()
+    student.save_pretrained(tmp_path)
+    with pytest.raises(TeacherError, match=r"is of type 'nas_roberta'; supported are bert, roberta$"):
+        load_config(str(tmp_path))
+    loaded = load_model(str(tmp_path), ["a", "b"], new_head=False).eval()
+    equal([student, loaded])
+    assert len(encoder_layers(loaded)) == 3 and type(loaded) is type(student)
