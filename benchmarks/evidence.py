@@ -30,11 +30,11 @@ import torch
 from scipy.stats import kendalltau
 
 from benchmarks.common import BenchmarkError, Kept, Report, differing, read_results
+from benchmarks.resampling import RESAMPLES, percentiles, resampled_taus, resamples
 from benchmarks.signals import INTERMEDIATE, SEARCH, TARGET, Measure, draw, or_diverged
 from nas.budget import limits_of
 from nas.config.load import load_config
 from nas.preparation.prepare import prepare
-from nas.report.agreement import RESAMPLES, percentiles, resampled_taus, resamples
 from nas.stages import plan
 from search_spaces.architecture import Architecture
 

@@ -35,11 +35,11 @@ from nas.cluster import Cluster, ray_session
 from nas.config.load import load_config
 from nas.preparation.data import TaskFolders
 from nas.preparation.workspace import Workspace
+from nas.report.notes import add_note
 from nas.runner import run as run_trials
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.description import Parameters
-from nas.study.notes import add_note
 from nas.study.storage import sqlite_url
 from search_spaces import cost
 from search_spaces.architecture import Architecture

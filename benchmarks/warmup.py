@@ -18,8 +18,7 @@ from nas.config.load import load_config
 from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace, projections
-from nas.report.figures.losses import over_steps
-from nas.report.style import styled
+from nas.report.figures import over_steps, styled
 from nas.stages import plan
 
 # The loss is the mean over so many steps.

@@ -20,9 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FINAL = "python train_final.py" if (ROOT / "train_final.py").exists() else "python -m nas.final"
 # The modules of the commands outside `nas`, and of those whose module has another name than the command.
 COMMANDS = {
-    "python -m nas.pick": "nas/pick/command.py",
     "python -m nas.report": "nas/report/command.py",
-    "python -m nas.compare": "nas/compare/command.py",
     "python -m nas.export": "nas/export/command.py",
     FINAL: "nas/final/command.py",
     "python -m distill": "distill/__main__.py",
@@ -65,30 +63,19 @@ def show(out: Path) -> int:
     print("commands (each has --help):")
     print(columns(commands()), flush=True)
 
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
-    from nas.overview import studies  # imports optuna, which takes half a second
+    from nas.report.overview import studies, table  # imports optuna, which takes half a second
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 1))
-    for column in ("study", "stage", "state", "trials", "best"):
-        table.add_column(column, justify="right" if column == "trials" else "left", no_wrap=column != "best")
-    interrupted = []
-    for study in studies(out):
-        name = study.folder.name
-        if not study.stages:
-            table.add_row(name, "", study.state, "", study.problem)
-        for number, stage in enumerate(study.stages):
-            table.add_row(name if number == 0 else "", stage.stage, stage.state, stage.count, stage.best)
-        if study.state == "interrupted":
-            interrupted.append(study)
-    if not table.row_count:
+    known = list(studies(out))
+    if not known:
         print(f"\nno studies in {out}: python -m nas.search --stage all")
         return DONE
     print(f"\nstudies in {out}:")
-    Console(highlight=False).print(table)
-    for study in interrupted:
+    table(known).print(Console(highlight=False))
+    for study in known:
+        if study.state != "interrupted":
+            continue
         where = f"--study {study.folder.name}" + ("" if out == Path("results") else f" --out {out}")
         print(f"continue {study.folder.name}: python -m nas.search --stage {study.stages[-1].stage} {where} --resume")
     return DONE

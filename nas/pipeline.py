@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+from optuna.trial import FrozenTrial
 
 from distill.cli import several_processes
 from distill.files import read_json, write_text
@@ -25,16 +26,16 @@ from nas.preparation.context import preparation_context
 from nas.preparation.prepare import entries, prepare_in
 from nas.preparation.workspace import AnyWorkspace, Workspace
 from nas.progress import NO_TRIAL, Listener
+from nas.report.drawing import add_drawing
+from nas.report.notes import add_missing_notes, add_note
 from nas.runner import evaluate_keeping_rows, run
 from nas.search_run import SearchRun
 from nas.stages import ALLOCATED, BEFORE, GLOBAL, Plan, check_start, plan, sampler_of, start_of
 from nas.study import ledger
 from nas.study.attributes import COSTS, TEACHER
 from nas.study.description import Parameters
-from nas.study.drawing import add_drawing
 from nas.study.folder import Folder
-from nas.study.names import CONFIRMATION, prefix_of
-from nas.study.notes import add_missing_notes, add_note
+from nas.study.names import CONFIRMATION, REFERENCE, prefix_of
 from nas.study.storage import reporting_failures
 from search_spaces.architecture import Architecture
 from search_spaces.cost import ffn_params, fixed_params
@@ -90,11 +91,13 @@ class Search:
     Attributes:
         search: what to search; with `keep` in its configuration the budget is found by the search.
         listener: is told how far it is.
+        references: the trials of the reference models, with which notes compare candidates.
     """
 
     search: SearchRun
     workspace: Workspace
     listener: Listener
+    references: Sequence[FrozenTrial] = ()
 
     @property
     def given(self) -> StudyConfig:
@@ -166,24 +169,26 @@ class Search:
         workspace = self.prepared(plan)
         self.listener.update(f"stage {plan.stage}: sampler and teacher's score", None)
         sampler = sampler_of(plan, self.workspace)
+        if plan.references:
+            self.evaluate_references(plan, workspace)
         study = ledger.open_study(self.search.url, f"{self.prefix}{plan.study}", sampler, plan.goals)
         self._record_teacher(study, plan)
         ledger.requeue_unfinished(study)
-        ledger.enqueue_missing(study, Parameters.of(plan.space), plan.baselines)
-        self.listener.started(study, NO_TRIAL, plan.table.trials)
+        ledger.enqueue_missing(study, Parameters.of(plan.space), plan.enqueued)
+        self.listener.started(study, NO_TRIAL, plan.trials)
         run(
             study,
             plan.space,
             workspace,
             self.search.cluster,
-            trials=plan.table.trials,
+            trials=plan.trials,
             origin=plan.table.sampler,
             stop=plan.table.stop,
             rungs=plan.table.rungs,
-            on_start=partial(self._on_start, total=plan.table.trials),
-            on_trial=partial(self._on_trial, total=plan.table.trials),
+            on_start=partial(self._on_start, total=plan.trials),
+            on_trial=partial(self._on_trial, total=plan.trials),
         )
-        add_missing_notes(study)  # of duplicates
+        add_missing_notes(study, self.references)  # of duplicates
         ranked = finalists(study, plan.table.confirm)
         if not ranked:
             raise ConfigError(
@@ -203,6 +208,26 @@ class Search:
         winner = Architecture.from_json(best["winner"]["architecture"])
         winner.save(self.folder.architecture)
         return winner
+
+    def evaluate_references(self, plan: Plan, workspace: AnyWorkspace) -> None:
+        """Evaluate the reference models of a stage as it evaluates its candidates, in a study of their own."""
+        study = ledger.open_study(self.search.url, f"{self.prefix}{REFERENCE}", goals=plan.goals)
+        self._record_teacher(study, plan)
+        ledger.requeue_unfinished(study)
+        ledger.enqueue_missing(study, Parameters.of(plan.space), plan.references)
+        total = len(ledger.waiting(study)) + len(ledger.finished(study))
+        run(
+            study,
+            plan.space,
+            workspace,
+            self.search.cluster,
+            trials=None,
+            origin=REFERENCE,
+            rungs=plan.table.rungs,
+            on_start=partial(self._on_start, total=total),
+            on_trial=partial(self._on_trial, total=total),
+        )
+        self.references = ledger.finished(study)
 
     def prepared(self, plan: Plan) -> AnyWorkspace:
         """What the candidates of this stage need, which is made unless it is in the cache."""
@@ -365,5 +390,5 @@ class Search:
 
     def _on_trial(self, study: optuna.Study, number: int, total: int) -> None:
         if study.get_trials(deepcopy=False)[number].state.is_finished():  # otherwise it lost its worker
-            add_note(study, number)
+            add_note(study, number, self.references)
         self.listener.trial(study, number, total)

@@ -39,7 +39,7 @@ def show_so_far(options: argparse.Namespace, folder: Path) -> None:
     if not options.dry_run and (database.exists() or (options.storage and (folder / "config.toml").exists())):
         from rich.console import Console
 
-        from nas.results import show_results
+        from nas.report.outcome import show_results
         from nas.study.folder import Folder
 
         study = Folder(folder)
@@ -77,7 +77,7 @@ def command(options: argparse.Namespace, folder: Path) -> int:
 
         from nas.cluster import Cluster
         from nas.pipeline import prepare_search, run_search
-        from nas.results import show_results
+        from nas.report.outcome import show_results
         from nas.search_run import SearchRun
         from nas.study.storage import reporting_failures
         from search_spaces.architecture import Architecture

@@ -48,7 +48,7 @@ class Plan:
 
     Attributes:
         table: the stage's table in the configuration.
-        baselines: the trials that are enqueued before all others.
+        baselines: what is evaluated before all others, the reference models first.
         start: the architecture that the stage refines; None for stages that refine nothing.
         costs: what is minimised besides, see `nas.config.schema.StudyConfig.goals`.
     """
@@ -64,6 +64,21 @@ class Plan:
     def goals(self) -> tuple[str, ...]:
         """The names of the study's goals: what candidates are compared by, and costs."""
         return ("fidelity" if self.table.score == "fidelity" else "score", *self.costs)
+
+    @property
+    def references(self) -> list[Enqueued]:
+        """The baselines beyond the budget, which are evaluated in a study of their own."""
+        return [baseline for baseline in self.baselines if baseline[1] == BASE_MODEL]
+
+    @property
+    def enqueued(self) -> list[Enqueued]:
+        """The baselines within the budget, with which the stage's study begins."""
+        return [baseline for baseline in self.baselines if baseline[1] != BASE_MODEL]
+
+    @property
+    def trials(self) -> int:
+        """The number of trials of the stage's study: reference models count among those of the configuration."""
+        return self.table.trials - len(self.references)
 
     @property
     def study(self) -> str:
@@ -215,4 +230,6 @@ def sampler_of(plan: Plan, workspace: Workspace, seed: int | None = None) -> Pro
         proxy = lru_cache(8192)(lambda architecture: -losses.of(architecture))
     make: Callable[..., Proposer] = SAMPLERS[plan.table.sampler]
     seed = workspace.config.seed if seed is None else seed
-    return make(plan.space, seed, proxy, **plan.table.sampler_settings())
+    sampler = make(plan.space, seed, proxy, **plan.table.sampler_settings())
+    sampler.before = len(plan.references)
+    return sampler

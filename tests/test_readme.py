@@ -9,8 +9,8 @@ from distill.augment import parser as augment_parser
 from distill.objectives import OBJECTIVES
 from distill.tasks.readers import conll, glue, squad
 from distill.tasks.readers import embedded as demo
+from nas import pick
 from nas.final.command import parser as final_parser
-from nas.pick import command as pick
 from nas.search import parser
 from search_spaces import PUBLISHED, cost
 from supernet import prune, student

@@ -12,7 +12,9 @@ from distill.encoders.family import family_of
 from distill.tasks.readers import embedded, glue
 from nas.config.schema import StudyConfig
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, Checkpoint
-from nas.export.latency import LatencyReport, headings
+from nas.export.latency import LatencyReport, table
+from nas.report.final import final_table
+from nas.report.table import Column, Table
 
 # The versions of transformers with which exported students load; tested are 5.1.0, 5.2.0, 5.10.4 and 5.23.0.
 TRANSFORMERS = ">=5.1,<6"
@@ -138,23 +140,12 @@ class Card:
         metrics = self.checkpoint.metrics
         if metrics is None:
             return ""
-        names, models = metrics["metrics"], metrics["models"]
-        rows = []
-        for name, row in models.items():
-            cells = [name, *(_with_error(row[metric]) for metric in names)]
-            difference = row[names[0]].get("difference")
-            cells.append(_with_error(difference, "+") if difference else "")
-            cells.append(f"{row['params'] / 1e6:.2f} M")
-            cells.append(f"{row['macs'] / 1e6:.0f} M" if "macs" in row else "")
-            cells.append(f"{row['latency_ms']:.1f} ms")
-            rows.append(cells)
-        heads = ["model", *names, f"{names[0]} − {TEACHER}'s", "parameters", "MACs", "latency"]
         device = f"{metrics['threads']} thread{'s' if metrics['threads'] > 1 else ''} of {metrics['device']}"
         return (
             f"## Results\n\nTask `{metrics['task']}`, {metrics['dev_rows']:,} rows of the dev split, with standard "
             "errors (those of differences are paired, on the same rows). MACs (multiply-accumulate operations) and "
             f"latency are of one sentence of {metrics['tokens']} tokens, in PyTorch {metrics['torch']} on {device}, as "
-            f"measured after the training.\n\n{markdown(heads, rows)}"
+            f"measured after the training.\n\n{final_table(metrics).markdown()}"
         )
 
     def _files(self) -> str:
@@ -184,18 +175,21 @@ class Card:
             f"## Latency\n\nSentences of {self.latency.tokens} tokens without padding on {machine['processor']}, "
             f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}, measured in turns; medians with "
             "quartiles. Speeds are relative to the teacher in PyTorch. Teacher and base model are measured with random "
-            f"weights.\n\n{markdown(headings(self.latency), self.latency.rows())}\n\n{said}"
+            f"weights.\n\n{table(self.latency).markdown()}\n\n{said}"
         )
 
     def _architecture(self) -> str:
         config = self.checkpoint.model.config
-        rows = []
-        for number, genes in enumerate(config.ffn, start=1):
-            experts = genes.get("experts")
-            described = "" if experts is None else f"{experts['count']}, {experts['routing']}, top {experts['top_k']}"
-            formula = f"`{genes['formula']}`" if genes["stack"] else "none"
-            rows.append([str(number), formula, str(genes["stack"]), str(genes["inner"]), described])
-        text = f"## Architecture\n\n{markdown(['layer', 'FFN', 'blocks', 'inner width', 'experts'], rows)}"
+        columns = (
+            *map(Column, ("layer", "blocks", "inner width")),
+            Column("experts", lambda experts: "{count}, {routing}, top {top_k}".format(**experts), is_text=True),
+            Column("FFN", is_text=True, is_code=True),
+        )
+        rows = [
+            (number, of_layer["stack"], of_layer["inner"], of_layer.get("experts"), of_layer["formula"])
+            for number, of_layer in enumerate(config.ffn, start=1)
+        ]
+        text = f"## Architecture\n\n{Table(columns, rows).markdown()}"
         extra = []
         if config.attention_experts > 1:
             extra.append(f"Every layer has {config.attention_experts} attentions, of which a gate chooses one a token.")
@@ -222,12 +216,6 @@ class Card:
 
 def _with_error(row: Mapping[str, float], sign: str = "") -> str:
     return f"{row['value']:{sign}.4f} ± {row['standard_error']:.4f}"
-
-
-def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def hub_name(teacher: str) -> str | None:

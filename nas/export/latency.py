@@ -7,12 +7,11 @@ from statistics import quantiles
 from typing import Any
 
 import torch
-from rich import box
-from rich.table import Table
 
 from distill.objectives.outputs import Batch
 from nas.latency.steps import bounded
 from nas.latency.table import WHOLE_ROUNDS, example
+from nas.report.table import Column, Table
 
 TEACHER, BASE_MODEL, STUDENT = "teacher", "base model", "student"
 TORCH, ONNX, INT8 = "torch", "ONNX", "ONNX int8"
@@ -152,18 +151,9 @@ class LatencyReport:
         return result
 
 
-def headings(report: LatencyReport) -> list[str]:
-    """The headings of the columns of `LatencyReport.rows`."""
-    batches = dict.fromkeys(found.batch for found in report.timings)
-    columns = [(f"batch {batch}: ms (quartiles)", "speed") for batch in batches]
-    return ["model", "form", *(heading for pair in columns for heading in pair)]
-
-
 def table(report: LatencyReport) -> Table:
-    """The report as a table for the terminal; speeds are relative to the teacher's in torch."""
-    result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for number, heading in enumerate(headings(report)):
-        result.add_column(heading, justify="left" if number < 2 else "right", no_wrap=True)
-    for row in report.rows():
-        result.add_row(*row)
-    return result
+    """The report as a table; speeds are relative to the teacher's in torch."""
+    batches = dict.fromkeys(timing.batch for timing in report.timings)
+    columns = [(Column(f"batch {batch}: ms (quartiles)"), Column("speed")) for batch in batches]
+    texts = (Column("model", is_text=True), Column("form", is_text=True))
+    return Table([*texts, *(column for pair in columns for column in pair)], report.rows())

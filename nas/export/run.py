@@ -136,8 +136,7 @@ def _write(
         (folder / LATENCY_FILE).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
         threads = report.machine["threads"]
         console.print(f"latency of sentences of {report.tokens} tokens, {threads} thread{'s' if threads > 1 else ''}")
-        console.width = max(console.width, 120)  # otherwise a narrow terminal cuts figures off
-        console.print(latency.table(report))
+        latency.table(report).print(console)
         console.print("\n".join(report.sentences()))
     card = Card(export.out.name, checkpoint, export.form, cost_of_form, forms, report, export.command)
     (folder / "README.md").write_text(card.text(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Write a report of a study: one HTML page that needs no network, and its figures as PNG and SVG.
+"""Write a report of a study: one HTML page that needs no network, and its figures as files.
 
     python -m nas.report results/demo                        (writes results/demo/report.html and results/demo/report/)
     python -m nas.report results/demo --checkpoint results/demo/final
@@ -10,25 +10,14 @@ import argparse
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from distill.cli import DONE, Parser, interruptible
 from search_spaces import __version__
 from search_spaces.errors import UserError
 
-if TYPE_CHECKING:
-    from nas.report.data import StudyData
-    from nas.report.page import Section
-
 
 class ReportError(UserError):
     """A report cannot be written."""
-
-
-NO_LOSSES = (
-    "Losses are recorded by the final training (train_final.py). In a checkout, python -m benchmarks warmup compares "
-    "those of candidates with and without a warm-up of the supernet."
-)
 
 
 def parser() -> Parser:
@@ -50,8 +39,7 @@ def parser() -> Parser:
         "--checkpoint",
         type=Path,
         metavar="DIR",
-        help="a checkpoint of train_final.py, whose scores, attention and FFN outputs are shown beside the teacher's "
-        "(default: STUDY/final if it is there)",
+        help="a checkpoint of train_final.py, whose scores and losses are shown (default: STUDY/final if it is there)",
     )
     return result
 
@@ -71,11 +59,10 @@ def command(options: argparse.Namespace) -> int:
     if find_spec("matplotlib") is None:
         raise ReportError("matplotlib is not installed: install the extra plots (pip install 'ffn-nas[plots]')")
     from distill.files import read_json
-    from nas.config.schema import ConfigError
-    from nas.report import architectures, models, verdict
-    from nas.report.data import read
-    from nas.report.page import paragraph, render
-    from nas.report.style import styled
+    from nas.report import sections, verdict
+    from nas.report.figures import styled
+    from nas.report.page import render
+    from nas.report.study import read
     from nas.study.folder import Folder
 
     out = options.out or options.study / "report.html"
@@ -84,53 +71,28 @@ def command(options: argparse.Namespace) -> int:
         raise ReportError(
             f"--out: {out} has no ending such as .html, and the folder of its figures would have its name"
         )
-    folder = Folder(options.study)
-    checkpoint = options.checkpoint or architectures.default_checkpoint(options.study)
-    if checkpoint is not None and not models.is_checkpoint(checkpoint):
-        raise ConfigError(f"--checkpoint: {checkpoint} is not a checkpoint of train_final.py with its metrics.json")
-    study = read(folder, options.storage, read_json(checkpoint / "metrics.json") if checkpoint else None)
-    sentences, missing = [], ""
-    if checkpoint is not None:
-        try:
-            sentences = models.sentences(checkpoint)
-        except ConfigError as error:
-            if options.checkpoint is not None:
-                raise
-            missing = f"Attention and outputs of the trained student are left out: {error}."
+    study = read(Folder(options.study), options.storage)
+    checkpoint = options.checkpoint or options.study / "final"
+    metrics = checkpoint / "metrics.json"
+    if options.checkpoint is not None and not metrics.exists():
+        raise ReportError(f"--checkpoint: {checkpoint} is not a checkpoint of train_final.py with its metrics.json")
+    final = read_json(metrics) if metrics.exists() else None
+    lead = verdict.of_study(study)
     with styled():
-        sections = sections_of(study)
-        if sentences:
-            sections.append(architectures.trained_models(sentences))
-        lead = paragraph(verdict.of_study(study), "verdict")
-        footer = (
-            f"Written by ffn-nas {__version__}. The figures are also PNG and SVG files in the folder {pictures.name}."
-        )
-        without = [] if any(section.anchor == "losses" for section in sections) else [NO_LOSSES]
-        notes = "".join(paragraph(note, "note") for note in (*without, *([missing] if missing else [])))
+        parts = [
+            sections.result(study, final),
+            sections.search(study),
+            sections.front(study),
+            sections.architectures(study, final),
+            sections.losses(final),
+            sections.nonlinearity(study),
+            sections.time(study),
+        ]
+        footer = f"Written by ffn-nas {__version__}. The figures are also files in the folder {pictures.name}."
         try:
-            page = render(f"Study {study.name}", lead, sections, notes, footer, pictures)
+            page = render(f"Study {study.name}", lead, [part for part in parts if part is not None], footer, pictures)
             out.write_text(page, encoding="utf-8")
         except OSError as error:
             raise ReportError(f"--out: {error.filename or out}: {error.strerror}") from None
-    figures = page.count("<figure ")
-    print(f"{verdict.of_study(study)}\nwrote {out} ({len(page) / 1e6:.1f} MB) and {figures} figures in {pictures}")
+    print(f"{lead}\nwrote {out} ({len(page) / 1e6:.1f} MB) and {page.count('<figure ')} figures in {pictures}")
     return DONE
-
-
-def sections_of(study: "StudyData") -> "list[Section]":
-    """The sections of the page for which the study has data."""
-    from nas.report import architectures, results
-
-    found = [
-        results.result(study),
-        results.search(study),
-        results.front(study),
-        architectures.drawings(study),
-        architectures.choices(study),
-        results.agreement_section(study),
-        results.losses(study),
-        architectures.nonlinearity(study),
-        architectures.expert_load(study),
-        results.time_section(study),
-    ]
-    return [section for section in found if section is not None]

@@ -8,6 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nas.report.table import Table
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -21,55 +23,44 @@ class Picture:
 
     Attributes:
         name: of its files.
+        drawn: a figure of matplotlib, or an SVG.
         alt: what it shows, for readers who do not see it.
         caption: what it is; plain text.
     """
 
     name: str
-    drawn: "Figure"
+    drawn: "Figure | str"
     alt: str
     caption: str
 
 
 @dataclass(frozen=True)
+class Text:
+    """A heading within a section ("h3"), or a note in small letters ("small") on how to read what is above it."""
+
+    tag: str
+    text: str
+
+
+# What a section consists of; a string is a paragraph.
+Part = str | Text | Table | Picture
+
+
+@dataclass(frozen=True)
 class Section:
-    """A section of the page; its parts are HTML or pictures."""
+    """A section of the page."""
 
     anchor: str
     title: str
-    parts: Sequence[str | Picture]
+    parts: Sequence[Part]
 
 
-def paragraph(text: str, kind: str = "") -> str:
-    """A paragraph of plain text."""
-    attribute = f' class="{kind}"' if kind else ""
-    return f"<p{attribute}>{escape(text)}</p>"
-
-
-def bullets(lines: Sequence[str]) -> str:
-    """A list of plain texts."""
-    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
-    """A table of plain texts whose first column names the rows. Columns that are empty in all rows are left out."""
-    kept = [column for column in range(len(header)) if not column or any(row[column] for row in rows)]
-    head = "".join(f'<th scope="col">{escape(header[column])}</th>' for column in kept)
-    lines = []
-    for row in rows:
-        cells = "".join(f"<td>{escape(row[column])}</td>" for column in kept[1:])
-        lines.append(f'<tr><th scope="row">{escape(row[0])}</th>{cells}</tr>')
-    title = f"<caption>{escape(caption)}</caption>" if caption else ""
-    body = "\n".join(lines)
-    return f'<div class="wide"><table>{title}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
-
-
-def render(title: str, lead: str, sections: Sequence[Section], notes: str, footer: str, folder: Path) -> str:
-    """The page as HTML, with its figures embedded; also writes every figure as PNG and SVG into the folder.
+def render(title: str, lead: str, sections: Sequence[Section], footer: str, folder: Path) -> str:
+    """The page as HTML, with its figures embedded; also writes the figures into the folder, as SVG and, unless they are
+    drawings of architectures, PNG.
 
     Args:
-        lead: HTML above the contents.
-        notes: HTML below the sections.
+        lead: the sentence above the contents.
 
     Raises:
         OSError: a file cannot be written.
@@ -82,32 +73,49 @@ def render(title: str, lead: str, sections: Sequence[Section], notes: str, foote
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="color-scheme" content="light dark">\n<title>{escape(title)}</title>\n'
         f"<style>{CSS}</style>\n</head>\n"
-        f"<body>\n<main>\n<h1>{escape(title)}</h1>\n{lead}\n"
-        f'<nav aria-label="Contents"><ol>{contents}</ol></nav>\n{body}\n{notes}\n</main>\n'
+        f'<body>\n<main>\n<h1>{escape(title)}</h1>\n<p class="verdict">{escape(lead)}</p>\n'
+        f'<nav aria-label="Contents"><ol>{contents}</ol></nav>\n{body}\n</main>\n'
         f"<footer>{escape(footer)}</footer>\n"
         "</body>\n</html>\n"
     )
 
 
 def _section(section: Section, folder: Path) -> str:
-    parts = [part if isinstance(part, str) else _picture(part, folder) for part in section.parts]
     anchor = f'<a class="anchor" href="#{section.anchor}" aria-label="Link to this section">#</a>'
-    body = "\n".join(parts)
+    body = "\n".join(_part(part, folder) for part in section.parts)
     return f'<section id="{section.anchor}">\n<h2>{escape(section.title)} {anchor}</h2>\n{body}\n</section>'
+
+
+def _part(part: Part, folder: Path) -> str:
+    match part:
+        case str():
+            return f"<p>{escape(part)}</p>"
+        case Text():
+            return f"<{part.tag}>{escape(part.text)}</{part.tag}>"
+        case Table():
+            return part.html()
+    return _picture(part, folder)
 
 
 def _picture(picture: Picture, folder: Path) -> str:
     """The figure as HTML, after its files were written."""
-    stored = io.BytesIO()
-    picture.drawn.savefig(stored, format="png", dpi=DPI)
-    (folder / f"{picture.name}.png").write_bytes(stored.getvalue())
-    picture.drawn.set_layout_engine("none")  # the parts keep their places, which take as long to find as to draw
-    picture.drawn.savefig(folder / f"{picture.name}.svg", metadata={"Date": None})
-    encoded = base64.b64encode(stored.getvalue()).decode("ascii")
-    width, height = (round(SHOWN_DPI * inches) for inches in picture.drawn.get_size_inches())
+    size = ""
+    if isinstance(picture.drawn, str):
+        kind, content = "svg+xml", picture.drawn.encode()
+        (folder / f"{picture.name}.svg").write_bytes(content)
+    else:
+        stored = io.BytesIO()
+        picture.drawn.savefig(stored, format="png", dpi=DPI)
+        kind, content = "png", stored.getvalue()
+        (folder / f"{picture.name}.png").write_bytes(content)
+        picture.drawn.set_layout_engine("none")  # the parts keep their places, which take as long to find as to draw
+        picture.drawn.savefig(folder / f"{picture.name}.svg", metadata={"Date": None})
+        width, height = (round(SHOWN_DPI * inches) for inches in picture.drawn.get_size_inches())
+        size = f' width="{width}" height="{height}"'
+    encoded = base64.b64encode(content).decode("ascii")
     return (
-        f'<figure id="{picture.name}"><img src="data:image/png;base64,{encoded}" alt="{escape(picture.alt)}" '
-        f'width="{width}" height="{height}"><figcaption>{escape(picture.caption)}</figcaption></figure>'
+        f'<figure id="{picture.name}"><img src="data:image/{kind};base64,{encoded}" alt="{escape(picture.alt)}"{size}>'
+        f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
     )
 
 
@@ -117,21 +125,24 @@ CSS = """
   :root { --text: #e8e8e8; --back: #161616; --rule: #4a4a4a; --soft: #242424; --link: #7cc4f2; }
 }
 body { margin: 0; background: var(--back); color: var(--text); font: 16px/1.5 system-ui, sans-serif; }
-main, footer { max-width: 62rem; margin: 0 auto; padding: 1rem 1.2rem; }
+main, footer { max-width: 72rem; margin: 0 auto; padding: 1rem 1.2rem; }
 h1 { font-size: 1.7rem; margin: .6rem 0; }
 h2 { font-size: 1.25rem; margin: 2.2rem 0 .6rem; padding-top: .6rem; border-top: 1px solid var(--rule); }
 h3 { font-size: 1.02rem; margin: 1.4rem 0 .3rem; }
+.strong { font-weight: 600; background: var(--soft); }
 a { color: var(--link); }
 .anchor { text-decoration: none; opacity: .45; font-weight: normal; }
 .verdict { font-size: 1.12rem; font-weight: 600; border-left: .35rem solid var(--text); padding: .2rem 0 .2rem .8rem; }
-.note { font-size: .92rem; }
+small { display: block; font-size: .92rem; }
 nav ol { columns: 2; padding-left: 1.3rem; margin: .6rem 0; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .88rem; margin: .7rem 0; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 th, td { padding: .28rem .6rem; border-bottom: 1px solid var(--rule); text-align: right; vertical-align: top; }
 td { white-space: nowrap; }
+td.text { text-align: left; }
 thead th { border-bottom: 2px solid var(--text); background: var(--soft); }
+th[scope=row] { white-space: nowrap; }
 th[scope=row], thead th:first-child { text-align: left; font-weight: 600; }
 figure { margin: 1rem 0 1.6rem; }
 img { max-width: 100%; height: auto; background: #fff; border: 1px solid var(--rule); border-radius: 4px; }

@@ -1,99 +1,62 @@
 """Where the time of a study went."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from statistics import median
 
-from nas.report.data import COMPLETE, FAILED, PRUNED, Candidate, StudyData, busy
+from nas.report.study import Candidate, Study
+from nas.report.table import Column, Table, duration
 
 _STAGE = re.compile(r"stage-(\w+) trial \d+")
 
 
-@dataclass(frozen=True)
-class Times:
-    """The times of a stage, all in seconds.
-
-    Attributes:
-        searching: the wall time in which trials of the search were running.
-        between: the wall time between them: proposing and recording, and interruptions.
-        since_last: from the last trial of the stage before to the first of this one; None for the first stage.
-        before_confirming: from the last trial of the search to the first confirmation.
-        confirming: the wall time in which the finalists were trained.
-        between_confirmations: the wall time between those trainings.
-        worked: the sum of the durations of the trials by their state, which several workers spend at the same time.
-        typical: the median duration of a complete trial; None if there is none.
+def times(study: Study) -> Table:
+    """The times of every stage that has trials which have ended. The confirmations are assigned to stages by their
+    origins; a training that an earlier stage has done is not done again.
     """
-
-    since_last: float | None
-    searching: float
-    between: float
-    before_confirming: float
-    confirming: float
-    between_confirmations: float
-    worked: dict[str, float]
-    typical: float | None
-
-    def parts(self) -> dict[str, float]:
-        """The wall time by what it was spent on, in order."""
-        return {
-            "trials running": self.searching,
-            "between trials": self.between,
-            "before confirming": self.before_confirming,
-            "confirmations running": self.confirming,
-            "between confirmations": self.between_confirmations,
-        }
-
-
-def times(study: StudyData) -> dict[str, Times]:
-    """The times of every stage that has trials which have ended, by its name.
-
-    The confirmations are assigned to stages by their origins; a training that an earlier stage has done is not done
-    again.
-    """
-    result: dict[str, Times] = {}
-    last: float | None = None
+    columns = (
+        Column("stage"),
+        Column("trials running", duration),
+        Column("between trials", duration),
+        Column("confirmations running", duration),
+        Column("a trial", "{:.2f} s".format),
+        Column("all trials", duration),
+    )
+    rows = []
     for stage in study.stages:
         periods = busy(stage.candidates)
-        if not periods:
-            continue
-        own = [trial for trial in study.confirmations if _stage_of(trial) == stage.name]
-        confirming = busy(own)
-        after = max(0.0, confirming[0][0] - periods[-1][1]) if confirming else 0.0
-        durations = [c.seconds for c in stage.scored if c.seconds is not None]
-        worked = {
-            state: sum(_duration(c) for c in stage.candidates if c.state == state and c.duplicate_of is None)
-            for state in (COMPLETE, PRUNED, FAILED)
-        }
-        worked["confirmations"] = sum(map(_duration, own))
-        result[f"stage {stage.name}"] = Times(
-            since_last=None if last is None else max(0.0, periods[0][0] - last),
-            searching=_total(periods),
-            between=_gaps(periods),
-            before_confirming=after,
-            confirming=_total(confirming),
-            between_confirmations=_gaps(confirming),
-            worked=worked,
-            typical=median(durations) if durations else None,
-        )
-        last = max(periods[-1][1], confirming[-1][1] if confirming else 0.0)
+        if periods:
+            own = [trial for trial in study.confirmations if _stage_of(trial) == stage.name]
+            running = sum(end - start for start, end in periods)
+            rows.append(
+                (
+                    stage.name,
+                    running,
+                    periods[-1][1] - periods[0][0] - running,
+                    sum(end - start for start, end in busy(own)) if own else None,
+                    median(c.seconds for c in stage.scored) if stage.scored else None,
+                    sum(c.seconds for c in stage.candidates if c.duplicate_of is None),
+                )
+            )
+    return Table(columns, rows)
+
+
+def busy(candidates: Iterable[Candidate]) -> list[tuple[float, float]]:
+    """The periods in which at least one of the candidates was evaluated."""
+    return merged([c.span for c in candidates if c.span is not None and c.duplicate_of is None])
+
+
+def merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The periods that pairs of start and end cover, in order."""
+    result: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if result and start <= result[-1][1]:
+            result[-1] = result[-1][0], max(end, result[-1][1])
+        else:
+            result.append((start, end))
     return result
-
-
-def _duration(trial: Candidate) -> float:
-    """The recorded seconds or, for a failed trial, the time between its start and its end."""
-    if trial.seconds is not None:
-        return trial.seconds
-    return trial.span[1] - trial.span[0] if trial.span else 0.0
 
 
 def _stage_of(trial: Candidate) -> str:
     match = _STAGE.fullmatch(trial.origin)
     return match[1] if match else ""
-
-
-def _total(periods: list[tuple[float, float]]) -> float:
-    return sum(end - start for start, end in periods)
-
-
-def _gaps(periods: list[tuple[float, float]]) -> float:
-    return periods[-1][1] - periods[0][0] - _total(periods) if periods else 0.0

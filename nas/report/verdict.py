@@ -1,18 +1,18 @@
 """Whether searching paid, in a sentence: the winner of a study against its baselines."""
 
 from collections.abc import Mapping
-from statistics import mean
 from typing import Any
 
 from nas.finalists import WINNER, WINNER_WITH_BASE_GRAPHS, shown
-from nas.report.data import FIXED_BASELINES, Candidate, Stage, StudyData
+from nas.report.study import FIXED_BASELINES, Stage, Study
+from nas.report.table import difference, plural, with_error
 from nas.study.contributions import paired_lead
 
 # A difference of at most so many standard errors is called noise.
 CLEAR = 2.0
 
 
-def of_study(study: StudyData) -> str:
+def of_study(study: Study) -> str:
     """One sentence about the last stage that has ended, or that it is not known yet."""
     stage = study.last
     if stage.best is None:
@@ -21,7 +21,7 @@ def of_study(study: StudyData) -> str:
     return _sentence(lead or stage.best["winner"].get("lead"), stage.best["winner"]["trial"], f"stage {stage.name}")
 
 
-def of_stages(study: StudyData) -> list[str]:
+def of_stages(study: Study) -> list[str]:
     """One sentence for every stage that has ended."""
     return [
         f"Stage {stage.name}: {_sentence(stage.best['winner'].get('lead'), stage.best['winner']['trial'], 'the stage')}"
@@ -33,23 +33,14 @@ def of_stages(study: StudyData) -> list[str]:
 def _so_far(stage: Stage) -> str:
     """What is known of a stage that has not ended."""
     unfinished = f"It is not known yet whether searching pays: stage {stage.name} has not ended"
-    leader = stage.leader
-    if leader is None:
+    if stage.leader is None:
         return f"{unfinished}, and no candidate within the budget has a score."
-    baselines = [c for c in stage.baselines if c.in_budget]
-    best = max(baselines, key=lambda c: c.score or 0.0, default=None)
-    goal = stage.goals[0]
-    against = f"; the best baseline, {shown(best.origin)}, has {score(best)}" if best else ""
+    best = next((c for c in stage.within_budget if c in stage.baselines), None)
+    against = f"; the best baseline, {shown(best.origin)}, has {with_error(best.result)}" if best else ""
     return (
-        f"{unfinished}. So far its best candidate has a {goal} of {score(leader)}{against}. The best of many noisy "
-        "scores is partly luck; the confirmation with fresh seeds will tell."
+        f"{unfinished}. So far its best candidate has a {stage.goals[0]} of {with_error(stage.leader.result)}"
+        f"{against}. The best of many noisy scores is partly luck; the confirmation with fresh seeds will tell."
     )
-
-
-def score(candidate: Candidate) -> str:
-    """A candidate's score with its standard error."""
-    error = "" if candidate.standard_error is None else f" ± {candidate.standard_error:.4f}"
-    return f"{candidate.score:.4f}{error}" if candidate.score is not None else "no score"
 
 
 def _refines(stage: Stage) -> bool:
@@ -58,22 +49,16 @@ def _refines(stage: Stage) -> bool:
     return lead is not None and lead["over"] in (WINNER, WINNER_WITH_BASE_GRAPHS)
 
 
-def overall_lead(study: StudyData) -> dict[str, Any] | None:
+def overall_lead(study: Study) -> dict[str, Any] | None:
     """The lead of the last winner over the best confirmed baseline within the budget that does not depend on a stage,
     as in best.json; None if none was confirmed with a seed of which the rows of both are known.
     """
-    stage = study.last
-    winner = stage.leader
-    baselines = {
-        c.function: c for earlier in study.stages for c in earlier.within_budget if c.origin in FIXED_BASELINES
-    }
-    confirmed = {function: found for function, found in study.confirmed.items() if function in baselines}
-    if winner is None or not confirmed:
+    winner, best = study.last.leader, study.best_baseline
+    if winner is None or best is None or best.origin not in FIXED_BASELINES or not study.confirmed_scores(best):
         return None
-    best = max(confirmed, key=lambda function: mean(found.score for found in confirmed[function].values()))
-    if best == winner.function:
-        return {"over": baselines[best].origin, "over_trial": winner.number}
-    own, other = study.confirmed.get(winner.function, {}), confirmed[best]
+    if best.function == winner.function:
+        return {"over": best.origin, "over_trial": winner.number}
+    own, other = study.confirmed.get(winner.function, {}), study.confirmed[best.function]
     pairs = {
         seed: (mine, others)
         for seed in own.keys() & other.keys()
@@ -81,12 +66,12 @@ def overall_lead(study: StudyData) -> dict[str, Any] | None:
     }
     if not pairs:
         return None
-    difference = paired_lead(study.config, list(pairs.values()))
+    lead = paired_lead(study.config, list(pairs.values()))
     return {
-        "over": baselines[best].origin,
+        "over": best.origin,
         "over_trial": None,
-        "value": difference.value,
-        "standard_error": difference.standard_error,
+        "value": lead.value,
+        "standard_error": lead.standard_error,
         "seeds": list(pairs),
     }
 
@@ -107,8 +92,8 @@ def _sentence(lead: Mapping[str, Any] | None, winner: int, what: str) -> str:
             "confirmed to be better."
         )
     value, error = lead["value"], lead["standard_error"]
-    seeds = f"{len(lead['seeds'])} seed{'s' if len(lead['seeds']) > 1 else ''}"
-    numbers = f"{value:+.4f} ± {error:.4f} over {over}, the best baseline (paired on the same rows, {seeds})"
+    seeds = plural(len(lead["seeds"]), "seed")
+    numbers = f"{difference((value, error))} over {over}, the best baseline (paired on the same rows, {seeds})"
     if abs(value) <= CLEAR * error:
         return f"No evidence that searching paid: the winner of {what} has {numbers}, within two standard errors of 0."
     if value < 0:

@@ -45,6 +45,8 @@ class Proposer(BaseSampler):
     n_objectives: ClassVar[tuple[int, ...]] = (1,)
     # The names of the keyword arguments that a stage may give, see `nas.config.schema.SAMPLER_SETTINGS`.
     settings: ClassVar[tuple[str, ...]] = ()
+    # The number of trials of the search that are in another study, which the random numbers of a proposal depend on.
+    before: int = 0
 
     def __init__(self, space: Space, seed: int, proxy: ZeroCostProxy | None = None) -> None:
         self.space = space
@@ -71,9 +73,7 @@ class Proposer(BaseSampler):
         return self.propose(observations, rng)
 
     def informative(self, observations: list[Observation]) -> list[Observation]:
-        """The trials to learn from: those within the budget, which the base model is not, except for trials with an
-        infinite score.
-        """
+        """The trials to learn from: those within the budget, except for trials with an infinite score."""
         return [
             observation
             for observation in observations
@@ -97,7 +97,7 @@ class Proposer(BaseSampler):
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         if self._current[0] != trial.number:
-            rng = random.Random(f"{self.seed}/{trial.number}")
+            rng = random.Random(f"{self.seed}/{self.before + trial.number}")
             observations = history(study)
             architecture = self._first_new(self.proposals(study, trial, observations, rng), observations, rng)
             self._current = (trial.number, self.space.choices(architecture))

@@ -8,9 +8,10 @@ from nas.config.schema import ConfigError
 from nas.study.folder import STAGES, Folder
 from nas.study.storage import StorageError, open_storage
 
-# One study for each stage, and one for the confirmations of all stages.
-CONFIRMATION = "confirmation"
-STUDIES = (*(f"stage-{stage}" for stage in STAGES), CONFIRMATION)
+# One study for each stage, one for the reference models, and one for the confirmations of all stages. Reference models
+# exceed the budget, which not every view of the dashboard respects.
+REFERENCE, CONFIRMATION = "reference", "confirmation"
+STUDIES = (*(f"stage-{stage}" for stage in STAGES), REFERENCE, CONFIRMATION)
 
 
 def prefix_of(folder: Folder, storage: str | None = None) -> str:
@@ -55,9 +56,12 @@ def existing_studies(folder: Folder, storage: str | None = None) -> dict[str, op
 
 @dataclass(frozen=True, eq=False)
 class Studies:
-    """The Optuna studies of a folder: those of the stages that have begun, by stage, and that of the confirmations."""
+    """The Optuna studies of a folder: those of the stages that have begun, by stage, and those of the reference models
+    and the confirmations.
+    """
 
     stages: dict[str, optuna.Study]
+    references: optuna.Study | None
     confirmation: optuna.Study | None
 
 
@@ -80,4 +84,4 @@ def studies_of(folder: Folder, storage: str | None = None) -> Studies:
     if not begun:
         place = "--storage" if storage else folder.path / "study.db"
         raise ConfigError(f"{place}: there is no study {folder.path.resolve().name}/stage-1, nor of another stage")
-    return Studies(begun, studies.get(CONFIRMATION))
+    return Studies(begun, studies.get(REFERENCE), studies.get(CONFIRMATION))

@@ -71,8 +71,8 @@ def test_first_proposals(sampler: str, golden: Callable[[str, Any], Any]) -> Non
 
 
 def test_search_log(searched: Path, golden: Callable[[str, Any], Any]) -> None:
-    """The ledger of the tiny study's stage 1 with its confirmation."""
-    trials = [trial for study in ("stage-1", "confirmation") for trial in trials_of(searched, study)]
+    """The ledger of the tiny study's stage 1 with its reference model and its confirmation."""
+    trials = [trial for study in ("reference", "stage-1", "confirmation") for trial in trials_of(searched, study)]
     log = [
         {
             "state": trial.state.name,

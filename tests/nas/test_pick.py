@@ -10,7 +10,7 @@ import pytest
 from distill.cli import USER_ERROR
 from nas.config.load import load_config
 from nas.evaluation.trained import TrainedEvaluator
-from nas.pick.command import main
+from nas.pick import main
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
 from nas.study.attributes import TEACHER, score_attribute
@@ -75,7 +75,9 @@ def test_the_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "stage 1, trial 1 (random): the knee of a front of 4 trials" in printed
     assert "score 0.7800 ± 0.0100" in printed and f"{PARAMS[5]:,} parameters" in printed
-    assert "layer 2: 1×12 project(gelu(expand(x)))" in printed
+    rows = [line.split() for line in printed.splitlines()]
+    params = f"{cost.ffn_params(BASE, ARCHITECTURES[5].layers[1]):,}"
+    assert ["2", "1", "1/4", "12", params, "project(gelu(expand(x)))"] in rows
 
 
 @pytest.mark.parametrize(
@@ -174,8 +176,8 @@ def test_what_cannot_be_picked(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ledger.fail(study, 0, "diverged: the loss is not finite")
     ledger.report(study, 1, 3, 0.4)
     ledger.prune(study, 1, 3, {})
-    assert "trial 0 has no score: it failed (diverged: the" in refused(capsys, folder, "--stage", "1", "--trial", "0")
-    assert "trial 1 has no score: it was pruned after 3" in refused(capsys, folder, "--stage", "1", "--trial", "1")
+    assert "has no score (failed: diverged: the loss" in refused(capsys, folder, "--stage", "1", "--trial", "0")
+    assert "no score (pruned: among the lowest scores" in refused(capsys, folder, "--stage", "1", "--trial", "1")
     assert "stage-1 has no trial with a score within its budget yet" in refused(capsys, folder, "--stage", "1")
     assert "--out: " in refused(capsys, folder_of(tmp_path / "other", {0: 0.5}, ("score",)), "--out", "/no/where.json")
     (folder / "study.db").rename(folder / "renamed.db")

@@ -91,14 +91,14 @@ def test_a_whole_search(
         wait(process, lambda: states(out / "s")["COMPLETE"] >= 5)
         os.killpg(process.pid, signal.SIGINT)
         process.communicate()
-    assert states(out / "s")["COMPLETE"] < 10
+    assert states(out / "s")["COMPLETE"] < 9
     before = [ledger.architecture_of(trial) for trial in trials_of(out / "s") if trial.state == TrialState.COMPLETE]
     resumed = shared_study.run(*always, "--stage", "all", "--resume")
     assert (resumed.returncode, resumed.stderr) == (0, "")
 
     trials = trials_of(out / "s")
     assert [ledger.architecture_of(trial) for trial in trials[: len(before)]] == before
-    proposed = {counts(ledger.architecture_of(trial)) for trial in trials[3:]}
+    proposed = {counts(ledger.architecture_of(trial)) for trial in trials[2:]}
     assert len({attention for attention, _ in proposed}) > 1 and {head for _, head in proposed} == {1, 2}
     for study in ("stage-1", "stage-2", "stage-3", "confirmation"):
         for trial in trials_of(out / "s", study):

@@ -226,7 +226,7 @@ def finished(base: Path) -> Path:
     result = tiny_study.run(*tiny_study.search(out, "--study", "s"))
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
-    assert "6/6" in result.stdout
+    assert "5/5" in result.stdout
     assert f"next: ffn-train-final {out / 's' / 'architecture.json'}" in result.stdout
     return out / "s"
 

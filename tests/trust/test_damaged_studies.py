@@ -10,8 +10,8 @@ from distill.cli import guard
 from nas.__main__ import main as overview
 from nas.config.schema import StudyConfig
 from nas.inspect import main as inspect
-from nas.pick.command import main as pick
-from nas.report.data import read
+from nas.pick import main as pick
+from nas.report.study import read
 from nas.stages import start_of
 from nas.study.folder import Folder
 from tests.nas.tiny_study import TinyStudy
@@ -38,7 +38,7 @@ def test_damaged_studies(
         "nas.inspect": lambda: inspect([str(study)]),
         "nas.inspect best.json": lambda: inspect([str(folder.best("1"))]),
         "nas.pick": lambda: pick([str(study), "--max-params", "1G"]),
-        "nas.report": lambda: guard("nas.report", lambda: int(read(folder, None, None) is None)),
+        "nas.report": lambda: guard("nas.report", lambda: int(read(folder) is None)),
         "nas.search": lambda: guard("nas.search", lambda: int(begin(folder, config) is None)),
     }
     rng = random.Random(0)

@@ -1,6 +1,7 @@
 """Names in a study that a browser or a typesetter would execute are shown as what they are."""
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from nas.report import command
+from nas.report.notes import add_note
 from nas.study import ledger
 from nas.study.attributes import FAILURE, ORIGIN, TEACHER
-from nas.study.notes import add_note
 from nas.study.storage import sqlite_url
 from tests import requirements
 from tests.nas.report import synthetic
@@ -66,7 +67,7 @@ def test_reports(tmp_path: Path, cases: Callable[..., Cases]) -> None:
         assert not {tag for tag, _ in elements.found} & {"script", "svg", "iframe", "details", "object", "embed"}
         for tag, attributes in elements.found:
             assert not [key for key in attributes if key.startswith("on")]
-            assert tag != "img" or (attributes["src"] or "").startswith("data:image/png;base64,")
+            assert tag != "img" or re.match(r"data:image/(png|svg\+xml);base64,", attributes["src"] or "")
             assert tag != "a" or (attributes["href"] or "").startswith("#")
         shown = rendered(browser, out.as_uri(), tmp_path / "profile")
         assert "<title>owned" not in shown and "<title>Study" in shown

@@ -31,7 +31,7 @@ PHASES = (
 )
 STARTING = "starting"
 WITH_WORKERS = ("stage-1", "confirmation", "stage-2", "stage-3")
-TRIALS = {"stage-1": 6, "stage-2": 4, "stage-3": 8}
+TRIALS = {"stage-1": 5, "stage-2": 4, "stage-3": 8}
 
 
 @dataclass(frozen=True)

@@ -134,8 +134,8 @@ def test_the_card(checkpoint: Path, tmp_path: Path) -> None:
     architecture = Architecture.load(checkpoint / "architecture.json")
     for number, genes in enumerate(architecture.layers, start=1):
         inner = genes.inner(architecture.base)
-        formula = f"`{genes.formula}`" if genes.stack else "none"
-        assert f"| {number} | {formula} | {genes.stack} | {inner} |" in card.text
+        formula = f"`{genes.formula}`"
+        assert f"| {number} | {genes.stack} | {inner} | {formula} |" in card.text
     assert "`numpy`, `python`, `torch`" in card.text
     assert "ffn-train-final architecture.json --preset config.toml --seed 0 --out final" in card.text
     assert "ffn-export final --out my-student --skip-latency" in card.text

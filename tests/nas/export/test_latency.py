@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from nas.export.latency import BATCHES, INT8, ONNX, STUDENT, TEACHER, TORCH, LatencyReport, Timing, headings, timings
+from nas.export.latency import BATCHES, INT8, ONNX, STUDENT, TEACHER, TORCH, LatencyReport, Timing, table, timings
 
 
 def test_models_take_turns_and_warm_up() -> None:
@@ -85,7 +85,7 @@ def test_without_a_teacher() -> None:
 def test_rows_and_json() -> None:
     found = report()
     assert found.rows()[3] == (STUDENT, ONNX, "4.00 (3.00 to 6.00)", "5.00×", "100.00 (99.00 to 102.00)", "2.00×")
-    assert all(len(row) == len(headings(found)) for row in found.rows())
+    assert [column.head for column in table(found).columns][:3] == ["model", "form", "batch 1: ms (quartiles)"]
     written = json.loads(json.dumps(found.to_json()))
     assert written["predicted_speedup"] == 3
     assert written["speedups"][1] == {"form": ONNX, "batch": 1, "same_form": 3.0, "torch_teacher": 5.0}

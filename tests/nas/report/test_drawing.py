@@ -1,56 +1,101 @@
-"""The places of the nodes in drawings of architectures."""
+"""The drawings of architectures for the dashboard."""
 
-import io
+from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
+from pathlib import Path
+from xml.etree import ElementTree
 
-import numpy as np
+import optuna
 import pytest
-from matplotlib.image import imread
+from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta
 
-from nas.report.figures.drawing import HEIGHT, architecture, placed
-from search_spaces import PUBLISHED, Architecture, Base, Experts, FFNGraph, Genes
-from search_spaces.graph import GELU
+from nas.report.drawing import COLUMN, HEIGHT, add_drawing, layout, svg
+from nas.samplers import SAMPLERS
+from nas.study import ledger
+from nas.study.description import Parameters
+from nas.study.storage import sqlite_url
+from search_spaces import Architecture, Experts, FFNGraph, Genes
+from tests.nas.study.test_ledger import BASE, SPACE, close
 
-GRAPHS = [
+SVG = "{http://www.w3.org/2000/svg}"
+GRAPHS = (
     "project(gelu(expand(x)))",
-    "project(mul(gelu(expand(x)),gate(x)))",
-    "add(max(x,tanh(x)),project(gelu(mul(expand(max(x,tanh(x))),x))))",
-    "mul(project(relu(expand(x))),project(relu(expand(x))))",
-    "gelu(project(gelu(mul(gelu(expand(gelu(max(x,swish(x))))),relu(x)))))",
-]
+    "project(mul(expand(max(x,tanh(x))),x))",
+    "add(project(mul(gelu(expand(x)),gate(x))),x)",
+    "project(mul(tanh(expand(x)),tanh(expand(x))))",
+)
+
+
+def drawn(*layers: Genes) -> ElementTree.Element:
+    return ElementTree.fromstring(svg(Architecture(BASE, layers)))
+
+
+def texts(picture: ElementTree.Element) -> list[str]:
+    return [text.text or "" for text in picture.iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("formula", GRAPHS)
+def test_every_node_and_every_edge_is_drawn(formula: str) -> None:
+    graph = FFNGraph.parse(formula)
+    picture = drawn(Genes(graph, 2, Fraction(1, 4)), Genes(stack=0), Genes(stack=0))
+    named = [text.split()[0] for text in texts(picture)]
+    assert all(named.count(op) >= [node.op for node in graph.nodes].count(op) for op in {n.op for n in graph.nodes})
+    edges = [path for path in picture.iter(f"{SVG}path") if "marker-end" in path.attrib]
+    assert len(edges) == len(graph.digraph.edges)
+    assert "2 blocks × 12 wide" in texts(picture) and texts(picture).count("no FFN") == 2
+    assert ("both" in texts(picture)) == (formula == GRAPHS[3])
 
 
 @pytest.mark.parametrize("formula", GRAPHS)
 def test_nodes_have_places_of_their_own_and_edges_lead_to_the_right(formula: str) -> None:
     graph = FFNGraph.parse(formula)
-    row = placed(graph)
-    assert row.places.keys() == set(range(len(graph.nodes)))
-    for (x0, y0), (x1, y1) in combinations(row.places.values(), 2):
-        assert x0 != x1 or abs(y0 - y1) >= HEIGHT
-    for source, target in graph.digraph.edges:
-        distance = row.places[target][0] - row.places[source][0]
-        assert distance >= 1
-        assert ((source, target) in row.skips) == (distance > 1)
-    assert max(abs(y) for _, y in row.places.values()) + HEIGHT / 2 < row.height / 2
+    places, height = layout(graph)
+    assert places.keys() == set(range(len(graph.nodes)))
+    for (x0, y0), (x1, y1) in combinations(places.values(), 2):
+        assert abs(x0 - x1) >= COLUMN or abs(y0 - y1) >= HEIGHT
+    assert all(places[target][0] > places[source][0] for source, target in graph.digraph.edges)
+    assert max(abs(y) for _, y in places.values()) + HEIGHT / 2 <= height / 2
 
 
-@pytest.mark.parametrize(
-    "drawn",
-    [
-        PUBLISHED["efficientbert"],
-        PUBLISHED["bert-large"],
-        Architecture(
-            Base(depth=3, width=24, heads=4, inner=48, attention_experts=2),
-            (Genes(GELU, 0), Genes(FFNGraph.parse(GRAPHS[2]), 2, Fraction(1, 2), Experts(4, Fraction(2, 3))), Genes()),
-        ),
-    ],
-)
-def test_it_is_drawn(drawn: Architecture) -> None:
-    stored = io.BytesIO()
-    architecture(drawn).savefig(stored, format="png", dpi=50)
-    image = imread(io.BytesIO(stored.getvalue()))[..., :3]
-    # Every layer has something in it.
-    rows = (image.min(axis=(1, 2)) < 0.5).astype(int)
-    assert rows.sum() > 10 * drawn.base.depth
-    assert np.unique(image.reshape(-1, 3), axis=0).shape[0] > 10
+def test_everything_is_inside(tmp_path: Path) -> None:
+    genes = [Genes(FFNGraph.parse(formula), 1, Fraction(1, 4)) for formula in GRAPHS[1:]]
+    picture = drawn(*genes)
+    width, height = int(picture.attrib["width"]), int(picture.attrib["height"])
+    boxes = [box for box in picture.iter(f"{SVG}rect") if "x" in box.attrib]
+    assert boxes
+    for box in boxes:
+        assert 0 <= int(box.attrib["x"]) <= int(box.attrib["x"]) + int(box.attrib["width"]) <= width
+        assert 0 <= int(box.attrib["y"]) <= int(box.attrib["y"]) + int(box.attrib["height"]) <= height
+
+
+def test_experts_are_named() -> None:
+    experts = Experts(2, Fraction(1, 2), "hash")
+    picture = drawn(Genes(expansion=Fraction(1, 2), experts=experts), Genes(stack=0), Genes(stack=0))
+    assert f"experts: {experts}" in texts(picture)
+    plain = Architecture(BASE, (Genes(), Genes(stack=0), Genes()))
+    wide = ElementTree.fromstring(svg(replace(plain, base=replace(BASE, attention_experts=4))))
+    assert texts(wide) == ["4 experts in every attention", *texts(ElementTree.fromstring(svg(plain)))]
+    assert int(wide.attrib["height"]) > int(ElementTree.fromstring(svg(plain)).attrib["height"])
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Iterator[optuna.Study]:
+    study = ledger.open_study(sqlite_url(tmp_path / "study.db"), "s/stage-1", SAMPLERS["random"](SPACE, 0))
+    yield study
+    close(study)
+
+
+def test_a_trial_has_one_drawing(study: optuna.Study, tmp_path: Path) -> None:
+    folder = tmp_path / "artifacts"
+    ledger.enqueue(study, Parameters.of(SPACE), Architecture.uniform(BASE), "base model")
+    for _ in range(2):  # it is lost and runs again
+        trial, architecture = ledger.ask(study, SPACE, "random", labels=3)
+        add_drawing(study, trial.number, folder)
+        ledger.requeue_unfinished(study)
+    (found,) = get_all_artifact_meta(study.get_trials()[0], storage=study._storage)
+    assert (found.filename, found.mimetype) == ("architecture.svg", "image/svg+xml")
+    with FileSystemArtifactStore(folder).open_reader(found.artifact_id) as file:
+        assert file.read().decode() == svg(architecture)
+    assert len(list(folder.iterdir())) == 1

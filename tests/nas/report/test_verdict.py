@@ -1,7 +1,8 @@
 """The sentence that says whether searching paid."""
 
+from copy import copy
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,21 @@ import pytest
 from distill.tasks.metrics import CLASS_ACCURACY, mean_paired_difference
 from nas.config.load import load_config
 from nas.finalists import GLOBAL, WINNER
-from nas.report.data import StudyData, busy, busy_until, read, span_of
-from nas.report.results import result
+from nas.report.sections import result
+from nas.report.study import Study, read
+from nas.report.timing import merged
 from nas.report.verdict import of_study, overall_lead
 from nas.study.folder import Folder
 from tests.nas.report import synthetic
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> StudyData:
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     path = synthetic.write(tmp_path_factory.mktemp("study") / "demo", trials=10)
-    return read(Folder(path), None, None)
+    return read(Folder(path))
 
 
-def with_lead(study: StudyData, lead: dict[str, Any] | None, trial: int = 7) -> StudyData:
+def with_lead(study: Study, lead: dict[str, Any] | None, trial: int = 7) -> Study:
     best = {"winner": {"trial": trial, "lead": lead}, "finalists": []}
     return replace(study, stages=(replace(study.stages[0], best=best),))
 
@@ -44,29 +46,29 @@ def lead(value: float, error: float = 0.002, trial: int = 2, seeds: tuple[int, .
         (None, "is not known"),
     ],
 )
-def test_sentences(study: StudyData, found: dict[str, Any] | None, expected: str) -> None:
+def test_sentences(study: Study, found: dict[str, Any] | None, expected: str) -> None:
     assert expected in of_study(with_lead(study, found))
     assert "1 seed)" in of_study(with_lead(study, lead(1.0, seeds=(1,))))
 
 
-def test_before_the_end(study: StudyData) -> None:
+def test_before_the_end(study: Study) -> None:
     unfinished = replace(study, stages=(replace(study.stages[0], best=None),))
     leader = unfinished.last.leader
-    assert leader is not None and leader.score is not None
-    assert leader.score == max(c.score for c in study.stages[0].within_budget if c.score is not None)
+    assert leader is not None
+    assert leader.score == max(c.score for c in study.stages[0].within_budget)
     assert f"{leader.score:.4f}" in of_study(unfinished)
     nothing = replace(unfinished, stages=(replace(unfinished.stages[0], candidates=()),))
     assert "no candidate within the budget has a score" in of_study(nothing)
 
 
-def test_the_lead_of_a_later_stage_is_over_a_fixed_baseline(study: StudyData) -> None:
+def test_the_lead_of_a_later_stage_is_over_a_fixed_baseline(study: Study) -> None:
     """Its own lead, over what an earlier stage found, would leave out what that stage gained."""
     stage = study.stages[0]
     assert stage.best is not None
     baselines = {c.function: c for c in stage.baselines if c.in_budget and c.function in study.confirmed}
     winner = stage.leader
     assert winner is not None
-    reference = max(baselines, key=lambda function: study.confirmed_mean(function) or 0.0)
+    reference = max(baselines, key=lambda function: np.mean(study.confirmed_scores(baselines[function])))
     pairs = [(study.confirmed[winner.function][seed].rows, study.confirmed[reference][seed].rows) for seed in (1, 2)]
     found = overall_lead(study)
     assert found is not None
@@ -79,22 +81,21 @@ def test_the_lead_of_a_later_stage_is_over_a_fixed_baseline(study: StudyData) ->
     assert f"{expected.value:+.4f}" in of_study(later)
 
 
-def test_time_in_which_trials_run(study: StudyData) -> None:
-    first, *_ = study.stages[0].scored
-    spans = [(0.0, 10.0), (5.0, 12.0), (20.0, 21.0), (20.5, 20.6)]
-    periods = busy([replace(first, span=span) for span in spans])
-    assert periods == [(0.0, 12.0), (20.0, 21.0)]
-    assert busy_until(periods, (-1.0, 6.0, 15.0, 20.5, 30.0)) == [0, 6, 12, 12.5, 13]
-    assert busy_until([], (1.0,)) == [0.0]
+def test_time_in_which_trials_run() -> None:
+    assert merged([(0.0, 10.0), (5.0, 12.0), (20.0, 21.0), (20.5, 20.6)]) == [(0.0, 12.0), (20.0, 21.0)]
+    assert merged([]) == []
 
 
-def test_a_trial_that_ended_before_it_began_by_the_clock_took_no_time() -> None:
+def test_a_trial_that_ended_before_it_began_by_the_clock_took_no_time(study: Study) -> None:
     """The clock was set back while it ran."""
-    start = datetime(2026, 1, 2, tzinfo=UTC)
-    assert span_of(start, datetime(2026, 1, 1, tzinfo=UTC)) == (start.timestamp(), start.timestamp())
+    candidate = study.stages[0].scored[0]
+    trial = copy(candidate.trial)
+    trial.datetime_start, trial.datetime_complete = datetime(2026, 1, 2), datetime(2026, 1, 1)
+    start = trial.datetime_start.timestamp()
+    assert replace(candidate, trial=trial).span == (start, start)
 
 
-def test_what_the_winner_keeps(study: StudyData) -> None:
+def test_what_the_winner_keeps(study: Study) -> None:
     config = load_config("demo", {"tasks": [synthetic.TASK], "keep.share": "98%", "space.uniform": 1})
     kept = {"share": 0.991, "standard_error": 0.004, "confidence": 0.97}
     found = replace(with_lead(study, lead(0.1)), config=config)
@@ -108,6 +109,6 @@ def test_what_the_winner_keeps(study: StudyData) -> None:
 def test_old_studies_can_be_read(tmp_path: Path) -> None:
     """Studies of version 0.1 have neither rows, nor the teacher's score, nor leads."""
     path = synthetic.write(tmp_path / "demo", trials=8, rows_of_confirmations=False)
-    study = read(Folder(path), None, None)
-    assert study.rows == {} and study.confirmed
+    study = read(Folder(path))
+    assert study.confirmed and all(candidate.rows is None for candidate in study.confirmations)
     assert "is not known" in of_study(study)

@@ -13,10 +13,10 @@ from urllib.request import urlopen
 
 import pytest
 
+from nas.report.notes import add_missing_notes
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.description import Parameters
-from nas.study.notes import add_missing_notes
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
 from tests import requirements

@@ -11,11 +11,11 @@ The study may be finished, interrupted or still running.
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from distill.cli import DONE, Parser, interruptible
-from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.study.folder import STAGES, Folder
 
@@ -39,7 +39,7 @@ def parser() -> Parser:
     result.add_argument(
         "--keep",
         metavar="99%",
-        help="the cheapest trial that keeps this share of the teacher's score",
+        help="the cheapest trial that keeps this fraction of the teacher's score",
     )
     result.add_argument("--storage", help="Optuna storage URL (default: study.db in the study's folder)")
     result.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: picked.json in STUDY)")
@@ -59,31 +59,40 @@ def command(options: argparse.Namespace) -> int:
     Raises:
         UserError: a mistake in the options or the study.
     """
-    from nas.pick.choice import choose, facts_of, opened, text_of  # optuna takes a second
-    from nas.study import ledger
-    from nas.study.attributes import goals_of
+    from rich.console import Console
+
+    from nas.report.choice import choose, facts_of, stage_of, text_of  # optuna takes a second
+    from nas.report.study import read
+    from nas.report.table import Table
 
     others = [name for name in ("max_params", "max_macs", "max_latency", "keep") if getattr(options, name) is not None]
     if options.trial is not None and others:
         raise ConfigError(f"--trial names the trial: leave out --{others[0].replace('_', '-')}")
     folder = Folder(options.study)
-    stage, study, confirmation = opened(folder, options.storage, options.stage)
-    config = load_config(str(folder.config))
-    goals = goals_of(study)
-    cost = goals[1] if len(goals) > 1 else config.keep.cost if config.keep else "params"
-    trial, why = choose(study, folder.outcome(stage), options, cost)
+    study = read(folder, options.storage)
+    stage = stage_of(study, options.stage)
+    keep = study.config.keep
+    cost = stage.goals[1] if len(stage.goals) > 1 else keep.cost if keep else "params"
+    candidate, why = choose(stage, options, cost)
     out = options.out or folder.path / "picked.json"
     try:
-        ledger.architecture_of(trial).save(out)
+        candidate.architecture.save(out)
     except OSError as error:
         raise ConfigError(f"--out: {out}: {error.strerror}") from None
-    facts = facts_of(study, trial, confirmation)
+    facts = facts_of(study, stage, candidate)
     if options.json:
-        print(json.dumps({"stage": stage, "trial": trial.number, "why": why, "file": str(out), **facts}, indent=2))
+        known = {"stage": stage.name, "trial": candidate.number, "why": why, "file": str(out)}
+        print(json.dumps(known | facts, indent=2))
         return DONE
-    print(f"stage {stage}, trial {trial.number} ({facts['origin']}): {why}")
-    print("\n".join(text_of(facts)))
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console.print(f"stage {stage.name}, trial {candidate.number} ({facts['origin']}): {why}")
+    for part in text_of(facts, candidate):
+        part.print(console) if isinstance(part, Table) else console.print(part)
     # The final training looks for the configuration beside the architecture.
     preset = "" if out.resolve().parent == folder.path.resolve() else f" --preset {folder.config}"
-    print(f"wrote {out}; next: ffn-train-final {out}{preset}")
+    console.print(f"wrote {out}; next: ffn-train-final {out}{preset}")
     return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

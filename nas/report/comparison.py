@@ -1,24 +1,75 @@
-"""The rows on which items are compared, and the paired differences on them."""
+"""What is compared (studies, checkpoints and architectures), on which rows, and the paired differences on them."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from nas.compare.items import CompareError, Item
 from nas.config.load import load_config
-from nas.finalists import confirmations
+from nas.config.schema import StudyConfig
+from nas.report.study import read
+from nas.report.table import plural
 from nas.study.contributions import metric_of_rows, paired_lead
 from nas.study.folder import Folder
-from nas.study.names import studies_of
+from search_spaces.architecture import Architecture
 from search_spaces.equivalence import function_key
+from search_spaces.errors import UserError
+from search_spaces.published import load
 
 # Standard errors on each side of a 95 % interval.
 NORMAL = 1.959964
 SEARCH, DEV = "search split", "dev split"
+# What decides which rows a study has.
+ORIGIN = ("task", "data", "table of rows", "corpus")
+
+
+class CompareError(UserError):
+    """The given things cannot be compared."""
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """What is compared.
+
+    Attributes:
+        config: of the study or the checkpoint; None for an architecture.
+        rows: the contributions of the rows to the score, by the seed of the training: of the search split for a study
+            and for what it has confirmed, of the dev split for a checkpoint.
+        checkpoint, study: the folder, for a checkpoint or a study.
+    """
+
+    name: str
+    architecture: Architecture
+    config: StudyConfig | None = None
+    rows: Mapping[int, np.ndarray] = field(default_factory=dict)
+    checkpoint: Path | None = None
+    study: Path | None = None
+
+
+def item_of(text: str) -> Item:
+    """A study, a checkpoint, an architecture file or a published architecture, without rows.
+
+    Raises:
+        UserError: it is none of these.
+    """
+    path = Path(text)
+    if not path.is_dir():
+        return Item(text, load(text))
+    folder = Folder(path)
+    if (path / "model.safetensors").exists() or (path / "config.json").exists():
+        for needed in (folder.architecture, folder.config):
+            if not needed.exists():
+                raise CompareError(f"{path} is not a checkpoint of train_final.py: it has no {needed.name}")
+        config = load_config(str(folder.config))
+        return Item(text, Architecture.load(folder.architecture), config, checkpoint=path)
+    if not folder.config.exists():
+        raise CompareError(f"{path} is neither a study's folder nor a checkpoint: it has no config.toml")
+    if not folder.architecture.exists():
+        raise CompareError(f"{path} has no architecture.json: no stage has ended; nas.pick writes that of a trial")
+    return Item(text, Architecture.load(folder.architecture), load_config(str(folder.config)), study=path)
 
 
 @dataclass(frozen=True)
@@ -49,18 +100,6 @@ class Difference:
     rows: int
     on: str
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON-serialisable values."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Found:
-    """The differences to the first items that have rows, and what could not be compared."""
-
-    differences: Sequence[Difference]
-    notes: Sequence[str]
-
 
 def check_tasks(items: Sequence[Item]) -> None:
     """Raise CompareError if two items are of different tasks, or two studies of different data; the rows of checkpoints
@@ -78,10 +117,6 @@ def check_tasks(items: Sequence[Item]) -> None:
                 )
 
 
-# What decides which rows a study has.
-ORIGIN = ("task", "data", "table of rows", "corpus")
-
-
 def _origin(item: Item) -> tuple[Any, ...]:
     """The values of `ORIGIN` of a study or a checkpoint."""
     config = item.config
@@ -91,27 +126,22 @@ def _origin(item: Item) -> tuple[Any, ...]:
 
 
 def with_confirmed_rows(items: Sequence[Item], storage: str | None) -> list[Item]:
-    """The items with the rows of their confirmations: a study's winner in its own study, an architecture in the studies
-    that are compared, too.
+    """The items with the rows of their confirmations: a study's winner in its own study, an architecture in the first
+    of the given studies that has confirmed it.
 
     Raises:
         ConfigError, StorageError: a study cannot be opened.
     """
-    studies = {item.study: item for item in items if item.study is not None}
-    opened = {path: studies_of(Folder(path), storage).confirmation for path in studies}
+    studies = {item.study: read(Folder(item.study), storage) for item in items if item.study is not None}
     result = []
     for item in items:
         function = function_key(item.architecture)
-        candidates: list[Path] = [item.study] if item.study else [] if item.checkpoint else list(studies)
-        for path in candidates:
-            confirmation = opened[path]
-            if confirmation is None:
-                continue
-            seeds = {trial.user_attrs.get("seed") for trial in confirmation.get_trials(deepcopy=False)}
-            found = confirmations(confirmation, [function], sorted(seed for seed in seeds if seed is not None))
-            rows = {seed: one.rows for seed, one in found[function].items() if one.rows is not None}
+        given = [] if item.checkpoint else [studies[item.study]] if item.study else list(studies.values())
+        for study in given:
+            confirmed = study.confirmed.get(function, {})
+            rows = {seed: one.rows for seed, one in sorted(confirmed.items()) if one.rows is not None}
             if rows:
-                item = replace(item, rows=rows, config=item.config or studies[path].config)
+                item = replace(item, rows=rows, config=item.config or study.config)
                 break
         result.append(item)
     return result
@@ -172,13 +202,14 @@ def _dev(data: Path, kind: str) -> tuple[Any, Any]:
     return load_encoded(data / "dev.npz"), load_split(kind, data / "dev.json")
 
 
-def differences(items: Sequence[Item]) -> Found:
-    """The paired differences of confirmed architectures to the first of them, and of checkpoints to the first of them.
+def differences(items: Sequence[Item]) -> tuple[list[Difference], list[str]]:
+    """The paired differences of confirmed architectures to the first of them, and of checkpoints to the first of them;
+    and what could not be compared.
 
     Raises:
         CompareError: the numbers of rows differ.
     """
-    found: list[Difference] = []
+    result: list[Difference] = []
     notes = [
         f"{item.name}: no rows are known, as "
         + ("a single checkpoint is not scored" if item.checkpoint else "it was not confirmed in a study that was given")
@@ -192,8 +223,8 @@ def differences(items: Sequence[Item]) -> Found:
             if difference is None:
                 notes.append(f"{item.name} and {known[0].name}: no training with the same seed")
             else:
-                found.append(difference)
-    return Found(found, notes)
+                result.append(difference)
+    return result, notes
 
 
 def _difference(item: Item, reference: Item, kind: str) -> Difference | None:
@@ -208,19 +239,19 @@ def _difference(item: Item, reference: Item, kind: str) -> Difference | None:
     if len(lengths) > 1:
         counts = " and ".join(f"{length:,}" for length in sorted(lengths))
         raise CompareError(f"{item.name} and {reference.name} were scored on different rows: {counts} of them")
-    found = paired_lead(item.config, pairs)
+    lead = paired_lead(item.config, pairs)
     metric = metric_of_rows(item.config, pairs[0][0])
-    sure = found.standard_error == 0
-    p = float(found.value == 0) if sure else float(2 * norm.sf(abs(found.value) / found.standard_error))
+    sure = lead.standard_error == 0
+    p = float(lead.value == 0) if sure else float(2 * norm.sf(abs(lead.value) / lead.standard_error))
     count = lengths.pop()
-    trainings = f", {len(seeds)} seed{'s' if len(seeds) > 1 else ''}" if kind == SEARCH else ""
+    trainings = f", {plural(len(seeds), 'seed')}" if kind == SEARCH else ""
     return Difference(
         name=item.name,
         score=fmean(metric.of_contributions(rows).value for rows, _ in pairs),
         reference=reference.name,
-        value=found.value,
-        standard_error=found.standard_error,
-        interval=(found.value - NORMAL * found.standard_error, found.value + NORMAL * found.standard_error),
+        value=lead.value,
+        standard_error=lead.standard_error,
+        interval=(lead.value - NORMAL * lead.standard_error, lead.value + NORMAL * lead.standard_error),
         p=p,
         mcnemar=mcnemar(*pairs[0]) if len(pairs) == 1 else None,
         seeds=tuple(seeds) if kind == SEARCH else (),

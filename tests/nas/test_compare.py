@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from nas.compare.command import main
-from nas.compare.rows import mcnemar
+from nas.compare import main
 from nas.config.load import load_config
-from nas.inspect import describe
+from nas.report.architecture import describe
+from nas.report.comparison import mcnemar
 from nas.study.attributes import FUNCTION, ROWS, attribute
 from nas.study.contributions import decode, metric_of_rows
 from nas.study.folder import Folder
@@ -188,7 +188,6 @@ def test_checkpoints(tiny_study: TinyStudy, copied: Path, capsys: pytest.Capture
     from nas.report.command import main as report
 
     assert report([str(copied)]) == 0
-    names = {path.stem for path in (copied / "report").glob("*.png")}
-    assert {"attention-1", "outputs-1", "attention-2", "outputs-2"} <= names
+    assert (copied / "report" / "losses.png").exists()
     page = (copied / "report.html").read_text()
     assert "After the final training" in page and f"{scores[0]:.4f}" in page

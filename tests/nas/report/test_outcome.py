@@ -15,7 +15,8 @@ import pytest
 from rich.console import Console
 
 from nas.finalists import BASE_MODEL, GLOBAL, UNIFORM
-from nas.results import results_of, show_results
+from nas.report.outcome import results_of, show_results
+from nas.report.study import read
 from nas.study import ledger
 from nas.study.attributes import FUNCTION, TEACHER, attribute
 from nas.study.folder import Folder
@@ -25,16 +26,17 @@ from tests.nas.tiny_study import PROJECT, TIMEOUT, TinyStudy, states, trials_of,
 
 def test_the_results_are_those_of_the_trials(searched: Path) -> None:
     folder = Folder(searched)
-    results = results_of(folder, folder.storage)
+    results = results_of(read(folder))
     best = json.loads(folder.best("1").read_text())
-    trials = trials_of(searched)
     assert results["done"] and results["compared_by"] == "score" and results["front"] == [] == results["errors"]
     assert [row["name"] for row in results["models"]] == [BASE_MODEL, UNIFORM, GLOBAL, "winner of stage 1"]
     assert results["teacher"] == existing_studies(folder)["stage-1"].user_attrs[TEACHER]
     winner = results["winner"]
     assert (winner["trial"], winner["confirmed"]) == (best["winner"]["trial"], best["winner"]["confirmed_mean"])
     for row in results["models"]:
-        trial = trials[row["trial"]]
+        study = "reference" if row["name"] == BASE_MODEL else "stage-1"
+        trial = trials_of(searched, study)[row["trial"]]
+        assert row["stage"] == study.removeprefix("stage-")
         assert (row["value"], row["params"], row["macs"]) == (
             trial.values[0],
             trial.user_attrs["params"],
@@ -55,7 +57,7 @@ def test_before_the_end_there_is_the_best_so_far(copied: Path) -> None:
     folder = Folder(copied)
     folder.best("1").unlink()
     folder.architecture.unlink()
-    results = results_of(folder, folder.storage)
+    results = results_of(read(folder))
     best = ledger.ranked(existing_studies(folder)["stage-1"])[0]
     assert not results["done"]
     assert (results["winner"]["name"], results["winner"]["trial"]) == ("best of stage 1 so far", best.number)
@@ -74,7 +76,7 @@ def test_quiet_and_json(searched: Path, copied: Path, tiny_study: TinyStudy) -> 
     assert result.returncode == 0
     found = json.loads(result.stdout)
     folder = Folder(copied)
-    assert found == results_of(folder, folder.storage)
+    assert found == results_of(read(folder))
     assert f"study {copied}" in result.stderr
     result = tiny_study.run(*resumed, "--quiet")
     assert (result.returncode, result.stderr) == (0, "")
@@ -105,7 +107,7 @@ def test_ctrl_c_in_a_terminal(tiny_study: TinyStudy, tmp_path: Path) -> None:
             process.kill()
     os.close(ours)
     text = seen.text
-    assert "of 500 trials" in text and "running: trial" in text and "left" in text
+    assert "of 499 trials" in text and "running: trial" in text and "left" in text
     end = text[text.rindex("best of stage 1 so far") :]
     assert f"python -m nas.pick {folder}" in end
     assert end.endswith("nas.search: interrupted; the same command with --resume continues it\r\n")

@@ -1,6 +1,5 @@
-"""The drawing of an architecture as SVG, which the dashboard shows on the page of a trial as an artifact.
-
-It is drawn for every trial, so it has to be fast and small; the drawings of `nas.report` are made for printing.
+"""The drawing of an architecture as SVG (EfficientBERT, figure 6): an artifact of every trial, which the dashboard
+shows on the trial's page, and a figure of the report.
 """
 
 from collections.abc import Iterator
@@ -36,7 +35,7 @@ def svg(architecture: Architecture) -> str:
         parts.append(_text(8, top + 7, whole, 'font-size="11"'))
         top, width = top + 14 + MARGIN, LEFT + 2 * COLUMN
     for number, genes in enumerate(architecture.layers, start=1):
-        places, height = _places(genes.graph) if genes.stack else ({}, 2 * HEIGHT)
+        places, height = layout(genes.graph) if genes.stack else ({}, 2 * HEIGHT)
         middle = top + height // 2
         parts += _label(number, genes, architecture.base, middle)
         if genes.stack:
@@ -72,7 +71,7 @@ def add_drawing(study: optuna.Study, number: int, folder: Path) -> None:
         )
 
 
-def _places(graph: FFNGraph) -> tuple[dict[int, tuple[int, int]], int]:
+def layout(graph: FFNGraph) -> tuple[dict[int, tuple[int, int]], int]:
     """The left side and the middle of every node, relative to the middle of the layer's row, and the row's height: a
     column for each topological generation, so that all edges lead to the right.
     """
@@ -131,6 +130,7 @@ def _nodes(genes: Genes, base: Base, places: dict[int, tuple[int, int]], middle:
             yield f'<ellipse cx="{x + WIDTH // 2}" cy="{y}" rx="{WIDTH // 2}" ry="{HEIGHT // 2}" stroke-width="2"/>'
         elif node.op == "x":
             text = f"x {widths[number]}"
+            yield f'<rect {shape} fill="none" stroke="#aaa"/>'
         else:
             yield f'<rect {shape} rx="11" fill="#fbe5bd"/>'
         yield _text(x + WIDTH // 2, y, text, 'text-anchor="middle"')

@@ -9,7 +9,7 @@ import pytest
 
 from distill.checksums import create_once
 from nas.__main__ import commands, main
-from nas.overview import state_of, studies
+from nas.report.overview import state_of, studies
 from nas.study import ledger
 from nas.study.folder import Folder
 from nas.study.names import existing_studies

@@ -10,20 +10,18 @@ architecture.
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from distill.cli import DONE, Parser, add_device_option, interruptible
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from nas.report.comparison import Difference, Item
+    from nas.report.table import Table
 
-    from nas.compare.items import Item
-    from search_spaces.architecture import Architecture
-
-# The widths of the tables' first column and of those of the items, in characters.
-LABELS, COLUMN = 26, 60
-# The rows of the table of costs: key of `nas.inspect.describe`, and what it is called.
+# The rows of the table of costs: key of `describe`, and what it is called.
 COSTS = {
     "params": "parameters",
     "params_active": "active parameters",
@@ -76,9 +74,8 @@ def command(options: argparse.Namespace) -> int:
     """
     from rich.console import Console
 
-    from nas.compare.items import CompareError
-    from nas.compare.rows import differences
-    from nas.inspect import describe
+    from nas.report.architecture import describe
+    from nas.report.comparison import CompareError, differences
 
     if len(options.items) < 2:
         raise CompareError("give at least two things to compare; nas.inspect shows a single one")
@@ -93,21 +90,23 @@ def command(options: argparse.Namespace) -> int:
     if tokens > limit:
         raise CompareError(f"--tokens: {shortest.name} has {limit} positions, which is less than {tokens}")
     facts = [describe(item.architecture, tokens, options.labels) for item in items]
-    found = differences(items)
+    paired, notes = differences(items)
     if options.json:
         document = {
             "tokens": tokens,
             "items": [{"name": item.name, **fact} for item, fact in zip(items, facts, strict=True)],
-            "differences": [difference.to_json() for difference in found.differences],
-            "notes": found.notes,
+            "differences": [asdict(difference) for difference in paired],
+            "notes": notes,
         }
         print(json.dumps(document, indent=2))
         return DONE
-    console = Console(highlight=False, soft_wrap=True)
-    # A narrow terminal, or a file, would break every formula.
-    console.width = max(console.width, LABELS + COLUMN * len(items))
-    show(items, facts, tokens, console)
-    show_differences(found.differences, found.notes, console)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    side_by_side(items, facts).print(console)
+    console.print(f"MACs of a sentence of {tokens} tokens; percentages are of {items[0].name}'s")
+    if paired:
+        differences_table(paired).print(console)
+    for note in notes:
+        console.print(note)
     return DONE
 
 
@@ -117,8 +116,7 @@ def loaded(options: argparse.Namespace) -> "list[Item]":
     Raises:
         UserError: an item cannot be read, or two of them have rows of different tasks.
     """
-    from nas.compare.items import item_of
-    from nas.compare.rows import check_tasks, scored_checkpoints, with_confirmed_rows
+    from nas.report.comparison import check_tasks, item_of, scored_checkpoints, with_confirmed_rows
 
     items = [item_of(text) for text in options.items]
     check_tasks(items)
@@ -126,61 +124,50 @@ def loaded(options: argparse.Namespace) -> "list[Item]":
     return scored_checkpoints(items, options.rows, options.device)
 
 
-def show(items: "Sequence[Item]", facts: Sequence[Mapping[str, Any]], tokens: int, console: "Console") -> None:
-    """Print the layers and costs side by side."""
-    from rich import box
-    from rich.table import Table
-
+def side_by_side(items: "Sequence[Item]", facts: Sequence[Mapping[str, Any]]) -> "Table":
+    """The layers in short form and the costs of each item, these also as percentages of the first one's."""
+    from nas.report.table import Column, Table
+    from nas.study.description import formulas
     from search_spaces.variants import experts_in_words
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("")
-    for item in items:
-        table.add_column(item.name, overflow="fold")
     bases = [item.architecture.base for item in items]
-    table.add_row("layers × width", *(f"{base.depth} × {base.width}" for base in bases))
+    layers = [formulas(item.architecture) for item in items]
     experts = [experts_in_words(base) for base in bases]
-    if any(experts):
-        table.add_row("attention and head", *experts)
-    for number in range(max(base.depth for base in bases)):
-        table.add_row(f"layer {number + 1}", *(layer_text(item.architecture, number) for item in items))
-    table.add_section()
+    rows = [
+        ("layers × width", *(f"{base.depth} × {base.width}" for base in bases)),
+        *([("attention and head", *experts)] if any(experts) else []),
+        *(
+            (f"layer {number + 1}", *(own[number] if number < len(own) else None for own in layers))
+            for number in range(max(map(len, layers)))
+        ),
+    ]
     for key, name in COSTS.items():
         values = [fact[key] for fact in facts]
-        if key == "params_active" and values == [fact["params"] for fact in facts]:
-            continue
-        shares = ["", *(f" ({value / values[0]:.1%})" if values[0] else "" for value in values[1:])]
-        table.add_row(name, *(f"{value:,}{share}" for value, share in zip(values, shares, strict=True)))
-    console.print(table)
-    console.print(f"MACs of a sentence of {tokens} tokens; shares are of {items[0].name}'s")
+        if key != "params_active" or values != [fact["params"] for fact in facts]:
+            percentages = ["", *(f" ({value / values[0]:.1%})" if values[0] else "" for value in values[1:])]
+            rows.append((name, *(f"{value:,}{part}" for value, part in zip(values, percentages, strict=True))))
+    return Table([Column("", is_text=True), *(Column(item.name, is_text=True) for item in items)], rows)
 
 
-def layer_text(architecture: "Architecture", number: int) -> str:
-    """A layer in short form: stack × inner width, experts if there are any, and graph; empty beyond the last layer."""
-    from nas.study.description import formulas
+def differences_table(paired: "Sequence[Difference]") -> "Table":
+    """The paired differences to the first item."""
+    from nas.report.table import Column, Table, difference
 
-    layers = formulas(architecture)
-    return layers[number] if number < len(layers) else ""
+    columns = (
+        Column("", is_text=True),
+        Column("score", "{:.4f}".format),
+        Column("minus", is_text=True),
+        Column("difference", difference),
+        Column("95 % interval", lambda ends: f"{ends[0]:+.4f} to {ends[1]:+.4f}"),
+        Column("p", "{:.3g}".format),
+        Column("McNemar's p", "{:.3g}".format),
+        Column("on", is_text=True),
+    )
+    rows = [
+        (d.name, d.score, d.reference, (d.value, d.standard_error), d.interval, d.p, d.mcnemar, d.on) for d in paired
+    ]
+    return Table(columns, rows)
 
 
-def show_differences(found: Sequence[Any], notes: Sequence[str], console: "Console") -> None:
-    """Print the paired differences to the first item, and what could not be compared."""
-    from rich import box
-    from rich.table import Table
-
-    if found:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        columns = ["", "score", "minus", "difference", "95 % interval", "p", "on"]
-        exact = any(row.mcnemar is not None for row in found)
-        for column in [*columns, "McNemar's p"] if exact else columns:
-            table.add_column(column, overflow="fold")
-        for row in found:
-            low, high = row.interval
-            last = [] if row.mcnemar is None else [f"{row.mcnemar:.3g}"]
-            difference = f"{row.value:+.4f} ± {row.standard_error:.4f}"
-            interval = f"{low:+.4f} to {high:+.4f}"
-            cells = (row.name, f"{row.score:.4f}", row.reference, difference, interval, f"{row.p:.3g}", row.on)
-            table.add_row(*cells, *last)
-        console.print(table)
-    for note in notes:
-        console.print(note)
+if __name__ == "__main__":
+    sys.exit(main())

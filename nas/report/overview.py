@@ -1,14 +1,15 @@
 """The studies in a folder: which stages they have, how far these are, and their best scores."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nas.config.load import load_config
+from nas.report.table import Column, Table
 from nas.study import ledger
 from nas.study.attributes import goals_of
 from nas.study.folder import STAGES, Folder
-from nas.study.names import existing_studies
+from nas.study.names import REFERENCE, existing_studies
 from search_spaces.errors import UserError
 
 
@@ -63,6 +64,19 @@ def studies(out: Path) -> Iterator[StudyState]:
                 yield StudyState(path, (), " ".join(str(error).split()))
 
 
+def table(known: Sequence[StudyState]) -> Table:
+    """A row for each stage of each study."""
+    columns = [Column(head, is_text=head != "trials") for head in ("study", "stage", "state", "trials", "best")]
+    rows: list[tuple[str | None, ...]] = []
+    for study in known:
+        if not study.stages:
+            rows.append((study.folder.name, None, study.state, None, study.problem))
+        for number, stage in enumerate(study.stages):
+            name = None if number else study.folder.name
+            rows.append((name, stage.stage, stage.state, stage.count, stage.best))
+    return Table(columns, rows)
+
+
 def state_of(folder: Folder) -> StudyState:
     """The state of a study.
 
@@ -71,12 +85,13 @@ def state_of(folder: Folder) -> StudyState:
     """
     config = load_config(str(folder.config))
     database = folder.path / "study.db"
-    found = existing_studies(folder) if database.exists() else {}
+    existing = existing_studies(folder) if database.exists() else {}
+    references = existing.get(REFERENCE)
     running = folder.is_running()
     begun = [stage for stage in STAGES if folder.stage(stage).exists()]
     result = []
     for stage in begun:
-        study = found.get(f"stage-{stage}")
+        study = existing.get(f"stage-{stage}")
         state, best = "interrupted", ""
         if study is not None and (ranked := ledger.ranked(study)):
             compared_by = goals_of(study)[0]
@@ -88,5 +103,7 @@ def state_of(folder: Folder) -> StudyState:
         elif running and stage == begun[-1]:
             state = "running"
         finished = None if study is None else len(ledger.finished(study))
+        if finished is not None and references is not None and stage == STAGES[0]:
+            finished += len(ledger.finished(references))
         result.append(StageState(stage, state, finished, config.stage(stage).trials, best))
     return StudyState(folder.path, tuple(result))

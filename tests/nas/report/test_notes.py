@@ -10,13 +10,13 @@ import optuna
 import pytest
 from optuna_dashboard._note import get_note_from_system_attrs
 
+from nas.report.notes import WIDTH, add_missing_notes, add_note
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import EXPERT_LOAD, TEACHER, score_attribute
 from nas.study.description import Parameters
-from nas.study.notes import WIDTH, add_missing_notes, add_note
 from nas.study.storage import sqlite_url
-from search_spaces import Architecture, Experts, FFNGraph, Genes
+from search_spaces import Architecture, Experts, FFNGraph, Genes, cost
 from search_spaces.formula import layers_latex
 from tests.nas.study import test_ledger
 from tests.nas.study.test_ledger import BASE, close
@@ -71,13 +71,14 @@ def test_a_trial_with_a_score(study: optuna.Study) -> None:
     assert "**score 0.5123** ± 0.0123" in lines
     costs = f"{facts['params']:,} parameters, {facts['params_active']:,} active for a token, {facts['macs']:,} MACs"
     assert f"{costs}, evaluated in 2.3 s" in lines
-    table = lines[lines.index("| layer | blocks | inner width | experts | FFN |") :][:5]
+    table = lines[lines.index("| layer | blocks | expansion | inner width | parameters | experts | FFN |") :][:5]
+    params = [f"{cost.ffn_params(BASE, genes):,}" for genes in layers]
     assert table[2:] == [
-        f"| 1 | 2 | 12 |  | `{layers[0].graph}` |",
-        f"| 2 | 1 | 24 | {layers[1].experts} | `project(gelu(expand(x)))` |",
-        "| 3 | 0 | 0 |  | no FFN |",
+        f"| 1 | 2 | 1/4 | 12 | {params[0]} |  | `{layers[0].graph}` |",
+        f"| 2 | 1 | 1/2 | 24 | {params[1]} | {layers[1].experts} | `project(gelu(expand(x)))` |",
+        "| 3 | 0 | 0 | 0 | 0 |  | `no FFN` |",
     ]
-    assert all(line.count("|") == 6 for line in table)
+    assert all(line.count("|") == 8 for line in table)
     assert "- layer 2 ffn: 26% 74%" in lines
     start = lines.index("```latex")
     formulas = lines[start + 1 : lines.index("```", start + 1)]

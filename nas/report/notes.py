@@ -5,13 +5,14 @@ how good it is beside the study's baselines and, if there is no score, why.
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
-from itertools import repeat
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from distill.training.evaluation import Load
+from nas.report.architecture import layers
+from nas.report.table import Column, Table, count
 from nas.study import ledger
 from nas.study.attributes import (
     CHOICES,
@@ -28,7 +29,7 @@ from nas.study.attributes import (
     metric_of,
 )
 from nas.study.storage import id_of, storage_of, trial_id
-from search_spaces.architecture import DENSE, Architecture
+from search_spaces.architecture import Architecture
 from search_spaces.formula import layers_latex
 from search_spaces.variants import experts_in_words
 
@@ -54,43 +55,23 @@ def note(trial: FrozenTrial, architecture: Architecture, baselines: Sequence[Fro
     lines = [f"### Trial {trial.number}: {origin}{seed}", "", _result(trial, goals, study.user_attrs.get(TEACHER)), ""]
     if DUPLICATE_OF in attributes:
         lines += [f"It computes the same function as trial {attributes[DUPLICATE_OF]} and was not evaluated again.", ""]
-    lines += [_costs(trial), "", *_layers(architecture)]
+    lines += [_costs(trial), "", layers(architecture).markdown()]
     if whole := experts_in_words(architecture.base):
         lines += ["", f"It has {whole}."]
     if loads := attribute(trial, EXPERT_LOAD):
         shares = (str(Load(load["layer"], load["part"], tuple(load["shares"]))) for load in loads)
         lines += ["", "Shares of the tokens that each expert processes:", "", *(f"- {line}" for line in shares)]
-    others = [baseline for baseline in baselines if baseline.number != trial.number]
-    if others and SEED not in attributes:  # in a study of confirmations all trials were enqueued
-        rows = (f"| baseline | {goals[0]} | parameters |", "|---|--:|--:|")
-        lines += ["", *rows, *(_baseline(baseline) for baseline in others)]
+    if baselines and SEED not in attributes:  # in a study of confirmations all trials were enqueued
+        lines += ["", _baselines(baselines, goals[0]).markdown()]
     # The dashboard does not render formulas, so they come as text.
-    lines += ["", "```latex", *(line for latex in layers_latex(architecture) for line in _formula(latex)), "```"]
-    lines += ["", "The architecture as a file:", "", "```json", _compact(architecture.to_json()), "```"]
+    lines += ["", "```latex", *(line for latex in layers_latex(architecture) for line in _wrapped(latex)), "```"]
+    lines += ["", "The architecture as a file:", "", "```json", *_wrapped(json.dumps(architecture.to_json())), "```"]
     return "\n".join(lines) + "\n"
 
 
-def _formula(latex: str) -> list[str]:
-    """A formula wrapped to `WIDTH`; its further lines are indented."""
-    return textwrap.wrap(latex, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
-def _compact(value: Any, indent: int = 0, before: int = 0) -> str:
-    """A value as JSON that is broken into several lines only where a value does not fit into one.
-
-    Args:
-        indent: the spaces before the value's further lines.
-        before: the length of the key before the value.
-    """
-    line = json.dumps(value)
-    if not isinstance(value, dict | list) or indent + before + len(line) < WIDTH:
-        return line
-    opening, closing = line[0], line[-1]
-    names = (f"{json.dumps(name)}: " for name in value) if isinstance(value, dict) else repeat("")
-    parts = value.values() if isinstance(value, dict) else value
-    inner = " " * (indent + 2)
-    lines = (f"{inner}{name}{_compact(part, indent + 2, len(name))}" for name, part in zip(names, parts, strict=False))
-    return "\n".join([opening, ",\n".join(lines), f"{' ' * indent}{closing}"])
+def _wrapped(text: str) -> list[str]:
+    """A formula or JSON in lines of at most `WIDTH` where it has spaces; further lines are indented."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _result(trial: FrozenTrial, goals: Sequence[str], teacher: Mapping[str, Any] | None) -> str:
@@ -115,31 +96,23 @@ def _result(trial: FrozenTrial, goals: Sequence[str], teacher: Mapping[str, Any]
 def _costs(trial: FrozenTrial) -> str:
     attributes = trial.user_attrs
     parts = [write(attributes[name]) for name, write in COSTS.items() if name in attributes]
-    active = attributes.get("params_active", attributes["params"])
-    if active != attributes["params"]:
-        parts.insert(1, f"{active:,} active for a token")
+    if attributes["params_active"] != attributes["params"]:
+        parts.insert(1, f"{attributes['params_active']:,} active for a token")
     if "seconds" in attributes and DUPLICATE_OF not in attributes:
         parts.append(f"evaluated in {attributes['seconds']:.1f} s")
     return ", ".join(parts)
 
 
-def _layers(architecture: Architecture) -> list[str]:
-    """A table of the layers, the lowest first, with a column for experts if there are any."""
-    experts = architecture.has_experts
-    head = ["layer", "blocks", "inner width", *(["experts"] if experts else []), "FFN"]
-    rows = ["| " + " | ".join(head) + " |", "|" + "--:|" * 3 + "---|" * (len(head) - 3)]
-    for number, genes in enumerate(architecture.layers, start=1):
-        cells = [str(number), str(genes.stack), str(genes.inner(architecture.base))]
-        if experts:
-            cells.append(str(genes.experts) if genes.experts != DENSE else "")
-        cells.append(f"`{genes.graph}`" if genes.stack else genes.formula)
-        rows.append("| " + " | ".join(cells) + " |")
-    return rows
-
-
-def _baseline(trial: FrozenTrial) -> str:
-    found = f"{trial.values[0]:.4f}" if trial.state == TrialState.COMPLETE else trial.state.name.lower()
-    return f"| {trial.user_attrs[ORIGIN]} | {found} | {trial.user_attrs['params']:,} |"
+def _baselines(trials: Sequence[FrozenTrial], goal: str) -> Table:
+    rows = [
+        (
+            trial.user_attrs[ORIGIN],
+            f"{trial.values[0]:.4f}" if trial.state == TrialState.COMPLETE else trial.state.name.lower(),
+            trial.user_attrs["params"],
+        )
+        for trial in trials
+    ]
+    return Table((Column("baseline", is_text=True), Column(goal), Column("parameters", count)), rows)
 
 
 def _is_baseline(trial: FrozenTrial) -> bool:
@@ -147,15 +120,18 @@ def _is_baseline(trial: FrozenTrial) -> bool:
     return trial.state.is_finished() and ORIGIN in trial.user_attrs and attribute(trial, CHOICES) is None
 
 
-def add_note(study: optuna.Study, number: int) -> None:
+def add_note(study: optuna.Study, number: int, references: Sequence[FrozenTrial] = ()) -> None:
     """Store the note of a trial that has ended where the dashboard looks for it.
 
     `optuna_dashboard.save_note` does not take trials that have ended, and reads all notes of the study.
+
+    Args:
+        references: trials of another study with which the trial is compared.
     """
     trials = study.get_trials(deepcopy=False)
-    baselines = [trial for trial in trials if _is_baseline(trial) and DUPLICATE_OF not in trial.user_attrs]
     trial = trials[number]
-    text = note(trial, ledger.architecture_of(trial), baselines, study)
+    baselines = [one for one in trials if one is not trial and _is_baseline(one) and DUPLICATE_OF not in one.user_attrs]
+    text = note(trial, ledger.architecture_of(trial), [*references, *baselines], study)
     storage, study_id, own = storage_of(study), id_of(study), trial_id(study, number)
     for place, first in enumerate(range(0, len(text), PART_LENGTH)):
         part = text[first : first + PART_LENGTH]
@@ -163,9 +139,9 @@ def add_note(study: optuna.Study, number: int) -> None:
     storage.set_study_system_attr(study_id, VERSION.format(own), 1)
 
 
-def add_missing_notes(study: optuna.Study) -> None:
-    """Add a note to every trial that has ended and has none."""
+def add_missing_notes(study: optuna.Study, references: Sequence[FrozenTrial] = ()) -> None:
+    """Add a note to every trial that has ended and has none; see `add_note`."""
     noted = storage_of(study).get_study_system_attrs(id_of(study)).keys()
     for trial in study.get_trials(deepcopy=False):
         if trial.state.is_finished() and VERSION.format(trial_id(study, trial.number)) not in noted:
-            add_note(study, trial.number)
+            add_note(study, trial.number, references)

@@ -1,1 +1,0 @@
-"""Architectures side by side: layers, costs, and paired differences."""

@@ -1,5 +1,0 @@
-import sys
-
-from nas.compare.command import main
-
-sys.exit(main())

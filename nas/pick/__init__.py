@@ -1,1 +1,0 @@
-"""The choice of one trial of a study."""

@@ -1,5 +1,0 @@
-import sys
-
-from nas.pick.command import main
-
-sys.exit(main())

@@ -1,0 +1,194 @@
+"""Which trial of a study is taken: by its number, within limits, by the fraction of the teacher's score, or the knee of
+the front.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+from nas.config.schema import ConfigError
+from nas.config.values import count, kept_share
+from nas.finalists import front
+from nas.latency.limit import parse_latency
+from nas.report import architecture
+from nas.report.study import COMPLETE, Candidate, Stage, Study, knee
+from nas.report.table import Table, plural, with_error
+from nas.study.attributes import COSTS
+from nas.study.description import formulas
+from search_spaces.variants import experts_in_words
+
+
+def within(candidates: Sequence[Candidate], limits: Mapping[str, float]) -> list[Candidate]:
+    """The candidates whose costs are within the limits.
+
+    Args:
+        limits: a cost -> its maximum.
+
+    Raises:
+        ConfigError: there is none, or the candidates do not have one of the costs.
+    """
+    left = list(candidates)
+    for name, maximum in limits.items():
+        with_cost = [candidate for candidate in left if name in candidate.costs]
+        if not with_cost:
+            raise ConfigError(
+                f"--max-{name}: the trials of this study have no {name}; search with --max-{name}, or with "
+                f"--goals score,{name}"
+            )
+        left = [candidate for candidate in with_cost if candidate.costs[name] <= maximum]
+        if not left:
+            others = " within the other limits" if len(limits) > 1 else ""
+            least = COSTS[name](min(candidate.costs[name] for candidate in with_cost))
+            raise ConfigError(
+                f"--max-{name}: no trial{others} has at most {COSTS[name](maximum)}; the least is {least}"
+            )
+    return left
+
+
+def cheapest_keeping(candidates: Sequence[Candidate], stage: Stage, fraction: float, cost: str) -> Candidate:
+    """The candidate with the lowest cost that keeps this fraction of the teacher's score on the rows on which the
+    candidates were scored, without an allowance for noise.
+
+    Raises:
+        ConfigError: none does, or the study does not have the teacher's score, or that is not positive.
+    """
+    if stage.teacher is None:
+        raise ConfigError(
+            "--keep: this study does not have the teacher's score, as it scores several tasks; choose by --max-params "
+            "or --trial"
+        )
+    teacher = stage.teacher["score"]
+    if teacher <= 0:
+        raise ConfigError(f"--keep: the teacher's score is {teacher:.4f}, of which no share can be kept")
+    metrics = {candidate.number: stage.metric(candidate) or 0.0 for candidate in candidates}
+    enough = [candidate for candidate in candidates if metrics[candidate.number] >= fraction * teacher]
+    if not enough:
+        raise ConfigError(
+            f"--keep: no trial keeps {fraction:.1%} of the teacher's score {teacher:.4f}; the best keeps "
+            f"{max(metrics.values()) / teacher:.1%}"
+        )
+    return min(enough, key=lambda candidate: (candidate.costs[cost], -metrics[candidate.number]))
+
+
+def of_number(stage: Stage, number: int) -> Candidate:
+    """The candidate of this number.
+
+    Raises:
+        ConfigError: there is none, or it has no score.
+    """
+    if not stage.candidates:
+        raise ConfigError(f"--trial: stage-{stage.name} has no trials yet")
+    if not 0 <= number < len(stage.candidates):
+        raise ConfigError(f"--trial: stage-{stage.name} has trials 0 to {len(stage.candidates) - 1}, not {number}")
+    candidate = stage.candidates[number]
+    if candidate.state != COMPLETE:
+        reason = f": {candidate.reason}" if candidate.reason else ""
+        raise ConfigError(f"--trial: trial {number} has no score ({candidate.state}{reason})")
+    return candidate
+
+
+def choose(stage: Stage, options: argparse.Namespace, cost: str) -> tuple[Candidate, str]:
+    """The candidate that the options ask for, and why it was chosen.
+
+    Args:
+        cost: the cost that `--keep` minimises.
+
+    Raises:
+        ConfigError: no candidate is what the options ask for.
+    """
+    if options.trial is not None:
+        return of_number(stage, options.trial), "chosen by its number"
+    limits = limits_of(options)
+    candidates = list(stage.scored if limits else stage.within_budget)
+    if not candidates:
+        within_budget = "" if limits else " within its budget"
+        raise ConfigError(f"stage-{stage.name} has no trial with a score{within_budget} yet")
+    candidates = within(candidates, limits)
+    if options.keep is not None:
+        try:
+            fraction = kept_share(options.keep)
+        except ValueError as error:
+            raise ConfigError(f"--keep: {error}") from None
+        chosen = cheapest_keeping(candidates, stage, fraction, cost)
+        return chosen, f"the lowest {cost} of those that keep {fraction:.1%} of the teacher's score"
+    best = max(candidates, key=lambda candidate: candidate.score)
+    if limits:
+        return best, f"the best of {len(candidates)} within the limits"
+    if len(stage.goals) > 1:
+        on_front = front([candidate.trial for candidate in candidates])
+        return stage.candidates[knee(on_front).number], f"the knee of a front of {len(on_front)} trials"
+    if stage.best is not None and stage.leader is not None:
+        return stage.leader, "the winner"
+    return best, f"the best of {len(candidates)} so far"
+
+
+def limits_of(options: argparse.Namespace) -> dict[str, float]:
+    """The limits that the options set, by cost.
+
+    Raises:
+        ConfigError: a limit cannot be read.
+    """
+    limits: dict[str, float] = {}
+    name = "params"
+    try:
+        for name in ("params", "macs"):
+            if (text := getattr(options, f"max_{name}")) is not None:
+                limits[name] = count(text)
+        if options.max_latency is not None:
+            name = "latency"
+            limit = parse_latency(options.max_latency)
+            if limit.relative:
+                raise ValueError("give a time such as '12ms'; a part of the teacher's latency is for searches")
+            limits[name] = float(limit.value)
+    except ValueError as error:
+        raise ConfigError(f"--max-{name}: {error}") from None
+    return limits
+
+
+def facts_of(study: Study, stage: Stage, candidate: Candidate) -> dict[str, Any]:
+    """What is known of a candidate as plain values: its origin, scores, costs, and the formulas of its layers."""
+    scores = {stage.goals[0]: candidate.score}
+    if stage.goals[0] != "score" and (metric := stage.metric(candidate)) is not None:
+        scores["score"] = metric
+    facts = {
+        "origin": candidate.origin,
+        "scores": scores,
+        "standard_error": candidate.result[1],
+        "teacher": stage.teacher and stage.teacher["score"],
+        "confirmed": study.confirmed_scores(candidate),
+        "costs": {name: cost for name, cost in candidate.costs.items() if name in COSTS},  # latency in microseconds
+        "layers": formulas(candidate.architecture),
+    }
+    experts = experts_in_words(candidate.architecture.base)
+    return facts | ({"experts": experts} if experts else {})
+
+
+def text_of(facts: Mapping[str, Any], candidate: Candidate) -> Iterator[str | Table]:
+    """What is known of a candidate for a terminal; `facts` are those of `facts_of`."""
+    (goal, value), *others = facts["scores"].items()
+    scores = [f"{goal} {with_error((value, facts['standard_error']))}", *(f"{name} {x:.4f}" for name, x in others)]
+    if facts["teacher"] is not None:
+        scores.append(f"teacher {facts['teacher']:.4f}")
+    if fresh := facts["confirmed"]:
+        scores.append(f"score after training with {plural(len(fresh), 'fresh seed')} {mean(fresh):.4f}")
+    yield "; ".join(scores)
+    yield "; ".join(COSTS[name](cost) for name, cost in facts["costs"].items())
+    if "experts" in facts:
+        yield facts["experts"]
+    yield architecture.layers(candidate.architecture)
+
+
+def stage_of(study: Study, name: str | None) -> Stage:
+    """The stage of this name, by default the last one with a score.
+
+    Raises:
+        ConfigError: it has not begun, or nothing has a score.
+    """
+    stages = {stage.name: stage for stage in study.stages}
+    if name is not None and name not in stages:
+        raise ConfigError(f"--stage: {study.folder.path} has the stages {', '.join(stages)}, not {name}")
+    with_scores = [stage for stage in study.stages if stage.scored]
+    if name is None and not with_scores:
+        raise ConfigError(f"{study.folder.path} has no trial with a score yet")
+    return with_scores[-1] if name is None else stages[name]

@@ -1,0 +1,264 @@
+"""The figures of a report: scores over the search and against costs, losses, and what FFNs compute.
+
+They are readable in black and white and by colour-blind people: nothing is told by colour alone, and the colours are
+those of Okabe and Ito (2008).
+"""
+
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, cycle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nas.finalists import ALLOCATED, BASE_MODEL, GLOBAL, UNIFORM, WINNER, WINNER_WITH_BASE_GRAPHS, shown
+from nas.report import surface
+from nas.report.study import FAILED, PRUNED, Candidate, Stage
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLACK, GREY, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = (
+    "#000000",
+    "#767676",
+    "#E69F00",
+    "#56B4E9",
+    "#009E73",
+    "#0072B2",
+    "#D55E00",
+    "#CC79A7",
+)
+# The marker and colour of each baseline by its origin.
+BASELINE_MARKS: dict[str, tuple[str, str]] = {
+    BASE_MODEL: ("P", BLACK),
+    UNIFORM: ("s", ORANGE),
+    GLOBAL: ("D", SKY),
+    ALLOCATED[0]: ("v", GREEN),
+    ALLOCATED[1]: ("<", GREEN),
+    ALLOCATED[2]: (">", GREEN),
+    WINNER: ("X", PURPLE),
+    WINNER_WITH_BASE_GRAPHS: ("h", PURPLE),
+}
+# The lines of successive models: colour, line style and marker.
+LINES = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (GREEN, "-.", "^"), (PURPLE, ":", "D"), (BLACK, "-", "x"))
+# How the axes of costs are named, and how many of the ledger's units one of the axis is.
+COST_AXES = {
+    "params": ("million parameters", 1e6),
+    "params_active": ("million active parameters", 1e6),
+    "macs": ("million MACs", 1e6),
+    "latency": ("latency, ms", 1e3),
+}
+# The highest loss, that of the first steps, may lie above the axis, which ends at so many times the median loss.
+HIGHEST_LOSS = 4.0
+# The surfaces in a row.
+SURFACES = 4
+SETTINGS = {
+    "text.parse_math": False,  # names of tasks may have any characters
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "svg.hashsalt": "ffn-nas",
+    "svg.fonttype": "path",
+    "figure.facecolor": "white",
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Figures that are drawn in this block look as this module says."""
+    from matplotlib import rc_context  # takes half a second
+
+    with rc_context(SETTINGS), warnings.catch_warnings():
+        # Names may have characters that the font lacks; those are drawn as boxes.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        yield
+
+
+def figure(width: float, height: float) -> "Figure":
+    """An empty figure of this size in inches, whose parts are laid out without overlap."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def legend_below(drawn: "Figure", axes: Any) -> None:
+    """One legend for several axes below the figure, each label once."""
+    entries: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if entries:
+        drawn.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=3)
+
+
+def score_axis(stage: Stage) -> str:
+    """What the scores of a stage are."""
+    if stage.goals[0] == "fidelity":
+        return "fidelity to the teacher"
+    return f"score on {stage.teacher['task']}" if stage.teacher else "score"
+
+
+def score_limits(stage: Stage) -> tuple[float, float]:
+    """The ends of the axis of scores: all baselines within the budget, and all candidates within it but the lowest
+    tenth, which may be far below the others.
+    """
+    scores = sorted(c.score for c in stage.within_budget or stage.scored) or [0.0]
+    low = min([scores[len(scores) // 10], *(c.score for c in stage.baselines if c.in_budget)])
+    margin = max(0.06 * (scores[-1] - low), 1e-4)
+    return low - margin, scores[-1] + 2.5 * margin
+
+
+def best_so_far(stage: Stage) -> tuple[list[Candidate], list[float]]:
+    """The candidates within the budget in the order in which they ended, and the best score up to each of them."""
+    ended = sorted(stage.within_budget, key=lambda c: ((c.span or (0.0, 0.0))[1], c.number))
+    return ended, list(accumulate((c.score for c in ended), max))
+
+
+def progress(stage: Stage, references: Sequence[Candidate]) -> "Figure":
+    """The scores and the best score so far, over the evaluations in the order in which they ended."""
+    ends = {c.number: c.span[1] for c in stage.candidates if c.span and c.duplicate_of is None}
+    order = {number: place for place, number in enumerate(sorted(ends, key=lambda number: ends[number]), start=1)}
+
+    def place(candidate: Candidate) -> int:
+        return order.get(candidate.number, 0)
+
+    drawn = figure(9, 4.2)
+    axis = drawn.subplots()
+    axis.set_xlabel("evaluations")
+    axis.set_ylabel(score_axis(stage))
+    axis.set_xlim(0, len(order) + 1)
+    axis.set_ylim(*score_limits(stage))
+    _scatter(axis, stage, place)
+    ended, best = best_so_far(stage)
+    if ended:
+        steps = [*map(place, ended), len(order)]
+        axis.step(steps, [*best, best[-1]], where="post", color=BLUE, lw=2, label="best so far")
+    pruned = [(place(c), c.last) for c in stage.candidates if c.state == PRUNED and c.last is not None]
+    if pruned:
+        places, heights = zip(*pruned, strict=True)
+        axis.scatter(places, heights, s=12, marker="x", color=GREY, lw=0.8, label="pruned, last score")
+    failed = [place(c) for c in stage.candidates if c.state == FAILED and c.number in order]
+    if failed:
+        axis.scatter(failed, [0.015] * len(failed), marker="|", s=60, color=VERMILLION, lw=1.6,
+                     transform=axis.get_xaxis_transform(), label="failed, without a score")  # fmt: skip
+    _mark_baselines(axis, stage, references, lambda candidate: place(candidate) if candidate.stage == stage.name else 0)
+    legend_below(drawn, [axis])
+    return drawn
+
+
+def _scatter(axis: Any, stage: Stage, place: Callable[[Candidate], float]) -> None:
+    """Mark the candidates that are no baselines."""
+    sampled = [c for c in stage.within_budget if c not in stage.baselines]
+    axis.scatter([*map(place, sampled)], [c.score for c in sampled], s=14, facecolors="none", edgecolors=GREY,
+                 linewidths=0.8, label="candidates" if sampled else None)  # fmt: skip
+
+
+def _mark_baselines(
+    axis: Any, stage: Stage, references: Sequence[Candidate], place: Callable[[Candidate], float]
+) -> None:
+    """Mark the baselines and the reference models; those above the axis at its upper end."""
+    low, high = score_limits(stage)
+    for candidate in (*references, *stage.baselines):
+        marker, colour = BASELINE_MARKS.get(candidate.origin, ("*", GREY))
+        label = shown(candidate.origin) + ("" if candidate.in_budget else ", exceeds the budget")
+        height = candidate.score
+        if height > high:
+            height, label = high - 0.03 * (high - low), f"{label}, {height:.4f} (above the axis)"
+        axis.scatter([place(candidate)], [height], s=52, marker=marker, color=colour, edgecolors=BLACK, linewidths=0.8,
+                     zorder=4, clip_on=False, label=label)  # fmt: skip
+
+
+def fronts(stage: Stage, references: Sequence[Candidate]) -> "Figure":
+    """Scores against every cost, with the Pareto front, its knee, and the baselines."""
+    drawn = figure(4.6 * max(2, len(stage.costs)) if len(stage.costs) != 1 else 7, 4.4)
+    axes = drawn.subplots(1, len(stage.costs), sharey=True, squeeze=False)[0]
+    axes[0].set_ylabel(score_axis(stage))
+    axes[0].set_ylim(*score_limits(stage))
+    for axis, cost in zip(axes, stage.costs, strict=True):
+        _front(axis, stage, cost, references)
+    legend_below(drawn, axes)
+    return drawn
+
+
+def _front(axis: Any, stage: Stage, cost: str, references: Sequence[Candidate]) -> None:
+    name, unit = COST_AXES[cost]
+    axis.set_xlabel(name + (" (the second goal)" if cost in stage.goals[1:] else ""))
+    axis.locator_params(axis="x", nbins=5)
+    prices = [c.costs[cost] / unit for c in stage.within_budget]
+    spread = max(prices) - min(prices) or 0.02 * max(prices)
+    left, right = min(prices) - 0.08 * spread, max(prices) + 0.12 * spread
+    axis.set_xlim(left, right)
+    _scatter(axis, stage, lambda candidate: candidate.costs[cost] / unit)
+    steps = [(point.values[1] / unit, point.values[0]) for point in stage.front(cost)]
+    if steps:
+        axis.step([*(x for x, _ in steps), right], [*(y for _, y in steps), steps[-1][1]], where="post", color=BLUE,
+                  lw=1.6, label="Pareto front")  # fmt: skip
+        axis.scatter(*zip(*steps, strict=True), s=22, color=BLUE, zorder=3)
+    if (best := stage.knee(cost)) is not None:
+        axis.scatter([best.costs[cost] / unit], [best.score], s=190, marker="o", facecolors="none",
+                     edgecolors=VERMILLION, linewidths=2, zorder=5, label="knee")  # fmt: skip
+    _mark_baselines(axis, stage, references, lambda c: min(max(c.costs[cost] / unit, left), right))
+    for candidate in (*references, *stage.baselines):
+        if not left <= candidate.costs[cost] / unit <= right:
+            height = min(candidate.score, score_limits(stage)[1])
+            axis.annotate(f"{candidate.costs[cost] / unit:.4g} →", (right, height), xytext=(-8, -3),
+                          textcoords="offset points", ha="right", va="top", fontsize=8)  # fmt: skip
+
+
+def over_steps(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]) -> "Figure":
+    """Losses over training steps (EfficientBERT, figure 4).
+
+    Args:
+        panels: for each panel its lines by name, as points (step, loss). Of more than five names the sixth looks like
+            the first, and so on.
+    """
+    drawn = figure(max(4.8, 4.2 * len(panels)), 3.4)
+    axes = drawn.subplots(1, len(panels), squeeze=False)[0]
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    styles = dict(zip(names, cycle(LINES), strict=False))
+    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
+        for name, points in lines.items():
+            colour, style, marker = styles[name]
+            axis.plot(*zip(*points, strict=True), style, color=colour, marker=marker,
+                      markevery=max(1, len(points) // 8), ms=4, lw=1.3, label=name)  # fmt: skip
+        every = sorted(loss for points in lines.values() for _, loss in points)
+        axis.set_ylim(0, min(1.05 * every[-1], HIGHEST_LOSS * every[len(every) // 2]))
+        axis.set(title=title, xlabel="step", ylabel="loss")
+    legend_below(drawn, list(axes))
+    return drawn
+
+
+def surfaces(panels: Mapping[str, np.ndarray]) -> "Figure":
+    """Surfaces over the two inputs, one for each title, all seen from the same side; each has its own vertical axis,
+    because what is compared is the form (EfficientBERT, figure 5).
+    """
+    from mpl_toolkits.mplot3d import axes3d  # noqa: F401  (adds the projection)
+
+    columns = min(SURFACES, len(panels))
+    rows = -(-len(panels) // columns)
+    drawn = figure(2.9 * columns, 2.95 * rows)
+    for place, (title, values) in enumerate(panels.items(), start=1):
+        axis = drawn.add_subplot(rows, columns, place, projection="3d")
+        axis.plot_surface(*surface.grid(), values, cmap="cividis", rstride=2, cstride=2, lw=0.25, edgecolor=BLACK)
+        # Lines of a formula end after a bracket or a comma rather than within a name.
+        lines = textwrap.wrap(title.replace("(", "( ").replace(",", ", "), 30)
+        axis.set_title("\n".join(line.replace("( ", "(") for line in lines), fontsize=8.5, loc="center", pad=0)
+        axis.tick_params(labelsize=6.5, pad=-2)
+        axis.set_xticks([-15, -5, 5])
+        axis.set_yticks([-15, -5, 5])
+        axis.locator_params(axis="z", nbins=4)
+        axis.view_init(elev=24, azim=-125)
+        axis.set_box_aspect(None, zoom=0.9)
+    return drawn

@@ -1,0 +1,247 @@
+"""The sections of a report."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from distill.training.evaluation import Load
+from nas.finalists import shown
+from nas.report import figures, surface, verdict
+from nas.report.drawing import svg
+from nas.report.final import final_table
+from nas.report.outcome import Named, entry, front_table, models_of, models_table
+from nas.report.page import Part, Picture, Section, Text
+from nas.report.study import COMPLETE, FAILED, PRUNED, UNFINISHED, Candidate, Stage, Study
+from nas.report.table import Column, Table, plural, with_error
+from nas.report.timing import times
+from nas.study.description import formula
+from search_spaces.architecture import Architecture
+from search_spaces.graph import GELU, FFNGraph
+
+# No more reasons for missing scores, architectures, and distinct FFNs as surfaces than these are shown.
+REASONS, DRAWN, SURFACES = 12, 6, 10
+
+
+def result(study: Study, final: Mapping[str, Any] | None = None) -> Section:
+    """The winner beside other finalists, baselines and the teacher.
+
+    Args:
+        final: the content of metrics.json of the final training; None without one.
+    """
+    stage, parts = study.last, list[Part]()
+    if sum(stage.best is not None for stage in study.stages) > 1:
+        parts += verdict.of_stages(study)
+    entries = [entry(study, *model) for model in _result_models(study)]
+    caption = f"Stage {stage.name}: baselines, finalists, winner and teacher"
+    winner = entries[-1] if stage.leader is not None else None
+    parts += [
+        models_table(entries, stage.goals[0], stage.teacher, winner, caption),
+        Text(
+            "small",
+            "Score: on the rows on which the stage scores candidates, with its standard error. After training: the "
+            "mean score with fresh seeds, and how many. Lead: the paired difference to the best confirmed baseline on "
+            "the same rows; its standard error does not cover that the winner was chosen by the same scores. MACs are "
+            "of a sentence of 128 tokens.",
+        ),
+    ]
+    kept = stage.best["winner"].get("kept") if stage.best is not None else None
+    if kept is not None and study.config.keep is not None:
+        parts.append(
+            f"The winner keeps {kept['share']:.1%} ± {kept['standard_error']:.1%} of the teacher's score on the search "
+            f"split. It keeps at least {study.config.keep.share:.1%}, which was asked for, with a confidence of "
+            f"{kept['confidence']:.0%}."
+        )
+    if final is not None:
+        parts.append(final_table(final))
+    return Section("result", "Result", parts)
+
+
+def _result_models(study: Study) -> list[Named]:
+    """The models of `models_of` up to the last stage that has ended, with its finalists, each function once."""
+    stage = study.last
+    models = [model for model in models_of(study) if model[1] is not stage.leader and model[2].name <= stage.name]
+    models += [(f"finalist ({shown(c.origin)})", c, stage) for c in map(stage.candidates.__getitem__, stage.finalists)]
+    different = {stage.leader.function} if stage.leader else set()
+    result = []
+    for model in models:
+        if model[1].function not in different:
+            different.add(model[1].function)
+            result.append(model)
+    return result + [model for model in models_of(study) if model[1] is stage.leader]
+
+
+def search(study: Study) -> Section:
+    """The scores over the search, and what became of the trials, stage by stage."""
+    parts: list[Part] = []
+    for stage in study.stages:
+        parts += [Text("h3", f"Stage {stage.name}"), _outcomes(stage)]
+        if stage.scored:
+            _, best = figures.best_so_far(stage)
+            rise = f" The best one within the budget rises from {best[0]:.4f} to {best[-1]:.4f}." if best else ""
+            parts.append(
+                Picture(
+                    f"progress-stage-{stage.name}",
+                    figures.progress(stage, study.references),
+                    f"Scores of {plural(len(stage.scored), 'candidate')} over the evaluations.{rise}",
+                    f"Stage {stage.name}: {figures.score_axis(stage)} of each candidate, and the best so far within "
+                    "the budget. The lowest tenth may lie below the axis.",
+                )
+            )
+        reasons = Counter((c.state, c.reason) for c in stage.candidates if c.state in (PRUNED, FAILED))
+        if reasons:
+            rows: list[tuple[str, int]] = [(f"{s}: {why}", n) for (s, why), n in reasons.most_common(REASONS)]
+            if len(reasons) > REASONS:
+                rows.append((f"{len(reasons) - REASONS} further reasons", reasons.total() - sum(n for _, n in rows)))
+            parts.append(Table((Column("reason", is_text=True), Column("trials")), rows, "Trials without a score"))
+    return Section("search", "Best score over the search", parts)
+
+
+def _outcomes(stage: Stage) -> str:
+    """How many trials a stage has, by what became of them."""
+    own = [c for c in stage.candidates if c.duplicate_of is None]
+    counts = Counter(c.state for c in own)
+    states = (COMPLETE, PRUNED, FAILED, *([UNFINISHED] if counts[UNFINISHED] else []))
+    duplicates = len(stage.candidates) - len(own)
+    return (
+        f"{plural(len(own), 'trial')}: {', '.join(f'{counts[state]:,} {state}' for state in states)}. "
+        f"{plural(duplicates, 'duplicate')} {'was' if duplicates == 1 else 'were'} not evaluated again."
+    )
+
+
+def front(study: Study) -> Section | None:
+    """Scores against costs; None if no stage has candidates whose costs differ."""
+    parts: list[Part] = []
+    for stage in study.stages:
+        if not stage.within_budget or not stage.costs:
+            continue
+        cost = stage.costs[0]
+        best = stage.knee(cost)
+        knee = f"; its knee is trial {best.number} ({with_error(best.result)})" if best else ""
+        parts.append(
+            Picture(
+                f"front-stage-{stage.name}",
+                figures.fronts(stage, study.references),
+                f"Scores of {len(stage.within_budget)} candidates against {', '.join(stage.costs)}. The Pareto front "
+                f"in {cost} has {len(stage.front(cost))} of them{knee}.",
+                f"Stage {stage.name}: scores against costs, with the candidates that no other one beats in both, the "
+                "knee of this front, and the baselines. A number with an arrow is the cost of a baseline beyond the "
+                "axis.",
+            )
+        )
+        if len(stage.goals) > 1:
+            parts.append(front_table(study, stage, f"The front of stage {stage.name}"))
+    return Section("front", "Scores against costs", parts) if parts else None
+
+
+def architectures(study: Study, final: Mapping[str, Any] | None = None) -> Section | None:
+    """The winner, the best baseline and the finalists, layer by layer, and how their experts share the tokens; None if
+    nothing has a score.
+    """
+    parts: list[Part] = [
+        Text(
+            "small",
+            "Each row is a layer, the lowest on top: how many blocks it has, how wide they are, and the graph of a "
+            "block. Every block adds its input to its output and applies a LayerNorm, which is not drawn. Rectangles "
+            "are linear maps with their output width, rounded boxes activations, ellipses operations on two values.",
+        )
+    ]
+    for name, candidate in _drawn(study):
+        title = f"{name.replace('-', ' ')}: trial {candidate.number} ({shown(candidate.origin)})"
+        text = formula(candidate.architecture)
+        caption = f"{title[0].upper()}{title[1:]}, {with_error(candidate.result)}"
+        drawing = svg(candidate.architecture)
+        alt = f"The layers of {title}, the lowest first: {text}"
+        parts += [Picture(f"architecture-{name}", drawing, alt, caption), *_loads(candidate.loads)]
+    if final is not None and (loads := final.get("expert_load")):
+        parts += ["The student after the final training:", *_loads(loads)]
+    return Section("architectures", "Architectures", parts) if len(parts) > 1 else None
+
+
+def _drawn(study: Study) -> Iterator[tuple[str, Candidate]]:
+    """The candidates to draw, each function once: the winner (or the best so far), the best baseline, and the other
+    finalists.
+    """
+    stage = study.last
+    named = [
+        (f"stage-{stage.name}-{'winner' if stage.best else 'best-so-far'}", stage.leader),
+        ("best-baseline", study.best_baseline),
+        *((f"stage-{stage.name}-finalist-{number}", stage.candidates[number]) for number in stage.finalists),
+    ]
+    functions: set[str] = set()
+    for name, candidate in named:
+        if candidate is not None and candidate.function not in functions and len(functions) < DRAWN:
+            functions.add(candidate.function)
+            yield name, candidate
+
+
+def _loads(loads: Sequence[Mapping[str, Any]]) -> list[Part]:
+    """How the experts share the tokens."""
+    texts = [str(Load(load["layer"], load["part"], tuple(load["shares"]))) for load in loads]
+    return [f"Fractions of the tokens that each expert processes: {'; '.join(texts)}."] if texts else []
+
+
+def losses(final: Mapping[str, Any] | None) -> Section | None:
+    """The losses of the final training; None if they are not known."""
+    known = final.get("losses", {}) if final is not None else {}
+    phases = list(dict.fromkeys(phase for of_model in known.values() for phase in of_model))
+    if not phases:
+        return None
+    panels = {phase: {name: lines[phase] for name, lines in known.items() if lines.get(phase)} for phase in phases}
+    lasts = [
+        f"{phase}: " + ", ".join(f"{name} {points[-1][1]:.3f}" for name, points in lines.items())
+        for phase, lines in panels.items()
+    ]
+    picture = Picture(
+        "losses",
+        figures.over_steps(panels),
+        f"Losses of the final training over its steps. At the end, {'; '.join(lasts)}.",
+        "Losses of the final training; each point is a mean over successive steps. The first losses may be cut off at "
+        "the top.",
+    )
+    return Section("losses", "Losses of the final training", [picture])
+
+
+def nonlinearity(study: Study) -> Section | None:
+    """The surfaces of the winner's FFNs beside the base model's; None if nothing has a score."""
+    leader = study.last.leader
+    if leader is None:
+        return None
+    winner = leader.architecture
+    base_graph = study.references[0].architecture.layers[0].graph if study.references else GELU
+    panels = {
+        "whole base model": surface.of_architecture(Architecture.uniform(winner.base, graph=base_graph)),
+        "whole winner" if study.last.best else "whole best candidate so far": surface.of_architecture(winner),
+        f"base model: {base_graph}": surface.of_graph(base_graph),
+    }
+    users: dict[FFNGraph, list[str]] = {}
+    for number, genes in enumerate(winner.layers, start=1):
+        if genes.stack and genes.graph != base_graph:
+            users.setdefault(genes.graph, []).append(str(number))
+    for graph, numbers in list(users.items())[:SURFACES]:
+        panels[f"layer{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}: {graph}"] = surface.of_graph(graph)
+    picture = Picture(
+        "surfaces",
+        figures.surfaces(panels),
+        f"The output of FFNs as a function of two inputs from {surface.LOWEST:g} to {surface.HIGHEST:g}: "
+        f"{'; '.join(panels)}.",
+        "The output of FFNs over two input channels (EfficientBERT, figure 5).",
+    )
+    note = Text(
+        "small",
+        "Every linear map is the mean of its input channels, and the value is the mean of the outputs. In whole models "
+        "every block is the mean of its input and its output, and attention is left out; the paper has weights of 1 "
+        "instead of means.",
+    )
+    return Section("nonlinearity", "Nonlinearity of the FFNs", [picture, note])
+
+
+def time(study: Study) -> Section | None:
+    """Where the time went; None before the first trial has ended."""
+    table = times(study)
+    note = Text(
+        "small",
+        "Wall time, but for the last two columns: the median of the complete trials, and the sum over all trials, "
+        "which several workers evaluate at the same time. The time between trials includes interruptions. What came "
+        "before the first trial (text, teacher, supernet) is not in the ledger.",
+    )
+    return Section("time", "Where the time went", [table, note]) if table.rows else None
