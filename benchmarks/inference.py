@@ -22,8 +22,9 @@ from torch import nn
 
 from benchmarks.common import BenchmarkError, Report, ratio, summarise, take_turns
 from distill.objectives.outputs import routers
-from search_spaces.architecture import Architecture, Experts
+from search_spaces.architecture import Architecture
 from search_spaces.base import Base
+from search_spaces.layer import Experts
 from search_spaces.routing import ROUTINGS
 from supernet.build import build
 from supernet.model.routing import TableRouter

@@ -36,7 +36,7 @@ Row = dict[str, Any]
 def architectures(workspace: Workspace, budgets: list[int]) -> dict[tuple[int, str], Architecture]:
     """The uniform and the globally allocated architecture with an n-th of the inner neurons, for every n."""
     base, graph = workspace.base()
-    layers = Architecture.uniform(base, graph=graph).layers
+    layers = Architecture.uniform(base, graph=graph).ffns
     result = {}
     for budget in budgets:
         widths = {
@@ -46,7 +46,7 @@ def architectures(workspace: Workspace, budgets: list[int]) -> dict[tuple[int, s
         for name, chosen in widths.items():
             pairs = zip(layers, chosen, strict=True)
             sized = (replace(genes, expansion=Fraction(width, base.inner)) for genes, width in pairs)
-            result[budget, name] = Architecture(base, tuple(sized))
+            result[budget, name] = Architecture.of_ffns(base, tuple(sized))
     return result
 
 
@@ -102,7 +102,7 @@ def measured(evaluator: TrainedEvaluator, architecture: Architecture, steps: int
         _, training = timed(lambda: evaluator.train(model, phases_of(evaluator, steps), seed))
     score, scoring = timed(lambda: evaluator.score(model))
     return {
-        "widths": [genes.inner(architecture.base) for genes in architecture.layers],
+        "widths": [genes.inner(architecture.base) for genes in architecture.ffns],
         "score": score.value,
         "standard_error": score.standard_error,
         "seconds": {"inheriting": inheriting, "training": training, "scoring": scoring},

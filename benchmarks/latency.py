@@ -23,8 +23,9 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from benchmarks.common import Report, timed
 from nas.latency.table import Latency, LatencyTable, example, latencies, latency_table
-from search_spaces.architecture import DENSE, Architecture, Experts
+from search_spaces.architecture import Architecture
 from search_spaces.base import Base
+from search_spaces.layer import DENSE, Experts
 from search_spaces.spaces import Space
 from supernet.build import build
 
@@ -46,7 +47,7 @@ BATCH, TOKENS = 1, 64
 def random_architectures(count: int, seed: int, experts: tuple[Experts, ...]) -> list[Architecture]:
     """Architectures like those of stage 1, every second one gated, most graphs far from the base graph."""
     rng = random.Random(seed)
-    plain = Space(BASE, (1, 2, 3), EXPANSIONS, 0, 10**9, edit_rate=0.6, experts=experts)
+    plain = Space(BASE, {"stack": (1, 2, 3), "expansion": EXPANSIONS, "experts": experts}, 0, 10**9, edit_rate=0.6)
     spaces = (plain, replace(plain, gated=True))
     return [spaces[number % 2].sample(rng) for number in range(count)]
 
@@ -70,7 +71,14 @@ def measured_table(experts: tuple[Experts, ...]) -> LatencyTable:
     inner_widths = [int(expansion * BASE.inner) for expansion in EXPANSIONS]
     with tempfile.TemporaryDirectory() as cache:
         return latency_table(
-            BASE, TEACHER, inner_widths, batch=BATCH, tokens=TOKENS, device="cpu", cache=Path(cache), experts=experts
+            Architecture.uniform(BASE),
+            TEACHER,
+            inner_widths,
+            batch=BATCH,
+            tokens=TOKENS,
+            device="cpu",
+            cache=Path(cache),
+            experts=experts,
         )
 
 

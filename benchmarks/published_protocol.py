@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from search_spaces.architecture import Architecture, Genes
+from search_spaces.architecture import Architecture
 from search_spaces.base import Base
+from search_spaces.layer import FFN
 
 BLOCKS = 4
 DROPOUT = 0.1
@@ -73,7 +74,7 @@ class Block(nn.Module):
         self.expand, self.project = nn.Linear(width, inner), nn.Linear(inner, width)
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(DROPOUT)
 
-    def forward(self, hidden_BTD: Tensor, genes: Genes, inner: int) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, genes: FFN, inner: int) -> Tensor:
         values: list[Tensor] = []
         for node in genes.graph.nodes:
             inputs = [values[place] for place in node.inputs]
@@ -118,7 +119,7 @@ class Encoder(nn.Module):
         hidden = self.widen(words) + self.positions(places) + self.kinds(torch.zeros_like(ids_BT))
         states, scores = [self.dropout(self.norm(hidden))], []
         bias = (1.0 - mask_BT[:, None, None, :].float()) * MASKED
-        for layer, (attention, genes) in enumerate(zip(self.attentions, architecture.layers, strict=True)):
+        for layer, (attention, genes) in enumerate(zip(self.attentions, architecture.ffns, strict=True)):
             hidden, score = attention(states[-1], bias)
             for number in range(genes.stack):
                 hidden = self.blocks[layer * self.stack + number](hidden, genes, genes.inner(self.base))

@@ -27,8 +27,9 @@ from nas.evaluation.one_shot import OneShotEvaluator
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.prepare import prepare
 from nas.samplers import ZeroCostProxy
-from search_spaces.architecture import Architecture, Genes
+from search_spaces.architecture import Architecture
 from search_spaces.base import Base
+from search_spaces.layer import FFN
 from search_spaces.spaces import SIZES, Space
 
 TABLE = Path(__file__).with_name("tabulated.npz")
@@ -63,8 +64,7 @@ def load(path: Path = TABLE) -> Table:
     base = Base(**{name: facts[name] for name in ("depth", "width", "heads", "inner")})
     space = Space(
         base,
-        (1,),
-        tuple(map(Fraction, facts["expansions"])),
+        {"stack": (1,), "expansion": tuple(map(Fraction, facts["expansions"]))},
         facts["min_params"],
         facts["max_params"],
         start=Architecture.uniform(base),
@@ -78,13 +78,15 @@ def load(path: Path = TABLE) -> Table:
 
 def architecture(space: Space, row: Places) -> Architecture:
     """The architecture of one row of the table."""
-    return Architecture(space.base, tuple(Genes(space.graph, 1, space.expansions[place]) for place in row))
+    return Architecture.of_ffns(
+        space.base, tuple(FFN(space.graph, 1, space.genes["expansion"][place]) for place in row)
+    )
 
 
 def members(space: Space) -> Iterator[Places]:
     """The rows of all architectures inside the space's budget."""
-    for row in itertools.product(range(len(space.expansions)), repeat=space.base.depth):
-        if space.keeps_budget(architecture(space, row)):
+    for row in itertools.product(range(len(space.genes["expansion"])), repeat=space.base.depth):
+        if space.within_budget(architecture(space, row)):
             yield row
 
 
@@ -115,7 +117,7 @@ def run(options: Namespace, report: Report) -> None:
         "rows": config.sharing.rows,
         "steps": config.sharing.steps,
         "seed": config.seed,
-        "expansions": [str(expansion) for expansion in space.expansions],
+        "expansions": [str(expansion) for expansion in space.genes["expansion"]],
         **{name: getattr(base, name) for name in ("depth", "width", "heads", "inner")},
         "min_params": space.min_params,
         "max_params": space.max_params,

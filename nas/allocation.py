@@ -3,7 +3,7 @@ budget, by mixed-integer linear programming, as Puzzle (Bercovich et al., 2024) 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,9 +11,11 @@ import numpy as np
 from safetensors.numpy import load_file
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from search_spaces.architecture import Architecture, Genes
+from search_spaces.architecture import Architecture
 from search_spaces.base import Base
+from search_spaces.counting import add
 from search_spaces.graph import FFNGraph
+from search_spaces.layer import FFN, Layer
 from search_spaces.operations import UNARY
 from search_spaces.spaces import Space
 
@@ -47,7 +49,7 @@ class PredictedLosses:
             losses.setdefault(op, [np.empty(0)] * base.depth)[int(layer)] = values
         return cls(base, graph.nodes[-2].op, losses)
 
-    def of_layer(self, layer: int, genes: Genes) -> float:
+    def of_layer(self, layer: int, genes: FFN) -> float:
         """The predicted loss of a layer with these genes. It depends on the width and on the operation whose output
         `project` reads; if that is no activation, on the base graph's. Nothing else of the graph counts, nor do further
         blocks and experts, and widths beyond those of the table count as its widest.
@@ -61,7 +63,7 @@ class PredictedLosses:
 
     def of(self, architecture: Architecture) -> float:
         """The predicted loss of an architecture: the sum over its layers."""
-        return sum(self.of_layer(layer, genes) for layer, genes in enumerate(architecture.layers))
+        return sum(self.of_layer(layer, genes) for layer, genes in enumerate(architecture.ffns))
 
 
 def allocate(
@@ -74,8 +76,7 @@ def allocate(
 ) -> Architecture | None:
     """The member of the space whose predicted loss is least, among those whose graphs are activations between the
     linear maps (or, if graphs do not vary, the start's). Of sizes with equal predicted losses, such as one block and
-    two, only the one with the fewest parameters is considered. It has as many experts in attention and head as the
-    space's start, or as baselines have if there is no start.
+    two, only the one with the fewest parameters is considered; so attention and head have the fewest experts.
 
     Args:
         weights: a factor for the losses of each layer.
@@ -84,16 +85,18 @@ def allocate(
     Returns:
         None if there is no such architecture.
     """
-    base = space.base if space.start is None else space.start.base
-    bounds = space.bounds_on(base)
-    layers = [_options(space, layer) for layer in range(base.depth)]
+    layers = [_options(space, layer) for layer in range(space.base.depth)]
+    head = space.options_of_parts(space.start_graphs)[-1][0]
+    # What is not the FFNs' is left out, so that it does not cost the solver digits.
+    without_ffn = [space.cost(replace(options[0], ffn=FFN(stack=0))) for options in layers]
+    bounds = space.bounds.without(add(space.cost(head), *without_ffn))
     owner = np.repeat(np.arange(len(layers)), [len(options) for options in layers])
-    flat = [genes for options in layers for genes in options]
+    flat = [option for options in layers for option in options]
     factors = np.ones(len(layers)) if weights is None else np.asarray(weights, float)
-    predicted = np.array([losses.of_layer(int(layer), genes) for layer, genes in zip(owner, flat, strict=True)])
+    predicted = np.array([losses.of_layer(int(layer), option.ffn) for layer, option in zip(owner, flat, strict=True)])
     objective = predicted * factors[owner]
     one_each = np.equal(owner[None, :], np.arange(len(layers))[:, None]).astype(float)
-    costs = np.array([space.cost(genes) for genes in flat], float)
+    costs = np.array([space.cost(option) for option in flat], float) - np.array(without_ffn, float)[owner]
     high = np.array(bounds.high, float)
     low = np.concatenate(([bounds.low], np.full(len(high) - 1, -np.inf)))
     scale = np.maximum(1.0, np.abs(high))
@@ -103,7 +106,7 @@ def allocate(
         LinearConstraint(costs.T / scale[:, None], (low - 0.5) / scale, (high + 0.5) / scale),
     ]
     for architecture in exclude:
-        same = [float(genes == architecture.layers[layer]) for layer, genes in zip(owner, flat, strict=True)]
+        same = [float(option == architecture.layers[layer]) for layer, option in zip(owner, flat, strict=True)]
         constraints.append(LinearConstraint(np.array([same]), -np.inf, len(layers) - distance))
     solution = milp(
         objective / max(float(objective.max()), 1e-300),
@@ -115,8 +118,8 @@ def allocate(
     if solution.x is None:
         return None
     chosen = [flat[place] for place in np.flatnonzero(solution.x > 0.5)]
-    architecture = Architecture(base, tuple(chosen))
-    return architecture if space.keeps_budget(architecture) else None
+    architecture = space.of_parts([*chosen, head])
+    return architecture if space.within_budget(architecture) else None
 
 
 def allocations(space: Space, losses: PredictedLosses, number: int) -> list[Architecture]:
@@ -130,14 +133,15 @@ def allocations(space: Space, losses: PredictedLosses, number: int) -> list[Arch
     return found
 
 
-def _options(space: Space, layer: int) -> list[Genes]:
-    """The genes that a layer may have: of those with the same predicted loss, the one with the fewest parameters."""
+def _options(space: Space, layer: int) -> list[Layer]:
+    """What a layer may be: of those with the same predicted loss, the one with the fewest parameters."""
     graphs = [space.start_graphs[layer]]
     if space.varies_graphs:
         spelled = (FFNGraph.parse(f"project({op}(expand(x)))") for op in UNARY)
         graphs = [graph for graph in spelled if space.spells(graph)]
-    cheapest: dict[tuple[FFNGraph, int, Fraction], Genes] = {}
+    cheapest: dict[tuple[FFNGraph, int, Fraction], Layer] = {}
     for graph in graphs:
-        for genes in space.options(layer, graph):  # in the order of their parameters
-            cheapest.setdefault((genes.graph, min(genes.stack, 1), genes.expansion), genes)
+        for option in space.options(layer, graph):  # in the order of their parameters
+            ffn = option.ffn
+            cheapest.setdefault((ffn.graph, min(ffn.stack, 1), ffn.expansion), option)
     return list(cheapest.values())

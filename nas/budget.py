@@ -1,7 +1,7 @@
 """The budget of a search, the search space within it, and the baselines that use it up."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -19,9 +19,10 @@ from nas.latency.limit import parse_latency, resolve
 from nas.latency.table import LatencyTable, TooBusy, latency_table, table_path
 from nas.preparation.workspace import Workspace
 from search_spaces import cost
-from search_spaces.architecture import Architecture, Genes
+from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.graph import FFNGraph
+from search_spaces.graph import GELU, FFNGraph
+from search_spaces.layer import FFN, Head, Layer
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
 from supernet.order.importance import allocate_by_importance
@@ -37,14 +38,14 @@ NO_LIMIT = 10**18
 
 
 @dataclass(frozen=True)
-class FixedMacs:
-    """The MACs of a model with this head outside its FFNs, for a sentence of 128 tokens."""
+class HeadMacs:
+    """The MACs of a head of this kind, for a sentence of 128 tokens."""
 
     labels: int
-    head: cost.HeadCost
+    kind: cost.HeadCost
 
-    def __call__(self, base: Base) -> int:
-        return cost.fixed_macs(base, labels=self.labels, head=self.head)
+    def __call__(self, base: Base, head: Head) -> int:
+        return cost.head_macs(base, head, labels=self.labels, head=self.kind)
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class LayerLatency:
 
     table: LatencyTable
 
-    def __call__(self, base: Base, genes: Genes) -> int:
-        return self.table.ffn(base, genes)
+    def __call__(self, base: Base, layer: Layer) -> int:
+        return self.table.ffn(base, layer.ffn)
 
 
 def limits_of(
@@ -76,10 +77,11 @@ def limits_of(
     return limits
 
 
-def base_of_baselines(config: StudyConfig, base: Base) -> Base:
-    """The base of baselines: the study's, with the fewest experts in attention and head that its space has."""
-    return replace(
-        base, attention_experts=min(config.space.attention_experts), head_experts=min(config.space.head_experts)
+def base_model(config: StudyConfig, base: Base, graph: FFNGraph = GELU) -> Architecture:
+    """The base model: all layers have one whole FFN, and attention and head the fewest experts that the space has."""
+    space = config.space
+    return Architecture.uniform(
+        base, graph, attention_experts=min(space.attention_experts), head_experts=min(space.head_experts)
     )
 
 
@@ -87,9 +89,8 @@ def macs_limits(config: StudyConfig, base: Base, labels: int, head: cost.HeadCos
     """The limit on the MACs of models with this head; empty if the study neither bounds nor minimises MACs."""
     if config.space.max_macs is None and "macs" not in config.goals:
         return ()
-    fixed_cost = FixedMacs(labels, head)
-    fixed = fixed_cost(base_of_baselines(config, base))
-    return (Limit("macs", fixed, cost.ffn_macs, config.space.max_macs or NO_LIMIT, fixed_cost),)
+    maximum = config.space.max_macs or NO_LIMIT
+    return (Limit("macs", cost.embedding_macs(base), cost.layer_macs, maximum, HeadMacs(labels, head)),)
 
 
 def check_feasible(
@@ -108,8 +109,9 @@ def check_feasible(
         search_spaces.spaces.SpaceError: nothing keeps the budget.
     """
     heads = [task_type.head for task_type in TASK_TYPES.values()]
-    fewest_params = min(heads, key=lambda head: cost.head_params(base, 1, head))
-    fewest_macs = min(heads, key=lambda head: cost.head_macs(base, labels=1, head=head))
+    fewest, most = (Head(extreme(config.space.head_experts)) for extreme in (min, max))
+    fewest_params = min(heads, key=lambda head: cost.head_params(base, fewest, 1, head))
+    fewest_macs = min(heads, key=lambda head: cost.head_macs(base, fewest, labels=1, head=head))
     limits = macs_limits(config, base, 1, fewest_macs)
 
     def check_from(min_params: int) -> None:
@@ -118,9 +120,8 @@ def check_feasible(
         budgeted_space(bounded, base, graph, 1, limits=limits, start=start, vary=vary, head=fewest_params)
 
     least = config.space.min_params or 1
-    smallest_head = cost.head_params(base, 1, fewest_params)
-    most_experts = replace(base, head_experts=max(config.space.head_experts))
-    largest_head = max(cost.head_params(most_experts, MOST_LABELS, head) for head in heads)
+    smallest_head = cost.head_params(base, fewest, 1, fewest_params)
+    largest_head = max(cost.head_params(base, most, MOST_LABELS, head) for head in heads)
     try:
         check_from(max(1, least - (largest_head - smallest_head)))
     except SpaceError:
@@ -134,10 +135,11 @@ def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_prog
     Raises:
         ConfigError: the machine is too busy to measure on.
     """
-    base = base_of_baselines(config, workspace.base()[0])
+    base, _ = workspace.base()
     teacher = AutoConfig.from_pretrained(workspace.folders.teacher)
     try:
-        return latency_table(base, teacher, **_table_arguments(config, base, device), on_progress=on_progress)
+        model, arguments = base_model(config, base), _table_arguments(config, base, device)
+        return latency_table(model, teacher, **arguments, on_progress=on_progress)
     except TooBusy as error:
         raise ConfigError(f"latency: {error}; try again when the machine is quiet") from None
 
@@ -149,7 +151,7 @@ def latencies_file(config: StudyConfig, workspace: Workspace, device: str) -> Pa
     if not workspace.folders.teacher.exists():
         return None
     base, teacher = workspace.base()[0], AutoConfig.from_pretrained(workspace.folders.teacher)
-    return table_path(base_of_baselines(config, base), teacher, **_table_arguments(config, base, device))
+    return table_path(base_model(config, base), teacher, **_table_arguments(config, base, device))
 
 
 def _table_arguments(config: StudyConfig, base: Base, device: str) -> dict[str, Any]:
@@ -180,40 +182,39 @@ def budgeted_space(
     The upper bound on parameters is `max_params` or, if that is not set, the number of parameters of the uniform slice.
     The lower bound is `min_params`; if that is not set, it lies below the upper bound (or below the parameters of the
     largest uniform slice that keeps to the `limits`, if these are fewer) by the share `slack` of the distance to the
-    smallest architecture. Uniform slices are dense, even if the space has experts, and on the `base_of_baselines`.
+    smallest architecture. Uniform slices are dense, even if the space has experts, like the `base_model`.
     There is no lower bound if sizes do not vary or a cost is minimised.
 
     Args:
-        base: the study's, see `base_of_baselines`.
+        base: the study's.
 
     Raises:
         search_spaces.spaces.SpaceError: nothing keeps the budget.
     """
     table = config.space
-    base = base_of_baselines(config, base)
+    whole = base_model(config, base, graph)
     max_params = table.max_params
     if max_params is None:
         assert table.uniform is not None
-        max_params = cost.params(Architecture.uniform(base, graph=graph, expansion=table.uniform), labels, head)
+        max_params = cost.params(whole.with_ffns([FFN(graph, 1, table.uniform)] * base.depth), labels, head)
     min_params = table.min_params
     if min_params is None and len(config.goals) > 1:
         min_params = 1
     if min_params is None:
         sizes = [(choose(table.stacks), choose(table.expansions)) for choose in (min, max)]
         smallest, largest = (
-            cost.params(Architecture.uniform(base, graph, stack, expansion), labels, head) for stack, expansion in sizes
+            cost.params(whole.with_ffns([FFN(graph, *size)] * base.depth), labels, head) for size in sizes
         )
         upper = min(max_params, largest)
         if limits:
-            within = largest_uniform(base, graph, labels, max_params, limits, head, min(1, *table.stacks))
+            within = largest_uniform(whole, labels, max_params, limits, head, min(1, *table.stacks))
             upper = min(upper, cost.params(within, labels, head))
         min_params = upper - int(table.slack * max(0, upper - smallest))
     return Space(
-        base=base,
-        stacks=table.stacks,
-        expansions=table.expansions,
-        min_params=min_params if SIZES in vary else 1,
-        max_params=max_params,
+        base,
+        table.genes(),
+        min_params if SIZES in vary else 1,
+        max_params,
         edit_rate=table.edit_rate if edit_rate is None else edit_rate,
         labels=labels,
         graph=graph,
@@ -221,17 +222,13 @@ def budgeted_space(
         limits=limits,
         start=start,
         vary=vary,
-        experts=table.experts,
         head=head,
         max_height=table.max_height,
-        attention_experts=table.attention_experts,
-        head_experts=table.head_experts,
     )
 
 
 def largest_uniform(
-    base: Base,
-    graph: FFNGraph,
+    whole: Architecture,
     labels: int,
     max_params: int,
     limits: tuple[Limit, ...] = (),
@@ -240,10 +237,14 @@ def largest_uniform(
 ) -> Architecture:
     """The uniform slice (one block in each layer) with the largest inner width that keeps to the limits and has at most
     `max_params` parameters. If no width does, the slice with `least` inner channels; 0 means no FFN.
+
+    Args:
+        whole: the `base_model`.
     """
+    base, graph = whole.base, whole.ffns[0].graph
 
     def of_width(inner: int) -> Architecture:
-        return Architecture(base, (layer_of_width(base, graph, inner),) * base.depth)
+        return whole.with_ffns([ffn_of_width(base, graph, inner)] * base.depth)
 
     def fits(architecture: Architecture) -> bool:
         within_limits = all(limit.total(architecture) <= limit.maximum for limit in limits)
@@ -256,9 +257,9 @@ def largest_uniform(
     return of_width(low)
 
 
-def layer_of_width(base: Base, graph: FFNGraph, inner: int) -> Genes:
+def ffn_of_width(base: Base, graph: FFNGraph, inner: int) -> FFN:
     """One block of `inner` channels, or no FFN if that is 0."""
-    return Genes(graph, 1, Fraction(inner, base.inner)) if inner else Genes(stack=0)
+    return FFN(graph, 1, Fraction(inner, base.inner)) if inner else FFN(stack=0)
 
 
 def kept_importance(importance: Sequence[Tensor]) -> Callable[[Architecture], float]:
@@ -274,8 +275,8 @@ def kept_importance(importance: Sequence[Tensor]) -> Callable[[Architecture], fl
 
     @lru_cache(8192)
     def kept_share(architecture: Architecture) -> float:
-        layers = zip(architecture.layers, sums_by_layer, strict=True)
-        return float(sum(sums[genes.inner(architecture.base)] for genes, sums in layers)) / total
+        layers = zip(architecture.ffns, sums_by_layer, strict=True)
+        return float(sum(sums[ffn.inner(architecture.base)] for ffn, sums in layers)) / total
 
     return kept_share
 
@@ -285,8 +286,9 @@ def globally_important(space: Space, graph: FFNGraph, workspace: Workspace) -> A
     over the layers by their importance in the whole network.
     """
     base = space.base
-    least = min(1, *space.stacks)
-    uniform = largest_uniform(base, graph, space.labels, space.max_params, space.limits, space.head, least)
-    total = base.depth * uniform.layers[0].inner(base)
+    least = min(1, *space.genes["stack"])
+    whole = base_model(workspace.config, base, graph)
+    uniform = largest_uniform(whole, space.labels, space.max_params, space.limits, space.head, least)
+    total = base.depth * uniform.ffns[0].inner(base)
     widths = allocate_by_importance(workspace.importance(), total, min(MIN_INNER, total // base.depth))
-    return Architecture(base, tuple(layer_of_width(base, graph, inner) for inner in widths))
+    return whole.with_ffns(ffn_of_width(base, graph, inner) for inner in widths)

@@ -128,11 +128,11 @@ def side_by_side(items: "Sequence[Item]", facts: Sequence[Mapping[str, Any]]) ->
     """The layers in short form and the costs of each item, these also as percentages of the first one's."""
     from nas.report.table import Column, Table
     from nas.study.description import formulas
-    from search_spaces.variants import experts_in_words
+    from search_spaces.genes import outside_ffns
 
     bases = [item.architecture.base for item in items]
     layers = [formulas(item.architecture) for item in items]
-    experts = [experts_in_words(base) for base in bases]
+    experts = [outside_ffns(item.architecture) for item in items]
     rows = [
         ("layers × width", *(f"{base.depth} × {base.width}" for base in bases)),
         *([("attention and head", *experts)] if any(experts) else []),

@@ -19,7 +19,7 @@ from distill.tasks.types import task_type
 from distill.training.progress import clock
 from distill.training.teacher import locate
 from nas import keep
-from nas.budget import NO_LIMIT, budgeted_space, largest_uniform, latencies_file, limits_of, macs_limits
+from nas.budget import NO_LIMIT, base_model, budgeted_space, largest_uniform, latencies_file, limits_of, macs_limits
 from nas.config.schema import StudyConfig
 from nas.estimate import Estimator, Sizes, by_earlier_trials, measure_speed
 from nas.finalists import ALLOCATED, BASE_MODEL, GLOBAL, UNIFORM, WINNER
@@ -36,6 +36,7 @@ from nas.stages import Enqueued, plan, start_of, varied
 from nas.study.attributes import COSTS
 from search_spaces import cost
 from search_spaces.architecture import Architecture
+from search_spaces.genes import GENES
 from search_spaces.grammar import count_graphs
 from search_spaces.spaces import Space
 
@@ -139,10 +140,10 @@ def first_plan(
     )
     if start is not None:
         return space, [(start, WINNER, None)]
-    least = min(1, *space.stacks)
-    base = space.base
-    uniform = largest_uniform(base, graph, labels, space.max_params, limits, head, least)
-    return space, [(Architecture.uniform(base, graph), BASE_MODEL, None), (uniform, UNIFORM, None)]
+    least = min(1, *space.genes["stack"])
+    whole = base_model(config, base, graph)
+    uniform = largest_uniform(whole, labels, space.max_params, limits, head, least)
+    return space, [(whole, BASE_MODEL, None), (uniform, UNIFORM, None)]
 
 
 def classes(workspace: Workspace) -> int:
@@ -161,13 +162,15 @@ def show_space(console: Console, config: StudyConfig, space: Space, stage: str) 
     console.print(f"\nspace of stage {stage}: {base.depth} layers of width {base.width}, inner width {base.inner}")
     if space.varies_sizes:
         sizes = len(space.sizes)
-        within, all_sizes = space.size_count(), sizes**base.depth * len(space.bases)
+        within, all_sizes = space.size_count(), sizes**base.depth * len(space.head_sizes)
         kept = f"; {rounded(within)} of these ({100 * within / all_sizes:.3g} %) keep the budget with base graphs"
         console.print(
             f"  sizes: {sizes} for a layer, {rounded(all_sizes)} for all{kept if config.keep is None else ''}"
         )
-        for name, counts in space.expert_counts.items():
-            console.print(f"  {name.replace('_', ' ')}: {' or '.join(map(str, counts))}, which count among the sizes")
+        for name, gene in GENES.items():
+            if space.varies(name) and not gene.of_ffn:
+                values = " or ".join(map(str, space.genes[name]))
+                console.print(f"  {name.replace('_', ' ')}: {values}, which count among the sizes")
     if space.varies_graphs:
         graphs = count_graphs(space.activation, space.gated, space.max_height)
         console.print(f"  graphs: {rounded(graphs)} for a layer, some of which compute the same function")
@@ -203,7 +206,7 @@ def show_baselines(
             f"{cost.macs(architecture, labels=space.labels, head=space.head):,}",
             *(f"{limit.total(architecture) / 1000:.2f} ms" for limit in space.limits if limit.name in extra),
         ]
-        table.add_row(origin, *costs, "yes" if space.keeps_budget(architecture) else "no")
+        table.add_row(origin, *costs, "yes" if space.within_budget(architecture) else "no")
     console.print(table)
     if not has(workspace):
         others = [] if space.start is not None else [GLOBAL]
@@ -256,8 +259,9 @@ def parts_of(
     if sizes.train is None:
         counted = "as the rows have not been read, sentences are assumed to fill half of max_length"
     speed = measure_speed(base, graph, sizes.tokens, search.cluster.device, config.mixed_precision)
-    least = min(1, *space.stacks)
-    student = largest_uniform(base, graph, space.labels, space.max_params, space.limits, space.head, least)
+    least = min(1, *space.genes["stack"])
+    whole = base_model(config, base, graph)
+    student = largest_uniform(whole, space.labels, space.max_params, space.limits, space.head, least)
     estimator = Estimator(config, sizes, speed, student)
     searching, earlier = by_earlier_trials(
         estimator.stages(search.stages), search.path.parent, config, search.cluster.workers

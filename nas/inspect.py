@@ -24,16 +24,16 @@ from nas.report import architecture as shown
 from nas.report.table import Column, Table, count
 from search_spaces import PUBLISHED, Architecture, UserError, cost
 from search_spaces.formula import layers_latex
+from search_spaces.genes import outside_ffns
 
 
 def show(architecture: Architecture, tokens: int, labels: int, head: cost.HeadCost, console: Console) -> None:
     """Print layers and costs as tables."""
     base = architecture.base
     embedding = f"factorised, {base.embedding}" if base.embedding else "full width"
-    attention = f", {base.attention_experts} attention experts" if base.attention_experts > 1 else ""
-    attention += f", {base.head_experts} head experts" if base.head_experts > 1 else ""
+    others = outside_ffns(architecture)
     console.print(
-        f"{base.depth} layers, width {base.width}, {base.heads} heads{attention}, "
+        f"{base.depth} layers, width {base.width}, {base.heads} heads{', ' * bool(others)}{others}, "
         f"inner width {base.inner} at expansion 1, embedding {embedding}",
         soft_wrap=True,
     )

@@ -8,11 +8,10 @@ import numpy as np
 from scipy.stats import norm
 
 from distill.tasks.metrics import Metric, mean_paired_difference
-from nas.budget import base_of_baselines
+from nas.budget import base_model
 from nas.config.schema import ConfigError, StudyConfig
 from nas.finalists import Confirmation
 from search_spaces import cost
-from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 
@@ -119,7 +118,7 @@ def with_budget(
         slack: see `nas.config.space.SpaceTable`.
     """
     assert config.keep is not None
-    whole = cost.params(Architecture.uniform(base_of_baselines(config, base), graph), labels, head)
+    whole = cost.params(base_model(config, base, graph), labels, head)
     changes: dict[str, Any] = {"uniform": None, "max_params": config.space.max_params or whole, "slack": slack}
     if maximum is not None:
         limit = f"{maximum / 1000}ms" if config.keep.cost == "latency" else maximum

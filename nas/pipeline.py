@@ -14,7 +14,7 @@ from distill.cli import several_processes
 from distill.files import read_json, write_text
 from distill.training.loop import device_type
 from nas import keep
-from nas.budget import latencies_of, limits_of
+from nas.budget import base_model, latencies_of, limits_of
 from nas.cluster import check_cluster, ray_session
 from nas.config.schema import ConfigError, StudyConfig
 from nas.estimate import expected_parts
@@ -38,8 +38,9 @@ from nas.study.folder import Folder
 from nas.study.names import CONFIRMATION, REFERENCE, prefix_of
 from nas.study.storage import reporting_failures
 from search_spaces.architecture import Architecture
-from search_spaces.cost import ffn_params, fixed_params
+from search_spaces.cost import embedding_params, head_params, layer_params
 from search_spaces.equivalence import function_key
+from search_spaces.layer import FFN
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
 
@@ -328,15 +329,20 @@ class Search:
     def _ladder(self, widest: Plan, name: str) -> list[int]:
         """The budgets that `keep` tries, the largest first."""
         space = widest.space
-        limit = Limit("params", fixed_params(space.base, space.labels, space.head), ffn_params, keep.UNBOUNDED)
+        heads = partial(head_params, labels=space.labels, head=space.head)
+        limit = Limit("params", embedding_params(space.base), layer_params, keep.UNBOUNDED, heads)
         if name != "params":
             bounded = limits_of(
                 self.with_budget(keep.UNBOUNDED, 1.0), self.workspace, self.device, self.listener.update
             )
             limit = next(found for found in bounded if found.name == name)
-        cheapest = min(limit.layer_cost(space.base, genes) for genes in space.options(0, space.graph))
-        whole = limit.total(Architecture.uniform(space.base, space.graph))
-        return keep.ladder(limit.fixed, whole, limit.fixed + space.base.depth * cheapest)
+        whole = base_model(self.given, space.base, space.graph)
+        none = limit.total(whole.with_ffns([FFN(stack=0)] * space.base.depth))
+        smallest = limit.fixed + sum(
+            min(limit.cost(space.base, part) for part in options)
+            for options in space.options_of_parts([space.graph] * space.base.depth)
+        )
+        return keep.ladder(none, limit.total(whole), smallest)
 
     def _record_teacher(self, study: optuna.Study, plan: Plan) -> None:
         """Record the teacher's score on the rows on which this stage scores its candidates, unless they are scored on

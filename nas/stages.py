@@ -9,6 +9,7 @@ from typing import Any
 
 from nas.allocation import PredictedLosses, allocations
 from nas.budget import (
+    base_model,
     budgeted_space,
     check_feasible,
     globally_important,
@@ -29,11 +30,12 @@ from nas.preparation.checks import check
 from nas.preparation.workspace import Workspace, base_of_study
 from nas.samplers import SAMPLERS, Proposer
 from nas.study.folder import Folder
-from search_spaces.architecture import DENSE, Architecture
+from search_spaces.architecture import Architecture
 from search_spaces.base import Base
+from search_spaces.genes import GENES
 from search_spaces.graph import FFNGraph
+from search_spaces.layer import DENSE
 from search_spaces.spaces import GRAPHS, SIZES, Space
-from search_spaces.variants import EXPERT_FIELDS, are_variants
 
 # Stages that refine an architecture, each with the stage whose winner it refines by default.
 BEFORE = {"2": "1", "3": "2"}
@@ -106,12 +108,10 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architect
         head=workspace.folders.task.type.head,
     )
     if start is None:
-        base = space.base
-        uniform = largest_uniform(
-            base, graph, workspace.labels, space.max_params, limits, space.head, min(1, *space.stacks)
-        )
+        whole, least = base_model(config, base, graph), min(1, *config.space.stacks)
+        uniform = largest_uniform(whole, workspace.labels, space.max_params, limits, space.head, least)
         baselines: list[Enqueued] = [
-            (Architecture.uniform(base, graph=graph), BASE_MODEL, None),
+            (whole, BASE_MODEL, None),
             (uniform, UNIFORM, None),
             (globally_important(space, graph, workspace), GLOBAL, None),
         ]
@@ -133,8 +133,7 @@ def varied(stage: str) -> frozenset[str]:
 
 def all_base_graphs(architecture: Architecture, graph: FFNGraph) -> Architecture:
     """The architecture with the base graph in every layer, and the same sizes and experts as before."""
-    layers = tuple(replace(genes, graph=graph) for genes in architecture.layers)
-    return Architecture(architecture.base, layers)
+    return architecture.with_ffns(replace(ffn, graph=graph) for ffn in architecture.ffns)
 
 
 def start_of(folder: Folder, stage: str, chosen: Architecture | None) -> Architecture | None:
@@ -193,22 +192,23 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
     """
     if start is None:
         return
-    if not are_variants(base, start.base):
+    if start.base != base:
         raise ConfigError(
             "the architecture to refine is on another base than this study: it differs in "
             f"{start.base.differences(base)}; give --from one on this study's base"
         )
-    for name in EXPERT_FIELDS:
-        count = getattr(start.base, name)
-        if count not in getattr(config.space, name):
-            raise ConfigError(f"the architecture to refine has {name} {count}: add {count} to space.{name}")
-    largest, stack = max(config.space.stacks), max(genes.stack for genes in start.layers)
+    for name in ("attention_experts", "head_experts"):
+        gene, choices = GENES[name], config.space.genes()[name]
+        for count in map(gene.read, [start.head] if gene.of_head else start.layers):
+            if count not in choices:
+                raise ConfigError(f"the architecture to refine has {name} {count}: add {count} to space.{gene.key}")
+    largest, stack = max(config.space.stacks), max(genes.stack for genes in start.ffns)
     if stack > largest:
         raise ConfigError(
             f"the architecture to refine has a stack of {stack} blocks, but the supernet only has {largest}: "
             f"add {stack} to space.stacks"
         )
-    foreign = {genes.experts for genes in start.layers} - {DENSE, *config.space.experts}
+    foreign = {genes.experts for genes in start.ffns} - {DENSE, *config.space.experts}
     if foreign and (config.space.max_latency is not None or "latency" in config.goals):
         raise ConfigError(
             f"the architecture to refine has experts ({'; '.join(sorted(map(str, foreign)))}) that are not in "

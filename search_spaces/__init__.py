@@ -8,10 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Experts, Genes
+    from search_spaces.architecture import Architecture, ArchitectureError
     from search_spaces.base import Base
     from search_spaces.errors import UserError
     from search_spaces.graph import GELU, FFNGraph, GraphError
+    from search_spaces.layer import DENSE, FFN, Attention, Experts, Head, Layer
     from search_spaces.operations import BINARY, OPERATIONS, UNARY, Operation
     from search_spaces.published import PUBLISHED
     from search_spaces.spaces import Space, SpaceError
@@ -22,27 +23,31 @@ DISTRIBUTION = "ffn-nas"
 __all__ = [
     "BINARY",
     "DENSE",
+    "FFN",
     "GELU",
     "OPERATIONS",
     "PUBLISHED",
     "UNARY",
     "Architecture",
     "ArchitectureError",
+    "Attention",
     "Base",
     "Experts",
     "FFNGraph",
-    "Genes",
     "GraphError",
+    "Head",
+    "Layer",
     "Operation",
     "Space",
     "SpaceError",
     "UserError",
 ]
 _MODULES = {
-    "architecture": ("DENSE", "Architecture", "ArchitectureError", "Experts", "Genes"),
+    "architecture": ("Architecture", "ArchitectureError"),
     "base": ("Base",),
     "errors": ("UserError",),
     "graph": ("GELU", "FFNGraph", "GraphError"),
+    "layer": ("DENSE", "FFN", "Attention", "Experts", "Head", "Layer"),
     "operations": ("BINARY", "OPERATIONS", "UNARY", "Operation"),
     "published": ("PUBLISHED",),
     "spaces": ("Space", "SpaceError"),

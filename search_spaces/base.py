@@ -1,7 +1,6 @@
 """The base of an architecture: the parts of the encoder that are not searched."""
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
 
 from search_spaces.checks import ArchitectureError, check_integer
 from search_spaces.errors import shortened
@@ -17,9 +16,8 @@ LARGEST = {
     "positions": 1_048_576,
     "token_types": 65_536,
     "embedding": 65_536,
-    "attention_experts": 64,
-    "head_experts": 64,
 }
+MOST_EXPERTS = 64
 GATE_SCALES = ("relative", "probability")
 # The values of the fields of a base that have a choice.
 CHOICES = {
@@ -27,15 +25,6 @@ CHOICES = {
     "mismatch": MISMATCH,
     "gate_scale": GATE_SCALES,
     "capacity_per": ("sentence", "batch"),
-}
-# The fields of a base that only experts have a use for, with their defaults. They belong to an architecture, not to the
-# model that it inherits from.
-OF_EXPERTS: dict[str, Any] = {
-    "attention_experts": 1,
-    "head_experts": 1,
-    "gate_scale": "relative",
-    "gate_jitter": 0.01,
-    "capacity_per": "sentence",
 }
 
 
@@ -53,10 +42,6 @@ class Base:
             embeddings of the previous, this and the next word are concatenated and mapped to the width.
         gelu: the form of the operation `gelu`, "tanh", or "erf" as in a base copied from a model with the exact GELU.
         mismatch: how a binary operation treats different widths, see `FFNGraph.widths`.
-        attention_experts: number of experts of each layer's attention. Every expert has its own query, key, value and
-            output maps, and a gate chooses one expert for each token (this is the x of MiniMoE's "x,y experts").
-        head_experts: number of prediction layers of a classifier, among which a gate chooses one for each sentence
-            (MicroBERT, equations 4 and 5); 1 is the usual linear classifier.
         gate_scale: by what the output of an expert behind a gate is multiplied: "relative", its probability times E /
             top_k, which is 1 if the gate is undecided, so that a mixture starts close to the dense layer it is split
             from; or "probability", the probability alone, as in MoEBERT (equations 2 and 3), MiniMoE and Switch.
@@ -79,8 +64,6 @@ class Base:
     embedding: int | None = None
     gelu: str = "tanh"
     mismatch: str = "narrow"
-    attention_experts: int = 1
-    head_experts: int = 1
     gate_scale: str = "relative"
     gate_jitter: float = 0.01
     capacity_per: str = "sentence"
@@ -110,4 +93,12 @@ class Base:
             f"{field.name} ({mine} instead of {theirs})"
             for field in fields(Base)
             if (mine := getattr(self, field.name)) != (theirs := getattr(other, field.name))
+        )
+
+    def with_gates_of(self, other: "Base") -> "Base":
+        """This base with the gates and capacities of `other`: they belong to an architecture's experts, and not to the
+        model from which it inherits its weights.
+        """
+        return replace(
+            self, gate_scale=other.gate_scale, gate_jitter=other.gate_jitter, capacity_per=other.capacity_per
         )

@@ -1,6 +1,7 @@
 """Validation of the values in architectures, most of which come from files. Errors start with the value's location."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
@@ -10,6 +11,15 @@ from search_spaces.numbers import fraction
 
 class ArchitectureError(UserError, ValueError):
     """A value or file is not a valid architecture; the message starts with the location of the mistake."""
+
+
+@contextmanager
+def in_place(place: str) -> Iterator[None]:
+    """Prefix the messages of errors with the place of the value in which they occur."""
+    try:
+        yield
+    except ArchitectureError as error:
+        raise ArchitectureError(f"{place}.{error}") from None
 
 
 def check_integer(place: str, value: object, largest: int, smallest: int = 1) -> None:

@@ -5,8 +5,9 @@ linear maps for query, key, value and output with a LayerNorm; per block `expand
 graph has one, `project` (w -> d, where w is the width of the value it is really applied to) and a LayerNorm; and a
 head. A sentence-level head has a pooler and a classifier; a token-level head (tags, or the start and
 end of an answer) a classifier alone; a masked-LM head has a linear map and a LayerNorm before the output embedding,
-which is tied to the word embedding, and a bias for each word. All linear maps have biases. Each expert has its own copy
-of all linear maps of a block (or of an attention); a gate (d -> E, without bias) chooses among the experts. Hash
+which is tied to the word embedding, and a bias for each word. All linear maps have biases. An attention of h of the
+base's n heads maps d to h d / n channels; without heads the bias of its output map is left. Each expert has its own
+copy of all linear maps of a block (or of an attention); a gate (d -> E, without bias) chooses among the experts. Hash
 routing tables do not count as parameters, and the MACs that a capacity saves are not subtracted. A layer without an FFN
 has only its attention.
 
@@ -16,8 +17,9 @@ functions that follow a paper name it.
 
 from dataclasses import dataclass
 
-from search_spaces.architecture import Architecture, Genes
+from search_spaces.architecture import Architecture
 from search_spaces.base import Base
+from search_spaces.layer import FFN, Attention, Head, Layer
 
 
 @dataclass(frozen=True)
@@ -50,23 +52,22 @@ CLASSIFIER = HeadCost(pooled=True)
 
 def params(architecture: Architecture, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The number of stored parameters of the deployable model, including its head."""
-    return params_encoder(architecture) + head_params(architecture.base, labels, head)
+    return params_encoder(architecture) + head_params(architecture.base, architecture.head, labels, head)
 
 
 def params_active(architecture: Architecture, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The number of parameters used for one token: all except those of experts to which it is not routed."""
-    base = architecture.base
-    idle = 0
+    idle = _idle_params(architecture)
     if head.pooled:
-        idle = (base.head_experts - 1) * _prediction_layer(base, head.outputs or labels)
-    return params(architecture, labels, head) - _idle_params(architecture) - idle
+        layers = architecture.head.experts - 1
+        idle += layers * _prediction_layer(architecture.base, head.outputs or labels)
+    return params(architecture, labels, head) - idle
 
 
 def params_encoder(architecture: Architecture) -> int:
     """`params` without the head, as MoEBERT, MiniMoE (table 5) and MicroBERT (table 1) count their baselines."""
     base = architecture.base
-    ffn = sum(ffn_params(base, genes) for genes in architecture.layers)
-    return _embedding_params(base) + base.depth * _attention_params(base) + ffn
+    return embedding_params(base) + sum(layer_params(base, layer) for layer in architecture.layers)
 
 
 def params_effective(architecture: Architecture) -> int:
@@ -90,17 +91,26 @@ def params_published(architecture: Architecture, teacher_width: int = 768) -> in
     do not have, counts like a second `expand`.
     """
     base = architecture.base
-    ffn = sum(genes.stack * _block_params(base, genes, project=genes.inner(base)) for genes in architecture.layers)
-    encoder = _embedding_params(base) + base.depth * _attention_params(base)
-    return encoder + ffn + _linear(base.width, teacher_width)
+    ffns = sum(ffn.stack * _block_params(base, ffn, project=ffn.inner(base)) for ffn in architecture.ffns)
+    attentions = sum(_attention_params(base, layer.attention) for layer in architecture.layers)
+    return embedding_params(base) + attentions + ffns + _linear(base.width, teacher_width)
 
 
-def fixed_params(base: Base, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
-    """The parameters of the deployable model outside its FFNs."""
-    return _embedding_params(base) + base.depth * _attention_params(base) + head_params(base, labels, head)
+def embedding_params(base: Base) -> int:
+    """The parameters outside the layers and the head, which are the same for all architectures on a base."""
+    if base.embedding is None:
+        words = base.vocabulary * base.width
+    else:
+        words = base.vocabulary * base.embedding + _linear(3 * base.embedding, base.width)
+    return words + (base.positions + base.token_types) * base.width + 2 * base.width
 
 
-def head_params(base: Base, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
+def layer_params(base: Base, layer: Layer) -> int:
+    """The parameters of a layer's attention and FFN, experts, gates and LayerNorms included."""
+    return _attention_params(base, layer.attention) + ffn_params(base, layer.ffn)
+
+
+def head_params(base: Base, part: Head, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The head's parameters, without the word embedding that a head of masked words shares."""
     outputs = head.outputs or labels
     if head.vocabulary:
@@ -109,21 +119,21 @@ def head_params(base: Base, labels: int = 3, head: HeadCost = CLASSIFIER) -> int
     if not head.pooled:
         return _linear(base.width, outputs)
     pooler = _linear(base.width, base.width)
-    if base.head_experts == 1:
+    if part.experts == 1:
         return pooler + _linear(base.width, outputs)
-    return pooler + base.head_experts * _prediction_layer(base, outputs) + _gate(base.width, base.head_experts)
+    return pooler + part.experts * _prediction_layer(base, outputs) + _gate(base.width, part.experts)
 
 
-def ffn_params(base: Base, genes: Genes) -> int:
+def ffn_params(base: Base, ffn: FFN) -> int:
     """The parameters of all blocks of one layer, their experts, gates and LayerNorms included."""
-    return genes.stack * _block_params(base, genes, project_width(base, genes))
+    return ffn.stack * _block_params(base, ffn, project_width(base, ffn))
 
 
-def project_width(base: Base, genes: Genes) -> int:
+def project_width(base: Base, ffn: FFN) -> int:
     """The actual input width of `project`, in channels."""
-    number = genes.graph.find("project")
-    widths = genes.graph.widths(base.width, genes.inner(base), base.mismatch)
-    return widths[genes.graph.nodes[number].inputs[0]]
+    number = ffn.graph.find("project")
+    widths = ffn.graph.widths(base.width, ffn.inner(base), base.mismatch)
+    return widths[ffn.graph.nodes[number].inputs[0]]
 
 
 def macs_linear(architecture: Architecture, tokens: int = 128) -> int:
@@ -131,8 +141,10 @@ def macs_linear(architecture: Architecture, tokens: int = 128) -> int:
     128 tokens as GFLOPs.
     """
     base = architecture.base
-    attention = base.depth * 4 * base.width**2
-    return tokens * attention + sum(_maps_macs(base, genes, tokens) for genes in architecture.layers)
+    return sum(
+        tokens * _attention_maps(base, layer.attention) + _maps_macs(base, layer.ffn, tokens)
+        for layer in architecture.layers
+    )
 
 
 def speedup(architecture: Architecture) -> float:
@@ -145,40 +157,45 @@ def flops(architecture: Architecture, tokens: int = 128) -> int:
     of the encoder's linear maps, of the attention products, and of one further map (d -> d) applied to every token.
     """
     base = architecture.base
-    return 2 * (macs_linear(architecture, tokens) + _products(base, tokens) + tokens * base.width**2)
+    products = sum(_products(base, layer.attention, tokens) for layer in architecture.layers)
+    return 2 * (macs_linear(architecture, tokens) + products + tokens * base.width**2)
 
 
-def ffn_macs(base: Base, genes: Genes, tokens: int = 128) -> int:
+def ffn_macs(base: Base, ffn: FFN, tokens: int = 128) -> int:
     """MACs of the linear maps and gates of all blocks of one layer for one sequence of `tokens` tokens."""
-    experts = genes.experts
+    experts = ffn.experts
     gate = _gate(base.width, experts.count) if experts.gated else 0
     decisions = 1 if experts.kind.by_sentence else tokens
-    return _maps_macs(base, genes, tokens) + decisions * genes.stack * gate
+    return _maps_macs(base, ffn, tokens) + decisions * ffn.stack * gate
+
+
+def layer_macs(base: Base, layer: Layer, tokens: int = 128) -> int:
+    """MACs of a layer's linear maps, gates and attention products for one sequence of `tokens` tokens."""
+    attention = layer.attention
+    maps = _attention_maps(base, attention) + _gate(base.width, attention.experts)
+    return tokens * maps + _products(base, attention, tokens) + ffn_macs(base, layer.ffn, tokens)
 
 
 def macs(architecture: Architecture, tokens: int = 128, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """`macs_linear` plus gates, attention products, factorised embedding and head, for one sequence."""
     base = architecture.base
-    gates = base.depth * _gate(base.width, base.attention_experts)
-    attention = tokens * (base.depth * 4 * base.width**2 + gates) + _products(base, tokens)
-    embedding = tokens * 3 * (base.embedding or 0) * base.width
-    ffn = sum(ffn_macs(base, genes, tokens) for genes in architecture.layers)
-    return ffn + attention + embedding + head_macs(base, tokens, labels, head)
+    layers = sum(layer_macs(base, layer, tokens) for layer in architecture.layers)
+    return embedding_macs(base, tokens) + layers + head_macs(base, architecture.head, tokens, labels, head)
 
 
-def fixed_macs(base: Base, tokens: int = 128, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
-    """The MACs of the deployable model outside its FFNs, for one sequence."""
-    return macs(Architecture.uniform(base, stack=0), tokens, labels, head)
+def embedding_macs(base: Base, tokens: int = 128) -> int:
+    """The MACs outside the layers and the head: those of a factorised embedding."""
+    return tokens * 3 * (base.embedding or 0) * base.width
 
 
-def head_macs(base: Base, tokens: int = 128, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
+def head_macs(base: Base, part: Head, tokens: int = 128, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The head's MACs for one sequence: a pooler with a classifier processes one token, other heads all tokens."""
     outputs = head.outputs or labels
     if head.vocabulary:
         return tokens * (base.embedding or base.width) * (base.width + base.vocabulary)
     if not head.pooled:
         return tokens * base.width * outputs
-    experts = base.width**2 + _gate(base.width, base.head_experts) if base.head_experts > 1 else 0
+    experts = base.width**2 + _gate(base.width, part.experts) if part.experts > 1 else 0
     return base.width**2 + experts + base.width * outputs
 
 
@@ -194,16 +211,27 @@ def _prediction_layer(base: Base, outputs: int) -> int:
 def _idle_params(architecture: Architecture) -> int:
     """The parameters of the encoder's experts to which a token is not routed."""
     base = architecture.base
-    idle = (base.attention_experts - 1) * 4 * _linear(base.width, base.width) * base.depth
-    for genes in architecture.layers:
-        unused = genes.experts.count - genes.experts.top_k
-        idle += genes.stack * unused * _maps_params(base, genes, project_width(base, genes))
+    idle = 0
+    for layer in architecture.layers:
+        attention, ffn = layer.attention, layer.ffn
+        idle += (attention.experts - 1) * 4 * _linear(base.width, base.width)
+        idle += ffn.stack * (ffn.experts.count - ffn.experts.top_k) * _maps_params(base, ffn, project_width(base, ffn))
     return idle
 
 
-def _products(base: Base, tokens: int) -> int:
-    """MACs of the attention products of all layers: queries with keys, and probabilities with values."""
-    return base.depth * 2 * tokens**2 * base.width
+def _attention_width(base: Base, attention: Attention) -> int:
+    """The channels of all heads."""
+    return attention.heads * base.width // base.heads
+
+
+def _attention_maps(base: Base, attention: Attention) -> int:
+    """The weights of the maps of one expert, which are also their MACs for one token."""
+    return 4 * base.width * _attention_width(base, attention)
+
+
+def _products(base: Base, attention: Attention, tokens: int) -> int:
+    """MACs of the attention products: queries with keys, and probabilities with values."""
+    return 2 * tokens**2 * _attention_width(base, attention)
 
 
 def _gate(width: int, experts: int) -> int:
@@ -211,32 +239,25 @@ def _gate(width: int, experts: int) -> int:
     return width * experts if experts > 1 else 0
 
 
-def _attention_params(base: Base) -> int:
-    experts = base.attention_experts
-    return experts * 4 * _linear(base.width, base.width) + 2 * base.width + _gate(base.width, experts)
+def _attention_params(base: Base, attention: Attention) -> int:
+    biases = 3 * _attention_width(base, attention) + base.width
+    maps = attention.experts * (_attention_maps(base, attention) + biases)
+    return maps + 2 * base.width + _gate(base.width, attention.experts)
 
 
-def _block_params(base: Base, genes: Genes, project: int) -> int:
-    experts = genes.experts
+def _block_params(base: Base, ffn: FFN, project: int) -> int:
+    experts = ffn.experts
     gate = _gate(base.width, experts.count) if experts.gated else 0
-    return experts.count * _maps_params(base, genes, project) + gate + 2 * base.width
+    return experts.count * _maps_params(base, ffn, project) + gate + 2 * base.width
 
 
-def _maps_params(base: Base, genes: Genes, project: int) -> int:
+def _maps_params(base: Base, ffn: FFN, project: int) -> int:
     """The parameters of the linear maps of one expert of one block."""
-    inner_maps = 1 + genes.graph.gated
-    return inner_maps * _linear(base.width, genes.inner(base)) + _linear(project, base.width)
+    inner_maps = 1 + ffn.graph.gated
+    return inner_maps * _linear(base.width, ffn.inner(base)) + _linear(project, base.width)
 
 
-def _maps_macs(base: Base, genes: Genes, tokens: int) -> int:
-    inner_maps = 1 + genes.graph.gated
-    channels = inner_maps * genes.inner(base) + project_width(base, genes)
-    return tokens * genes.stack * genes.experts.top_k * base.width * channels
-
-
-def _embedding_params(base: Base) -> int:
-    if base.embedding is None:
-        words = base.vocabulary * base.width
-    else:
-        words = base.vocabulary * base.embedding + _linear(3 * base.embedding, base.width)
-    return words + (base.positions + base.token_types) * base.width + 2 * base.width
+def _maps_macs(base: Base, ffn: FFN, tokens: int) -> int:
+    inner_maps = 1 + ffn.graph.gated
+    channels = inner_maps * ffn.inner(base) + project_width(base, ffn)
+    return tokens * ffn.stack * ffn.experts.top_k * base.width * channels

@@ -51,22 +51,21 @@ def fingerprint(graph: FFNGraph, base: Base, inner: int) -> str:
 
 def function_key(architecture: Architecture) -> str:
     """A key that is the same for architectures that compute the same function of input and weights: those with the same
-    base and, in every layer, the same fingerprint, inner width, number of shared channels, and other genes. A layer
-    without an FFN is one function.
+    base, head and attentions and, in every layer, the same fingerprint, inner width, number of shared channels, and
+    other genes of the FFN. A layer without an FFN is one function.
 
     Raises:
         GraphError: the output of a layer's graph is not finite.
     """
     value = architecture.to_json()
     base = architecture.base
-    for layer, genes in zip(value["layers"], architecture.layers, strict=True):
-        if not genes.stack:
+    for layer, ffn in zip(value["layers"], architecture.ffns, strict=True):
+        if not ffn.stack:
             continue
-        inner = genes.inner(base)
-        layer["graph"] = fingerprint(genes.graph, base, inner)
-        layer["expansion"] = inner
-        if "experts" in layer:
-            layer["experts"]["shared"] = genes.shared_channels(base)
+        inner = ffn.inner(base)
+        layer["ffn"] |= {"graph": fingerprint(ffn.graph, base, inner), "expansion": inner}
+        if "experts" in layer["ffn"]:
+            layer["ffn"]["experts"]["shared"] = ffn.shared_channels(base)
     return _digest(json.dumps(value, sort_keys=True).encode())
 
 

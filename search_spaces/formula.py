@@ -54,4 +54,4 @@ def latex(graph: FFNGraph) -> str:
 
 def layers_latex(architecture: Architecture) -> list[str]:
     """The formula of every layer in LaTeX, the lowest layer first."""
-    return [latex(genes.graph) if genes.stack else rf"\text{{{genes.formula}}}" for genes in architecture.layers]
+    return [latex(ffn.graph) if ffn.stack else rf"\text{{{ffn.formula}}}" for ffn in architecture.ffns]

@@ -3,32 +3,37 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from search_spaces.architecture import Architecture, Genes
+from search_spaces.architecture import Architecture
 from search_spaces.base import Base
+from search_spaces.layer import Head, Layer
+
+
+def free_head(base: Base, head: Head) -> int:
+    """The cost of a head where `Limit.fixed` includes it."""
+    return 0
 
 
 @dataclass(frozen=True)
 class Limit:
-    """An upper bound `maximum` on an integer cost that is additive over the layers.
+    """An upper bound `maximum` on an integer cost that is additive over the layers and the head.
 
     Args:
         name: "macs", for the number of multiplications and additions, or "latency", in microseconds.
-        fixed: the cost of everything but the FFNs.
-        layer_cost: the cost of a layer's FFNs; an architecture costs `fixed` plus the sum over its layers.
+        fixed: the cost of everything else.
+        layer_cost: the cost of a layer.
         maximum: the bound, in the unit of the cost.
-        fixed_cost: if given, it is used instead of `fixed`, which is then its value for the baselines' base: experts in
-            attention and head change the cost.
+        head_cost: the cost of a head.
     """
 
     name: str
     fixed: int
-    layer_cost: Callable[[Base, Genes], int]
+    layer_cost: Callable[[Base, Layer], int]
     maximum: int
-    fixed_cost: Callable[[Base], int] | None = None
+    head_cost: Callable[[Base, Head], int] = free_head
 
-    def fixed_on(self, base: Base) -> int:
-        """The cost of everything but the FFNs on this base."""
-        return self.fixed if self.fixed_cost is None else self.fixed_cost(base)
+    def cost(self, base: Base, part: Layer | Head) -> int:
+        """The cost of a layer or of a head."""
+        return self.head_cost(base, part) if isinstance(part, Head) else self.layer_cost(base, part)
 
     def in_words(self, cost: int) -> str:
         """A cost as users write it: a latency in milliseconds."""
@@ -36,5 +41,4 @@ class Limit:
 
     def total(self, architecture: Architecture) -> int:
         """The cost of an architecture."""
-        layers = sum(self.layer_cost(architecture.base, genes) for genes in architecture.layers)
-        return self.fixed_on(architecture.base) + layers
+        return self.fixed + sum(self.cost(architecture.base, part) for part in architecture.parts)

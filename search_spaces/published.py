@@ -15,10 +15,11 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Experts, Genes
+from search_spaces.architecture import Architecture, ArchitectureError
 from search_spaces.base import Base
 from search_spaces.errors import did_you_mean, shortened
 from search_spaces.graph import FFNGraph
+from search_spaces.layer import DENSE, FFN, Experts
 from search_spaces.terms import GraphError, read_terms
 
 _LINEAR = re.compile(r"linear([1-9]\d?)_([1-9]\d{0,3})", re.ASCII)
@@ -95,7 +96,7 @@ _MINIMOE = Experts(4, shared=Fraction(1), routing="token_gate", capacity=Fractio
 
 
 def _architecture(released: str) -> Architecture:
-    return Architecture(_BASE, tuple(Genes(*parse_released(text)) for text in RELEASED[released]))
+    return Architecture.of_ffns(_BASE, (FFN(*parse_released(text)) for text in RELEASED[released]))
 
 
 _EFFICIENTBERT = _architecture("efficientbert")

@@ -1,20 +1,20 @@
 """Why a space is empty: no layer can have its sizes, or no architecture fits its budget."""
 
-from collections.abc import Sequence
-from fractions import Fraction
+from collections.abc import Mapping, Sequence
 from itertools import product
+from typing import Any
 
-from search_spaces.architecture import Architecture, ArchitectureError, Experts, Genes
+from search_spaces.architecture import Architecture, ArchitectureError
 from search_spaces.base import Base
 from search_spaces.counting import Bounds, Cost, count_within
 from search_spaces.graph import FFNGraph
+from search_spaces.layer import FFN
 from search_spaces.limits import Limit
 
 
-def sizes_problem(
-    base: Base, graph: FFNGraph, stacks: Sequence[int], expansions: Sequence[Fraction], experts: Sequence[Experts]
-) -> str:
+def sizes_problem(base: Base, graph: FFNGraph, choices: Mapping[str, Sequence[Any]]) -> str:
     """Why no layer can have one of these sizes, or none has an FFN; empty if there is no problem."""
+    stacks, expansions, experts = (choices[name] for name in ("stack", "expansion", "experts"))
     try:
         for stack, expansion in product(stacks, expansions):
             Architecture.uniform(base, stack=stack, expansion=expansion)
@@ -22,28 +22,27 @@ def sizes_problem(
         return f"stacks and expansions: {error}"
     if not any(stacks):
         return "stacks: a supernet has blocks, so at least one stack must be above 0 (0: no FFN)"
-    if all(Genes(graph, 1, *size).problem(base) for size in product(expansions, experts)):
+    if all(FFN(graph, 1, *size).problem(base) for size in product(expansions, experts)):
         smallest = min(expansions)
-        problem = Genes(graph, 1, smallest, experts[0]).problem(base)
+        problem = FFN(graph, 1, smallest, experts[0]).problem(base)
         return f"expansions and experts: no combination is possible; at {smallest}, {problem.removeprefix('experts: ')}"
     return ""
 
 
-def nothing_fits(
-    min_params: int,
-    max_params: int,
-    layer_costs: Sequence[Sequence[Cost]],
-    fixed: Sequence[int],
-    limits: Sequence[tuple[Limit, Sequence[int]]],
-) -> str:
+def nothing_fits(bounds: Bounds, part_costs: Sequence[Sequence[Cost]], fixed: int, limits: Sequence[Limit]) -> str:
     """The message of `SpaceError` for an empty space: which bounds no architecture keeps, and what would help.
 
     Args:
-        layer_costs: the costs of the options of each layer: parameters, then those of the limits.
-        fixed: the parameters of everything but the FFNs, on each base of the space.
-        limits: each limit with the cost of everything but the FFNs on each base.
+        bounds: on the sums of the costs of layers and head: parameters, then those of the limits.
+        part_costs: the costs of the options of each layer and of the head.
+        fixed: the parameters of everything else.
     """
-    smallest, largest = (extreme(fixed) + sum(extreme(row)[0] for row in layer_costs) for extreme in (min, max))
+    ranges = [
+        [sum(extreme(cost[number] for cost in row) for row in part_costs) for extreme in (min, max)]
+        for number in range(1 + len(limits))
+    ]
+    smallest, largest = (fixed + params for params in ranges[0])
+    min_params, max_params = fixed + bounds.low, fixed + bounds.high[0]
     message = (
         f"no architecture has {min_params:,} to {max_params:,} parameters: "
         f"this space reaches from {smallest:,} to {largest:,}"
@@ -53,25 +52,20 @@ def nothing_fits(
     if min_params > largest:
         return f"{message}; lower min_params, or allow larger expansions, larger stacks or more experts"
     binding: list[Limit] = []
-    for number, (limit, fixed_costs) in enumerate(limits, start=1):
-        lowest, highest = (
-            extreme(fixed_costs) + sum(extreme(cost[number] for cost in row) for row in layer_costs)
-            for extreme in (min, max)
-        )
-        if lowest > limit.maximum:
+    for limit, (lowest, highest) in zip(limits, ranges[1:], strict=True):
+        if limit.fixed + lowest > limit.maximum:
             return (
                 f"no architecture keeps to {limit.name} {limit.in_words(limit.maximum)}: the smallest in this space is "
-                f"{limit.in_words(lowest)}; raise max_{limit.name}, or allow smaller expansions, smaller stacks or "
-                "fewer experts"
+                f"{limit.in_words(limit.fixed + lowest)}; raise max_{limit.name}, or allow smaller expansions, smaller "
+                "stacks or fewer experts"
             )
-        if highest > limit.maximum:
+        if limit.fixed + highest > limit.maximum:
             binding.append(limit)
-    params = [[cost[:1] for cost in row] for row in layer_costs]
-    if not any(count_within(params, Bounds(min_params - base, (max_params - base,))) for base in fixed):
+    if not count_within([[cost[:1] for cost in row] for row in part_costs], Bounds(bounds.low, bounds.high[:1])):
         return f"{message}, but no size in between fits; lower min_params or raise max_params"
-    bounds = ", ".join(f"{limit.name} at most {limit.in_words(limit.maximum)}" for limit in binding)
+    limits_in_words = ", ".join(f"{limit.name} at most {limit.in_words(limit.maximum)}" for limit in binding)
     remedies = ["lower min_params", *(f"raise max_{limit.name}" for limit in binding)]
     return (
-        f"no architecture keeps all bounds at once: {min_params:,} to {max_params:,} parameters, {bounds}; "
+        f"no architecture keeps all bounds at once: {min_params:,} to {max_params:,} parameters, {limits_in_words}; "
         f"{', '.join(remedies[:-1])} or {remedies[-1]}"
     )

@@ -1,34 +1,33 @@
-"""Search spaces: graph, stack, expansion and experts of every layer, or some of these, and the numbers of experts in
-attention and head, within a budget.
+"""Search spaces: the genes of all layers and of the head, or some of them, within a budget.
 
 Every sample and every mutation is valid by construction, without rejection sampling. `grammar` defines the graphs.
-Sizes, the combinations of (stack, expansion, experts) of all layers, together with the numbers of experts in attention
-and head, are sampled exactly uniformly from those within the budget: first these numbers and then layer by layer, a
-uniform number is mapped through the inverse of the conditional distribution function, given what was chosen before.
-This only needs the number of ways to reach each total cost, which dynamic programming counts (`counting`).
+Sizes, the combinations of all other genes (`genes.GENES`) of all layers and the head, are sampled exactly uniformly
+from those within the budget: layer by layer and then for the head, a uniform number is mapped through the inverse of
+the conditional distribution function, given what was chosen before. This only needs the number of ways to reach each
+total cost, which dynamic programming counts (`counting`).
 """
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from search_spaces.architecture import DENSE, Architecture, Experts, Genes
+from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.cost import CLASSIFIER, HeadCost, ffn_params, fixed_params
+from search_spaces.cost import CLASSIFIER, HeadCost, embedding_params, head_params, layer_params
 from search_spaces.counting import Bounds, Cost, add, count_rest, count_within, invert, position_of
-from search_spaces.errors import UserError, shortened
+from search_spaces.errors import UserError, did_you_mean, shortened
+from search_spaces.genes import SIZE_GENES, Part, genes_of
 from search_spaces.grammar import choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph
+from search_spaces.layer import FFN, Attention, Head, Layer
 from search_spaces.limits import Limit
 from search_spaces.operations import UNARY
 from search_spaces.reasons import nothing_fits, sizes_problem
 from search_spaces.spelling import RandomTrial, Trial
 from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
-from search_spaces.variants import EXPERT_FIELDS, are_variants, draw, expert_choices, positions, variants
 
 GRAPHS, SIZES = "graphs", "sizes"
 # The number of entries at which a cache of a space is emptied.
@@ -47,10 +46,10 @@ class Space:
     """All architectures on `base` within a budget.
 
     Args:
-        base: the part that all architectures have in common, apart from the numbers of experts in attention and head;
-            baselines have those of `base`.
-        stacks, expansions, experts: the choices for each layer; all compatible combinations are allowed (`sizes`). A
-            stack of 0 is a layer without an FFN, which has no other choices.
+        base: what all architectures have in common.
+        genes: the choices of each gene of `genes.GENES` but the graph, by its name; a gene that is left out has its
+            default. All combinations that are compatible with each other are allowed (`sizes`). A stack of 0 is a layer
+            without an FFN, which has no other choices there.
         min_params, max_params: bounds on the number of parameters, `cost.params` with `labels` and `head`.
         edit_rate: the probability with which `sample` draws an operation other than the base graph's.
         graph: the base graph, an activation between the linear maps.
@@ -59,10 +58,9 @@ class Space:
             (`search_spaces.trees`). None: a segment of a graph has at most one binary operation.
         limits: bounds on further costs.
         start: an architecture; samples stay close to its graphs.
-        vary: which genes may differ from those of `start`. `{"graphs"}` keeps its stacks, expansions and experts, also
-            those of attention and head, which need not be among those of the space; `{"sizes"}` keeps its graphs.
-        attention_experts, head_experts: the choices for these fields of the base, that of `base` among them; empty: no
-            other choice. They count among the sizes.
+        vary: what may differ from `start`. `{"graphs"}` keeps its sizes, which need not be among those of the space;
+            `{"sizes"}` keeps its graphs.
+        head: the kind of the head, see `cost.HEADS`.
 
     A graph that combines values of different widths costs less ("narrow") or more ("wide") than the base graph. If no
     sizes would fit the budget with a sampled graph, its layer keeps the base graph (or the start's). This only happens
@@ -73,8 +71,7 @@ class Space:
     """
 
     base: Base
-    stacks: tuple[int, ...]
-    expansions: tuple[Fraction, ...]
+    genes: Mapping[str, Sequence[Any]] = field(hash=False)
     min_params: int
     max_params: int
     edit_rate: float = 0.25
@@ -84,19 +81,22 @@ class Space:
     limits: tuple[Limit, ...] = ()
     start: Architecture | None = None
     vary: frozenset[str] = frozenset({GRAPHS, SIZES})
-    experts: tuple[Experts, ...] = (DENSE,)
     head: HeadCost = CLASSIFIER
     max_height: int | None = None
-    attention_experts: tuple[int, ...] = ()
-    head_experts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.activation not in UNARY:
             raise SpaceError(f"graph: must be 'project(<activation>(expand(x)))', not '{self.graph}'")
-        for name in ("stacks", "expansions", "experts"):
-            choices = getattr(self, name)
+        for name in self.genes:
+            if name not in SIZE_GENES:
+                raise SpaceError(f"genes: unknown gene {name!r}{did_you_mean(name, SIZE_GENES)}")
+        defaults = {name: (gene.default,) for name, gene in SIZE_GENES.items()}
+        object.__setattr__(self, "genes", {**defaults, **{name: tuple(some) for name, some in self.genes.items()}})
+        for name, choices in self.genes.items():
             if not choices or len(set(choices)) < len(choices):
-                raise SpaceError(f"{name}: must be one or more distinct values, not {shortened(choices)}")
+                raise SpaceError(
+                    f"{SIZE_GENES[name].key}: must be one or more distinct values, not {shortened(choices)}"
+                )
         if self.max_height is not None and not MIN_HEIGHT <= self.max_height <= MAX_HEIGHT:
             raise SpaceError(f"max_height: must be from {MIN_HEIGHT} to {MAX_HEIGHT}, not {self.max_height}")
         if not 0 <= self.edit_rate <= 1:
@@ -105,23 +105,15 @@ class Space:
             raise SpaceError(f"vary: must be graphs, sizes or both, not {shortened(sorted(self.vary))}")
         if self.start is None and self.vary != {GRAPHS, SIZES}:
             raise SpaceError("vary: without a start, both graphs and sizes must vary; give a start, or leave out vary")
-        for name in EXPERT_FIELDS:
-            given, own = getattr(self, name), getattr(self.base, name)
-            if given and (len(set(given)) < len(given) or own not in given):
-                raise SpaceError(
-                    f"{name}: must be distinct numbers, the base's {own} among them, not {shortened(given)}"
-                )
-        if self.start is not None and not are_variants(self.base, self.start.base):
+        if self.start is not None and self.start.base != self.base:
             raise SpaceError(f"start: its base differs from the space's in {self.start.base.differences(self.base)}")
-        if problem := sizes_problem(self.base, self.graph, self.stacks, self.expansions, self.experts):
+        if problem := sizes_problem(self.base, self.graph, self.genes):
             raise SpaceError(problem)
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
         if not self.size_count():
-            costs = [self.costs(layer, graph) for layer, graph in enumerate(self.start_graphs)]
-            fixed = [fixed_params(base, self.labels, self.head) for base in self.bases]
-            limits = [(limit, [limit.fixed_on(base) for base in self.bases]) for limit in self.limits]
-            raise SpaceError(nothing_fits(self.min_params, self.max_params, costs, fixed, limits))
+            costs = self.costs_of_parts(self.start_graphs)
+            raise SpaceError(nothing_fits(self.bounds, costs, embedding_params(self.base), self.limits))
 
     def suggest(self, trial: Trial) -> Architecture:
         """The architecture that a trial's choices define; any choices give a member of the space.
@@ -129,29 +121,24 @@ class Space:
         Only calls `suggest_categorical`, always with the same choices for the same name, and `suggest_float` in [0, 1].
         """
         graphs = list(self.start_graphs)
-        costs = [self.costs(layer, graph) for layer, graph in enumerate(graphs)]
+        costs = self.costs_of_parts(graphs)
         for layer in range(self.base.depth):
             if self._chooses_graph(layer):
-                graph = self.suggest_graph(trial, _layer_name(layer))
+                graph = self.suggest_graph(trial, self._name(layer))
                 row = self.costs(layer, graph)
                 # Invariant: with the start's graphs in all remaining layers, some sizes fit the budget.
-                if row == costs[layer] or any(self.count_on([*costs[:layer], row, *costs[layer + 1 :]])):
+                if row == costs[layer] or count_within([*costs[:layer], row, *costs[layer + 1 :]], self.bounds):
                     graphs[layer], costs[layer] = graph, row
-
-        base = self.bases[0]
-        if len(self.bases) > 1:
-            base = draw(self.bases, self.count_on(costs), lambda name: trial.suggest_float(name, 0.0, 1.0))
-        layers: list[Genes] = []
-        bounds = self.bounds_on(base)
-        for layer, graph in enumerate(graphs):
-            options = self.options(layer, graph)
+        parts = []
+        bounds = self.bounds
+        for place, options in enumerate(self.options_of_parts(graphs)):
             chosen = 0
             if len(options) > 1:
-                position = trial.suggest_float(f"{_layer_name(layer)}/size", 0.0, 1.0)
-                chosen = invert(self._ways(costs, layer, bounds), position)
-            layers.append(options[chosen])
-            bounds = bounds.without(costs[layer][chosen])
-        return Architecture(base, tuple(layers))
+                position = trial.suggest_float(f"{self._name(place)}/size", 0.0, 1.0)
+                chosen = invert(self._ways(costs, place, bounds), position)
+            parts.append(options[chosen])
+            bounds = bounds.without(costs[place][chosen])
+        return self.of_parts(parts)
 
     def choices(self, architecture: Architecture) -> dict[str, str | float]:
         """The values of a trial's parameters for which `suggest` returns this architecture.
@@ -162,30 +149,27 @@ class Space:
         if reason := self._why_not(architecture):
             raise SpaceError(f"the architecture is not a member of the space: {reason}")
         result: dict[str, str | float] = {}
-        graphs = [self.graph_of(layer, genes) for layer, genes in enumerate(architecture.layers)]
+        graphs = self.graphs_of(architecture)
         for layer, graph in enumerate(graphs):
             if self._chooses_graph(layer):
-                spelled = self.choices_of_graph(graph, _layer_name(layer))
+                spelled = self.choices_of_graph(graph, self._name(layer))
                 assert spelled is not None  # it is a member
                 result |= spelled
-        costs = [self.costs(layer, graph) for layer, graph in enumerate(graphs)]
-        if len(self.bases) > 1:
-            result |= positions(self.bases, self.count_on(costs), architecture.base)
-        bounds = self.bounds_on(architecture.base)
-        for layer, genes in enumerate(architecture.layers):
-            options = self.options(layer, graphs[layer])
-            chosen = options.index(genes)
+        costs = self.costs_of_parts(graphs)
+        bounds = self.bounds
+        for place, options in enumerate(self.options_of_parts(graphs)):
+            chosen = options.index(architecture.parts[place])
             if len(options) > 1:
-                result[f"{_layer_name(layer)}/size"] = position_of(self._ways(costs, layer, bounds), chosen)
-            bounds = bounds.without(costs[layer][chosen])
+                result[f"{self._name(place)}/size"] = position_of(self._ways(costs, place, bounds), chosen)
+            bounds = bounds.without(costs[place][chosen])
         return result
 
     def __contains__(self, architecture: object) -> bool:
         return isinstance(architecture, Architecture) and not self._why_not(architecture)
 
-    def keeps_budget(self, architecture: Architecture) -> bool:
-        """Whether the architecture's costs are within the budget; its genes need not be in the space."""
-        return add(*(self.cost(genes) for genes in architecture.layers)) in self.bounds_on(architecture.base)
+    def within_budget(self, architecture: Architecture) -> bool:
+        """Whether the architecture's costs are within the budget; its parts need not be in the space."""
+        return add(*map(self.cost, architecture.parts)) in self.bounds
 
     def sample(self, rng: random.Random) -> Architecture:
         """A random architecture: sizes uniform within the budget, graphs near the base graph (see `draw`)."""
@@ -204,23 +188,44 @@ class Space:
         return rng.choice(others) if rng.random() < self.edit_rate else default
 
     @cached_property
-    def sizes(self) -> tuple[tuple[int, Fraction, Experts], ...]:
-        """All combinations of (stack, expansion, experts) for which the base has enough channels; without an FFN there
-        is only (0, 1, dense).
+    def sizes(self) -> tuple[Layer, ...]:
+        """All sizes of a layer for which the base has enough channels, with the base graph; without an FFN a layer has
+        only the genes of its attention.
         """
-        layers = (Genes(self.graph, *size) for size in product(self.stacks, self.expansions, self.experts))
-        sizes = ((genes.stack, genes.expansion, genes.experts) for genes in layers if not genes.problem(self.base))
-        return tuple(dict.fromkeys(sizes))
+        return self._combined(Layer(Attention(self.base.heads), FFN(self.graph)))
+
+    @cached_property
+    def head_sizes(self) -> tuple[Head, ...]:
+        """All sizes of the head."""
+        return self._combined(Head())
+
+    def _combined(self, part: Any) -> tuple[Any, ...]:
+        """The part with all valid combinations of its genes' choices, in the order of these."""
+        genes = [gene for gene in genes_of(part).values() if gene.key]
+        parts = []
+        for values in product(*(self.genes[name] for name, gene in genes_of(part).items() if gene.key)):
+            changed = part
+            for gene, value in zip(genes, values, strict=True):
+                changed = gene.replace(changed, value)
+            if isinstance(changed, Head) or not changed.problem(self.base):
+                parts.append(changed)
+        return tuple(dict.fromkeys(parts))
+
+    def varies(self, name: str) -> bool:
+        """Whether a gene has several choices."""
+        return self.varies_sizes and len(self.genes[name]) > 1
 
     def size_count(self) -> int:
-        """The number of ways to choose the sizes of all layers and the experts in attention and head within the budget,
-        with the base graph (or the start's) in every layer.
+        """The number of ways to choose the sizes of all layers and the head within the budget, with the base graph (or
+        the start's) in every layer.
         """
-        return sum(self.count_on([self.costs(layer, graph) for layer, graph in enumerate(self.start_graphs)]))
+        return count_within(self.costs_of_parts(self.start_graphs), self.bounds)
 
-    def count_on(self, costs: Sequence[tuple[Cost, ...]]) -> list[int]:
-        """For each of the `bases`, the number of ways to choose the sizes of layers with these costs."""
-        return [count_within(costs, self.bounds_on(base)) for base in self.bases]
+    def of_parts(self, parts: Sequence[Part]) -> Architecture:
+        """The architecture of these layers and this head."""
+        head = parts[-1]
+        assert isinstance(head, Head)
+        return Architecture(self.base, tuple(part for part in parts if isinstance(part, Layer)), head)
 
     @property
     def varies_graphs(self) -> bool:
@@ -229,7 +234,7 @@ class Space:
 
     @property
     def varies_sizes(self) -> bool:
-        """Whether stacks, expansions and experts are searched."""
+        """Whether all other genes are searched."""
         return SIZES in self.vary
 
     @property
@@ -246,13 +251,14 @@ class Space:
         if self.start is None:
             return (self.graph,) * self.base.depth
         return tuple(
-            genes.graph if genes.stack and (self.spells(genes.graph) or not self.varies_graphs) else self.graph
-            for genes in self.start.layers
+            ffn.graph if ffn.stack and (self.spells(ffn.graph) or not self.varies_graphs) else self.graph
+            for ffn in self.start.ffns
         )
 
-    def graph_of(self, layer: int, genes: Genes) -> FFNGraph:
-        """The graph of a layer, or the default one of a layer that has no FFN."""
-        return genes.graph if genes.stack else self.start_graphs[layer]
+    def graphs_of(self, architecture: Architecture) -> list[FFNGraph]:
+        """The graphs that the layers have; for a layer without an FFN the default one."""
+        pairs = zip(architecture.ffns, self.start_graphs, strict=True)
+        return [ffn.graph if ffn.stack else start for ffn, start in pairs]
 
     def spells(self, graph: FFNGraph) -> bool:
         """Whether the space's grammar can express this graph."""
@@ -267,59 +273,52 @@ class Space:
         return choices_of(graph, name, self.gated, self.max_height)
 
     @cached_property
-    def bases(self) -> tuple[Base, ...]:
-        """The bases of the members, which differ in the numbers of experts in attention and head."""
-        if self.start is not None and not self.varies_sizes:
-            return (self.start.base,)
-        return variants(self.base, self.attention_experts, self.head_experts)
-
-    @property
-    def expert_counts(self) -> dict[str, tuple[int, ...]]:
-        """The choices, in ascending order, for those of the numbers of experts in attention and head that vary."""
-        return {name: values for name, values in expert_choices(self.bases).items() if len(values) > 1}
-
-    def bounds_on(self, base: Base) -> Bounds:
-        """The bounds on the summed costs of the layers: parameters, then the cost of every limit.
-
-        Args:
-            base: one that differs from `base` at most in the numbers of experts in attention and head.
-        """
-        return _cached(self._bounds, base, lambda: self._new_bounds(base))
-
-    def _new_bounds(self, base: Base) -> Bounds:
-        fixed = fixed_params(base, self.labels, self.head)
-        high = (self.max_params - fixed, *(limit.maximum - limit.fixed_on(base) for limit in self.limits))
+    def bounds(self) -> Bounds:
+        """The bounds on the summed costs of layers and head: parameters, then the cost of every limit."""
+        fixed = embedding_params(self.base)
+        high = (self.max_params - fixed, *(limit.maximum - limit.fixed for limit in self.limits))
         return Bounds(self.min_params - fixed, high)
 
     def _chooses_graph(self, layer: int) -> bool:
         """Whether the graph of this layer is searched: not if it keeps the start's stack of 0."""
         if self.varies_sizes or self.start is None:
             return self.varies_graphs
-        return self.start.layers[layer].stack > 0
+        return self.start.ffns[layer].stack > 0
 
-    def cost(self, genes: Genes) -> Cost:
-        """What a layer with these genes contributes to each entry of `bounds`."""
-        return _cached(
-            self._cost_of_genes,
-            genes,
-            lambda: (ffn_params(self.base, genes), *(limit.layer_cost(self.base, genes) for limit in self.limits)),
-        )
+    def cost(self, part: Part) -> Cost:
+        """What a layer or the head contributes to each entry of `bounds`."""
+        return _cached(self._cost_of_part, part, lambda: self._new_cost(part))
 
-    def options(self, layer: int, graph: FFNGraph) -> tuple[Genes, ...]:
-        """All genes that a layer can have with this graph, cheapest first."""
-        return self.options_and_costs(layer, graph)[0]
+    def _new_cost(self, part: Part) -> Cost:
+        if isinstance(part, Head):
+            params = head_params(self.base, part, self.labels, self.head)
+        else:
+            params = layer_params(self.base, part)
+        return (params, *(limit.cost(self.base, part) for limit in self.limits))
+
+    def options(self, layer: int, graph: FFNGraph) -> tuple[Layer, ...]:
+        """All that a layer can be with this graph, cheapest first."""
+        return self._options_and_costs(layer, graph)[0]
 
     def costs(self, layer: int, graph: FFNGraph) -> tuple[Cost, ...]:
         """The costs of a layer's `options`."""
-        return self.options_and_costs(layer, graph)[1]
+        return self._options_and_costs(layer, graph)[1]
+
+    def options_of_parts(self, graphs: Sequence[FFNGraph]) -> list[tuple[Part, ...]]:
+        """All that each layer can be with its graph, and all heads."""
+        return [*(self.options(layer, graph) for layer, graph in enumerate(graphs)), self._heads[0]]
+
+    def costs_of_parts(self, graphs: Sequence[FFNGraph]) -> list[tuple[Cost, ...]]:
+        """The costs of `options_of_parts`."""
+        return [*(self.costs(layer, graph) for layer, graph in enumerate(graphs)), self._heads[1]]
 
     def draw_sizes(
         self, costs: Sequence[tuple[Cost, ...]], bounds: Bounds, random_position: Callable[[], float]
     ) -> list[int]:
-        """The index of one option per layer, uniform within the bounds if `random_position` is uniform in [0, 1]."""
+        """The index of one option for each row, uniform within the bounds if `random_position` is uniform in [0, 1]."""
         chosen: list[int] = []
-        for layer, row in enumerate(costs):
-            chosen.append(invert(self._ways(costs, layer, bounds), random_position()))
+        for place, row in enumerate(costs):
+            chosen.append(invert(self._ways(costs, place, bounds), random_position()))
             bounds = bounds.without(row[chosen[-1]])
         return chosen
 
@@ -328,61 +327,68 @@ class Space:
         """The choices that define the start's graphs."""
         if self.start is None:
             return {}
-        spelled = [self.choices_of_graph(graph, _layer_name(layer)) for layer, graph in enumerate(self.start_graphs)]
+        spelled = [self.choices_of_graph(graph, self._name(layer)) for layer, graph in enumerate(self.start_graphs)]
         return {name: choice for choices in spelled for name, choice in (choices or {}).items()}
 
     @cached_property
-    def _cost_of_genes(self) -> dict[Genes, Cost]:
+    def _cost_of_part(self) -> dict[Part, Cost]:
         return {}
 
     @cached_property
-    def _bounds(self) -> dict[Base, Bounds]:
+    def _options_of_graph(self) -> dict[tuple[int | None, FFNGraph], tuple[tuple[Layer, ...], tuple[Cost, ...]]]:
         return {}
 
     @cached_property
-    def _highest(self) -> Cost:
-        """The upper bounds on the base that leaves most to the layers."""
-        return tuple(map(max, zip(*(self.bounds_on(base).high for base in self.bases), strict=True)))
+    def _heads(self) -> tuple[tuple[Head, ...], tuple[Cost, ...]]:
+        kept = (self.start.head,) if self.start is not None and not self.varies_sizes else self.head_sizes
+        return self._priced(kept)
 
-    @cached_property
-    def _options_of_graph(self) -> dict[tuple[int | None, FFNGraph], tuple[tuple[Genes, ...], tuple[Cost, ...]]]:
-        return {}
-
-    def options_and_costs(self, layer: int, graph: FFNGraph) -> tuple[tuple[Genes, ...], tuple[Cost, ...]]:
-        """A layer's `options` and their `costs`. Subclasses that restrict the options of a layer override this."""
+    def _options_and_costs(self, layer: int, graph: FFNGraph) -> tuple[tuple[Layer, ...], tuple[Cost, ...]]:
         # If sizes are searched, all layers have the same options.
         fixed_layer = None if self.varies_sizes else layer
         return _cached(self._options_of_graph, (fixed_layer, graph), lambda: self._new_options(fixed_layer, graph))
 
-    def _new_options(self, fixed_layer: int | None, graph: FFNGraph) -> tuple[tuple[Genes, ...], tuple[Cost, ...]]:
-        if fixed_layer is None:
-            options = [Genes(graph, *size) for size in self.sizes]
-        else:
+    def _new_options(self, fixed_layer: int | None, graph: FFNGraph) -> tuple[tuple[Layer, ...], tuple[Cost, ...]]:
+        layers = self.sizes
+        if fixed_layer is not None:
             assert self.start is not None
-            options = [replace(self.start.layers[fixed_layer], graph=graph)]
-        priced = [(self.cost(genes), genes) for genes in options]
-        priced.sort(key=lambda row: (row[0][0], row[1].stack, row[1].experts.count))
-        return tuple(genes for _, genes in priced), tuple(cost for cost, _ in priced)
+            layers = (self.start.layers[fixed_layer],)
+        return self._priced([replace(layer, ffn=replace(layer.ffn, graph=graph)) for layer in layers])
 
-    def _ways(self, costs: Sequence[tuple[Cost, ...]], layer: int, bounds: Bounds) -> list[int]:
-        """For each option of a layer, the number of ways in which the layers above it fit the remaining bounds."""
-        above = tuple(sorted(costs[layer + 1 :]))
-        return [count_rest(above, bounds.without(cost), self._highest) for cost in costs[layer]]
+    def _priced(self, options: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Cost, ...]]:
+        """The options and their costs, in the order of their parameters."""
+        priced = [(self.cost(part), part) for part in options]
+        priced.sort(key=lambda row: (row[0][0], *_blocks_and_experts(row[1])))
+        return tuple(part for _, part in priced), tuple(cost for cost, _ in priced)
+
+    def _ways(self, costs: Sequence[tuple[Cost, ...]], place: int, bounds: Bounds) -> list[int]:
+        """For each option of a row, the number of ways in which the rows after it fit the remaining bounds."""
+        rest = tuple(sorted(costs[place + 1 :]))
+        return [count_rest(rest, bounds.without(cost), self.bounds.high) for cost in costs[place]]
 
     def _why_not(self, architecture: Architecture) -> str:
         """The reason why the architecture is not a member; empty if it is one."""
-        if not are_variants(self.base, architecture.base):
+        if architecture.base != self.base:
             return "it is on another base"
-        if architecture.base not in self.bases:
-            return "it has " + " and ".join(f"{name} {getattr(architecture.base, name)}" for name in EXPERT_FIELDS)
-        for layer, genes in enumerate(architecture.layers):
-            graph = self.graph_of(layer, genes)
-            if genes not in self.options(layer, graph):
-                size = f"stack {genes.stack}, expansion {genes.expansion}, experts: {genes.experts}"
-                return f"layers[{layer}] has {size}"
+        graphs = self.graphs_of(architecture)
+        for place, options in enumerate(self.options_of_parts(graphs)):
+            part = architecture.parts[place]
+            if part not in options:
+                sizes = ", ".join(f"{name} {gene.read(part)}" for name, gene in genes_of(part).items() if gene.key)
+                return f"{'the head' if isinstance(part, Head) else f'layers[{place}]'} has {sizes}"
+        for layer, graph in enumerate(graphs):
             if not (self.spells(graph) if self.varies_graphs else graph == self.start_graphs[layer]):
                 return f"layers[{layer}] has the graph {graph}"
-        return "" if self.keeps_budget(architecture) else "its costs are outside the budget"
+        return "" if self.within_budget(architecture) else "its costs are outside the budget"
+
+    def _name(self, place: int) -> str:
+        """The prefix of the parameters of a layer or of the head."""
+        return f"layer{place + 1}" if place < self.base.depth else "head"
+
+
+def _blocks_and_experts(part: Part) -> tuple[int, int]:
+    """What orders options of equally many parameters."""
+    return (0, part.experts) if isinstance(part, Head) else (part.ffn.stack, part.ffn.experts.count)
 
 
 def _cached(cache: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
@@ -392,7 +398,3 @@ def _cached(cache: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Val
             cache.clear()
         cache[key] = make()
     return cache[key]
-
-
-def _layer_name(layer: int) -> str:
-    return f"layer{layer + 1}"

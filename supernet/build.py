@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,18 +17,19 @@ from distill.memory import physical_memory
 from distill.tasks.types import TaskType, classification, task_type_of
 from distill.training.teacher import TeacherError
 from search_spaces import cost
-from search_spaces.architecture import DENSE, Architecture, Experts
+from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.errors import UserError
 from search_spaces.graph import GELU, FFNGraph
+from search_spaces.layer import DENSE, Experts
 from search_spaces.operations import BINARY, UNARY
 from supernet.model.ffn import EXPORTED_OPERATIONS
 from supernet.model.student import export_fault
 
 # What a student has from the configuration of its teacher, beside the keys that its family names.
 INHERITED = ("id2label", "label2id", "problem_type", "pad_token_id")
-# The settings of a base for which only some families have the modules.
-OF_SOME_FAMILIES = {"embedding": "embedding_size", "head_experts": "head_experts"}
+# The values of an architecture for which only some families have the modules, and the keys of their configurations.
+OF_SOME_FAMILIES = {"base.embedding": "embedding_size", "head.experts": "head_experts"}
 
 # For each activation of a teacher: that of the base graph, and the form of gelu.
 ACTIVATIONS: dict[str, tuple[str, str]] = {
@@ -50,11 +52,11 @@ def config_of(architecture: Architecture, labels: int = 2, template: PretrainedC
             Without it, the student is one of BERT with transformers' defaults.
 
     Raises:
-        BuildError: the family has no modules for a setting of the base.
+        BuildError: the family has no modules for a value of the architecture.
     """
     base, family = architecture.base, student_family(template)
     ffn = []
-    for genes in architecture.layers:
+    for genes in architecture.ffns:
         inner = genes.inner(base)
         layer = {
             "formula": genes.formula,
@@ -66,6 +68,8 @@ def config_of(architecture: Architecture, labels: int = 2, template: PretrainedC
         if genes.experts != DENSE:
             layer["experts"] = expert_settings(genes.experts)
         ffn.append(layer)
+    heads = [layer.attention.heads for layer in architecture.layers]
+    experts = [layer.attention.experts for layer in architecture.layers]
     config = student_config(
         family,
         **{key: getattr(base, name) for name, key in family.sizes.items()},
@@ -74,18 +78,19 @@ def config_of(architecture: Architecture, labels: int = 2, template: PretrainedC
         ffn=ffn,
         gelu=base.gelu,
         mismatch=base.mismatch,
-        attention_experts=base.attention_experts,
+        attention_heads=None if set(heads) == {base.heads} else heads,
+        attention_experts=experts[0] if len(set(experts)) == 1 else experts,
         gate_scale=base.gate_scale,
         router_jitter_noise=base.gate_jitter,
         capacity_per=base.capacity_per,
     )
     for name, key in OF_SOME_FAMILIES.items():
+        value = attrgetter(name)(architecture)
         if hasattr(config, key):
-            setattr(config, key, getattr(base, name))
-        elif getattr(base, name) not in (None, 1):
+            setattr(config, key, value)
+        elif value not in (None, 1):
             raise BuildError(
-                f"base.{name} is {getattr(base, name)}: students of encoders of the type {family.students_of!r} cannot "
-                "have it"
+                f"{name} is {value}: students of encoders of the type {family.students_of!r} cannot have it"
             )
     if template is not None:
         for name in (*INHERITED, *family.dropouts, family.head_dropout, family.epsilon):

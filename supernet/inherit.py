@@ -6,10 +6,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from distill.encoders.family import CHANNELS, Family, family_of_weights
-from search_spaces.architecture import Architecture, Genes
+from distill.encoders.family import CHANNELS, HEADS, Family, family_of_weights
+from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.cost import project_width
+from search_spaces.layer import FFN, Attention, Layer
 from supernet.experts.channels import expert_channels
 from supernet.experts.routers import initial_gate, initial_head, routing_tables
 
@@ -24,10 +25,10 @@ def inherit(
 ) -> dict[str, Tensor]:
     """The initial weights of a candidate.
 
-    A layer inherits the lowest blocks of the supernet's layer and their leading inner channels. Attention, norms,
-    embeddings and heads are inherited completely (EfficientBERT, section 3.2: stacked FFNs are sliced from bottom to
-    top, linear operations from left to right). A `gate` that the supernet does not have is initialised to the constant
-    one (weight 0, bias 1), so that `mul(f,gate(x))` equals f.
+    A layer inherits the leading heads of the supernet's, its lowest blocks and their leading inner channels. Norms,
+    embeddings and prediction heads are inherited completely (EfficientBERT, section 3.2: stacked FFNs are sliced from
+    bottom to top, linear operations from left to right). A `gate` that the supernet does not have is initialised to the
+    constant one (weight 0, bias 1), so that `mul(f,gate(x))` equals f.
 
     Each expert inherits the channels that `expert_channels` gives it, and the whole bias of `project`. A learned router
     inherits the leading rows of the supernet's, or gets new weights if the supernet has none. Routing tables of the
@@ -52,7 +53,7 @@ def inherit(
             raise ValueError(f"the supernet must be dense: {name} is of {len(tensor)} experts")
     inherited: dict[str, Tensor] = {}
     block_counts = [0] * len(layers)
-    projected_widths = [project_width(base, genes) for genes in layers]
+    projected_widths = [project_width(base, ffn) for ffn in architecture.ffns]
     for name, tensor in weights.items():
         parts = family.split(name)
         if parts is None:
@@ -63,10 +64,11 @@ def inherit(
             raise ValueError(f"the supernet has a layer {layer}; the architecture has {len(layers)} layers")
         block = _BLOCK.fullmatch(inside)
         if not block:
-            copies = base.attention_experts if _of_attention(family, inside) else 1
-            inherited[name] = _copies(tensor, copies)
+            attention = layers[layer].attention
+            if (kept := _leading_heads(family, tensor, attention, base, inside, name)) is not None:
+                inherited[name] = _copies(kept, attention.experts if _of_attention(family, inside) else 1)
             continue
-        genes, number, module, kind = layers[layer], int(block[1]), block[2], block[3]
+        genes, number, module, kind = layers[layer].ffn, int(block[1]), block[2], block[3]
         if number >= genes.stack or module == "router" or (module == "gate" and not genes.graph.gated):
             continue
         block_counts[layer] = max(block_counts[layer], number + 1)
@@ -81,16 +83,16 @@ def inherit(
         if module == "expand" and genes.graph.gated and gate not in weights:
             inherited[gate] = torch.full_like(tensor, float(kind == "bias"))
     prefix = family.prefix(weights)
-    for layer, genes in enumerate(layers):
+    for layer, genes in enumerate(architecture.ffns):
         if block_counts[layer] < genes.stack:
             raise ValueError(
-                f"layers[{layer}].stack is {genes.stack}; the supernet has {block_counts[layer]} blocks there"
+                f"layers[{layer}].ffn.stack is {genes.stack}; the supernet has {block_counts[layer]} blocks there"
             )
-        inherited |= _gates(weights, base, genes, f"{prefix}{layer}.", layer, seed)
-    if base.head_experts > 1 and "classifier.weight" in inherited:
+        inherited |= _gates(weights, base, layers[layer], f"{prefix}{layer}.", layer, seed)
+    if architecture.head.experts > 1 and "classifier.weight" in inherited:
         classifier = inherited.pop("classifier.weight")
         del inherited["classifier.bias"]
-        head = initial_head(base.head_experts, classifier, seed)
+        head = initial_head(architecture.head.experts, classifier, seed)
         inherited |= {f"classifier.{name}": tensor for name, tensor in head.items()}
     if not architecture.has_experts or any(name.endswith(".router.table") for name in weights):
         return inherited
@@ -102,7 +104,7 @@ def _of_attention(family: Family, inside: str) -> bool:
     return inside.rpartition(".")[0] in (family.query, family.key, family.value, family.output)
 
 
-def _channels(tensor: Tensor, base: Base, genes: Genes, projected: int, dimension: int, name: str) -> Tensor:
+def _channels(tensor: Tensor, base: Base, genes: FFN, projected: int, dimension: int, name: str) -> Tensor:
     """The channels of a block's tensor for these genes; those of several experts are stacked along a new first
     dimension.
 
@@ -126,16 +128,16 @@ def _channels(tensor: Tensor, base: Base, genes: Genes, projected: int, dimensio
 
 
 def _gates(
-    weights: Mapping[str, Tensor], base: Base, genes: Genes, prefix: str, layer: int, seed: int
+    weights: Mapping[str, Tensor], base: Base, of_layer: Layer, prefix: str, layer: int, seed: int
 ) -> dict[str, Tensor]:
     """The weights (E, width) of a layer's learned routers: those of the FFN's blocks and of the attention."""
-    experts = genes.experts
+    genes, experts = of_layer.ffn, of_layer.ffn.experts
     # For each gate: its number of experts, and its index among the gates of the layer, which selects its random stream.
     gates: dict[str, tuple[int, int]] = {}
     if experts.kind.learned:
         gates = {f"{prefix}ffn.{block}.router.weight": (experts.count, block + 1) for block in range(genes.stack)}
-    if base.attention_experts > 1:
-        gates[prefix + ATTENTION_GATE] = (base.attention_experts, 0)
+    if of_layer.attention.experts > 1:
+        gates[prefix + ATTENTION_GATE] = (of_layer.attention.experts, 0)
     like = next(tensor for name, tensor in weights.items() if name.startswith(prefix))
     return {
         name: _leading(weights[name], 0, count, name).clone()
@@ -145,25 +147,45 @@ def _gates(
     }
 
 
-def attention_slice(weights: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """The weights of a model with only the first `count` of the experts in every attention. A single expert is a plain
-    attention, without a gate. Tensors of other modules are unchanged.
+def attention_slice(weights: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
+    """The weights of a model with only the leading heads, or the first experts, of every attention that this
+    architecture has. A single expert is a plain attention, without a gate. Tensors of other modules are unchanged.
 
     Args:
-        weights: state dict of a model with at least as many experts in every attention.
+        weights: state dict of a model on the same base with at least as many experts in every attention.
     """
     result, family = {}, family_of_weights(weights)
     for name, tensor in weights.items():
         parts = family.split(name)
-        place = parts[2] if parts else ""
-        if place == ATTENTION_GATE:
-            if count > 1:
-                result[name] = tensor[:count]
-        elif _of_attention(family, place) and tensor.dim() == (3 if place.endswith("weight") else 2):
-            result[name] = tensor[0] if count == 1 else tensor[:count]
-        else:
+        if parts is None:
             result[name] = tensor
+            continue
+        inside, attention = parts[2], architecture.layers[parts[1]].attention
+        if inside == ATTENTION_GATE:
+            if attention.experts > 1:
+                result[name] = tensor[: attention.experts]
+            continue
+        kept: Tensor | None = tensor
+        if _of_attention(family, inside) and tensor.dim() == (3 if inside.endswith("weight") else 2):
+            kept = tensor[0] if attention.experts == 1 else tensor[: attention.experts]
+        if attention.experts == 1 and kept is not None:
+            kept = _leading_heads(family, kept, attention, architecture.base, inside, name)
+        if kept is not None:
+            result[name] = kept
     return result
+
+
+def _leading_heads(
+    family: Family, tensor: Tensor, attention: Attention, base: Base, inside: str, name: str
+) -> Tensor | None:
+    """The part of a layer's tensor that the leading heads keep; None if there is none. Tensors of other modules are
+    unchanged.
+    """
+    unit, dimension = family.slices().get(inside, ("", 0))
+    channels = attention.heads * base.width // base.heads
+    if unit != HEADS or tensor.shape[dimension] == channels:
+        return tensor
+    return _leading(tensor, dimension, channels, name) if channels else None
 
 
 def _copies(tensor: Tensor, count: int) -> Tensor:

@@ -21,7 +21,8 @@ from distill.tasks.types import TaskType, task_type_of
 from distill.training.checkpoint import Checkpoint
 from distill.training.loop import TeacherOutputs, train
 from distill.training.recipe import Recipe
-from search_spaces.architecture import Architecture, Experts
+from search_spaces.architecture import Architecture
+from search_spaces.layer import Experts
 from search_spaces.spaces import Space
 from supernet.build import build
 from supernet.experts.routers import initial_gate, routing_tables
@@ -117,10 +118,8 @@ class OneShotSupernet(nn.Module):
             key.replace("/", "."): weight for key, weight in self.gates.items()
         }
         ffn = {name: weight for name, weight in weights.items() if ".ffn." in name}
-        attention_experts = self.architecture.base.attention_experts
         others = {name: weight for name, weight in weights.items() if ".ffn." not in name}
-        if attention_experts < self.model.config.attention_experts:
-            others = attention_slice(others, attention_experts)
+        others = attention_slice(others, self.architecture)
         # The other weights come last: they replace the new attention gates from `inherit` by the model's learned ones.
         slices = inherit(ffn | self._tables, self.architecture)
         return dict(self.model.named_buffers()) | slices | others | self._head_weights()

@@ -5,8 +5,8 @@
 
 CHECKPOINT was fine-tuned on the task. Importance is the absolute change of a row's loss, to first order, if a head
 or channel is masked, summed over training rows and divided by the l2 norm of these sums over its layer. The most
-important heads of all layers are kept, and the most important channels. DIR gets an ordinary checkpoint of that size,
-for `python -m distill --student DIR`.
+important heads of all layers are kept, and the most important channels. DIR gets an ordinary checkpoint of that size
+with its architecture.json, for `python -m distill --student DIR` and `python -m nas.export DIR`.
 """
 
 import argparse
@@ -95,6 +95,7 @@ def run(options: argparse.Namespace) -> int:
     from distill.training.loop import make_accelerator
     from distill.training.teacher import labels_of, load_config, load_model, load_tokenizer
     from supernet.pruning import encoder_params, pruned_to
+    from supernet.student import ARCHITECTURE
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -108,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
     dense = load_model(options.checkpoint, rows.labels, rows.kind, new_head=False).eval()
     pad_id = tokenizer.pad_token_id
     batches = training_batches(rows.train, options.batch_size, options.importance_batches, options.seed, pad_id)
-    pruned = pruned_to(dense.to(accelerator.device), batches, options.keep)
+    pruned, architecture = pruned_to(dense.to(accelerator.device), batches, options.keep)
     models = {"dense": dense, "pruned": pruned}
     measurements = {name: measure(model, rows, accelerator, pad_id) for name, model in models.items()}
     whole = encoder_params(dense)
@@ -119,8 +120,8 @@ def run(options: argparse.Namespace) -> int:
             f"{name}: {''.join(scores)}{measurements[name]['params'] / 1e6:.2f} M parameters, "
             f"{measurements[name]['encoder_share']:.2%} of the encoder"
         )
-    heads = pruned.config.attention_heads or [config.num_attention_heads] * config.num_hidden_layers
-    widths = [genes["inner"] for genes in pruned.config.ffn]
+    heads = [layer.attention.heads for layer in architecture.layers]
+    widths = [ffn.inner(architecture.base) for ffn in architecture.ffns]
     console.print(f"heads of each layer:    {' '.join(map(str, heads))}")
     console.print(f"channels of each layer: {' '.join(map(str, widths))}")
     used_options = {name: str(value) for name, value in vars(options).items() if value is not None}
@@ -128,6 +129,7 @@ def run(options: argparse.Namespace) -> int:
 
     def write(folder: Path) -> None:
         save_pretrained(folder, pruned, tokenizer)
+        architecture.save(folder / ARCHITECTURE)
         (folder / METRICS_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
     write_new(options.out, write)

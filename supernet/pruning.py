@@ -13,9 +13,11 @@ from distill.encoders.family import CHANNELS, HEADS, family_of
 from distill.encoders.parts import encoder_layers, selected
 from distill.objectives.outputs import Batch
 from distill.tasks.types import task_type_of
-from search_spaces.architecture import Architecture, Genes
+from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.errors import UserError
+from search_spaces.graph import FFNGraph
+from search_spaces.layer import FFN, Attention, Layer
 from supernet.build import base_of_teacher, config_of, from_teacher, load_weights, student_class
 from supernet.order.importance import allocate_by_importance, mask_importance, summed_loss
 
@@ -30,6 +32,14 @@ class Kept:
 
     heads: tuple[tuple[int, ...], ...]
     channels: tuple[tuple[int, ...], ...]
+
+    def architecture(self, base: Base, graph: FFNGraph) -> Architecture:
+        """The architecture of the pruned model."""
+        layers = (
+            Layer(Attention(len(heads)), FFN(graph, expansion=Fraction(len(channels), base.inner)))
+            for heads, channels in zip(self.heads, self.channels, strict=True)
+        )
+        return Architecture(base, tuple(layers))
 
 
 def layer_params(base: Base, heads: int, channels: int) -> int:
@@ -106,10 +116,7 @@ def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:
         distill.training.teacher.TeacherError: the activation is not among the operations.
     """
     base, graph = base_of_teacher(dense.config)
-    genes = [Genes(graph, expansion=Fraction(len(channels), base.inner)) for channels in kept.channels]
-    config = config_of(Architecture(base, tuple(genes)), dense.config.num_labels, dense.config)
-    if any(len(heads) < base.heads for heads in kept.heads):
-        config.attention_heads = [len(heads) for heads in kept.heads]
+    config = config_of(kept.architecture(base, graph), dense.config.num_labels, dense.config)
     family = family_of(config)
     pruned = student_class(config, task_type_of(dense))(config)
     weights = from_teacher(dense, stack=1).state_dict()
@@ -127,7 +134,9 @@ def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     return pruned.eval()
 
 
-def pruned_to(dense: PreTrainedModel, batches: Iterable[Batch], share: Fraction) -> PreTrainedModel:
+def pruned_to(
+    dense: PreTrainedModel, batches: Iterable[Batch], share: Fraction
+) -> tuple[PreTrainedModel, Architecture]:
     """The model with the heads and channels that are most important for the labels of these training batches.
 
     Args:
@@ -136,14 +145,16 @@ def pruned_to(dense: PreTrainedModel, batches: Iterable[Batch], share: Fraction)
         share: as for `choose`.
 
     Returns:
-        A model of `supernet.model` in eval mode, with the same kind of head, on the CPU.
+        A model of `supernet.model` in eval mode, with the same kind of head, on the CPU; and its architecture.
 
     Raises:
         PruningError: the share is too small.
         distill.training.teacher.TeacherError: the activation is not among the operations.
     """
     importances = mask_importance(from_teacher(dense, stack=1).to(dense.device), batches, summed_loss)
-    return prune(dense, choose(*importances, base_of_teacher(dense.config)[0], share))
+    base, graph = base_of_teacher(dense.config)
+    kept = choose(*importances, base, share)
+    return prune(dense, kept), kept.architecture(base, graph)
 
 
 def encoder_params(model: PreTrainedModel) -> int:

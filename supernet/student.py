@@ -23,14 +23,14 @@ from distill.cli import DONE, Parser, interruptible
 from distill.command.options import check_new, write_new
 from distill.files import save_pretrained
 from search_spaces.architecture import Architecture
-from search_spaces.base import OF_EXPERTS, Base
+from search_spaces.base import Base
 from search_spaces.published import load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # The fields of a base that may differ from the checkpoint's because they do not affect the shapes of inherited weights.
-FREE = (*OF_EXPERTS, "gelu", "mismatch", "depth")
+FREE = ("gelu", "mismatch", "depth")
 
 
 # The file of a checkpoint with its architecture.
@@ -138,7 +138,7 @@ def inheriting(
     if stored == architecture:
         return teacher
     base = stored.base if stored else base_of_teacher(teacher.config)[0]
-    actual, expected = fixed_values(architecture.base), fixed_values(base)
+    actual, expected = fixed_values(architecture.base), fixed_values(base.with_gates_of(architecture.base))
     for name, value in actual.items():
         if value != expected[name]:
             raise StudentError(

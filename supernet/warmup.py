@@ -11,10 +11,10 @@ from distill.objectives.outputs import Batch
 from distill.training.checkpoint import Checkpoint
 from distill.training.loop import TeacherOutputs, train
 from distill.training.recipe import Recipe
-from search_spaces.architecture import Genes
 from search_spaces.base import Base
 from search_spaces.cost import project_width
 from search_spaces.graph import FFNGraph
+from search_spaces.layer import FFN
 
 
 def warm_up(
@@ -45,7 +45,7 @@ def warm_up(
 
     def set_graphs(graphs: Sequence[FFNGraph]) -> None:
         for layer, steps, graph in zip(layers, original_steps, graphs, strict=True):
-            if project_width(base, Genes(graph)) == base.inner and not graph.gated:
+            if project_width(base, FFN(graph)) == base.inner and not graph.gated:
                 steps = tuple((node.op, node.inputs) for node in graph.nodes[1:])
             for block in layer.ffn:
                 block.steps = steps

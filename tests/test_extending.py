@@ -63,15 +63,15 @@ def test_an_operation() -> None:
     model = student(Architecture.uniform(BASE, graph=graph))
     assert model(**inputs(batch())).logits.isfinite().all()
     params = [cost.params(Architecture.uniform(BASE, expansion=share)) for share in (Fraction(1, 8), Fraction(1))]
-    space = Space(BASE, (1,), (Fraction(1, 8), Fraction(1)), *params, 1.0)
+    space = Space(BASE, {"stack": (1,), "expansion": (Fraction(1, 8), Fraction(1))}, *params, 1.0)
     rng = random.Random(0)
-    assert any("square(" in genes.formula for _ in range(50) for genes in space.sample(rng).layers)
+    assert any("square(" in genes.formula for _ in range(50) for genes in space.sample(rng).ffns)
 
 
 def test_a_router() -> None:
     execute("A router")
-    dense = Architecture.uniform(BASE).layers
-    architecture = Architecture(
+    dense = Architecture.uniform(BASE).ffns
+    architecture = Architecture.of_ffns(
         BASE, tuple(replace(genes, experts=Experts(2, Fraction(1), "modulo")) for genes in dense)
     )
     model = student(architecture)
@@ -101,10 +101,10 @@ def test_a_sampler() -> None:
     base = Base(depth=2, width=16, heads=2, inner=32, vocabulary=100)
     shares = tuple(Fraction(share, 32) for share in range(1, 33))
     params = [cost.params(Architecture.uniform(base, expansion=share)) for share in (shares[0], shares[-1])]
-    space = Space(base, (1,), shares, *params, 0.1)
+    space = Space(base, {"stack": (1,), "expansion": shares}, *params, 0.1)
 
     def inner(architecture: Architecture) -> int:
-        return sum(genes.inner(base) for genes in architecture.layers)
+        return sum(genes.inner(base) for genes in architecture.ffns)
 
     proposer = SAMPLERS["smallest"](space, 0)
     proposed = [inner(next(proposer.propose([], random.Random(seed)))) for seed in range(20)]

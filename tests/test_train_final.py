@@ -118,7 +118,7 @@ def test_metrics(final: Path, searched: Path, tiny_study: TinyStudy) -> None:
         assert score * rows == pytest.approx(round(score * rows))
         assert row["accuracy"]["standard_error"] == pytest.approx(standard_error(score, rows))
         assert row["params"] == cost.params(genes, 3)
-        assert row["ffn_params"] == sum(cost.ffn_params(genes.base, layer) for layer in genes.layers)
+        assert row["ffn_params"] == sum(cost.ffn_params(genes.base, layer) for layer in genes.ffns)
         assert row["macs"] == cost.macs(genes, facts["tokens"], 3)
         lower, upper = row["latency_quartiles_ms"]
         assert 0 < lower <= row["latency_ms"] <= upper
@@ -384,10 +384,8 @@ def test_experts_that_a_search_does_not_draw(
 ) -> None:
     given = small(tiny_study, tmp_path / "study", "rows")
     dense = Architecture.load(given.architecture)
-    base = replace(
-        dense.base, attention_experts=2, head_experts=3, gate_scale="probability", gate_jitter=0.1, capacity_per="batch"
-    )
-    architecture = replace(dense, base=base)
+    base = replace(dense.base, gate_scale="probability", gate_jitter=0.1, capacity_per="batch")
+    architecture = Architecture.of_ffns(base, dense.ffns, attention_experts=2, head_experts=3)
     architecture.save(given.architecture)
     out = tmp_path / "final"
     assert main([str(argument) for argument in given.arguments(out)]) == 0
@@ -430,8 +428,8 @@ def test_minimoe_learns_relations_on_text_and_then_from_labels_alone(
     assert {term.name: term.weight for term in learns.terms} == {"labels": 1.0, "balance": 0.01}
     assert not learns.needs_teacher
     published = PUBLISHED["minimoe-4l-96h"]
-    own = replace(published.base, depth=2, attention_experts=2)
-    Architecture(own, published.layers[:2]).save(given.architecture)
+    own = replace(published.base, depth=2)
+    Architecture.of_ffns(own, published.ffns[:2], attention_experts=2).save(given.architecture)
     out = tmp_path / "final"
     assert main([str(argument) for argument in given.arguments(out, "--transfer")]) == 0
     facts = json.loads((out / "metrics.json").read_text())
@@ -477,7 +475,7 @@ def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: py
     assert main([str(argument) for argument in [*given, "--transfer"]]) == 0
     architecture = Architecture.load(tmp_path / "final" / "architecture.json")
     assert (architecture.base.depth, architecture.base.width) == (12, 8)
-    assert [genes.stack for genes in architecture.layers] == [4, 4, 2, 2, 1, 1, 2, 2, 1, 1, 2, 2]
+    assert [genes.stack for genes in architecture.ffns] == [4, 4, 2, 2, 1, 1, 2, 2, 1, 1, 2, 2]
     facts = json.loads((tmp_path / "final" / "metrics.json").read_text())
     assert facts["models"]["student"]["params"] == cost.params(architecture, 3)
     preset.write_text(text.replace("depth = 12", "depth = 9"))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
-from search_spaces import Architecture, Base, FFNGraph, Genes, Space
+from search_spaces import FFN, Architecture, Base, FFNGraph, Space
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 SIZES = {
@@ -68,11 +68,11 @@ def inputs(given: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def graphs(count: int, seed: int = 0) -> list[FFNGraph]:
     """Graphs of the space of stage 1, most of them far from the base graph."""
-    space = Space(BASE, (1,), (Fraction(1),), 0, 10**9, edit_rate=0.9)
+    space = Space(BASE, {"stack": (1,), "expansion": (Fraction(1),)}, 0, 10**9, edit_rate=0.9)
     rng = random.Random(seed)
     found: list[FFNGraph] = []
     while len(found) < count:
-        found += [genes.graph for genes in space.sample(rng).layers]
+        found += [genes.graph for genes in space.sample(rng).ffns]
     return found[:count]
 
 
@@ -81,8 +81,8 @@ def architectures(count: int, base: Base = BASE, seed: int = 0) -> Iterator[Arch
     rng = random.Random(seed)
     for number in range(count):
         drawn = graphs(base.depth, seed=1000 * seed + number)
-        layers = [Genes(graph, rng.randint(1, 3), Fraction(rng.randint(3, 16), 16)) for graph in drawn]
-        yield Architecture(base, tuple(layers))
+        layers = [FFN(graph, rng.randint(1, 3), Fraction(rng.randint(3, 16), 16)) for graph in drawn]
+        yield Architecture.of_ffns(base, tuple(layers))
 
 
 def bases(seed: int = 0) -> Iterator[Base]:

@@ -13,7 +13,7 @@ from distill.objectives import layer_maps
 from distill.training.teacher import TeacherError, load_config, load_model, load_tokenizer
 
 # The settings of a configuration that are lists with a value for each layer.
-OF_EACH_LAYER = ("ffn", "attention_heads", "layer_types")
+OF_EACH_LAYER = ("ffn", "attention_heads", "attention_experts", "layer_types")
 _LAYERS = re.compile(r"(first|uniform):(\d{1,4})")
 
 
@@ -78,7 +78,7 @@ def some_layers(teacher: PreTrainedModel, chosen: Sequence[int]) -> PreTrainedMo
     config = copy.deepcopy(teacher.config)
     config.num_hidden_layers = len(chosen)
     for name in OF_EACH_LAYER:
-        if values := getattr(config, name, None):
+        if isinstance(values := getattr(config, name, None), list | tuple):
             setattr(config, name, [values[layer] for layer in chosen])
     student = type(teacher)(config)
     family, weights = family_of(teacher), {}

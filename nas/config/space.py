@@ -1,6 +1,6 @@
 """The tables of a study's configuration for its search space and its budget."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -14,7 +14,8 @@ from nas.config.values import (
     Table,
     kept_share,
 )
-from search_spaces.architecture import DENSE
+from search_spaces.genes import SIZE_GENES
+from search_spaces.layer import DENSE
 from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
 
 
@@ -23,8 +24,9 @@ class SpaceTable(Table):
 
     Attributes:
         stacks, expansions, experts: the choices for each layer; a stack of 0 is a layer without an FFN.
-        attention_experts, head_experts: the choices for the number of experts in the attention of all layers, and of
-            prediction layers in the head, see `search_spaces.architecture.Base`. Baselines have the smallest ones.
+        attention_experts: the choices for the number of experts of each layer's attention.
+        head_experts: the choices for the number of prediction layers in the head. Baselines have the fewest experts of
+            both.
         uniform: without `max_params`, the upper bound on parameters is what a student has whose layers all have this
             expansion (a uniform slice).
         min_params, max_params: bounds on the parameters, pooler and classifier included, such as "15M".
@@ -56,6 +58,10 @@ class SpaceTable(Table):
     gated: bool = False
     max_height: Annotated[int, Field(ge=MIN_HEIGHT, le=MAX_HEIGHT)] | None = None
     mismatch: Literal["narrow", "wide"] = "narrow"
+
+    def genes(self) -> dict[str, tuple[Any, ...]]:
+        """The choices of every gene by its name, as a `search_spaces.spaces.Space` takes them."""
+        return {name: getattr(self, gene.key) for name, gene in SIZE_GENES.items()}
 
     @field_validator("stacks")
     @classmethod

@@ -15,9 +15,10 @@ from pydantic import (
 )
 
 from nas.latency.limit import parse_latency
-from search_spaces.architecture import ArchitectureError, Experts
-from search_spaces.base import LARGEST
+from search_spaces.architecture import ArchitectureError
+from search_spaces.base import MOST_EXPERTS
 from search_spaces.errors import did_you_mean, shortened
+from search_spaces.layer import Experts
 from search_spaces.numbers import fraction, share
 
 
@@ -85,7 +86,7 @@ PositiveShare = Annotated[Fraction, BeforeValidator(_share), PlainSerializer(str
 ExpertsTable = Annotated[Experts, PlainValidator(_experts), PlainSerializer(Experts.to_json)]
 # Choices for a number of experts that a whole architecture has.
 ExpertCounts = Annotated[
-    tuple[Annotated[int, Field(strict=True, ge=1, le=LARGEST["attention_experts"])], ...],
+    tuple[Annotated[int, Field(strict=True, ge=1, le=MOST_EXPERTS)], ...],
     Field(min_length=1),
     AfterValidator(_distinct),
 ]

@@ -15,6 +15,7 @@ from nas.export.checkpoint import ARCHITECTURE, CONFIG, Checkpoint
 from nas.export.latency import LatencyReport, table
 from nas.report.final import final_table
 from nas.report.table import Column, Table
+from supernet.model.configuration import attention_experts
 
 # The versions of transformers with which exported students load; tested are 5.1.0, 5.2.0, 5.10.4 and 5.23.0.
 TRANSFORMERS = ">=5.1,<6"
@@ -191,8 +192,10 @@ class Card:
         ]
         text = f"## Architecture\n\n{Table(columns, rows).markdown()}"
         extra = []
-        if config.attention_experts > 1:
-            extra.append(f"Every layer has {config.attention_experts} attentions, of which a gate chooses one a token.")
+        counts = {attention_experts(config, layer) for layer in range(config.num_hidden_layers)}
+        if max(counts) > 1:
+            number = " to ".join(map(str, sorted({min(counts), max(counts)})))
+            extra.append(f"Every layer has {number} attentions, of which a gate chooses one a token.")
         if (heads := getattr(config, "head_experts", 1)) > 1:
             extra.append(f"The head has {heads} experts, of which a gate chooses one a sentence.")
         if self.form:

@@ -31,8 +31,8 @@ class Checkpoint:
     """A trained student with what lies beside its weights.
 
     Attributes:
-        architecture, config, metrics: None where the folder has no such file. `train_final.py` writes all three,
-            `supernet.experts` none.
+        architecture, config, metrics: None where the folder has no such file. `train_final.py` writes all three;
+            `supernet.experts` and `supernet.prune` write no configuration, and metrics of another form.
     """
 
     folder: Path
@@ -82,13 +82,14 @@ def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
     except WeightsError as error:
         raise ExportError(f"{folder}: no readable weights: {error}") from None
     files = {file: folder / file for file in (ARCHITECTURE, CONFIG, METRICS)}
+    metrics = read_object(files[METRICS]) if files[METRICS].exists() else {}
     checkpoint = Checkpoint(
         folder,
         model.eval(),
         load_tokenizer(str(folder)),
         Architecture.load(files[ARCHITECTURE]) if files[ARCHITECTURE].exists() else None,
         load_config(str(files[CONFIG])) if files[CONFIG].exists() else None,
-        read_object(files[METRICS]) if files[METRICS].exists() else None,
+        metrics if "metrics" in metrics else None,
     )
     name_outputs(model.config, checkpoint.type, labels)
     return checkpoint

@@ -14,6 +14,7 @@ from distill.encoders.family import CHANNELS, FAMILIES, family_of
 from distill.tasks.types import task_type_of
 from nas.export.checkpoint import ExportError
 from nas.export.onnx import TOLERANCE, padded_batch
+from supernet.model.configuration import attention_experts
 
 # The operations that have another name in a configuration; gelu has one for each of its forms.
 OTHER_NAMES = {"swish": "silu"}
@@ -25,8 +26,10 @@ def why_not(config: Any) -> str:
     family = FAMILIES[str(family_of(config).students_of)]
     if getattr(config, "embedding_size", None) is not None:
         return "its word embedding is factorised"
-    if config.attention_experts > 1 or getattr(config, "head_experts", 1) > 1:
-        return f"its {'attention' if config.attention_experts > 1 else 'head'} has experts"
+    if any(attention_experts(config, layer) > 1 for layer in range(config.num_hidden_layers)):
+        return "its attention has experts"
+    if getattr(config, "head_experts", 1) > 1:
+        return "its head has experts"
     if config.attention_heads is not None:
         heads = family.size(config, "heads")
         return f"attention heads have been pruned, and all layers of a {family.model_type} model have {heads}"

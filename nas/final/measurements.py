@@ -70,7 +70,7 @@ def measure(
     for name, architecture in architectures.items():
         idle = cost.params(architecture, labels) - cost.params_active(architecture, labels)
         results[name]["params_active"] = results[name]["params"] - idle
-        results[name]["ffn_params"] = sum(cost.ffn_params(architecture.base, genes) for genes in architecture.layers)
+        results[name]["ffn_params"] = sum(cost.ffn_params(architecture.base, genes) for genes in architecture.ffns)
         results[name]["macs"] = cost.macs(architecture, tokens, labels, task.type.head)
     return Measurements(results, len(split), tokens, loads)
 

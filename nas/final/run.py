@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from nas.preparation.phases import FINAL
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import base_of_study
 from search_spaces.architecture import Architecture
-from search_spaces.base import OF_EXPERTS, Base
+from search_spaces.base import Base
 from supernet.build import check_exportable
 
 TEACHER, STUDENT, BASE_MODEL = "teacher", "student", "base model"
@@ -152,12 +152,12 @@ def check_architecture(architecture: Architecture, base: Base, config: StudyConf
     Raises:
         ConfigError: it is on another base, or its stacks are too large.
     """
-    if differences := without_experts(architecture.base).differences(without_experts(base)):
+    if differences := architecture.base.differences(base.with_gates_of(architecture.base)):
         raise ConfigError(
             f"the architecture's base differs from the configuration's in {differences}: add --transfer to apply the "
             "architecture's layers to the configuration's base"
         )
-    stack, largest = max(genes.stack for genes in architecture.layers), max(config.space.stacks)
+    stack, largest = max(genes.stack for genes in architecture.ffns), max(config.space.stacks)
     if stack > largest:
         raise ConfigError(
             f"the architecture has a stack of {stack} blocks; the supernet has {largest}: add {stack} to space.stacks"
@@ -166,15 +166,8 @@ def check_architecture(architecture: Architecture, base: Base, config: StudyConf
 
 def check_head(architecture: Architecture, kind: str) -> None:
     """Raise ConfigError if the architecture has experts in its head and heads of this kind of task cannot have any."""
-    if architecture.base.head_experts > 1 and not task_type(kind).head.pooled:
+    if architecture.head.experts > 1 and not task_type(kind).head.pooled:
         raise ConfigError(f"the architecture has experts in its head, which a model for {kind} cannot have")
-
-
-def without_experts(base: Base) -> Base:
-    """The base without what belongs to an architecture but not to a study: experts in attention and head, and how gates
-    and capacities work.
-    """
-    return replace(base, **OF_EXPERTS)
 
 
 def metrics_of(

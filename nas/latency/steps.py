@@ -22,9 +22,9 @@ from transformers import PreTrainedModel
 
 from distill.encoders.parts import encoder_layers
 from distill.objectives.outputs import Batch
-from search_spaces.architecture import DENSE, Experts
 from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
+from search_spaces.layer import DENSE, Experts
 from search_spaces.operations import BINARY, LINEAR, UNARY
 from supernet.build import expert_settings
 from supernet.model.dispatch import Tokens, put, take, weighted

@@ -51,9 +51,10 @@ from nas.latency.steps import (
     step_names,
     step_times,
 )
-from search_spaces.architecture import DENSE, Architecture, Experts, Genes
+from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
+from search_spaces.layer import DENSE, FFN, Experts
 from search_spaces.operations import BINARY, UNARY
 from supernet.build import added_operations, build, config_of
 from supernet.model.expert_linear import ExpertLinear
@@ -150,7 +151,7 @@ class LatencyTable:
     teacher: int
     steps: tuple[tuple[str, int], ...]
 
-    def ffn(self, base: Base, genes: Genes) -> int:
+    def ffn(self, base: Base, genes: FFN) -> int:
         """Microseconds of all blocks of one layer; 0 if it has none. For inner widths between those of the table, which
         baselines may have, they are interpolated linearly.
 
@@ -173,7 +174,7 @@ class LatencyTable:
         once = 0 if genes.experts.gated or genes.experts == DENSE else self._nanoseconds[routing_step(genes.experts)]
         return (genes.stack * nanoseconds + once + 500) // 1000
 
-    def _block(self, genes: Genes, base: Base, inner: int) -> int:
+    def _block(self, genes: FFN, base: Base, inner: int) -> int:
         experts = genes.experts
         names = ["norm", *step_names(genes.graph, base, inner, experts)]
         if experts != DENSE:
@@ -188,7 +189,7 @@ class LatencyTable:
 
     def total(self, architecture: Architecture) -> int:
         """Microseconds of a whole model: `fixed` plus `ffn` of every layer."""
-        return self.fixed + sum(self.ffn(architecture.base, genes) for genes in architecture.layers)
+        return self.fixed + sum(self.ffn(architecture.base, genes) for genes in architecture.ffns)
 
     def to_json(self) -> dict[str, Any]:
         """The table as values that `json.dumps` accepts; the inverse of `from_json`."""
@@ -209,7 +210,7 @@ class LatencyTable:
 
 
 def table_path(
-    base: Base,
+    base_model: Architecture,
     teacher: PretrainedConfig,
     inner_widths: Sequence[int],
     *,
@@ -227,13 +228,15 @@ def table_path(
     measured = [*sorted(kinds), *added_operations()]
     widths = sorted(set(inner_widths))
     # What the outputs of experts are multiplied by and the noise of training do not change how long it takes.
-    base_settings = {name: value for name, value in asdict(base).items() if name not in ("gate_scale", "gate_jitter")}
-    key = fingerprint(FORMAT, base_settings, teacher_settings, widths, batch, tokens, device_and_versions, measured)
+    of_base = asdict(base_model.base)
+    base_settings = {name: value for name, value in of_base.items() if name not in ("gate_scale", "gate_jitter")}
+    settings = (base_settings, asdict(base_model.layers[0].attention), asdict(base_model.head), teacher_settings)
+    key = fingerprint(FORMAT, *settings, widths, batch, tokens, device_and_versions, measured)
     return cache / "latencies" / f"{key}.json"
 
 
 def latency_table(
-    base: Base,
+    base_model: Architecture,
     teacher: PretrainedConfig,
     inner_widths: Sequence[int],
     *,
@@ -247,7 +250,7 @@ def latency_table(
     """The latency table of this device, from the folder `cache`; it is measured first if it is not there.
 
     Args:
-        base: the base of the architectures.
+        base_model: all architectures have its base, its attentions and its head.
         teacher: the configuration of the teacher, which is measured with random weights.
         inner_widths: the inner widths of all blocks that occur, in channels.
         batch, tokens: the number of sentences, without padding, and the number of tokens of each.
@@ -260,7 +263,7 @@ def latency_table(
         ValueError: the base or the teacher has fewer positions than `tokens`.
         TooBusy: the table would make no sense.
     """
-    student = config_of(Architecture.uniform(base), template=teacher)
+    base, student = base_model.base, config_of(base_model, template=teacher)
     positions = min(family_of(config).positions(config) for config in (student, teacher))
     if tokens > positions:
         raise ValueError(f"tokens: there are {positions} positions, not {tokens}")
@@ -272,10 +275,12 @@ def latency_table(
         # The random state afterwards must not depend on whether the table had to be measured.
         with torch.random.fork_rng(devices=[]):
             examples = example(base.vocabulary, batch, tokens, device)
-            table = _measure(base, teacher, widths, list(kinds.values()), examples, on_progress)
+            table = _measure(base_model, teacher, widths, list(kinds.values()), examples, on_progress)
         path.write_text(json.dumps(table.to_json(), indent=1), encoding="utf-8")
 
-    path = table_path(base, teacher, widths, batch=batch, tokens=tokens, device=device, cache=cache, experts=experts)
+    path = table_path(
+        base_model, teacher, widths, batch=batch, tokens=tokens, device=device, cache=cache, experts=experts
+    )
     create_once(path, make)
     return LatencyTable.from_json(json.loads(path.read_text(encoding="utf-8")))
 
@@ -300,7 +305,7 @@ def measure_whole(
 
 
 def _measure(
-    base: Base,
+    base_model: Architecture,
     teacher: PretrainedConfig,
     widths: Sequence[int],
     experts: Sequence[Experts],
@@ -310,15 +315,17 @@ def _measure(
     device = batch["input_ids"].device
     rows, tokens = batch["input_ids"].shape
     # The values before `expand` and after `project` are as wide as the model, which may be none of the inner widths.
-    probed = sorted({*widths, base.width})
-    base = replace(base, inner=max(probed))
-    narrow = Architecture.uniform(base, GATED, expansion=Fraction(widths[0], base.inner))
-    host = build(narrow, template=teacher).to(device)
+    probed = sorted({*widths, base_model.base.width})
+    base = replace(base_model.base, inner=max(probed))
+    base_model = replace(base_model, base=base)
+    narrow = FFN(GATED, 1, Fraction(widths[0], base.inner))
+    host = build(base_model.with_ffns([narrow] * base.depth), template=teacher).to(device)
     on_progress("latency: steps", None)
     nanoseconds = {name: round(1e9 * value) for name, value in step_times(host, base, probed, experts, batch).items()}
     steps = LatencyTable(rows, tokens, 0, 0, tuple(nanoseconds.items()))
 
-    architectures = [Architecture.uniform(base, stack=0), *islice(_references(base, widths), REFERENCES)]
+    none = base_model.with_ffns([FFN(stack=0)] * base.depth)
+    architectures = [none, *islice(_references(base_model, widths), REFERENCES)]
     family = family_of(host)
     shared = [family.embeddings, *(f"{family.layers}.{layer}.{family.attention}" for layer in range(base.depth))]
     models: dict[str, nn.Module] = {"teacher": AutoModelForSequenceClassification.from_config(teacher).to(device)}
@@ -353,21 +360,22 @@ def line(sums: Sequence[float], whole: Sequence[float]) -> tuple[float, float]:
     return scale, fixed
 
 
-def _references(base: Base, widths: Sequence[int]) -> Iterator[Architecture]:
+def _references(base_model: Architecture, widths: Sequence[int]) -> Iterator[Architecture]:
     """Yield random reference architectures without end. Their graphs and stacks are random, and gelu is the most
     frequent operation.
 
     All layers of an architecture have the same inner width, so that the sizes of architectures differ a lot.
     """
     rng = random.Random(0)
+    base = base_model.base
     for inner in cycle(widths):
         layers = []
         for _ in range(base.depth):
             unary, binary = tuple(UNARY), tuple(BINARY)
             operations = (rng.choice(("gelu", rng.choice(unary))), rng.choice(unary), rng.choice(binary))
             graph = FFNGraph.parse(rng.choice(SHAPES).format(*operations))
-            layers.append(Genes(graph, rng.randint(1, 2), Fraction(inner, base.inner)))
-        yield Architecture(base, tuple(layers))
+            layers.append(FFN(graph, rng.randint(1, 2), Fraction(inner, base.inner)))
+        yield base_model.with_ffns(layers)
 
 
 def example(vocabulary: int, batch: int, tokens: int, device: str) -> Batch:

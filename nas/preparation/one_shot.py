@@ -29,8 +29,9 @@ from nas.preparation.teacher import prepare_task
 from nas.preparation.text import prepare_texts
 from nas.preparation.workspace import OneShotWorkspace, Workspace, objectives, projections, raw_teacher
 from search_spaces import cost
-from search_spaces.architecture import DENSE, Architecture, Genes
+from search_spaces.architecture import Architecture
 from search_spaces.graph import FFNGraph
+from search_spaces.layer import DENSE, FFN
 from search_spaces.spaces import Space
 from supernet.build import build, load_weights, set_dropout
 from supernet.inherit import inherit
@@ -48,7 +49,7 @@ def prepare_one_shot(
         ConfigError, distill.training.teacher.TeacherError: see `nas.preparation.prepare.prepare`.
     """
     given = workspace
-    has_routers = set(space.experts) != {DENSE} or space.bases[-1].attention_experts > 1
+    has_routers = set(space.genes["experts"]) != {DENSE} or max(space.genes["attention_experts"]) > 1
     # Routers depend on the first task.
     any_order = is_independent_of_task(given.config) and not has_routers
     config = given.config.model_copy(update={"tasks": tuple(sorted(given.config.tasks))}) if any_order else given.config
@@ -72,7 +73,7 @@ def prepare_one_shot(
         largest.to_json(),
         smallest.to_json(),
         [space.min_params, space.max_params, *((limit.name, limit.maximum, limit.fixed) for limit in space.limits)],
-        [[stack, str(expansion), str(experts)] for stack, expansion, experts in space.sizes],
+        [layer.to_json() for layer in space.sizes],
         [[limit.total(smallest), limit.total(largest)] for limit in space.limits],
         config.model_dump(
             mode="json",
@@ -81,7 +82,6 @@ def prepare_one_shot(
         ),
         has_raw_teacher(config, "sharing_pretrain"),
         [text.name for _, text in texts] or None,
-        space.expert_counts,
     )
     made = OneShotWorkspace(workspace, tasks, contexts[0].cache / "shared" / key)
     contexts[0].create(
@@ -135,11 +135,15 @@ def extremes(space: Space) -> tuple[Architecture, Architecture]:
     the largest one has all channels of the base, from which the experts are made.
     """
     assert space.start is not None
-    widest = max(space.expansions) if set(space.experts) == {DENSE} else Fraction(1)
-    sizes = [(min(space.stacks), min(space.expansions)), (max(space.stacks), widest)]
+    widest = max(space.genes["expansion"]) if set(space.genes["experts"]) == {DENSE} else Fraction(1)
     smallest, largest = (
-        Architecture(base, tuple(Genes(graph, *size) for graph in space.start_graphs))
-        for base, size in zip((space.bases[0], space.bases[-1]), sizes, strict=True)
+        Architecture.of_ffns(
+            space.base,
+            [FFN(graph, extreme(space.genes["stack"]), expansion) for graph in space.start_graphs],
+            extreme(space.genes["attention_experts"]),
+            extreme(space.genes["head_experts"]),
+        )
+        for extreme, expansion in ((min, min(space.genes["expansion"])), (max, widest))
     )
     return smallest, largest
 
@@ -148,9 +152,10 @@ def architectures_of_a_step(config: StudyConfig, space: Space) -> tuple[tuple[Ar
     """The architectures that every step of the one-shot supernet trains, and how many others it draws."""
     if config.sharing.widths:
         assert space.start is not None
-        stack = min(filter(None, space.stacks))
-        layers = [[Genes(graph, stack, width) for graph in space.start_graphs] for width in config.sharing.widths]
-        return tuple(Architecture(space.base, tuple(genes)) for genes in layers), 0
+        stack = min(filter(None, space.genes["stack"]))
+        smallest, _ = extremes(space)
+        layers = [[FFN(graph, stack, width) for graph in space.start_graphs] for width in config.sharing.widths]
+        return tuple(map(smallest.with_ffns, layers)), 0
     if config.sharing.sandwich:
         smallest, largest = extremes(space)
         return (largest, smallest), DRAWN_IN_SANDWICH
@@ -161,11 +166,11 @@ def stored_architecture(largest: Architecture, space: Space) -> Architecture:
     """The architecture whose weights are stored. If the space has experts, its graphs connect all inner channels on
     both sides, because experts may take any of them, whereas a graph that combines them with x may leave some out.
     """
-    if set(space.experts) == {DENSE}:
+    if set(space.genes["experts"]) == {DENSE}:
         return largest
     gated = FFNGraph.parse(f"project(mul({space.graph.nodes[-2].op}(expand(x)),gate(x)))")
-    layers = (replace(genes, graph=gated if genes.graph.gated else space.graph) for genes in largest.layers)
-    return Architecture(largest.base, tuple(layers))
+    layers = (replace(genes, graph=gated if genes.graph.gated else space.graph) for genes in largest.ffns)
+    return largest.with_ffns(layers)
 
 
 def _make_one_shot(
@@ -192,7 +197,7 @@ def _make_one_shot(
         for number, (name, teacher) in enumerate(teachers.items())
     }
     frequencies = study.frequencies()
-    supernet = OneShotSupernet(model, heads, space.experts, frequencies, problem_types(tasks), config.seed)
+    supernet = OneShotSupernet(model, heads, space.genes["experts"], frequencies, problem_types(tasks), config.seed)
     learned = projections(study.supernet)
     with refusing_divergence("sharing_pretrain"):
         if on_text := training_phase(config, "sharing_pretrain", tasks[config.task]):

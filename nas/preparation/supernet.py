@@ -356,7 +356,13 @@ def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[]
     full = Architecture.uniform(base, graph=graph)
     table = config.space
     space = Space(
-        base, (1,), (Fraction(1),), 1, cost.params(full), table.edit_rate, graph=graph, max_height=table.max_height
+        base,
+        {"stack": (1,), "expansion": (Fraction(1),)},
+        1,
+        cost.params(full),
+        table.edit_rate,
+        graph=graph,
+        max_height=table.max_height,
     )
     rng = random.Random(config.seed)
-    return lambda: [genes.graph for genes in space.sample(rng).layers]
+    return lambda: [genes.graph for genes in space.sample(rng).ffns]

@@ -51,18 +51,19 @@ def describe(
         "macs": cost.macs(architecture, tokens, labels, head),
         "flops": cost.flops(architecture, tokens),
         "speedup": cost.speedup(architecture),
-        "attention_experts": architecture.base.attention_experts,
-        "head_experts": architecture.base.head_experts,
+        "head_experts": architecture.head.experts,
         "layers": [
             {
-                "formula": genes.formula,
-                "stack": genes.stack,
-                "expansion": str(genes.expansion if genes.stack else 0),
-                "inner": genes.inner(architecture.base),
-                "experts": genes.experts.count,
-                **_experts(genes.experts),
+                "formula": layer.ffn.formula,
+                "stack": layer.ffn.stack,
+                "expansion": str(layer.ffn.expansion if layer.ffn.stack else 0),
+                "inner": layer.ffn.inner(architecture.base),
+                "experts": layer.ffn.experts.count,
+                **_experts(layer.ffn.experts),
+                "heads": layer.attention.heads,
+                "attention_experts": layer.attention.experts,
             }
-            for genes in architecture.layers
+            for layer in architecture.layers
         ],
     }
 
@@ -96,7 +97,7 @@ def layers(architecture: Architecture) -> Table:
             None if genes.experts == DENSE else genes.experts,
             genes.formula,
         )
-        for number, genes in enumerate(architecture.layers, start=1)
+        for number, genes in enumerate(architecture.ffns, start=1)
     ]
     return Table(columns, rows)
 

@@ -16,7 +16,7 @@ from nas.report.study import COMPLETE, Candidate, Stage, Study, knee
 from nas.report.table import Table, plural, with_error
 from nas.study.attributes import COSTS
 from nas.study.description import formulas
-from search_spaces.variants import experts_in_words
+from search_spaces.genes import outside_ffns
 
 
 def within(candidates: Sequence[Candidate], limits: Mapping[str, float]) -> list[Candidate]:
@@ -160,7 +160,7 @@ def facts_of(study: Study, stage: Stage, candidate: Candidate) -> dict[str, Any]
         "costs": {name: cost for name, cost in candidate.costs.items() if name in COSTS},  # latency in microseconds
         "layers": formulas(candidate.architecture),
     }
-    experts = experts_in_words(candidate.architecture.base)
+    experts = outside_ffns(candidate.architecture)
     return facts | ({"experts": experts} if experts else {})
 
 

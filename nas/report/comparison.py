@@ -60,9 +60,10 @@ def item_of(text: str) -> Item:
         return Item(text, load(text))
     folder = Folder(path)
     if (path / "model.safetensors").exists() or (path / "config.json").exists():
-        for needed in (folder.architecture, folder.config):
-            if not needed.exists():
-                raise CompareError(f"{path} is not a checkpoint of train_final.py: it has no {needed.name}")
+        if not folder.architecture.exists():
+            raise CompareError(f"{path} is not a checkpoint of this project: it has no {folder.architecture.name}")
+        if not folder.config.exists():  # as of `supernet.prune` and `supernet.experts`
+            return Item(text, Architecture.load(folder.architecture))
         config = load_config(str(folder.config))
         return Item(text, Architecture.load(folder.architecture), config, checkpoint=path)
     if not folder.config.exists():

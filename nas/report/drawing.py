@@ -13,11 +13,12 @@ from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta, upl
 from distill.files import scratch_folder
 from nas.study import ledger
 from nas.study.storage import storage_of
-from search_spaces.architecture import DENSE, Architecture, Genes
+from search_spaces.architecture import Architecture
 from search_spaces.base import Base
+from search_spaces.genes import outside_ffns
 from search_spaces.graph import FFNGraph
+from search_spaces.layer import DENSE, FFN
 from search_spaces.operations import BINARY, LINEAR
-from search_spaces.variants import experts_in_words
 
 # In pixels: the space for a layer's number and sizes, a column and a lane of nodes, and a node.
 LEFT, COLUMN, LANE, WIDTH, HEIGHT = 230, 100, 34, 78, 24
@@ -31,10 +32,10 @@ def svg(architecture: Architecture) -> str:
     """
     parts: list[str] = []
     top, width = MARGIN, 0
-    if whole := experts_in_words(architecture.base):
+    if whole := outside_ffns(architecture):
         parts.append(_text(8, top + 7, whole, 'font-size="11"'))
         top, width = top + 14 + MARGIN, LEFT + 2 * COLUMN
-    for number, genes in enumerate(architecture.layers, start=1):
+    for number, genes in enumerate(architecture.ffns, start=1):
         places, height = layout(genes.graph) if genes.stack else ({}, 2 * HEIGHT)
         middle = top + height // 2
         parts += _label(number, genes, architecture.base, middle)
@@ -91,7 +92,7 @@ def _text(x: int, y: int, text: str, more: str = "") -> str:
     return f'<text x="{x}" y="{y + 4}" fill="#222" stroke="none" {more}>{escape(text)}</text>'
 
 
-def _label(number: int, genes: Genes, base: Base, middle: int) -> Iterator[str]:
+def _label(number: int, genes: FFN, base: Base, middle: int) -> Iterator[str]:
     sizes = "no FFN"
     if genes.stack:
         blocks = f"{genes.stack} blocks × " if genes.stack > 1 else ""
@@ -118,7 +119,7 @@ def _edges(graph: FFNGraph, places: dict[int, tuple[int, int]], middle: int) -> 
             yield _text((x0 + x1) // 2 - 12, (y0 + y1) // 2 - 9, "both", 'font-size="10"')
 
 
-def _nodes(genes: Genes, base: Base, places: dict[int, tuple[int, int]], middle: int) -> Iterator[str]:
+def _nodes(genes: FFN, base: Base, places: dict[int, tuple[int, int]], middle: int) -> Iterator[str]:
     widths = genes.graph.widths(base.width, genes.inner(base), base.mismatch)
     for number, node in enumerate(genes.graph.nodes):
         x, y, text = LEFT + places[number][0], middle + places[number][1], node.op

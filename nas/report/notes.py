@@ -31,7 +31,7 @@ from nas.study.attributes import (
 from nas.study.storage import id_of, storage_of, trial_id
 from search_spaces.architecture import Architecture
 from search_spaces.formula import layers_latex
-from search_spaces.variants import experts_in_words
+from search_spaces.genes import outside_ffns
 
 # Where the dashboard keeps the notes of trials: among the system attributes of their study, by the trial's id, in parts
 # of limited length, since some databases limit the length of a value.
@@ -56,7 +56,7 @@ def note(trial: FrozenTrial, architecture: Architecture, baselines: Sequence[Fro
     if DUPLICATE_OF in attributes:
         lines += [f"It computes the same function as trial {attributes[DUPLICATE_OF]} and was not evaluated again.", ""]
     lines += [_costs(trial), "", layers(architecture).markdown()]
-    if whole := experts_in_words(architecture.base):
+    if whole := outside_ffns(architecture):
         lines += ["", f"It has {whole}."]
     if loads := attribute(trial, EXPERT_LOAD):
         shares = (str(Load(load["layer"], load["part"], tuple(load["shares"]))) for load in loads)

@@ -207,14 +207,14 @@ def nonlinearity(study: Study) -> Section | None:
     if leader is None:
         return None
     winner = leader.architecture
-    base_graph = study.references[0].architecture.layers[0].graph if study.references else GELU
+    base_graph = study.references[0].architecture.ffns[0].graph if study.references else GELU
     panels = {
         "whole base model": surface.of_architecture(Architecture.uniform(winner.base, graph=base_graph)),
         "whole winner" if study.last.best else "whole best candidate so far": surface.of_architecture(winner),
         f"base model: {base_graph}": surface.of_graph(base_graph),
     }
     users: dict[FFNGraph, list[str]] = {}
-    for number, genes in enumerate(winner.layers, start=1):
+    for number, genes in enumerate(winner.ffns, start=1):
         if genes.stack and genes.graph != base_graph:
             users.setdefault(genes.graph, []).append(str(number))
     for graph, numbers in list(users.items())[:SURFACES]:

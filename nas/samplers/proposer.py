@@ -77,7 +77,7 @@ class Proposer(BaseSampler):
         return [
             observation
             for observation in observations
-            if self._keeps_budget(observation.architecture) and all(map(isfinite, observation.values or ()))
+            if self._within_budget(observation.architecture) and all(map(isfinite, observation.values or ()))
         ]
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
@@ -103,9 +103,9 @@ class Proposer(BaseSampler):
             self._current = (trial.number, self.space.choices(architecture))
         return self._current[1][param_name]
 
-    def _keeps_budget(self, architecture: Architecture) -> bool:
+    def _within_budget(self, architecture: Architecture) -> bool:
         if architecture not in self._in_budget:
-            self._in_budget[architecture] = self.space.keeps_budget(architecture)
+            self._in_budget[architecture] = self.space.within_budget(architecture)
         return self._in_budget[architecture]
 
     def _first_new(

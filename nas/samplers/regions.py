@@ -13,7 +13,7 @@ import numpy as np
 from sklearn import config_context
 from threadpoolctl import ThreadpoolController
 
-from nas.samplers.encoding import encode, widths
+from nas.samplers.encoding import encode, encoded_genes, widths
 from nas.samplers.proposer import ZeroCostProxy
 from nas.samplers.random import RandomSampler
 from nas.study.ledger import Observation
@@ -149,7 +149,7 @@ class TreeSampler(RandomSampler):
 
     def features(self, architectures: Sequence[Architecture]) -> np.ndarray:
         """One row of features for each architecture: its encoding."""
-        return encode(architectures, widths(self.space), tuple(self.space.expert_counts))
+        return encode(architectures, widths(self.space), encoded_genes(self.space))
 
     def features_of_trials(self, observations: Sequence[Observation]) -> np.ndarray:
         """The features of the architectures of trials, which are computed once for every trial."""

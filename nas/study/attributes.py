@@ -35,10 +35,8 @@ COSTS: dict[str, Callable[[float], str]] = {
     "macs": lambda value: f"{value:,.0f} MACs",
     "latency": lambda value: f"{value / 1000:.2f} ms",
 }
-# The prefix of the names of parameters of layers, and the names of those of a whole architecture with the fields of its
-# base. The names of a space's choices begin with "layer1/" and so on, or are those fields.
+# The prefix of the names of parameters of layers. The names of a space's choices begin with "layer1/" and so on.
 PREFIX = "layer "
-OF_BASE = {"experts in attention": "attention_experts", "experts in head": "head_experts"}
 
 
 def attribute(trial: FrozenTrial, name: str, default: Any = None) -> Any:

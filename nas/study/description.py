@@ -7,26 +7,22 @@ values that every architecture has.
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 
-from nas.study.attributes import ARCHITECTURE, CHOICES, FUNCTION, IN_BUDGET, OF_BASE, PREFIX, attribute
-from search_spaces import cost, variants
-from search_spaces.architecture import DENSE, Architecture, Genes
+from nas.study.attributes import ARCHITECTURE, CHOICES, FUNCTION, IN_BUDGET, PREFIX, attribute
+from search_spaces import cost
+from search_spaces.architecture import Architecture
+from search_spaces.base import Base
 from search_spaces.equivalence import function_key
-from search_spaces.graph import FFNGraph
-from search_spaces.operations import BINARY, UNARY
+from search_spaces.genes import GENES, OTHER_EXPERTS, SIZE_GENES, Domains, genes_of, outside_ffns
+from search_spaces.layer import DENSE, Head
 from search_spaces.spaces import GRAPHS, SIZES, Space
-
-# The value for a segment without an operation.
-NO_OPERATION = "none"
-# The value for experts that the space does not have, but the architecture that the stage refines.
-OTHER_EXPERTS = "other"
 
 
 @dataclass(frozen=True)
@@ -36,26 +32,18 @@ class Parameters:
     All trials of a study, including baselines and other enqueued architectures, have the same parameters with the same
     distributions, because the plots of the dashboard leave out parameters that only some trials have. What does not
     vary in a study is no parameter: stage 2 varies only operations, stage 3 only sizes, and a dense space has no
-    experts. The numbers of experts in attention and head are parameters of the whole architecture.
+    experts.
 
     Args:
-        depth: the number of layers.
-        inner: the inner width of the base model, which is the largest one.
-        stacks: the number of blocks of the largest stack.
-        experts: the kinds of layers of the space, including the dense layer.
+        base: the base of all architectures.
+        choices: the values of every gene but the graph that occur: those of the space, the default, and the numbers of
+            the architecture that the stage refines.
         vary: `GRAPHS`, `SIZES` or both.
-        least: the number of blocks of the smallest stack, and the smallest inner width: 0 if there may be layers
-            without an FFN, else 1.
-        expert_counts: the choices of the numbers of experts in attention and head that vary, by their fields.
     """
 
-    depth: int
-    inner: int
-    stacks: int
-    experts: tuple[str, ...]
+    base: Base
+    choices: Mapping[str, tuple[Any, ...]] = field(hash=False)
     vary: frozenset[str] = frozenset({GRAPHS, SIZES})
-    least: int = 1
-    expert_counts: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @classmethod
     def of(cls, space: Space, vary: frozenset[str] | None = None) -> "Parameters":
@@ -64,86 +52,60 @@ class Parameters:
         Args:
             vary: replaces what the space varies, for example in the confirmation of several stages' finalists.
         """
-        start = space.start.layers if space.start else ()
-        stacks = {*space.stacks, 1, *(genes.stack for genes in start)}
-        experts = tuple(dict.fromkeys(map(str, (DENSE, *space.experts))))
-        varied = space.vary if vary is None else vary
-        counts = variants.expert_choices(variants.variants(space.base, space.attention_experts, space.head_experts))
-        expert_counts = tuple((name, values) for name, values in counts.items() if len(values) > 1)
-        return cls(space.base.depth, space.base.inner, max(stacks), experts, varied, min(stacks), expert_counts)
+        choices = {}
+        for name, gene in SIZE_GENES.items():
+            kept = [] if space.start is None else map(gene.read, gene.parts(space.start))
+            numbers = [value for value in kept if isinstance(value, int)]
+            of_stack = [1] if name == "stack" else []
+            choices[name] = tuple(dict.fromkeys([*space.genes[name], *of_stack, *numbers]))
+        return cls(space.base, choices, space.vary if vary is None else vary)
 
     @cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
         """The distribution of every parameter by its name."""
-        operations = CategoricalDistribution((NO_OPERATION, *UNARY, *BINARY))
-        layer: dict[str, BaseDistribution] = {}
-        if SIZES in self.vary:
-            layer["inner width"] = IntDistribution(self.least, self.inner)
-            if self.stacks > self.least:
-                layer["stack"] = IntDistribution(self.least, self.stacks)
-            if len(self.experts) > 1:
-                layer["experts"] = CategoricalDistribution((*self.experts, OTHER_EXPERTS))
-        if GRAPHS in self.vary:
-            layer |= dict.fromkeys(_operations_of(FFNGraph.parse("project(gelu(expand(x)))")), operations)
-        of_base = dict(self.expert_counts) if SIZES in self.vary else {}
-        whole: dict[str, BaseDistribution] = {
-            name: CategoricalDistribution(of_base[field]) for name, field in OF_BASE.items() if field in of_base
-        }
-        return whole | {
-            f"{prefix}/{name}": distribution for prefix in self._prefixes() for name, distribution in layer.items()
-        }
+        result: dict[str, BaseDistribution] = {}
+        for of_head, prefix in [(True, ""), *((False, prefix) for prefix in self._prefixes())]:
+            for name, domain in self._domains(of_head).items():
+                result[prefix + name] = (
+                    IntDistribution(domain[0], domain[-1])
+                    if isinstance(domain, range)
+                    else CategoricalDistribution(domain)
+                )
+        return result
 
     def values(self, architecture: Architecture) -> dict[str, int | str]:
         """The value of every parameter for an architecture on the base of the space."""
-        whole: dict[str, int | str] = {name: getattr(architecture.base, field) for name, field in OF_BASE.items()}
-        values = whole | {
-            f"{prefix}/{name}": value
-            for prefix, genes in zip(self._prefixes(), architecture.layers, strict=True)
-            for name, value in self._values_of(genes, architecture).items()
+        result: dict[str, int | str] = {}
+        for prefix, part in zip((*self._prefixes(), ""), architecture.parts, strict=True):
+            domains = self._domains(isinstance(part, Head))
+            for gene in genes_of(part).values():
+                for name, value in gene.values(self.base, part).items():
+                    if name in domains:
+                        is_other = OTHER_EXPERTS in domains[name] and value not in domains[name]
+                        result[prefix + name] = OTHER_EXPERTS if is_other else value
+        return {name: result[name] for name in self.distributions}
+
+    def _domains(self, of_head: bool) -> Domains:
+        """The values of the parameters of a layer, or of the head."""
+        kinds = [kind for kind in (SIZES, GRAPHS) if kind in self.vary]
+        return {
+            name: domain
+            for kind in kinds
+            for gene in GENES.values()
+            if gene.of_head == of_head and bool(gene.key) == (kind == SIZES)
+            for name, domain in gene.domains(self.base, self.choices).items()
         }
-        return {name: values[name] for name in self.distributions}
 
     def _prefixes(self) -> Iterator[str]:
         # Zero-padded, because the dashboard sorts parameters as text.
-        digits = len(str(self.depth))
-        return (f"{PREFIX}{number:0{digits}}" for number in range(1, self.depth + 1))
-
-    def _values_of(self, genes: Genes, architecture: Architecture) -> dict[str, int | str]:
-        experts = str(genes.experts)
-        return {
-            "inner width": genes.inner(architecture.base),
-            "stack": genes.stack,
-            "experts": experts if experts in self.experts else OTHER_EXPERTS,
-            **{name: op if genes.stack else NO_OPERATION for name, op in _operations_of(genes.graph).items()},
-        }
-
-
-def _operations_of(graph: FFNGraph) -> dict[str, str]:
-    """The operation in each segment of a graph: before `expand`, between the linear maps, and after `project`."""
-    ends = {
-        "operation before expand": graph.nodes[graph.find("expand")].inputs[0],
-        "operation between": graph.nodes[graph.find("project")].inputs[0],
-        "operation after project": len(graph.nodes) - 1,
-    }
-    return {name: _operation_at(graph, end) for name, end in ends.items()}
-
-
-def _operation_at(graph: FFNGraph, end: int) -> str:
-    """The binary operation that computes the value of a node, possibly followed by activations; if there is none, the
-    last activation.
-    """
-    last = graph.nodes[end].op
-    while graph.nodes[end].op in UNARY:
-        end = graph.nodes[end].inputs[0]
-    if graph.nodes[end].op in BINARY:
-        return graph.nodes[end].op
-    return last if last in UNARY else NO_OPERATION
+        digits = len(str(self.base.depth))
+        return (f"{PREFIX}{number:0{digits}}/" for number in range(1, self.base.depth + 1))
 
 
 def architecture_attributes(architecture: Architecture, space: Space, labels: int) -> dict[str, Any]:
     """The attributes of a trial that describe its architecture to people."""
     return {
-        IN_BUDGET: space.keeps_budget(architecture),
+        IN_BUDGET: space.within_budget(architecture),
         "params": cost.params(architecture, labels, space.head),
         "params_active": cost.params_active(architecture, labels, space.head),
         "macs": cost.macs(architecture, labels=labels, head=space.head),
@@ -167,7 +129,7 @@ def constraints(architecture: Architecture, space: Space) -> list[float]:
 def formulas(architecture: Architecture) -> list[str]:
     """Each layer in short form: stack × inner width, experts if there are any, and graph; or that there is no FFN."""
     parts = []
-    for genes in architecture.layers:
+    for genes in architecture.ffns:
         if not genes.stack:
             parts.append(genes.formula)
             continue
@@ -178,9 +140,9 @@ def formulas(architecture: Architecture) -> list[str]:
 
 
 def formula(architecture: Architecture) -> str:
-    """The `formulas` of the layers, and in brackets the experts in attention and head, if there are any."""
-    whole = variants.experts_in_words(architecture.base)
-    return "; ".join(formulas(architecture)) + (f" [{whole}]" if whole else "")
+    """The `formulas` of the layers, and in brackets what attention and head have of their own."""
+    others = outside_ffns(architecture)
+    return "; ".join(formulas(architecture)) + (f" [{others}]" if others else "")
 
 
 def choices_of(trial: FrozenTrial) -> dict[str, str | float]:

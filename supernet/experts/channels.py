@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from search_spaces.architecture import Genes
 from search_spaces.base import Base
+from search_spaces.layer import FFN
 
 
-def expert_channels(base: Base, genes: Genes) -> Tensor:
+def expert_channels(base: Base, genes: FFN) -> Tensor:
     """The indices of the channels of each expert of a layer, (E, m), in a dense FFN sorted by importance.
 
     Expert i has the s channels that all experts share and, of the others, every E-th starting with the i-th (MoEBERT,

@@ -2,7 +2,7 @@
 
 These are the compression and the fusion of MicroBERT, section 3.4, which gives no rules for them. The only experts of
 that paper are prediction layers (equations 4 and 5); here the experts of FFNs can be removed as well. Attention experts
-cannot, since an architecture must have the same number of them in all layers. Two prediction layers must remain: a head
+cannot. Two prediction layers must remain: a head
 with a single one is a linear classifier, which computes another function.
 """
 
@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from distill.encoders.family import family_of_weights
 from distill.training.evaluation import Load
-from search_spaces.architecture import DENSE, Architecture, Genes
+from search_spaces.architecture import Architecture
+from search_spaces.layer import DENSE, FFN, Head
 from supernet.experts import ExpertsError
 
 # In place of a layer's number, as in `Load.layer`.
@@ -38,10 +39,11 @@ def loads_of(loads: Sequence[Load], place: int) -> list[Load]:
 
 def untouched_experts(architecture: Architecture, part: str = "ffn") -> str:
     """A description of the experts outside this part, "ffn" or "head"; empty if the model has none."""
-    base = architecture.base
-    ffn = any(genes.experts.count > 1 for genes in architecture.layers)
-    parts = [f"{base.attention_experts} of every attention"] * (base.attention_experts > 1)
-    parts += [f"{base.head_experts} of the head"] * (base.head_experts > 1 and part != "head")
+    ffn = any(genes.experts.count > 1 for genes in architecture.ffns)
+    counts = {layer.attention.experts for layer in architecture.layers} - {1}
+    parts = [f"{' or '.join(map(str, sorted(counts)))} of every attention"] * bool(counts)
+    head = architecture.head.experts
+    parts += [f"{head} of the head"] * (head > 1 and part != "head")
     return " and ".join(parts + ["those of the feed-forward networks"] * (ffn and part != "ffn"))
 
 
@@ -61,12 +63,12 @@ def unused_experts(
         ExpertsError: this part has no experts that could be removed.
     """
     if part == "head":
-        counts, least = {HEAD: architecture.base.head_experts}, LEAST_OF_HEAD
+        counts, least = {HEAD: architecture.head.experts}, LEAST_OF_HEAD
         fault = (
             f"the head needs at least {least + 1} prediction layers, since {least} must remain; it has {counts[HEAD]}"
         )
     else:
-        counts, least = {layer: genes.experts.count for layer, genes in enumerate(architecture.layers)}, 1
+        counts, least = {layer: genes.experts.count for layer, genes in enumerate(architecture.ffns)}, 1
         fault = "no feed-forward network of the model has experts"
     if all(count <= least for count in counts.values()):
         others = untouched_experts(architecture, part)
@@ -108,14 +110,14 @@ def remove_experts(
             a graph that does not end in `project`, whose output has to be scaled.
     """
     result = dict(weights)
-    base, layers = architecture.base, list(architecture.layers)
-    relative = base.gate_scale == "relative"
+    head, layers = architecture.head, list(architecture.ffns)
+    relative = architecture.base.gate_scale == "relative"
     for place, removed in unused.items():
         if place == HEAD:
             prefix = "classifier."
-            remaining = _remaining("the head", base.head_experts, LEAST_OF_HEAD, removed)
-            scale = Fraction(base.head_experts, len(remaining)) if relative else Fraction(1)
-            base = replace(base, head_experts=len(remaining))
+            remaining = _remaining("the head", head.experts, LEAST_OF_HEAD, removed)
+            scale = Fraction(head.experts, len(remaining)) if relative else Fraction(1)
+            head = Head(len(remaining))
         else:
             prefix = f"{family_of_weights(weights).prefix(weights)}{place}."
             genes = layers[place]
@@ -127,7 +129,7 @@ def remove_experts(
             del result[name]
         share_E = torch.tensor([load.shares for load in loads_of(loads, place)]).mean(dim=0).double()
         result |= _without(tensors, prefix, remaining, removed, share_E if fuse else None, scale)
-    return result, Architecture(base, tuple(layers))
+    return result, replace(architecture.with_ffns(layers), head=head)
 
 
 def _remaining(name: str, count: int, least: int, removed: Sequence[int]) -> list[int]:
@@ -142,7 +144,7 @@ def _remaining(name: str, count: int, least: int, removed: Sequence[int]) -> lis
     return remaining
 
 
-def _output_scale(before: Genes, after: Genes, layer: int) -> Fraction:
+def _output_scale(before: FFN, after: FFN, layer: int) -> Fraction:
     """The factor by which the experts' outputs must be multiplied.
 
     A gate whose scale is "relative" multiplies outputs by E / K, which becomes smaller while its probabilities hardly
@@ -216,7 +218,7 @@ def _fused(tensor: Tensor, remaining: Sequence[int], heirs: Mapping[int, int], s
     return kept
 
 
-def _with_count(genes: Genes, count: int) -> Genes:
+def _with_count(genes: FFN, count: int) -> FFN:
     """The genes with this number of experts."""
     if count == 1:
         return replace(genes, experts=DENSE)

@@ -7,7 +7,8 @@ from heapq import heapreplace
 import torch
 from torch import Generator, Tensor
 
-from search_spaces.architecture import Architecture, Experts
+from search_spaces.architecture import Architecture
+from search_spaces.layer import Experts
 
 DEVIATION = 0.02
 
@@ -93,7 +94,7 @@ def routing_tables(
     vocabulary = architecture.base.vocabulary
     return {
         f"{prefix}{layer}.router.table": routing_table(genes.experts, vocabulary, layer, frequencies, seed)
-        for layer, genes in enumerate(architecture.layers)
+        for layer, genes in enumerate(architecture.ffns)
         if genes.experts.count > 1 and not genes.experts.kind.learned
     }
 

@@ -10,7 +10,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.objectives.outputs import Batch
 from distill.tasks.types import task_type_of
-from search_spaces.architecture import DENSE, Architecture, ArchitectureError, Experts
+from search_spaces.architecture import Architecture, ArchitectureError
+from search_spaces.layer import DENSE, FFN, Experts
 from supernet.build import base_of_teacher, build, from_teacher, load_weights
 from supernet.inherit import inherit
 from supernet.order.importance import neuron_importance, sort_channels, summed_loss
@@ -38,14 +39,16 @@ def mixture_architecture(
         shared: number of channels that all experts have in common; by default 2/3 of the width (MoEBERT), or with
             `copy` all of them.
         routing, top_k, capacity: as in `Experts`.
-        attention_experts, head_experts, gate_scale: as in `Base`. A head with experts starts with random weights.
+        attention_experts, head_experts: the experts of every attention and of the head, which starts with random
+            weights if it has several.
+        gate_scale: as in `Base`.
 
     Raises:
         ArchitectureError: `width` or `shared` is out of its range, or the experts are invalid on this base.
         distill.training.teacher.TeacherError: the configuration's activation is not among the operations.
     """
     base, graph = base_of_teacher(config)
-    base = replace(base, attention_experts=attention_experts, head_experts=head_experts, gate_scale=gate_scale)
+    base = replace(base, gate_scale=gate_scale)
     if width is None:
         width = base.inner if copy else base.inner // max(1, experts)
     for name, value, smallest, largest in (("width", width, 1, base.inner), ("shared", shared, 0, width)):
@@ -54,7 +57,8 @@ def mixture_architecture(
     if shared is None:
         shared = width if copy else width * 2 // 3
     genes = Experts(experts, Fraction(shared, width), routing, top_k, capacity) if experts != 1 else DENSE
-    return Architecture.uniform(base, graph, expansion=Fraction(width, base.inner), experts=genes)
+    ffn = FFN(graph, 1, Fraction(width, base.inner), genes)
+    return Architecture.of_ffns(base, (ffn,) * base.depth, attention_experts, head_experts)
 
 
 def channel_scores(model: PreTrainedModel, batches: Sequence[Batch], order: str, seed: int = 0) -> list[list[Tensor]]:

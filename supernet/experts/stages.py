@@ -59,8 +59,8 @@ def split_and_train(options: argparse.Namespace, rows: Rows, accelerator: Accele
         head_experts=options.head_experts,
         gate_scale=options.gate_scale,
     )
-    dense_base = replace(architecture.base, attention_experts=1, head_experts=1, gate_scale="relative")
-    yield Stage("dense", dense, Architecture.uniform(dense_base, architecture.layers[0].graph))
+    dense_base = replace(architecture.base, gate_scale="relative")
+    yield Stage("dense", dense, Architecture.uniform(dense_base, architecture.ffns[0].graph))
     batches = list(training_batches(rows.train, options.batch_size, options.importance_batches, options.seed, pad_id))
     scores = channel_scores(dense, batches, options.split, options.seed)
     frequencies = token_frequencies(rows.train, dense.config.vocab_size)

@@ -59,10 +59,10 @@ class ExpertSelfAttention:
     scaling: float
     training: bool
 
-    def replace_maps(self, config: Any) -> None:
+    def replace_maps(self, experts: int, width: int) -> None:
         """Give each of the linear maps its experts."""
         for name in ("query", "key", "value"):
-            setattr(self, name, RoutedLinear(config.attention_experts, config.hidden_size, config.hidden_size))
+            setattr(self, name, RoutedLinear(experts, width, width))
 
     def forward(
         self, hidden_BTD: Tensor, attention_mask: Tensor | None = None, *, routing: Routing, **kwargs: Any
@@ -85,9 +85,9 @@ class ExpertSelfOutput(nn.Module):
         own: the family's module, the LayerNorm and dropout of which it has.
     """
 
-    def __init__(self, own: Any, config: Any) -> None:
+    def __init__(self, own: Any, experts: int, width: int) -> None:
         super().__init__()
-        self.dense = RoutedLinear(config.attention_experts, config.hidden_size, config.hidden_size)
+        self.dense = RoutedLinear(experts, width, width)
         self.LayerNorm, self.dropout = own.LayerNorm, own.dropout
 
     def forward(self, hidden_BTD: Tensor, input_BTD: Tensor, routing: Routing) -> Tensor:
@@ -104,13 +104,14 @@ class ExpertAttention(nn.Module):
         self_attention: the family's self-attention with the mixin `ExpertSelfAttention`, which its own becomes.
     """
 
-    def __init__(self, own: Any, self_attention: type, config: Any) -> None:
+    def __init__(self, own: Any, self_attention: type, experts: int, config: Any) -> None:
         super().__init__()
+        width = config.hidden_size
         own.self.__class__ = self_attention
-        own.self.replace_maps(config)
+        own.self.replace_maps(experts, width)
         self.self = own.self
-        self.output = ExpertSelfOutput(own.output, config)
-        self.router = make_gate(config.attention_experts, config, is_batched(config.hidden_size, config.hidden_size))
+        self.output = ExpertSelfOutput(own.output, experts, width)
+        self.router = make_gate(experts, config, is_batched(width, width))
 
     def forward(
         self, hidden_BTD: Tensor, attention_mask: Tensor | None = None, *, tokens: Tokens, **kwargs: Any

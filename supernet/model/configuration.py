@@ -26,7 +26,8 @@ class StudentConfig:
         mismatch: `"narrow"` or `"wide"`: what a binary operation does with inputs of different widths.
         attention_heads: the number of attention heads that pruning has left in each layer, of which there may be none;
             `None` if all layers have `num_attention_heads`.
-        attention_experts: experts of every layer's attention, among which a gate chooses for each token.
+        attention_experts: experts of every layer's attention, among which a gate chooses for each token, or a list with
+            their number in each layer.
         gate_scale: `"relative"` or `"probability"`: by what the output of an expert behind a gate is multiplied, its
             probability times count / top_k, or its probability.
         capacity_per: `"sentence"` or `"batch"`: whether an expert's capacity is a fraction of the tokens of each
@@ -45,7 +46,7 @@ class StudentConfig:
     gelu: str = "tanh"
     mismatch: str = "narrow"
     attention_heads: list | None = None
-    attention_experts: int = 1
+    attention_experts: int | list = 1
     gate_scale: str = "relative"
     capacity_per: str = "sentence"
     router_jitter_noise: float = 0.01
@@ -65,6 +66,9 @@ def configuration_fault(config: Any) -> str:
             f"config.ffn describes {len(config.ffn or ())} layers but num_hidden_layers is {layers}: build the "
             "configuration from an architecture"
         )
+    experts = config.attention_experts
+    if isinstance(experts, list) and len(experts) != layers:
+        return f"config.attention_experts must be a number, or a list of {layers} of them, not {experts!r}"
     if heads is not None:
         most = config.num_attention_heads
         if (
@@ -73,8 +77,9 @@ def configuration_fault(config: Any) -> str:
             or not all(type(count) is int and 0 <= count <= most for count in heads)
         ):
             return f"config.attention_heads must be a list of {layers} whole numbers from 0 to {most}, not {heads!r}"
-        if config.attention_experts > 1:
-            return "config.attention_heads must be null if attention_experts is above 1"
+        for layer, count in enumerate(heads):
+            if count < most and attention_experts(config, layer) > 1:
+                return f"config.attention_heads[{layer}] must be {most}, as attention_experts is above 1 there"
     if is_routed(config) and config.chunk_size_feed_forward:
         return (
             f"chunk_size_feed_forward is {config.chunk_size_feed_forward}: layers of experts process whole sentences, "
@@ -83,6 +88,13 @@ def configuration_fault(config: Any) -> str:
     return ""
 
 
+def attention_experts(config: Any, layer: int) -> int:
+    """The number of experts of a layer's attention."""
+    experts: Any = config.attention_experts
+    count: int = experts[layer] if isinstance(experts, list) else experts
+    return count
+
+
 def is_routed(config: Any) -> bool:
     """Whether an attention or an FFN has experts."""
-    return config.attention_experts > 1 or any(layer.get("experts") for layer in config.ffn)
+    return any(attention_experts(config, number) > 1 or ffn.get("experts") for number, ffn in enumerate(config.ffn))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .attention import ExpertAttention, keep_heads
-from .configuration import configuration_fault, is_routed
+from .configuration import attention_experts, configuration_fault, is_routed
 from .dispatch import Tokens
 from .expert_linear import ExpertLinear, is_batched
 from .ffn import EXPORTED_OPERATIONS, FFNBlock
@@ -39,9 +39,9 @@ class StudentLayer:
 
     def replace_attention(self, config: Any, number: int) -> None:
         """Give the attention of the layer of this number the heads or the experts of the configuration."""
-        if config.attention_experts > 1:
-            self.attention = ExpertAttention(self.attention, self.self_attention_class, config)
-        if config.attention_heads is not None:
+        if (experts := attention_experts(config, number)) > 1:
+            self.attention = ExpertAttention(self.attention, self.self_attention_class, experts, config)
+        elif config.attention_heads is not None:
             keep_heads(self.attention, config.attention_heads[number], config)
 
     def replace_ffn(self, config: Any, number: int) -> None:

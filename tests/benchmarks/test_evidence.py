@@ -23,7 +23,7 @@ from tests.benchmarks.tables import cells_of
 from tests.nas.tiny_study import TinyStudy
 from tests.tiny import BASE
 
-SPACE = Space(BASE, (1, 2), tuple(Fraction(1, n) for n in (1, 2, 4)), 1, 10**9)
+SPACE = Space(BASE, {"stack": (1, 2), "expansion": tuple(Fraction(1, n) for n in (1, 2, 4))}, 1, 10**9)
 
 # Prints the table of some results, and returns what it printed.
 Show = Callable[[dict[str, Any], Sequence[int]], str]

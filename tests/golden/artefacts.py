@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from search_spaces import Architecture, Base, Experts, FFNGraph, Genes, __version__
+from search_spaces import FFN, Architecture, Base, Experts, FFNGraph, __version__
 from supernet.build import build
 from tests.tiny import batch, inputs, shaken, tokenizer
 
@@ -26,8 +26,8 @@ def architecture() -> Architecture:
     gated, plain = (
         FFNGraph.parse(text) for text in ("project(mul(gelu(expand(x)),gate(x)))", "project(gelu(expand(x)))")
     )
-    experts = Genes(plain, 1, Fraction(1, 2), Experts(2, Fraction(1, 4), "token_gate"))
-    return Architecture(base, (Genes(gated, 2, Fraction(1, 4)), experts, Genes(plain, 0, Fraction(1, 2))))
+    experts = FFN(plain, 1, Fraction(1, 2), Experts(2, Fraction(1, 4), "token_gate"))
+    return Architecture.of_ffns(base, (FFN(gated, 2, Fraction(1, 4)), experts, FFN(plain, 0, Fraction(1, 2))))
 
 
 def write() -> None:

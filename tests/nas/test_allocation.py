@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from nas.allocation import PredictedLosses, allocate, allocations
-from search_spaces import Architecture, Experts, FFNGraph, Genes, Space, cost
+from search_spaces import FFN, Architecture, Experts, FFNGraph, Layer, Space, cost
+from search_spaces.genes import GENES
 from search_spaces.graph import GELU
 from search_spaces.limits import Limit
 from search_spaces.operations import UNARY
@@ -37,21 +38,23 @@ def losses(seed: int = 0) -> PredictedLosses:
 
 
 def space(**changes: object) -> Space:
-    settings: dict[str, object] = {"stacks": (1, 2), "expansions": WIDTHS, "min_params": 1, "max_params": MAX_PARAMS}
-    return Space(BASE, **(settings | changes))  # type: ignore[arg-type]
+    genes = {"stack": (1, 2), "expansion": WIDTHS} | {name: changes.pop(name) for name in GENES if name in changes}
+    settings: dict[str, object] = {"min_params": 1, "max_params": MAX_PARAMS}
+    return Space(BASE, genes, **(settings | changes))  # type: ignore[arg-type]
 
 
-def of_micros(base: object, genes: Genes) -> int:
+def of_micros(base: object, layer: Layer) -> int:
     """A cost with a constant part, as latencies have."""
+    genes = layer.ffn
     return 40 + 3 * genes.inner(BASE) + (25 if genes.graph == GELU else 0)
 
 
 def members(within: Space, operations: tuple[str, ...]) -> Iterator[Architecture]:
     """All members with at most one block, of these activations, in every layer."""
-    genes = [Genes(FFNGraph.parse(f"project({op}(expand(x)))"), 1, width) for op, width in product(operations, WIDTHS)]
-    genes += [Genes(GELU, 0)] if 0 in within.stacks else []
+    genes = [FFN(FFNGraph.parse(f"project({op}(expand(x)))"), 1, width) for op, width in product(operations, WIDTHS)]
+    genes += [FFN(GELU, 0)] if 0 in within.genes["stack"] else []
     for layers in product(genes, repeat=BASE.depth):
-        if (architecture := Architecture(BASE, layers)) in within:
+        if (architecture := Architecture.of_ffns(BASE, layers)) in within:
             yield architecture
 
 
@@ -67,12 +70,12 @@ def test_no_member_has_a_lower_loss(seed: int, limits: tuple[Limit, ...]) -> Non
 
 def test_a_layer_may_have_no_ffn() -> None:
     """Where blocks have a high constant cost, leaving one out buys the others more channels than it loses."""
-    limit = Limit("latency", 0, lambda base, genes: genes.stack * (200 + genes.inner(base)), 460)
-    within, table = space(stacks=(0, 1), limits=(limit,)), losses(5)
+    limit = Limit("latency", 0, lambda base, layer: layer.ffn.stack * (200 + layer.ffn.inner(base)), 460)
+    within, table = space(stack=(0, 1), limits=(limit,)), losses(5)
     found = allocate(within, table)
-    assert found is not None and 0 in [genes.stack for genes in found.layers]
+    assert found is not None and 0 in [genes.stack for genes in found.ffns]
     assert table.of(found) == pytest.approx(min(map(table.of, members(within, tuple(UNARY)))), rel=1e-9)
-    assert table.of_layer(2, Genes(GELU, 0)) == table.losses["gelu"][2][0]
+    assert table.of_layer(2, FFN(GELU, 0)) == table.losses["gelu"][2][0]
 
 
 def test_a_lower_bound_and_weights_count() -> None:
@@ -81,7 +84,7 @@ def test_a_lower_bound_and_weights_count() -> None:
     weights = [0.1, 1.0, 10.0]
 
     def weighted(architecture: Architecture) -> float:
-        pairs = zip(weights, enumerate(architecture.layers), strict=True)
+        pairs = zip(weights, enumerate(architecture.ffns), strict=True)
         return sum(weight * table.of_layer(layer, genes) for weight, (layer, genes) in pairs)
 
     found = allocate(within, table, weights=weights)
@@ -96,28 +99,28 @@ def test_several_differ_and_come_in_order() -> None:
     assert len(found) == 4 and found[0] == allocate(within, table)
     assert [table.of(one) for one in found] == sorted(table.of(one) for one in found)
     for one, other in product(found, repeat=2):
-        differing = sum(a != b for a, b in zip(one.layers, other.layers, strict=True))
+        differing = sum(a != b for a, b in zip(one.ffns, other.ffns, strict=True))
         assert one is other or differing >= 2
 
 
 def test_what_does_not_vary_stays() -> None:
-    start = Architecture(
-        BASE, (Genes(RELU, 2, Fraction(1, 4)), Genes(GELU, 1, Fraction(1, 8)), Genes(GELU, 1, Fraction(1, 8)))
+    start = Architecture.of_ffns(
+        BASE, (FFN(RELU, 2, Fraction(1, 4)), FFN(GELU, 1, Fraction(1, 8)), FFN(GELU, 1, Fraction(1, 8)))
     )
     table = losses(3)
     graphs = space(start=start, vary=frozenset({GRAPHS}))
     found = allocate(graphs, table)
     assert found is not None and found in graphs
-    assert [genes.stack for genes in found.layers] == [2, 1, 1]
+    assert [genes.stack for genes in found.ffns] == [2, 1, 1]
     sizes = space(start=start, vary=frozenset({SIZES}))
     found = allocate(sizes, table)
-    assert found is not None and [genes.graph for genes in found.layers] == [RELU, GELU, GELU]
+    assert found is not None and [genes.graph for genes in found.ffns] == [RELU, GELU, GELU]
 
 
 def test_none_are_left() -> None:
     """Three layers of one width and one operation: a single member."""
     start = Architecture.uniform(BASE, expansion=Fraction(1, 4))
-    only = space(start=start, vary=frozenset({SIZES}), stacks=(1,), expansions=(Fraction(1, 4),))
+    only = space(start=start, vary=frozenset({SIZES}), stack=(1,), expansion=(Fraction(1, 4),))
     assert allocations(only, losses(), 5) == [start]
     assert allocate(only, losses(), exclude=[start]) is None
 
@@ -135,11 +138,11 @@ def test_the_loss_of_a_layer(tmp_path: Path) -> None:
     )
     stored = PredictedLosses.load(path, BASE, GELU)
     for genes, op, width in (
-        (Genes(RELU, 1, Fraction(1, 4)), "relu", 12),
-        (Genes(FFNGraph.parse("tanh(project(relu(expand(x))))"), 1, Fraction(1, 4)), "relu", 12),
+        (FFN(RELU, 1, Fraction(1, 4)), "relu", 12),
+        (FFN(FFNGraph.parse("tanh(project(relu(expand(x))))"), 1, Fraction(1, 4)), "relu", 12),
         # No table has the graph: it counts as the base graph.
-        (Genes(FFNGraph.parse("project(mul(expand(x),x))"), 2, Fraction(1, 2)), "gelu", 24),
-        (Genes(RELU, 1, Fraction(1, 8), Experts(4, shared=Fraction(1, 2))), "relu", 6),
+        (FFN(FFNGraph.parse("project(mul(expand(x),x))"), 2, Fraction(1, 2)), "gelu", 24),
+        (FFN(RELU, 1, Fraction(1, 8), Experts(4, shared=Fraction(1, 2))), "relu", 6),
     ):
         for given in (table, stored):
             assert given.of_layer(1, genes) == table.losses[op][1][width]

@@ -20,7 +20,7 @@ from nas.budget import (
 )
 from nas.config.load import load_config
 from nas.preparation.workspace import Workspace
-from search_spaces import Architecture, Base, Genes, Space, SpaceError, cost
+from search_spaces import FFN, Architecture, Base, Head, Space, SpaceError, cost
 from search_spaces.graph import GELU
 from search_spaces.limits import Limit
 from search_spaces.spaces import SIZES
@@ -76,7 +76,7 @@ def test_the_largest_uniform_slice_is_the_largest(spare: int) -> None:
         for inner in range(1, BASE.inner + 1)
         if cost.params(Architecture.uniform(BASE, expansion=Fraction(inner, BASE.inner)), 4) <= space.max_params
     ]
-    found = largest_uniform(BASE, GELU, 4, space.max_params)
+    found = largest_uniform(Architecture.uniform(BASE), 4, space.max_params)
     assert found == Architecture.uniform(BASE, expansion=Fraction(max(fits), BASE.inner))
 
 
@@ -84,12 +84,12 @@ def test_global_importance_keeps_the_most_important_neurons(tiny_study: TinyStud
     base, graph = workspace.base()
     space = budgeted_space(tiny_study.config, base, graph, workspace.labels)
     found = globally_important(space, graph, workspace)
-    uniform = largest_uniform(base, graph, workspace.labels, space.max_params)
+    uniform = largest_uniform(Architecture.uniform(base, graph), workspace.labels, space.max_params)
     assert cost.params(found, workspace.labels) == cost.params(uniform, workspace.labels) == space.max_params
-    assert {genes.stack for genes in found.layers} == {1}
-    assert {genes.graph for genes in found.layers} == {graph}
+    assert {genes.stack for genes in found.ffns} == {1}
+    assert {genes.graph for genes in found.ffns} == {graph}
     # No other division of as many neurons over two layers keeps more importance.
-    inner = [genes.inner(base) for genes in found.layers]
+    inner = [genes.inner(base) for genes in found.ffns]
     worth = [[0.0, *scores.cumsum(0).tolist()] for scores in workspace.importance()]
     kept = sum(layer[size] for layer, size in zip(worth, inner, strict=True))
     total = sum(inner)
@@ -104,41 +104,41 @@ def test_kept_importance_is_that_of_the_leading_neurons() -> None:
     assert kept(half) == pytest.approx(sum(range(25, 49)) / sum(range(1, 49)))
     # Blocks above the lowest one are not counted.
     assert kept(Architecture.uniform(BASE, stack=2, expansion=Fraction(1, 2))) == kept(half)
-    uneven = Architecture(BASE, (*half.layers[:1], *Architecture.uniform(BASE).layers[1:]))
+    uneven = Architecture.of_ffns(BASE, (*half.ffns[:1], *Architecture.uniform(BASE).ffns[1:]))
     assert kept(uneven) == pytest.approx((kept(half) + BASE.depth - 1) / BASE.depth)
 
 
 def test_no_ffn_keeps_nothing() -> None:
     kept = kept_importance([torch.arange(BASE.inner, 0, -1.0)] * BASE.depth)
     assert kept(Architecture.uniform(BASE, stack=0)) == 0
-    layers = (Genes(stack=0), *Architecture.uniform(BASE).layers[1:])
-    assert kept(Architecture(BASE, layers)) == pytest.approx(2 / 3)
+    layers = (FFN(stack=0), *Architecture.uniform(BASE).ffns[1:])
+    assert kept(Architecture.of_ffns(BASE, layers)) == pytest.approx(2 / 3)
 
 
 def test_the_smallest_architecture_may_have_no_ffn() -> None:
     uniform = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 4)
     space = box(stacks=[0, 1])
-    assert space.min_params == uniform - int(0.3 * (uniform - cost.fixed_params(BASE, 4)))
-    assert box(stacks=[0, 1], slack=1.0).min_params == cost.fixed_params(BASE, 4)
+    assert space.min_params == uniform - int(0.3 * (uniform - cost.params(Architecture.uniform(BASE, stack=0), 4)))
+    assert box(stacks=[0, 1], slack=1.0).min_params == cost.params(Architecture.uniform(BASE, stack=0), 4)
 
 
 def test_a_latency_in_which_not_all_layers_have_an_ffn() -> None:
     """No uniform slice keeps to it, so the budget reaches down to no FFN at all."""
-    limit = Limit("latency", 7, lambda base, genes: genes.stack * (50 + genes.inner(base)), 7 + 2 * 74)
+    limit = Limit("latency", 7, lambda base, layer: layer.ffn.stack * (50 + layer.ffn.inner(base)), 7 + 2 * 74)
     with pytest.raises(SpaceError, match=r"no architecture keeps to latency 0\.155 ms: the smallest"):
         box((limit,))
     space = box((limit,), stacks=[0, 1, 2])
     empty = Architecture.uniform(BASE, stack=0)
-    assert largest_uniform(BASE, GELU, 4, space.max_params, (limit,), least=0) == empty
-    assert space.min_params == cost.fixed_params(BASE, 4)
+    assert largest_uniform(Architecture.uniform(BASE), 4, space.max_params, (limit,), least=0) == empty
+    assert space.min_params == cost.params(Architecture.uniform(BASE, stack=0), 4)
     drawn = [space.sample(random.Random(seed)) for seed in range(200)]
-    assert max(sum(genes.inner(BASE) for genes in one.layers) for one in drawn) == 48
+    assert max(sum(genes.inner(BASE) for genes in one.ffns) for one in drawn) == 48
     assert all(limit.total(one) <= limit.maximum for one in drawn)
 
 
 def test_global_importance_without_room(tiny_study: TinyStudy, workspace: Workspace) -> None:
     base, graph = workspace.base()
-    least = cost.fixed_params(base, workspace.labels)
+    least = cost.params(Architecture.uniform(base, stack=0), workspace.labels)
     table = tiny_study.config.space.model_copy(update={"stacks": (0, 1), "max_params": least, "min_params": 1})
     config = tiny_study.config.model_copy(update={"space": table})
     space = budgeted_space(config, base, graph, workspace.labels)
@@ -146,7 +146,7 @@ def test_global_importance_without_room(tiny_study: TinyStudy, workspace: Worksp
 
 
 def channels(most: int) -> Limit:
-    return Limit("macs", 7, lambda base, genes: genes.stack * genes.inner(base), most)
+    return Limit("macs", 7, lambda base, layer: layer.ffn.stack * layer.ffn.inner(base), most)
 
 
 def test_a_tighter_limit_moves_the_box() -> None:
@@ -156,7 +156,7 @@ def test_a_tighter_limit_moves_the_box() -> None:
     uniform = Architecture.uniform(BASE, expansion=Fraction(17, 48))
     smallest = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 4)), 4)
     reached = cost.params(uniform, 4)
-    assert largest_uniform(BASE, GELU, 4, space.max_params, (limit,)) == uniform
+    assert largest_uniform(Architecture.uniform(BASE), 4, space.max_params, (limit,)) == uniform
     assert space.min_params == reached - int(0.3 * (reached - smallest))
     assert space.max_params == box().max_params
     assert box((channels(NO_LIMIT),)).min_params == box().min_params
@@ -166,12 +166,14 @@ def test_a_tighter_limit_moves_the_box() -> None:
 def test_the_box_counts_the_head(head: cost.HeadCost) -> None:
     """The same architectures are within the budget for every head, unless the bounds are set explicitly."""
     space, other = box((channels(7 + 3 * 17),), head=head), box((channels(7 + 3 * 17),))
-    less = cost.head_params(BASE, 4) - cost.head_params(BASE, 4, head)
+    less = cost.head_params(BASE, Head(), 4) - cost.head_params(BASE, Head(), 4, head)
     assert (other.min_params - space.min_params, other.max_params - space.max_params) == (less, less)
     assert space.size_count() == other.size_count() > 0
     uniform = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 4, head)
     assert space.max_params == uniform
-    assert largest_uniform(BASE, GELU, 4, uniform, head=head) == Architecture.uniform(BASE, expansion=Fraction(1, 2))
+    assert largest_uniform(Architecture.uniform(BASE), 4, uniform, head=head) == Architecture.uniform(
+        BASE, expansion=Fraction(1, 2)
+    )
 
 
 def test_a_stage_of_graphs_alone_has_no_lower_end() -> None:

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +70,10 @@ def test_layers_and_costs(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert f"{params[1]:,} ({params[1] / params[0]:.1%})" in printed
     assert "layer 12" in printed  # of the deepest one
     assert "attention and head" not in printed
-    replace(mine, base=replace(mine.base, attention_experts=3)).save(tmp_path / "wide.json")
+    Architecture.of_ffns(mine.base, mine.ffns, attention_experts=3).save(tmp_path / "wide.json")
     assert main([str(tmp_path / "mine.json"), str(tmp_path / "wide.json")]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"attention and head +3 experts in every attention", printed)
+    assert re.search(r"attention and head +3 experts in attention", printed)
 
 
 def test_paired_differences_of_studies(studies: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

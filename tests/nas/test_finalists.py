@@ -25,12 +25,19 @@ from nas.study import ledger
 from nas.study.attributes import ROWS, attribute
 from nas.study.contributions import encode
 from nas.study.description import Parameters
-from search_spaces import Architecture, Base, Genes, Space, cost
+from search_spaces import FFN, Architecture, Base, Space, cost
 from search_spaces.graph import GELU
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 HALF = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 4)
-SPACE = Space(BASE, (1, 2), (Fraction(1, 4), Fraction(1, 2), Fraction(1)), HALF - 1000, HALF, 0.1, labels=4)
+SPACE = Space(
+    BASE,
+    {"stack": (1, 2), "expansion": (Fraction(1, 4), Fraction(1, 2), Fraction(1))},
+    HALF - 1000,
+    HALF,
+    0.1,
+    labels=4,
+)
 
 
 def study_of(*rows: tuple[Architecture, float | None], origin: str = "random") -> optuna.Study:
@@ -49,8 +56,8 @@ def study_of(*rows: tuple[Architecture, float | None], origin: str = "random") -
 def inside(count: int) -> list[Architecture]:
     space = SPACE
     sizes = product((1, 2), (Fraction(1, 4), Fraction(1, 2), Fraction(1)))
-    options = [Genes(GELU, stack, expansion) for stack, expansion in sizes]
-    every = (Architecture(BASE, layers) for layers in product(options, repeat=3))
+    options = [FFN(GELU, stack, expansion) for stack, expansion in sizes]
+    every = (Architecture.of_ffns(BASE, layers) for layers in product(options, repeat=3))
     fitting = [found for found in every if space.min_params <= cost.params(found, 4) <= space.max_params]
     return fitting[:count]
 

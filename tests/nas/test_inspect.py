@@ -25,7 +25,7 @@ def test_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--json", "--tokens", "64", "--labels", "2"]) == 0
     facts = json.loads(capsys.readouterr().out)
     architecture = PUBLISHED[name]
-    assert set(facts) == COSTS | {"layers", "attention_experts", "head_experts"}
+    assert set(facts) == COSTS | {"layers", "head_experts"}
     for key in ("params", "params_active"):
         assert facts[key] == getattr(cost, key)(architecture, 2)
     for key in ("params_encoder", "params_effective", "params_minimoe", "params_published", "speedup"):
@@ -86,14 +86,15 @@ def test_table_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_experts_of_attention_and_head_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = Base(depth=2, width=12, heads=3, inner=24, attention_experts=2, head_experts=3)
+    base = Base(depth=2, width=12, heads=3, inner=24)
     path = tmp_path / "architecture.json"
-    Architecture.uniform(base, experts=Experts(2, Fraction(1), "token_gate")).save(path)
+    experts = Experts(2, Fraction(1), "token_gate")
+    Architecture.uniform(base, experts=experts, attention_experts=2, head_experts=3).save(path)
     assert main([str(path)]) == 0
-    assert "3 heads, 2 attention experts, 3 head experts, inner width 24" in capsys.readouterr().out
+    assert "3 heads, 2 experts in attention, 3 experts in head, inner width 24" in capsys.readouterr().out
     assert main([str(path), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["attention_experts"], facts["head_experts"]) == (2, 3)
+    assert [layer["attention_experts"] for layer in facts["layers"]] == [2, 2] and facts["head_experts"] == 3
 
 
 @pytest.mark.parametrize("head", TASK_TYPES)

@@ -17,18 +17,23 @@ from nas.study.attributes import TEACHER, score_attribute
 from nas.study.description import Parameters
 from nas.study.folder import Folder
 from nas.study.names import existing_studies
-from search_spaces import Architecture, Base, Genes, Space, cost
+from search_spaces import FFN, Architecture, Base, Space, cost
 from search_spaces.graph import GELU
 from tests.nas.tiny_study import TinyStudy, trials_of
 
 BASE = Base(depth=2, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 ARCHITECTURES = [
-    Architecture(BASE, tuple(Genes(GELU, 1, Fraction(width, 48)) for width in widths))
+    Architecture.of_ffns(BASE, tuple(FFN(GELU, 1, Fraction(width, 48)) for width in widths))
     for widths in product((6, 12, 24, 48), repeat=2)
 ]
 PARAMS = [cost.params(architecture, 2) for architecture in ARCHITECTURES]
 SPACE = Space(
-    BASE, (1,), tuple(Fraction(width, 48) for width in (6, 12, 24, 48)), min(PARAMS), max(PARAMS), 0.1, labels=2
+    BASE,
+    {"stack": (1,), "expansion": tuple(Fraction(width, 48) for width in (6, 12, 24, 48))},
+    min(PARAMS),
+    max(PARAMS),
+    0.1,
+    labels=2,
 )
 
 

@@ -122,11 +122,11 @@ def test_an_ordinary_roberta(shared_study: TinyStudy, roberta: Path, tmp_path: P
     file = tmp_path / "architecture.json"
     from fractions import Fraction
 
-    from search_spaces import Architecture, Genes
+    from search_spaces import FFN, Architecture
     from supernet.build import base_of_teacher
 
     base, graph = base_of_teacher(RobertaConfig.from_pretrained(roberta))
-    Architecture(base, (Genes(graph, expansion=Fraction(1, 2)), Genes(graph, expansion=Fraction(1, 4)))).save(file)
+    Architecture.of_ffns(base, (FFN(graph, expansion=Fraction(1, 2)), FFN(graph, expansion=Fraction(1, 4)))).save(file)
     succeeded(shared_study, "-m", "supernet.student", file, "--like", roberta, "--out", student)
     out = tmp_path / "ordinary"
     words = ("-m", "nas.export", student, "--skip-latency", "--out", out, "--as")

@@ -183,7 +183,7 @@ def run_waiting(study: optuna.Study, space: Space, workspace: Workspace, evaluat
 
 class Hanging:
     def evaluate(self, architecture: Architecture, *arguments: object) -> Score:
-        if architecture.layers[0].expansion == 1:
+        if architecture.ffns[0].expansion == 1:
             ctypes.PyDLL(None).sleep(TIMEOUT)  # as a library that keeps the interpreter's lock
         return Score(0.5, 0.1, {})
 
@@ -196,7 +196,7 @@ def hanging(config: dict[str, Any], workspace: Workspace, device: str, rungs: tu
 
 class Raising:
     def evaluate(self, architecture: Architecture, *arguments: object) -> Score:
-        if architecture.layers[0].expansion == 1:
+        if architecture.ffns[0].expansion == 1:
             raise ZeroDivisionError("nothing to divide by")
         return Score(0.5, 0.1, {})
 
@@ -246,7 +246,7 @@ def test_a_candidate_that_does_not_end_well(
     workspace = replace(workspace, config=workspace.config.model_copy(update={"trial_timeout": 5.0}))
     first = plan(tiny_study.config, workspace, "1", None, ())
     largest, other, *_ = first.baselines
-    assert largest[0].layers[0].expansion == 1 != other[0].layers[0].expansion
+    assert largest[0].ffns[0].expansion == 1 != other[0].ffns[0].expansion
     ledger.enqueue_missing(study, Parameters.of(first.space), [largest, other])
     run_waiting(study, first.space, workspace, evaluate)
     failed, finished = study.trials
@@ -359,8 +359,11 @@ def test_an_exhausted_space_ends_the_stage_once_nothing_is_running(
     uniform = Architecture.uniform(base, graph, expansion=Fraction(1, 2))
     space = replace(
         plan(tiny_study.config, workspace, "1", None, ()).space,
-        stacks=(1,),
-        expansions=(Fraction(1, 2),),
+        genes={
+            **plan(tiny_study.config, workspace, "1", None, ()).space.genes,
+            "stack": (1,),
+            "expansion": (Fraction(1, 2),),
+        },
         start=uniform,
         vary=frozenset({SIZES}),
     )

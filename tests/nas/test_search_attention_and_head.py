@@ -6,8 +6,8 @@ import json
 import os
 import random
 import signal
-from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from nas.finalists import BASE_MODEL, GLOBAL, UNIFORM
 from nas.preparation.workspace import Workspace
 from nas.stages import check_start, plan
 from nas.study import ledger
-from search_spaces import Architecture, cost
+from search_spaces import FFN, Architecture, Attention, Head, Layer, cost
 from tests.nas.tiny_study import TinyStudy, states, trials_of, wait
 
 SPACE = """\
@@ -41,8 +41,8 @@ CHANGES = (
 )
 
 
-def counts(architecture: Architecture) -> tuple[int, int]:
-    return architecture.base.attention_experts, architecture.base.head_experts
+def counts(architecture: Architecture) -> tuple[tuple[int, ...], int]:
+    return tuple(layer.attention.experts for layer in architecture.layers), architecture.head.experts
 
 
 @pytest.fixture
@@ -54,31 +54,32 @@ def test_plans_of_the_stages(preset: Path, workspace: Workspace) -> None:
     config = load_config(str(preset))
     first = plan(config, workspace, "1", None, ())
     samples = (first.space.sample(random.Random(seed)) for seed in range(99))
-    start = next(member for member in samples if counts(member) == (3, 2))
+    start = next(member for member in samples if counts(member) == ((3, 1), 2))
     second, third = (plan(config, workspace, stage, start, ()) for stage in ("2", "3"))
     assert [origin for _, origin, _ in first.baselines][:3] == [BASE_MODEL, UNIFORM, GLOBAL]
-    assert all(counts(architecture) == (1, 1) for architecture, _, _ in first.baselines)
-    assert all(counts(architecture) == (3, 2) for architecture, _, _ in second.baselines)
-    assert {counts(second.space.sample(random.Random(seed))) for seed in range(20)} == {(3, 2)}
-    drawn = {counts(third.space.sample(random.Random(seed))) for seed in range(200)}
-    assert drawn == {counts(Architecture.uniform(base)) for base in third.space.bases} and len(drawn) == 6
+    assert all(counts(architecture) == ((1, 1), 1) for architecture, _, _ in first.baselines)
+    assert all(counts(architecture) == ((3, 1), 2) for architecture, _, _ in second.baselines)
+    assert {counts(second.space.sample(random.Random(seed))) for seed in range(20)} == {((3, 1), 2)}
+    drawn = {counts(third.space.sample(random.Random(seed))) for seed in range(400)}
+    assert drawn == set(product(product((1, 2, 3), repeat=2), (1, 2)))
 
 
 def test_a_start_with_numbers_that_the_study_has_not(preset: Path, workspace: Workspace) -> None:
     base, graph = workspace.base()
-    start = Architecture.uniform(replace(base, attention_experts=4), graph, expansion=Fraction(1, 2))
+    start = Architecture.uniform(base, graph, expansion=Fraction(1, 2), attention_experts=4)
     with pytest.raises(ConfigError, match=r"has attention_experts 4: add 4 to space\.attention_experts"):
         check_start(start, load_config(str(preset)), base)
 
 
 def test_a_candidate_is_trained(workspace: Workspace) -> None:
     base, graph = workspace.base()
-    wide = replace(base, attention_experts=2, head_experts=3)
-    architecture = Architecture.uniform(wide, graph, expansion=Fraction(1, 2))
+    ffns = (FFN(graph, 1, Fraction(1, 2)),) * 2
+    layers = (Layer(Attention(base.heads, 2), ffns[0]), Layer(Attention(base.heads), ffns[1]))
+    architecture = Architecture(base, layers, Head(3))
     one, again = (TrainedEvaluator(workspace, "cpu").evaluate(architecture, 0) for _ in range(2))
     assert one == again
     shares = [(load.layer, load.part, len(load.shares)) for load in one.loads]
-    assert sorted(shares) == [(-1, "head", 3), (0, "attention", 2), (1, "attention", 2)]
+    assert sorted(shares) == [(-1, "head", 3), (0, "attention", 2)]
 
 
 @pytest.mark.slow
@@ -99,7 +100,7 @@ def test_a_whole_search(
     trials = trials_of(out / "s")
     assert [ledger.architecture_of(trial) for trial in trials[: len(before)]] == before
     proposed = {counts(ledger.architecture_of(trial)) for trial in trials[2:]}
-    assert len({attention for attention, _ in proposed}) > 1 and {head for _, head in proposed} == {1, 2}
+    assert any(len(set(attentions)) > 1 for attentions, _ in proposed) and {head for _, head in proposed} == {1, 2}
     for study in ("stage-1", "stage-2", "stage-3", "confirmation"):
         for trial in trials_of(out / "s", study):
             assert trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
@@ -107,15 +108,15 @@ def test_a_whole_search(
             assert trial.user_attrs["params"] == cost.params(architecture, 3)
             assert trial.user_attrs["macs"] == cost.macs(architecture, labels=3)
             if study != "stage-2":
-                shown = trial.params["experts in attention"], trial.params["experts in head"]
-                assert shown == counts(architecture)
+                attentions = tuple(trial.params[f"layer {number}/experts in attention"] for number in (1, 2))
+                assert (attentions, trial.params["experts in head"]) == counts(architecture)
     start = Architecture.load(out / "s" / "stage-2" / "start.json")
     assert {counts(ledger.architecture_of(trial)) for trial in trials_of(out / "s", "stage-2")} == {counts(start)}
 
     mixture = next(
         architecture
         for trial in trials
-        if min(counts(architecture := ledger.architecture_of(trial))) > 1
+        if min(max(counts(architecture := ledger.architecture_of(trial))[0]), architecture.head.experts) > 1
     )  # fmt: skip
     mixture.save(out / "s" / "mixture.json")
     assert train_final([str(out / "s" / "mixture.json"), "--device", "cpu", "--skip-base"]) == 0

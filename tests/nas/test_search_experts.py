@@ -56,13 +56,13 @@ def studied(shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory) -
 def test_stages_1_and_3_search_experts(studied: Path) -> None:
     for stage in ("1", "3"):
         trials = trials_of(studied, f"stage-{stage}")
-        found = {genes.experts for trial in trials for genes in ledger.architecture_of(trial).layers}
+        found = {genes.experts for trial in trials for genes in ledger.architecture_of(trial).ffns}
         assert DENSE in found and len(found) > 2
         for trial in trials:
             architecture = ledger.architecture_of(trial)
             attributes = trial.user_attrs
             assert attributes["params_active"] == cost.params_active(architecture, 3) <= attributes["params"]
-            mixtures = [place for place, genes in enumerate(architecture.layers) if genes.experts != DENSE]
+            mixtures = [place for place, genes in enumerate(architecture.ffns) if genes.experts != DENSE]
             loads = attribute(trial, EXPERT_LOAD, [])
             assert sorted({load["layer"] for load in loads}) == mixtures
             assert all(sum(load["shares"]) == pytest.approx(1) for load in loads)
@@ -71,8 +71,8 @@ def test_stages_1_and_3_search_experts(studied: Path) -> None:
 def test_stage_2_keeps_them(studied: Path) -> None:
     start = Architecture.load(studied / "stage-2" / "start.json")
     for trial in trials_of(studied, "stage-2"):
-        layers = ledger.architecture_of(trial).layers
-        assert [genes.experts for genes in layers] == [genes.experts for genes in start.layers]
+        layers = ledger.architecture_of(trial).ffns
+        assert [genes.experts for genes in layers] == [genes.experts for genes in start.ffns]
 
 
 def test_a_mixture_is_trained_and_exported(
@@ -81,7 +81,7 @@ def test_a_mixture_is_trained_and_exported(
     mixtures = [
         ledger.architecture_of(trial)
         for trial in trials_of(studied, "stage-1")
-        if any(genes.experts.gated for genes in ledger.architecture_of(trial).layers)
+        if any(genes.experts.gated for genes in ledger.architecture_of(trial).ffns)
     ]
     chosen = mixtures[0]
     chosen.save(studied / "mixture.json")

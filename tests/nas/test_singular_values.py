@@ -13,14 +13,14 @@ from transformers import BertModel
 from nas.config.schema import ConfigError
 from nas.inspect import main
 from nas.singular_values import spectra
-from search_spaces import GELU, Architecture, Experts, Genes
+from search_spaces import FFN, GELU, Architecture, Experts
 from supernet.build import build
 from tests.tiny import BASE, bert, shaken
 
 HALF = Fraction(1, 2)
-MIXED = Architecture(
+MIXED = Architecture.of_ffns(
     replace(BASE, depth=2),
-    (Genes(GELU, 1, HALF, Experts(3, Fraction(1), "token_gate")), Genes(GELU, 2, HALF)),
+    (FFN(GELU, 1, HALF, Experts(3, Fraction(1), "token_gate")), FFN(GELU, 2, HALF)),
 )
 
 

@@ -1,11 +1,10 @@
 """Experts in a study's configuration, and in the search space that it describes."""
 
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
-from nas.budget import budgeted_space, macs_limits
+from nas.budget import base_model, budgeted_space, macs_limits
 from nas.config.load import load_config, parse_config
 from nas.config.schema import ConfigError
 from search_spaces import DENSE, GELU, Architecture, Base, Experts, Space, SpaceError, cost
@@ -53,13 +52,13 @@ def test_experts_that_cannot_be(experts: object, message: str) -> None:
 
 
 def test_a_study_without_experts_has_a_dense_space() -> None:
-    assert box().experts == (DENSE,)
+    assert box().genes["experts"] == (DENSE,)
     assert box() == box({"count": 1})
 
 
 def test_the_box_is_that_of_dense_slices() -> None:
     routed = box({"count": 1}, HASHED)
-    assert routed.experts == (DENSE, Experts(4, Fraction(2, 3)))
+    assert routed.genes["experts"] == (DENSE, Experts(4, Fraction(2, 3)))
     assert (routed.min_params, routed.max_params) == (box().min_params, box().max_params)
     assert routed.size_count() > box().size_count()
     # Room for more than the largest dense model.
@@ -145,22 +144,23 @@ def test_the_space_has_them_beside_the_same_budget() -> None:
     assert (wide.min_params, wide.max_params, wide.base) == (box().min_params, box().max_params, BASE)
     assert wide.size_count() == box().size_count()  # nothing with four fits into a budget of slices
     room = box(attention_experts=[4, 1], max_params="1M")
-    assert [base.attention_experts for base in room.bases] == [1, 4]
+    attentions = {layer.attention.experts for layer in room.options(0, room.graph)}
+    assert attentions == {1, 4} and room.options(0, room.graph)[0].attention.experts == 1
     assert room.size_count() > box(max_params="1M").size_count() > 0
 
 
 def test_without_one_expert_baselines_have_the_fewest() -> None:
     space = box(attention_experts=[4, 2], max_params="1M")
-    base = replace(BASE, attention_experts=2)
-    assert space.base == base
-    assert space.min_params < cost.params(Architecture.uniform(base), 4)
+    config = load_config("demo", SIZES | {"space.attention_experts": [4, 2]})
+    assert base_model(config, BASE) == Architecture.uniform(BASE, attention_experts=2)
+    assert space.min_params < cost.params(base_model(config, BASE), 4)
 
 
 def test_limits_count_them() -> None:
     config = load_config("demo", SIZES | {"space.attention_experts": [1, 4], "space.max_macs": "1M"})
     (limit,) = macs_limits(config, BASE, 4, cost.CLASSIFIER)
-    for base in (BASE, replace(BASE, attention_experts=4)):
-        architecture = Architecture.uniform(base, expansion=Fraction(1, 2))
+    for experts in (1, 4):
+        architecture = Architecture.uniform(BASE, expansion=Fraction(1, 2), attention_experts=experts)
         assert limit.total(architecture) == cost.macs(architecture, labels=4)
 
 

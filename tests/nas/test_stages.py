@@ -25,8 +25,8 @@ from nas.stages import (
     start_of,
 )
 from nas.study.folder import Folder
-from search_spaces import Architecture, Base, FFNGraph, Genes
-from search_spaces.architecture import Experts
+from search_spaces import FFN, Architecture, Base, FFNGraph
+from search_spaces.layer import Experts
 from search_spaces.spaces import GRAPHS, SIZES
 from tests.nas.tiny_study import TinyStudy
 
@@ -63,7 +63,7 @@ def test_plans(tiny_study: TinyStudy, workspace: Workspace) -> None:
     assert (first.study, first.space.vary, first.table.evaluation) == ("stage-1", {GRAPHS, SIZES}, "trained")
 
     relu = FFNGraph.parse("project(relu(expand(x)))")
-    winner = Architecture(base, (Genes(relu, 2, Fraction(1, 8)), Genes(graph, 1, Fraction(1, 4))))
+    winner = Architecture.of_ffns(base, (FFN(relu, 2, Fraction(1, 8)), FFN(graph, 1, Fraction(1, 4))))
     second = plan(config, workspace, "2", winner, ())
     assert second.baselines == [(winner, WINNER, None), (all_base_graphs(winner, graph), WINNER_WITH_BASE_GRAPHS, None)]
     assert (second.space.vary, second.space.start, second.table.evaluation) == ({GRAPHS}, winner, "trained")
@@ -78,15 +78,15 @@ def test_plans_with_a_layer_without_an_ffn(tiny_study: TinyStudy, workspace: Wor
     config = tiny_study.config.model_copy(update={"space": table})
     base, graph = workspace.base()
     relu = FFNGraph.parse("project(relu(expand(x)))")
-    winner = Architecture(base, (Genes(stack=0), Genes(relu)))
+    winner = Architecture.of_ffns(base, (FFN(stack=0), FFN(relu)))
     second = plan(config, workspace, "2", winner, ())
-    twin = Architecture(base, (Genes(stack=0), Genes(graph)))
+    twin = Architecture.of_ffns(base, (FFN(stack=0), FFN(graph)))
     assert [architecture for architecture, _, _ in second.baselines] == [winner, twin]
     assert winner in second.space and twin in second.space
     third = plan(config, workspace, "3", winner, ())
     smallest, largest = extremes(third.space)
     assert smallest == Architecture.uniform(base, stack=0)
-    assert largest == Architecture(base, (Genes(graph, 2), Genes(relu, 2)))
+    assert largest == Architecture.of_ffns(base, (FFN(graph, 2), FFN(relu, 2)))
     assert check_start(winner, tiny_study.config, base) is None  # also if the space has no stack of 0
 
 

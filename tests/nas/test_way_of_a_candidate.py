@@ -13,7 +13,7 @@ from torch import nn
 from nas import runner, stages
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
-from search_spaces import Architecture, Genes
+from search_spaces import FFN, Architecture
 from tests.nas.tiny_study import PROJECT
 
 PACKAGES = ("nas", "supernet", "distill", "search_spaces")
@@ -23,7 +23,7 @@ def is_candidate(value: Any) -> bool:
     """Whether this is an architecture (as a value or in a trial's configuration), a layer of one, or a model of it."""
     if isinstance(value, dict):
         return ledger.ARCHITECTURE in value
-    return isinstance(value, Architecture | Genes) or (isinstance(value, nn.Module) and hasattr(value, "base_model"))
+    return isinstance(value, Architecture | FFN) or (isinstance(value, nn.Module) and hasattr(value, "base_model"))
 
 
 def files_that_receive_it(run: Callable[[], None]) -> list[str]:

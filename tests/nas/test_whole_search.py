@@ -56,10 +56,10 @@ def test_stage_2_varies_graphs_alone(refined: Path, workspace: Workspace) -> Non
     assert origins[:2] == ["winner so far", "its twin of base graphs"]
     assert len(without_duplicates(trials)) == 4
     _, graph = workspace.base()
-    assert {genes.graph for genes in ledger.architecture_of(trials[1]).layers} == {graph}
+    assert {genes.graph for genes in ledger.architecture_of(trials[1]).ffns} == {graph}
     for trial in trials:
-        layers = ledger.architecture_of(trial).layers
-        assert [(a.stack, a.expansion) for a in layers] == [(a.stack, a.expansion) for a in start.layers]
+        layers = ledger.architecture_of(trial).ffns
+        assert [(a.stack, a.expansion) for a in layers] == [(a.stack, a.expansion) for a in start.ffns]
         assert trial.user_attrs[score_attribute("inherited")] > 0
     assert len({ledger.architecture_of(trial) for trial in trials}) > 2
 
@@ -72,7 +72,7 @@ def test_stage_3_varies_sizes_alone_and_trains_none(refined: Path, tiny_study: T
     space = budgeted_space(tiny_study.config, *workspace.base(), workspace.labels)
     for trial in trials:
         architecture = ledger.architecture_of(trial)
-        assert [genes.graph for genes in architecture.layers] == [genes.graph for genes in start.layers]
+        assert [genes.graph for genes in architecture.ffns] == [genes.graph for genes in start.ffns]
         assert trial.user_attrs["params"] <= space.max_params
         assert trial.intermediate_values == {}
         # The score is the mean over the tasks, each of which has a head.
@@ -166,5 +166,5 @@ def test_layers_without_ffns_from_the_search_to_the_checkpoint(tiny_study: TinyS
     result = tiny_study.run("train_final.py", empty, *arguments)
     assert (result.returncode, result.stderr) == (0, "")
     student = json.loads((tmp_path / "final" / "metrics.json").read_text())["models"]["student"]
-    assert (student["ffn_params"], student["params"]) == (0, cost.fixed_params(start.base, 3))
+    assert (student["ffn_params"], student["params"]) == (0, cost.params(Architecture.uniform(start.base, stack=0), 3))
     assert Architecture.load(tmp_path / "final" / "architecture.json") == Architecture.load(empty)

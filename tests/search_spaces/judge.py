@@ -27,9 +27,8 @@ def draws(count: int, rng: random.Random) -> list[FFNGraph]:
     """Graphs drawn from spaces with and without a gate, close to the base graph and far from it."""
     spaces = [
         Space(
+            genes={"stack": (1,), "expansion": (Fraction(1),)},
             base=BASE,
-            stacks=(1,),
-            expansions=(Fraction(1),),
             min_params=0,
             max_params=10**9,
             edit_rate=edit_rate,
@@ -40,7 +39,7 @@ def draws(count: int, rng: random.Random) -> list[FFNGraph]:
     ]
     graphs: list[FFNGraph] = []
     while len(graphs) < count:
-        graphs += [genes.graph for space in spaces for genes in space.sample(rng).layers]
+        graphs += [genes.graph for space in spaces for genes in space.sample(rng).ffns]
     return graphs[:count]
 
 

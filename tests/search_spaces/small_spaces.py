@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from search_spaces import DENSE, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
+from search_spaces import DENSE, FFN, Architecture, Base, Experts, FFNGraph, Space, cost
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES
 from tests.search_spaces.strategies import small_space
@@ -22,19 +22,19 @@ ROUTED = (
 )
 
 
-def all_sizes(space: Space, graphs: Sequence[FFNGraph]) -> list[tuple[Genes, ...]]:
+def all_sizes(space: Space, graphs: Sequence[FFNGraph]) -> list[tuple[FFN, ...]]:
     """Every combination of sizes within the budget, by brute force."""
-    choices = list(itertools.product(space.stacks, space.expansions, space.experts))
+    choices = list(itertools.product(*(space.genes[name] for name in ("stack", "expansion", "experts"))))
     # All sizes without an FFN are the same.
-    options = [{genes for size in choices if splits(genes := Genes(graph, *size), space.base)} for graph in graphs]
+    options = [{genes for size in choices if splits(genes := FFN(graph, *size), space.base)} for graph in graphs]
     return [
         layers
         for layers in itertools.product(*options)
-        if space.min_params <= cost.params(Architecture(space.base, layers), space.labels) <= space.max_params
+        if space.min_params <= cost.params(Architecture.of_ffns(space.base, layers), space.labels) <= space.max_params
     ]
 
 
-def splits(genes: Genes, base: Base) -> bool:
+def splits(genes: FFN, base: Base) -> bool:
     """Whether the base has enough channels for each of the layer's experts."""
     inner = genes.inner(base)
     shared = int(genes.experts.shared * inner)
@@ -43,7 +43,7 @@ def splits(genes: Genes, base: Base) -> bool:
 
 def kinds_of_space(gated: bool = False) -> dict[str, Space]:
     """One small space of every kind."""
-    macs = Limit("macs", 0, lambda base, genes: genes.stack * genes.inner(base), 100)
+    macs = Limit("macs", 0, lambda base, layer: layer.ffn.stack * layer.ffn.inner(base), 100)
     found = {}
     for experts, high in (((DENSE,), HIGH), (ROUTED, 2 * HIGH)):
         both = small_space(LOW, high, edit_rate=0.6, experts=experts)
@@ -56,9 +56,9 @@ def kinds_of_space(gated: bool = False) -> dict[str, Space]:
         }
         found |= {name if experts == (DENSE,) else f"{name}, experts": space for name, space in spaces.items()}
     # What does not vary need not be among what the space has.
-    found["graphs, experts"] = replace(found["graphs, experts"], experts=(DENSE,))
+    found["graphs, experts"] = of_genes(found["graphs, experts"], experts=(DENSE,))
     for kind in ("both", "limited", "graphs", "sizes"):
-        space = replace(found[kind], stacks=(0, 1, 2), min_params=1)
+        space = of_genes(replace(found[kind], min_params=1), stack=(0, 1, 2))
         if space.start is not None:
             space = replace(space, start=without_ffn(space.start, 1))
         found[f"{kind}, no FFN"] = space
@@ -67,8 +67,13 @@ def kinds_of_space(gated: bool = False) -> dict[str, Space]:
 
 def without_ffn(architecture: Architecture, *layers: int) -> Architecture:
     """The architecture without the FFNs of these layers."""
-    kept = (Genes(stack=0) if layer in layers else genes for layer, genes in enumerate(architecture.layers))
-    return Architecture(architecture.base, tuple(kept))
+    kept = (FFN(stack=0) if layer in layers else genes for layer, genes in enumerate(architecture.ffns))
+    return architecture.with_ffns(kept)
+
+
+def of_genes(space: Space, **choices: Sequence[object]) -> Space:
+    """The space with other choices of some genes."""
+    return replace(space, genes={**space.genes, **choices})
 
 
 KINDS = [f"{kind}{more}" for more in ("", ", experts", ", no FFN") for kind in ("both", "limited", "graphs", "sizes")]

@@ -5,7 +5,20 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from search_spaces import BINARY, DENSE, UNARY, Architecture, Base, Experts, FFNGraph, Genes, Space
+from search_spaces import (
+    BINARY,
+    DENSE,
+    FFN,
+    UNARY,
+    Architecture,
+    Attention,
+    Base,
+    Experts,
+    FFNGraph,
+    Head,
+    Layer,
+    Space,
+)
 from search_spaces.graph import MAX_TERMS
 from search_spaces.operations import LINEAR
 from search_spaces.routing import ROUTINGS
@@ -58,11 +71,17 @@ def experts(draw: st.DrawFn, inner: int) -> Experts:
     return Experts(count, shared, routing, top_k, None if ROUTINGS[routing].by_sentence else draw(capacities))
 
 
+def attentions() -> st.SearchStrategy[Attention]:
+    """Any attention that a layer of BASE can have: with all heads, of which there may be several experts, or fewer."""
+    pruned = st.integers(0, BASE.heads).map(Attention)
+    return st.sampled_from([1, 1, 2, 3]).map(lambda experts: Attention(BASE.heads, experts)) | pruned
+
+
 @st.composite
-def genes_of_layers(draw: st.DrawFn) -> Genes:
-    """Any genes that a layer of BASE can have, also those without an FFN."""
+def ffns(draw: st.DrawFn) -> FFN:
+    """Any FFN that a layer of BASE can have, also none."""
     expansion = draw(st.fractions(Fraction(1, BASE.inner), 1, max_denominator=BASE.inner))
-    genes = Genes(draw(graphs()), draw(st.integers(0, 4)), expansion)
+    genes = FFN(draw(graphs()), draw(st.integers(0, 4)), expansion)
     return replace(genes, experts=draw(experts(genes.inner(BASE)))) if genes.stack else genes
 
 
@@ -71,9 +90,9 @@ def architectures(draw: st.DrawFn) -> Architecture:
     """Any valid architecture of three small layers."""
     gate_scale = draw(st.sampled_from(["relative", "relative", "probability"]))
     capacity_per = draw(st.sampled_from(["sentence", "sentence", "batch"]))
-    attention_experts = draw(st.sampled_from([1, 1, 2, 3]))
-    base = replace(BASE, attention_experts=attention_experts, gate_scale=gate_scale, capacity_per=capacity_per)
-    return Architecture(base, tuple(draw(st.lists(genes_of_layers(), min_size=3, max_size=3))))
+    base = replace(BASE, gate_scale=gate_scale, capacity_per=capacity_per)
+    head = Head(draw(st.sampled_from([1, 1, 2])))
+    return Architecture(base, tuple(Layer(draw(attentions()), draw(ffns())) for _ in range(3)), head)
 
 
 def broken_rules(graph: FFNGraph) -> list[str]:
@@ -96,4 +115,4 @@ def small_space(
     """Three layers with six dense sizes each; the narrowest one is below the model's width, the widest above."""
     base = replace(BASE, mismatch=mismatch)
     expansions = (Fraction(1), Fraction(1, 2), Fraction(1, 4))
-    return Space(base, (1, 2), expansions, low, high, edit_rate, experts=experts)
+    return Space(base, {"stack": (1, 2), "expansion": expansions, "experts": experts}, low, high, edit_rate)

@@ -12,7 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces import DENSE, GELU, PUBLISHED, Architecture, ArchitectureError, Base, Experts, FFNGraph, Genes
+from search_spaces import (
+    DENSE,
+    FFN,
+    GELU,
+    PUBLISHED,
+    Architecture,
+    ArchitectureError,
+    Attention,
+    Base,
+    Experts,
+    FFNGraph,
+    Head,
+    Layer,
+)
 from tests.search_spaces.strategies import architectures
 
 SMALL = Architecture.uniform(Base(depth=4, width=12, heads=3, inner=24), expansion=Fraction(1, 8))
@@ -40,50 +53,82 @@ def test_file_round_trip(name: str, tmp_path: Path) -> None:
 
 def test_schema() -> None:
     value = SMALL.to_json()
-    assert value["version"] == 1
-    assert value["layers"] == [{"graph": "project(gelu(expand(x)))", "stack": 1, "expansion": "1/8"}] * 4
-    assert value["base"]["embedding"] is None
+    assert value["version"] == 2
+    ffn = {"graph": "project(gelu(expand(x)))", "stack": 1, "expansion": "1/8"}
+    assert value["layers"] == [{"attention": {"heads": SMALL.base.heads}, "ffn": ffn}] * 4
+    assert value["base"]["embedding"] is None and value["head"] == {"experts": 1}
+    several = replace(SMALL, layers=(Layer(Attention(1)), Layer(Attention(SMALL.base.heads, 2)), *SMALL.layers[2:]))
+    attentions = [layer["attention"] for layer in several.to_json()["layers"]]
+    assert attentions[:3] == [{"heads": 1}, {"heads": SMALL.base.heads, "experts": 2}, {"heads": SMALL.base.heads}]
+    assert Architecture.from_json(several.to_json()) == several
+
+
+def test_version_1() -> None:
+    """A layer was its FFN, and the base had the numbers of experts of attention and head."""
+    base = {"depth": 2, "width": 12, "heads": 3, "inner": 24}
+    layers = [{"graph": "project(relu(expand(x)))", "expansion": "1/2", "experts": {"count": 2}}, {"stack": 0}]
+    document = {"version": 1, "base": base, "layers": layers}
+    ffns = (FFN(FFNGraph.parse("project(relu(expand(x)))"), 1, Fraction(1, 2), Experts(2)), FFN(stack=0))
+    expected = Architecture.of_ffns(Base(2, 12, 3, 24), ffns)
+    assert Architecture.from_json(document) == expected
+    document["base"] = {**base, "attention_experts": 2, "head_experts": 4}
+    several = Architecture.of_ffns(Base(2, 12, 3, 24), ffns, attention_experts=2, head_experts=4)
+    assert Architecture.from_json(document) == several
+    assert [layer.attention for layer in several.layers] == [Attention(3, 2)] * 2 and several.head == Head(4)
+    for changed, message in (
+        ({"base": {**base, "attention_experts": 0}}, "base.attention_experts: must be from 1 to 64, not 0"),
+        ({"base": {**base, "dropout": 0.1}}, "base: unknown key 'dropout'; known are depth, "),
+        ({"layers": [{"graph": "x", "width": 3}, layers[1]]}, "layers[0]: unknown key 'width'; known are graph, "),
+        ({"version": 2}, "base: unknown key 'attention_experts'; known are depth, "),
+        ({"version": 2, "base": base}, "layers[0]: unknown key 'graph'; known are ffn, attention"),
+    ):
+        with pytest.raises(ArchitectureError) as error:
+            Architecture.from_json({**document, **changed})
+        assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize(("written", "meant"), [(1, 1), ("1", 1), (0.5, "1/2"), ("0.125", "1/8"), ("2/4", "1/2")])
 def test_expansions_people_write(written: object, meant: object) -> None:
     value = SMALL.to_json()
-    value["layers"][0] = {"graph": str(GELU), "expansion": written}
-    assert Architecture.from_json(value).layers[0] == Genes(GELU, 1, Fraction(str(meant)))
+    value["layers"][0] = {"ffn": {"graph": str(GELU), "expansion": written}}
+    assert Architecture.from_json(value).ffns[0] == FFN(GELU, 1, Fraction(str(meant)))
 
 
 def test_no_ffn_is_one_value(tmp_path: Path) -> None:
-    none = Genes(stack=0)
+    none = FFN(stack=0)
     tanh = FFNGraph.parse("tanh(project(relu(expand(x))))")
-    assert Genes(tanh, 0, Fraction(1, 3), Experts(4)) == none == replace(none, graph=tanh, expansion=Fraction(1, 2))
+    assert FFN(tanh, 0, Fraction(1, 3), Experts(4)) == none == replace(none, graph=tanh, expansion=Fraction(1, 2))
     assert (none.graph, none.expansion, none.experts, none.inner(SMALL.base)) == (GELU, 1, DENSE, 0)
-    assert none != Genes() == Genes(GELU)
+    assert none != FFN() == FFN(GELU)
     value = SMALL.to_json()
-    value["layers"][2] = {"graph": str(tanh), "stack": 0, "expansion": "1/5", "experts": {"count": 4}}
+    value["layers"][2]["ffn"] = {"graph": str(tanh), "stack": 0, "expansion": "1/5", "experts": {"count": 4}}
     architecture = Architecture.from_json(value)
-    assert architecture == Architecture(SMALL.base, (*SMALL.layers[:2], none, SMALL.layers[3]))
-    assert architecture.to_json()["layers"][2] == {"stack": 0}
+    assert architecture == Architecture.of_ffns(SMALL.base, (*SMALL.ffns[:2], none, SMALL.ffns[3]))
+    assert architecture.to_json()["layers"][2]["ffn"] == {"stack": 0}
     architecture.save(tmp_path / "architecture.json")
     assert Architecture.load(tmp_path / "architecture.json") == architecture
     assert not Architecture.uniform(SMALL.base, tanh, 0, 1, Experts(4)).has_experts
     # Where the base is so narrow that the other layers' expansions leave no channel.
-    assert Architecture.uniform(replace(SMALL.base, inner=1), stack=0).layers == (none,) * 4
-    assert len({*architecture.transferred(replace(SMALL.base, depth=8)).layers[4:6]}) == 1
-    own = {"attention_experts": 2, "head_experts": 3, "gate_scale": "probability", "capacity_per": "batch"}
-    mixture = replace(architecture, base=replace(architecture.base, **own))
-    assert mixture.transferred(replace(SMALL.base, depth=8)).base == replace(SMALL.base, depth=8, **own)
+    assert Architecture.uniform(replace(SMALL.base, inner=1), stack=0).ffns == (none,) * 4
+    assert len({*architecture.transferred(replace(SMALL.base, depth=8)).ffns[4:6]}) == 1
+    own = {"gate_scale": "probability", "capacity_per": "batch"}
+    base = replace(architecture.base, **own)
+    mixture = Architecture.of_ffns(base, architecture.ffns, attention_experts=2, head_experts=3)
+    deep = mixture.transferred(replace(SMALL.base, depth=8, width=24, heads=4))
+    assert deep.base == replace(SMALL.base, depth=8, width=24, heads=4, **own)
+    assert {layer.attention for layer in deep.layers} == {Attention(4, 2)} and deep.head == Head(3)
 
 
 def test_inner_width_is_rounded_down() -> None:
     base = Base(depth=1, width=10, heads=2, inner=10)
-    assert [Genes(GELU, 1, Fraction(1, n)).inner(base) for n in (1, 2, 3, 4)] == [10, 5, 3, 2]
+    assert [FFN(GELU, 1, Fraction(1, n)).inner(base) for n in (1, 2, 3, 4)] == [10, 5, 3, 2]
 
 
 FAULTS: list[tuple[str, object, str]] = [
-    ("version", 2, "version: 2 is unknown"),
+    ("version", 3, "version: 3 is unknown; supported are 1 and 2"),
     ("version", True, "version: True is unknown"),
     ("version", None, "version: None is unknown"),
-    ("surprise", 1, "unknown key 'surprise'; known are version, base, layers"),
+    ("surprise", 1, "unknown key 'surprise'; known are version, base, layers, head"),
     ("layer", [], "unknown key 'layer'; did you mean 'layers'?"),
     ("base", [], "base: must be a JSON object, not []"),
     ("base.detph", 3, "base: unknown key 'detph'; did you mean 'depth'?"),
@@ -109,73 +154,108 @@ FAULTS: list[tuple[str, object, str]] = [
     ("base.gate_jitter", 1, "base.gate_jitter: must be a number from 0 to below 1, not 1"),
     ("base.gate_jitter", True, "base.gate_jitter: must be a number from 0 to below 1, not True"),
     ("base.gate_jitter", "0.1", "base.gate_jitter: must be a number from 0 to below 1, not '0.1'"),
-    ("base.attention_experts", 0, "base.attention_experts: must be from 1 to 64, not 0"),
-    ("layers.2.experts", 7, "layers[2].experts: must be a JSON object, not 7"),
-    ("layers.2.experts", {}, "layers[2].experts: the key 'count' is missing"),
-    ("layers.2.experts", {"count": 4, "sharde": 1}, "layers[2].experts: unknown key 'sharde'; did you mean 'shared'?"),
-    ("layers.2.experts", {"count": 0}, "layers[2].experts.count: must be from 1 to 64, not 0"),
-    ("layers.2.experts", {"count": True}, "layers[2].experts.count: must be a whole number, not True"),
-    ("layers.2.experts", {"count": 4, "shared": "5/4"}, "layers[2].experts.shared: must be from 0 to 1, not 5/4"),
-    ("layers.2.experts", {"count": 4, "shared": "s"}, 'layers[2].experts.shared: must be a fraction such as "1/8"'),
+    ("layers.2.attention", 7, "layers[2].attention: must be a JSON object, not 7"),
+    ("layers.2.attention.heads", 99, "layers[2].attention.heads: must be at most base.heads, which is"),
+    ("layers.2.attention.heads", -1, "layers[2].attention.heads: must be from 0 to"),
+    ("layers.2.attention", {"heads": 0, "experts": 2}, "layers[2].attention.experts: 2 experts have all"),
+    ("layers.2.attention.experts", 0, "layers[2].attention.experts: must be from 1 to 64, not 0"),
+    ("layers.2.attention.size", 4, "layers[2].attention: unknown key 'size'; known are heads, experts"),
+    ("head.experts", 0, "head.experts: must be from 1 to 64, not 0"),
+    ("head", 4, "head: must be a JSON object, not 4"),
+    ("layers.2.ffn.experts", 7, "layers[2].ffn.experts: must be a JSON object, not 7"),
+    ("layers.2.ffn.experts", {}, "layers[2].ffn.experts: the key 'count' is missing"),
     (
-        "layers.2.experts",
+        "layers.2.ffn.experts",
+        {"count": 4, "sharde": 1},
+        "layers[2].ffn.experts: unknown key 'sharde'; did you mean 'shared'?",
+    ),
+    ("layers.2.ffn.experts", {"count": 0}, "layers[2].ffn.experts.count: must be from 1 to 64, not 0"),
+    ("layers.2.ffn.experts", {"count": True}, "layers[2].ffn.experts.count: must be a whole number, not True"),
+    (
+        "layers.2.ffn.experts",
+        {"count": 4, "shared": "5/4"},
+        "layers[2].ffn.experts.shared: must be from 0 to 1, not 5/4",
+    ),
+    (
+        "layers.2.ffn.experts",
+        {"count": 4, "shared": "s"},
+        'layers[2].ffn.experts.shared: must be a fraction such as "1/8"',
+    ),
+    (
+        "layers.2.ffn.experts",
         {"count": 4, "top_k": 5},
-        "layers[2].experts.top_k: must be at most experts.count, which is 4, not 5",
+        "layers[2].ffn.experts.top_k: must be at most experts.count, which is 4, not 5",
     ),
-    ("layers.2.experts", {"count": 4, "top_k": None}, "layers[2].experts.top_k: must be a whole number, not None"),
-    ("layers.2.experts", {"count": 4, "capacity": 0}, "layers[2].experts.capacity: must be above 0, not 0"),
-    ("layers.2.experts", {"count": 4, "capacity": None}, "layers[2].experts.capacity: must be a fraction"),
-    ("layers.2.experts", {"count": 4, "routing": 7}, "layers[2].experts.routing: unknown routing 7; known are hash, "),
     (
-        "layers.2.experts",
+        "layers.2.ffn.experts",
+        {"count": 4, "top_k": None},
+        "layers[2].ffn.experts.top_k: must be a whole number, not None",
+    ),
+    ("layers.2.ffn.experts", {"count": 4, "capacity": 0}, "layers[2].ffn.experts.capacity: must be above 0, not 0"),
+    ("layers.2.ffn.experts", {"count": 4, "capacity": None}, "layers[2].ffn.experts.capacity: must be a fraction"),
+    (
+        "layers.2.ffn.experts",
+        {"count": 4, "routing": 7},
+        "layers[2].ffn.experts.routing: unknown routing 7; known are hash, ",
+    ),
+    (
+        "layers.2.ffn.experts",
         {"count": 4, "routing": "hsh"},
-        "layers[2].experts.routing: unknown routing 'hsh'; did you mean 'hash'?",
+        "layers[2].ffn.experts.routing: unknown routing 'hsh'; did you mean 'hash'?",
     ),
     (
-        "layers.2.experts",
+        "layers.2.ffn.experts",
         {"count": 2, "routing": "sentence_gate", "capacity": 1.25},
-        "layers[2].experts.capacity: 'sentence_gate' routes whole sentences, which have no capacity; leave it out",
+        "layers[2].ffn.experts.capacity: 'sentence_gate' routes whole sentences, which have no capacity; leave it out",
     ),
     (
-        "layers.2.experts",
+        "layers.2.ffn.experts",
         {"count": 1, "routing": "token_gate"},
-        "layers[2].experts: with count = 1 the layer is dense; leave out the other settings",
+        "layers[2].ffn.experts: with count = 1 the layer is dense; leave out the other settings",
     ),
     # SMALL has 3 of 24 inner channels.
     (
-        "layers.2.experts",
+        "layers.2.ffn.experts",
         {"count": 9},
-        "layers[2].experts: 9 experts that share 0 of 24 channels have at most 0 + (24 - 0) // 9 = 2 channels each, "
-        "not 3; lower the expansion, or share more",
+        "layers[2].ffn.experts: 9 experts that share 0 of 24 channels have at most 0 + (24 - 0) // 9 = 2 channels "
+        "each, not 3; lower the expansion, or share more",
     ),
     (
-        "layers.2.experts",
+        "layers.2.ffn.experts",
         {"count": 32, "shared": "2/3"},
-        "layers[2].experts: 32 experts that share 2 of 24 channels have at most 2 + (24 - 2) // 32 = 2 channels each, "
-        "not 3",
+        "layers[2].ffn.experts: 32 experts that share 2 of 24 channels have at most 2 + (24 - 2) // 32 = 2 channels "
+        "each, not 3",
     ),
     (
-        "layers.3.graph",
+        "layers.3.ffn.graph",
         "project(gleu(expand(x)))",
-        "layers[3].graph: unknown operation 'gleu'; did you mean 'gelu'?",
+        "layers[3].ffn.graph: unknown operation 'gleu'; did you mean 'gelu'?",
     ),
-    ("layers.3.graph", 5, "layers[3].graph: must be a formula or a list of nodes, not 5"),
-    ("layers.1.stack", -1, "layers[1].stack: must be from 0 to 16, not -1"),
-    ("layers.1.stack", 17, "layers[1].stack: must be from 0 to 16, not 17"),
-    ("layers.1.stack", False, "layers[1].stack: must be a whole number, not False"),
-    ("layers.1", {"stack": 1}, "layers[1]: the key 'graph' is missing"),
-    ("layers.1", {"stack": 0, "graph": "gleu(x)"}, "layers[1].graph: unknown operation 'gleu'; did you mean 'gelu'?"),
-    ("layers.1", {"stack": 0, "width": 3}, "layers[1]: unknown key 'width'; known are graph, stack, expansion, exp"),
-    ("layers.1.stack", None, "layers[1].stack: must be a whole number, not None"),
-    ("layers.1.expansion", 0, "layers[1].expansion: must be above 0 and at most 1, not 0"),
-    ("layers.1.expansion", "9/8", "layers[1].expansion: must be above 0 and at most 1, not 9/8"),
-    ("layers.1.expansion", "-1/2", "layers[1].expansion: must be a fraction such as \"1/8\", not '-1/2'"),
-    ("layers.1.expansion", "1/0", "layers[1].expansion: '1/0' divides by zero"),
-    ("layers.1.expansion", "1/25", "layers[1].expansion: 1/25 of the inner width 24 leaves no channel"),
-    ("layers.1.expansion", float("nan"), "layers[1].expansion: must be a fraction"),
-    ("layers.1.expansion", True, "layers[1].expansion: must be a fraction"),
-    ("layers.1.expansion", "1e999999999", "layers[1].expansion: must be a fraction"),
-    ("layers.1.expansion", "1/" + "9" * 5000, "layers[1].expansion: must be a fraction"),
+    ("layers.3.ffn.graph", 5, "layers[3].ffn.graph: must be a formula or a list of nodes, not 5"),
+    ("layers.1.ffn.stack", -1, "layers[1].ffn.stack: must be from 0 to 16, not -1"),
+    ("layers.1.ffn.stack", 17, "layers[1].ffn.stack: must be from 0 to 16, not 17"),
+    ("layers.1.ffn.stack", False, "layers[1].ffn.stack: must be a whole number, not False"),
+    ("layers.1.ffn", {"stack": 1}, "layers[1].ffn: the key 'graph' is missing"),
+    (
+        "layers.1.ffn",
+        {"stack": 0, "graph": "gleu(x)"},
+        "layers[1].ffn.graph: unknown operation 'gleu'; did you mean 'gelu'?",
+    ),
+    (
+        "layers.1.ffn",
+        {"stack": 0, "width": 3},
+        "layers[1].ffn: unknown key 'width'; known are graph, stack, expansion, exp",
+    ),
+    ("layers.1.ffn.stack", None, "layers[1].ffn.stack: must be a whole number, not None"),
+    ("layers.1.ffn.expansion", 0, "layers[1].ffn.expansion: must be above 0 and at most 1, not 0"),
+    ("layers.1.ffn.expansion", "9/8", "layers[1].ffn.expansion: must be above 0 and at most 1, not 9/8"),
+    ("layers.1.ffn.expansion", "-1/2", "layers[1].ffn.expansion: must be a fraction such as \"1/8\", not '-1/2'"),
+    ("layers.1.ffn.expansion", "1/0", "layers[1].ffn.expansion: '1/0' divides by zero"),
+    ("layers.1.ffn.expansion", "1/25", "layers[1].ffn.expansion: 1/25 of the inner width 24 leaves no channel"),
+    ("layers.1.ffn.expansion", float("nan"), "layers[1].ffn.expansion: must be a fraction"),
+    ("layers.1.ffn.expansion", True, "layers[1].ffn.expansion: must be a fraction"),
+    ("layers.1.ffn.expansion", "1e999999999", "layers[1].ffn.expansion: must be a fraction"),
+    ("layers.1.ffn.expansion", "1/" + "9" * 5000, "layers[1].ffn.expansion: must be a fraction"),
 ]
 
 
@@ -201,27 +281,27 @@ def test_experts_need_channels_to_differ_in(inner: int, count: int, shared: int,
     rest = range(shared, inner)
     cuts = [(*range(shared), *rest[expert::count])[:own] for expert in range(count)]
     base = Base(depth=1, width=6, heads=2, inner=inner)
-    genes = Genes(GELU, 1, Fraction(own, inner), DENSE if count == 1 else Experts(count, Fraction(shared, own)))
+    genes = FFN(GELU, 1, Fraction(own, inner), DENSE if count == 1 else Experts(count, Fraction(shared, own)))
     assert genes.inner(base) == own
     assert genes.shared_channels(base) == (shared if count > 1 else 0)
     if all(len(cut) == own for cut in cuts):
-        Architecture(base, (genes,))
+        Architecture.of_ffns(base, (genes,))
     else:
         assert min(map(len, cuts)) == genes.max_inner(base)
         with pytest.raises(ArchitectureError, match=r"lower the expansion, or share more"):
-            Architecture(base, (genes,))
+            Architecture.of_ffns(base, (genes,))
 
 
 def test_the_splits_of_the_papers() -> None:
     base = PUBLISHED["bert-base"].base
-    genes = PUBLISHED["moebert"].layers[0]
+    genes = PUBLISHED["moebert"].ffns[0]
     assert (genes.inner(base), genes.shared_channels(base), genes.max_inner(base)) == (768, 512, 1152)
-    copies = PUBLISHED["minimoe-3l-384h"].layers[0]
+    copies = PUBLISHED["minimoe-3l-384h"].ffns[0]
     assert copies.shared_channels(PUBLISHED["minimoe-3l-384h"].base) == 4 * 384
 
 
 def test_experts_as_text() -> None:
-    assert [str(layer.experts) for layer in (PUBLISHED["bert-base"].layers[0], PUBLISHED["moebert"].layers[0])] == [
+    assert [str(layer.experts) for layer in (PUBLISHED["bert-base"].ffns[0], PUBLISHED["moebert"].ffns[0])] == [
         "dense",
         "4 hash, shared 2/3",
     ]
@@ -240,9 +320,9 @@ def test_experts_check_their_fractions(changes: dict[str, Any]) -> None:
 
 def test_a_dense_architecture_says_nothing_of_experts() -> None:
     """Stored architectures and the keys of their functions are made of this text."""
-    assert "experts" not in json.dumps(SMALL.to_json())
+    assert "experts" not in json.dumps(SMALL.to_json()["layers"])
     routed = Architecture.uniform(SMALL.base, expansion=Fraction(1, 8), experts=Experts(4)).to_json()
-    assert routed["layers"][0]["experts"] == {"count": 4, "shared": "0", "routing": "hash"}
+    assert routed["layers"][0]["ffn"]["experts"] == {"count": 4, "shared": "0", "routing": "hash"}
 
 
 @pytest.mark.parametrize(
@@ -251,7 +331,7 @@ def test_a_dense_architecture_says_nothing_of_experts() -> None:
         (("version",), "the key 'version' is missing"),
         (("base",), "the key 'base' is missing"),
         (("base", "heads"), "base: the key 'heads' is missing"),
-        (("layers", 2, "graph"), "layers[2]: the key 'graph' is missing"),
+        (("layers", 2, "ffn", "graph"), "layers[2].ffn: the key 'graph' is missing"),
     ],
 )
 def test_missing_keys(place: tuple[Any, ...], message: str) -> None:
@@ -303,29 +383,19 @@ def test_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("expansion", [0.5, "1/2", True, Fraction(0), Fraction(3, 2)])
 def test_genes_check_their_expansion(expansion: Any) -> None:
     with pytest.raises(ArchitectureError, match=r"^expansion: "):
-        Genes(GELU, 1, expansion)
+        FFN(GELU, 1, expansion)
 
 
 def test_the_number_of_layers_is_checked() -> None:
     with pytest.raises(ArchitectureError, match=r"layers: 3 given, but base\.depth is 4"):
-        Architecture(SMALL.base, SMALL.layers[:3])
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("gate_scale", "probability"), ("gate_jitter", 0.1), ("capacity_per", "batch")]
-)
-def test_how_gates_work_is_written_where_it_is_not_the_usual_way(name: str, value: Any) -> None:
-    assert name not in SMALL.to_json()["base"]
-    plain = replace(SMALL, base=replace(SMALL.base, **{name: value}))
-    assert plain.to_json()["base"] == {**SMALL.to_json()["base"], name: value}
-    assert Architecture.from_json(plain.to_json()) == plain != SMALL
+        Architecture.of_ffns(SMALL.base, SMALL.ffns[:3])
 
 
 def test_which_architectures_have_experts() -> None:
     base = PUBLISHED["efficientbert"].base
     dense = Architecture.uniform(base)
     assert not dense.has_experts
-    mixture = replace(dense.layers[-1], expansion=Fraction(1, 4), experts=Experts(2, routing="hash"))
-    assert Architecture(base, (*dense.layers[:-1], mixture)).has_experts
-    for field in ("attention_experts", "head_experts"):
-        assert Architecture.uniform(replace(base, **{field: 2})).has_experts
+    mixture = replace(dense.ffns[-1], expansion=Fraction(1, 4), experts=Experts(2, routing="hash"))
+    assert Architecture.of_ffns(base, (*dense.ffns[:-1], mixture)).has_experts
+    for name in ("attention_experts", "head_experts"):
+        assert Architecture.uniform(base, **{name: 2}).has_experts

@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces import DENSE, Architecture, Base, FFNGraph, cost
+from search_spaces import DENSE, Architecture, Attention, Base, FFNGraph, Head, Layer, cost
 from tests.search_spaces.strategies import architectures
 
 
@@ -19,11 +19,12 @@ def shapes(architecture: Architecture, labels: int) -> list[tuple[int, ...]]:
         found.append((base.vocabulary, d))
     else:
         found += [(base.vocabulary, base.embedding), (3 * base.embedding, d), (d,)]
-    for genes in architecture.layers:
-        found += [(d, d), (d,)] * 4 * base.attention_experts + [(d,), (d,)]
-        if base.attention_experts > 1:
-            found.append((d, base.attention_experts))
-        experts = genes.experts
+    for layer in architecture.layers:
+        attention, genes, experts = layer.attention, layer.ffn, layer.ffn.experts
+        kept = attention.heads * (d // base.heads)
+        found += ([(d, kept), (kept,)] * 3 + [(kept, d), (d,)]) * attention.experts + [(d,), (d,)]
+        if attention.experts > 1:
+            found.append((d, attention.experts))
         nodes, widths = genes.graph.nodes, genes.graph.widths(d, genes.inner(base), base.mismatch)
         for _ in range(genes.stack):
             for number, node in enumerate(nodes):
@@ -32,7 +33,10 @@ def shapes(architecture: Architecture, labels: int) -> list[tuple[int, ...]]:
             found += [(d,), (d,)]
             if experts.routing in ("token_gate", "sentence_gate"):
                 found.append((d, experts.count))
-    return [*found, (d, d), (d,), (d, labels), (labels,)]
+    if (count := architecture.head.experts) > 1:
+        found += [(d, d), (d,), (d, labels), (labels,)] * count + [(d, count)]
+        labels = 0
+    return [*found, (d, d), (d,), *([(d, labels), (labels,)] if labels else [])]
 
 
 def size(shape: tuple[int, ...]) -> int:
@@ -41,32 +45,47 @@ def size(shape: tuple[int, ...]) -> int:
 
 @given(architectures(), st.integers(1, 5), st.sampled_from([None, 7]), st.sampled_from(["narrow", "wide"]))
 def test_parameters(drawn: Architecture, labels: int, embedding: int | None, mismatch: str) -> None:
-    architecture = Architecture(replace(drawn.base, embedding=embedding, mismatch=mismatch), drawn.layers)
+    architecture = replace(drawn, base=replace(drawn.base, embedding=embedding, mismatch=mismatch))
     expected = shapes(architecture, labels)
     assert cost.params(architecture, labels) == sum(map(size, expected))
-    ffn = sum(cost.ffn_params(architecture.base, genes) for genes in architecture.layers)
-    assert cost.fixed_params(architecture.base, labels) + ffn == cost.params(architecture, labels)
+    base = architecture.base
+    layers = sum(cost.layer_params(base, layer) for layer in architecture.layers)
+    head = cost.head_params(base, architecture.head, labels)
+    assert cost.embedding_params(base) + layers + head == cost.params(architecture, labels)
 
 
 def passed(architecture: Architecture) -> Architecture:
-    """A dense architecture with a block for each expert that a token passes, of one attention."""
-    layers = (replace(genes, stack=genes.stack * genes.experts.top_k, experts=DENSE) for genes in architecture.layers)
-    return Architecture(replace(architecture.base, attention_experts=1), tuple(layers))
+    """A dense architecture with a block for each expert that a token passes, of one attention, with a linear head."""
+    layers = (
+        Layer(Attention(layer.attention.heads), replace(ffn, stack=ffn.stack * ffn.experts.top_k, experts=DENSE))
+        for layer, ffn in zip(architecture.layers, architecture.ffns, strict=True)
+    )
+    return Architecture(architecture.base, tuple(layers))
+
+
+def gates_of_attentions(architecture: Architecture) -> int:
+    """The weights of the gates of all attentions, by which each token costs."""
+    counts = [layer.attention.experts for layer in architecture.layers]
+    return architecture.base.width * sum(count for count in counts if count > 1)
 
 
 @given(architectures(), st.integers(1, 5))
-def test_active_parameters(architecture: Architecture, labels: int) -> None:
-    base, d = architecture.base, architecture.base.width
-    routers = base.depth * d * base.attention_experts * (base.attention_experts > 1)
+def test_active_parameters(drawn: Architecture, labels: int) -> None:
+    architecture = replace(drawn, head=Head())
+    d = architecture.base.width
+    routers = gates_of_attentions(architecture)
     norms = 0
-    for genes in architecture.layers:
+    for genes in architecture.ffns:
         routers += genes.stack * d * genes.experts.count * genes.experts.gated
         norms += genes.stack * (genes.experts.top_k - 1) * 2 * d  # `passed` has one for each of its blocks
     active, stored = cost.params_active(architecture, labels), cost.params(architecture, labels)
     assert active == cost.params(passed(architecture), labels) - norms + routers
-    everything = all(genes.experts.top_k == genes.experts.count for genes in architecture.layers)
+    everything = all(genes.experts.top_k == genes.experts.count for genes in architecture.ffns)
     assert active <= stored
-    assert (active == stored) == (everything and base.attention_experts == 1)
+    assert (active == stored) == (everything and not gates_of_attentions(architecture))
+    of_head = cost.params_active(drawn, labels) - active
+    # Of several prediction layers one is used, beside the pooler, and the gate.
+    assert of_head == (d * d + d + d * drawn.head.experts if drawn.head.experts > 1 else 0)
 
 
 @given(architectures(), st.integers(1, 20), st.integers(1, 5))
@@ -77,15 +96,17 @@ def test_macs(drawn: Architecture, tokens: int, labels: int) -> None:
     # Word, position and type embeddings are look-ups, pooler and classifier see one token.
     encoder = matrices[3:-2]
     assert cost.macs_linear(architecture, tokens) == tokens * sum(map(size, encoder))
-    attention = base.depth * 2 * base.heads * tokens * tokens * (d // base.heads)
+    heads = sum(layer.attention.heads for layer in architecture.layers)
+    attention = 2 * heads * tokens * tokens * (d // base.heads)
     head = d * d + d * labels
     assert cost.macs(architecture, tokens, labels) == cost.macs_linear(architecture, tokens) + attention + head
 
     # Experts cost what a token passes, and their gates.
-    gates = drawn.base.depth * tokens * d * drawn.base.attention_experts * (drawn.base.attention_experts > 1)
-    for genes in drawn.layers:
+    gates = tokens * gates_of_attentions(drawn)
+    for genes in drawn.ffns:
         decisions = {"token_gate": tokens, "sentence_gate": 1}.get(genes.experts.routing, 0)
         gates += genes.stack * decisions * d * genes.experts.count
+    gates += d * d + d * drawn.head.experts if drawn.head.experts > 1 else 0
     assert cost.macs_linear(drawn, tokens) == cost.macs_linear(architecture, tokens)
     assert cost.macs(drawn, tokens, labels) == cost.macs(architecture, tokens, labels) + gates
 
@@ -94,7 +115,7 @@ def test_no_ffn_costs_nothing() -> None:
     """What is left are embeddings, attention and head, in every way of counting."""
     base = Base(depth=3, width=12, heads=3, inner=24, vocabulary=50, positions=20)
     empty = Architecture.uniform(base, stack=0)
-    assert cost.ffn_params(base, empty.layers[0]) == cost.ffn_macs(base, empty.layers[0], 7) == 0
+    assert cost.ffn_params(base, empty.ffns[0]) == cost.ffn_macs(base, empty.ffns[0], 7) == 0
     embeddings = (50 + 20 + 2) * 12 + 2 * 12
     attention = 4 * (12 * 12 + 12) + 2 * 12
     encoder = embeddings + 3 * attention

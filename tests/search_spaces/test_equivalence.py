@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces import GELU, PUBLISHED, Architecture, Base, Experts, FFNGraph, Genes, GraphError
+from search_spaces import FFN, GELU, PUBLISHED, Architecture, Base, Experts, FFNGraph, GraphError
 from search_spaces.equivalence import fingerprint, function_key
 from search_spaces.graph import MISMATCH
 from tests.search_spaces.identities import IDENTITIES, filled, parse, rewritten, text
@@ -134,19 +134,19 @@ def test_growth_without_bounds_is_refused() -> None:
 @given(architectures(), st.integers(1, 5))
 def test_twins_have_one_key(architecture: Architecture, steps: int) -> None:
     rng = random.Random(steps)
-    twins = (replace(genes, graph=rewritten(genes.graph, rng, steps)) for genes in architecture.layers)
+    twins = (replace(genes, graph=rewritten(genes.graph, rng, steps)) for genes in architecture.ffns)
     try:
         key = function_key(architecture)
     except GraphError:
         return
-    assert function_key(replace(architecture, layers=tuple(twins))) == key
+    assert function_key(architecture.with_ffns(tuple(twins))) == key
 
 
 def test_a_key_says_everything() -> None:
     base = Base(3, 24, 4, 49)
     swish = FFNGraph.parse("project(swish(expand(x)))")
     same, first, *others = (
-        Architecture(changed, (Genes(graph, stack, expansion), *Architecture.uniform(changed).layers[1:]))
+        Architecture.of_ffns(changed, (FFN(graph, stack, expansion), *Architecture.uniform(changed).ffns[1:]))
         for changed, graph, stack, expansion in (
             (base, swish, 2, Fraction(1, 2)),
             # Both are 24 channels wide.
@@ -159,7 +159,7 @@ def test_a_key_says_everything() -> None:
             (replace(base, heads=3), swish, 2, Fraction(1, 2)),
         )
     )
-    others.append(replace(first, layers=first.layers[::-1]))
+    others.append(first.with_ffns(first.ffns[::-1]))
     assert function_key(same) == function_key(first)
     assert len({function_key(other) for other in (first, *others)}) == 1 + len(others)
 
@@ -168,7 +168,7 @@ def test_no_ffn_is_one_function() -> None:
     base = Base(3, 24, 4, 49)
     plain = Architecture.uniform(base)
     none = [
-        Architecture(base, (Genes(graph, 0, expansion, experts), *plain.layers[1:]))
+        Architecture.of_ffns(base, (FFN(graph, 0, expansion, experts), *plain.ffns[1:]))
         for graph, expansion, experts in (
             (GELU, 1, Experts()),
             (FFNGraph.parse("tanh(project(expand(x)))"), 1, Experts(4)),
@@ -177,7 +177,7 @@ def test_no_ffn_is_one_function() -> None:
     ]
     keys = {function_key(architecture) for architecture in none}
     assert len(keys) == 1
-    moved = Architecture(base, none[0].layers[::-1])
+    moved = Architecture.of_ffns(base, none[0].ffns[::-1])
     assert len({function_key(plain), function_key(moved), *keys}) == 3
 
 
@@ -187,7 +187,7 @@ def test_keys_of_experts() -> None:
 
     def key(of: Base = base, **changes: Any) -> str:
         experts = Experts(**{"count": 4, "shared": Fraction(1, 2)} | changes)
-        return function_key(Architecture(of, (replace(plain.layers[0], experts=experts), *plain.layers[1:])))
+        return function_key(Architecture.of_ffns(of, (replace(plain.ffns[0], experts=experts), *plain.ffns[1:])))
 
     # All share 6 channels.
     assert key() == key(shared=Fraction(7, 13)) == key(shared=Fraction(6, 12))
@@ -199,7 +199,8 @@ def test_keys_of_experts() -> None:
         key(routing="token_gate"),
         key(top_k=2),
         key(capacity=Fraction(5, 4)),
-        key(replace(base, attention_experts=2)),
+        function_key(Architecture.of_ffns(base, plain.ffns, attention_experts=2)),
+        function_key(Architecture.of_ffns(base, plain.ffns, head_experts=2)),
         key(replace(base, gate_scale="probability")),
         key(replace(base, gate_jitter=0.1)),
         key(replace(base, capacity_per="batch")),

@@ -3,7 +3,7 @@
 import sympy
 from hypothesis import given, settings
 
-from search_spaces import GELU, PUBLISHED, Architecture, Base, FFNGraph, Genes
+from search_spaces import FFN, GELU, PUBLISHED, Architecture, Base, FFNGraph
 from search_spaces.formula import expression, latex, layers_latex
 from tests.search_spaces.strategies import graphs
 
@@ -41,14 +41,14 @@ def test_latex() -> None:
 
 
 def test_no_ffn_is_said() -> None:
-    architecture = Architecture(Base(2, 8, 2, 8), (Genes(stack=0), Genes()))
+    architecture = Architecture.of_ffns(Base(2, 8, 2, 8), (FFN(stack=0), FFN()))
     assert layers_latex(architecture) == [r"\text{no FFN}", latex(GELU)]
-    assert [genes.formula for genes in architecture.layers] == ["no FFN", str(GELU)]
+    assert [genes.formula for genes in architecture.ffns] == ["no FFN", str(GELU)]
 
 
 def test_latex_of_layers() -> None:
     formulas = layers_latex(PUBLISHED["efficientbert"])
-    assert formulas == [latex(genes.graph) for genes in PUBLISHED["efficientbert"].layers]
+    assert formulas == [latex(genes.graph) for genes in PUBLISHED["efficientbert"].ffns]
     assert len(set(formulas)) == 6
 
 

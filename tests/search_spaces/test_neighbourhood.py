@@ -10,7 +10,7 @@ import pytest
 
 from search_spaces import DENSE, Architecture, Base, Experts, Space, neighbourhood
 from search_spaces.spaces import GRAPHS, SIZES
-from tests.search_spaces.small_spaces import KINDS, ROUTED, all_sizes, kinds_of_space
+from tests.search_spaces.small_spaces import KINDS, ROUTED, all_sizes, kinds_of_space, of_genes
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -25,7 +25,7 @@ def test_neighbours_are_other_members_near_by(kind: str, gated: bool) -> None:
         for neighbour in neighbours:
             assert neighbour in space
             assert neighbour != architecture
-            pairs = list(zip(architecture.layers, neighbour.layers, strict=True))
+            pairs = list(zip(architecture.ffns, neighbour.ffns, strict=True))
             assert 1 <= sum(a != b for a, b in pairs) <= 2
             with_ffn = [(a, b) for a, b in pairs if a.stack and b.stack]
             assert sum(a.graph != b.graph for a, b in with_ffn) <= 1
@@ -47,12 +47,12 @@ def test_neighbours_lead_everywhere(kind: str) -> None:
     for place in range(space.base.depth):
         # Stage 2 keeps a layer without an FFN.
         keeps = kind == "graphs, no FFN" and place == 1
-        assert (len({other.layers[place] for other in seen}) > 3) != keeps
+        assert (len({other.ffns[place] for other in seen}) > 3) != keeps
 
 
 @pytest.mark.parametrize(("kind", "experts"), [("sizes", (DENSE,)), ("sizes", ROUTED[:2]), ("sizes, no FFN", (DENSE,))])
 def test_a_size_space_is_walked_through_whole(kind: str, experts: tuple[Experts, ...]) -> None:
-    space = replace(kinds_of_space()[kind], experts=experts)
+    space = of_genes(kinds_of_space()[kind], experts=experts)
     waiting, seen = [space.sample(random.Random(0))], set()
     while waiting:
         architecture = waiting.pop()
@@ -75,13 +75,14 @@ def test_the_nearest_member(kind: str) -> None:
     assert next(neighbourhood.neighbours(space, odd, random.Random(0))) == nearest
     if space.vary == {SIZES}:
         everything = all_sizes(space, space.start_graphs)
-        best = min(sum(map(partial(neighbourhood.distance, space), layers, odd.layers)) for layers in everything)
-        assert sum(map(partial(neighbourhood.distance, space), nearest.layers, odd.layers)) == pytest.approx(best)
+        distance = partial(neighbourhood.distance, space.base)
+        best = min(sum(map(distance, odd.with_ffns(ffns).layers, odd.layers)) for ffns in everything)
+        assert sum(map(distance, nearest.layers, odd.layers)) == pytest.approx(best)
 
 
 def test_the_nearest_member_of_one_layer() -> None:
     base = Base(depth=1, width=8, heads=2, inner=16, vocabulary=50, positions=16)
-    space = Space(base, (1, 2), (Fraction(1, 4), Fraction(1, 2), Fraction(1)), 1, 10**6)
+    space = Space(base, {"stack": (1, 2), "expansion": (Fraction(1, 4), Fraction(1, 2), Fraction(1))}, 1, 10**6)
     odd = Architecture.uniform(base, expansion=Fraction(7, 16))
     assert neighbourhood.nearest(space, odd) == Architecture.uniform(base, expansion=Fraction(1, 2))
 
@@ -89,11 +90,11 @@ def test_the_nearest_member_of_one_layer() -> None:
 def test_the_nearest_experts() -> None:
     base = Base(depth=1, width=8, heads=2, inner=16, vocabulary=50, positions=16)
     options = (Experts(4, routing="token_gate"), Experts(4), Experts(2), DENSE)
-    space = Space(base, (1,), (Fraction(1, 4),), 1, 10**6, experts=options)
+    space = Space(base, {"stack": (1,), "expansion": (Fraction(1, 4),), "experts": options}, 1, 10**6)
 
     def nearest(experts: Experts) -> Experts:
         uniform = Architecture.uniform(base, expansion=Fraction(1, 4), experts=experts)
-        return neighbourhood.nearest(space, uniform).layers[0].experts
+        return neighbourhood.nearest(space, uniform).ffns[0].experts
 
     assert [nearest(experts) for experts in options] == list(options)
     assert nearest(Experts(8, Fraction(1))).count == 4

@@ -35,7 +35,7 @@ def test_files_and_presets_have_it(written: object, meant: str) -> None:
     base = {"depth": 1, "width": 12, "heads": 3, "inner": 24}
     layer = {"graph": "project(gelu(expand(x)))", "expansion": str(written) if type(written) is Fraction else written}
     architecture = Architecture.from_json({"version": 1, "base": base, "layers": [layer]})
-    assert architecture.layers[0].expansion == Fraction(meant)
+    assert architecture.ffns[0].expansion == Fraction(meant)
     assert load_config("demo", {"space.expansions": [written]}).space.expansions == (Fraction(meant),)
 
 

@@ -34,9 +34,9 @@ def test_parameters(name: str) -> None:
 
 def variant(name: str, experts: Experts | None = None, **changes: int) -> Architecture:
     """A published architecture of uniform layers, on a base with these changes."""
-    genes = PUBLISHED[name].layers[0]
+    genes = PUBLISHED[name].ffns[0]
     base = replace(PUBLISHED[name].base, **changes)
-    return Architecture(base, (replace(genes, experts=experts or genes.experts),) * base.depth)
+    return Architecture.of_ffns(base, (replace(genes, experts=experts or genes.experts),) * base.depth)
 
 
 # What the papers compare with, or mention, beside the published architectures.
@@ -199,5 +199,5 @@ def test_faulty_released_strings(text: str, message: str) -> None:
 
 
 def test_deep_one_repeats_every_layer() -> None:
-    deep, plain = PUBLISHED["efficientbert++"].layers, PUBLISHED["efficientbert"].layers
+    deep, plain = PUBLISHED["efficientbert++"].ffns, PUBLISHED["efficientbert"].ffns
     assert deep[::2] == deep[1::2] == plain

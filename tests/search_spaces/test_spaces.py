@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from search_spaces import (
     DENSE,
+    FFN,
     GELU,
     PUBLISHED,
     Architecture,
     Base,
     Experts,
     FFNGraph,
-    Genes,
     Space,
     SpaceError,
     cost,
@@ -27,11 +27,13 @@ from search_spaces import (
 )
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES
-from tests.search_spaces.small_spaces import HIGH, KINDS, LOW, ROUTED, all_sizes, kinds_of_space, splits
+from tests.search_spaces.small_spaces import HIGH, KINDS, LOW, ROUTED, all_sizes, kinds_of_space, of_genes, splits
 from tests.search_spaces.strategies import broken_rules, small_space
 
 BASE = PUBLISHED["base"].base
-PAPER = Space(BASE, (1, 2, 3, 4), tuple(Fraction(1, n) for n in (1, 2, 3, 4)), 14_900_000, 15_900_000)
+PAPER = Space(
+    BASE, {"stack": (1, 2, 3, 4), "expansion": tuple(Fraction(1, n) for n in (1, 2, 3, 4))}, 14_900_000, 15_900_000
+)
 
 
 @dataclass
@@ -59,11 +61,11 @@ class Scripted:
 def assert_member(space: Space, architecture: Architecture) -> None:
     assert architecture.base == space.base
     assert space.min_params <= cost.params(architecture, space.labels) <= space.max_params
-    for genes in architecture.layers:
+    for genes in architecture.ffns:
         assert not broken_rules(genes.graph)
-        assert genes.stack in space.stacks
-        assert genes.expansion in space.expansions
-        assert genes.experts in space.experts
+        assert genes.stack in space.genes["stack"]
+        assert genes.expansion in space.genes["expansion"]
+        assert genes.experts in space.genes["experts"]
         assert splits(genes, space.base)
 
 
@@ -79,7 +81,7 @@ def test_draws_are_members(rng: random.Random, mismatch: str, edit_rate: float, 
     architecture = space.sample(rng)
     assert_member(space, architecture)
     if not edit_rate:
-        assert {genes.graph for genes in architecture.layers} == {GELU}
+        assert {genes.graph for genes in architecture.ffns} == {GELU}
 
 
 @given(st.randoms(use_true_random=False))
@@ -89,7 +91,7 @@ def test_draws_from_the_papers_space(rng: random.Random) -> None:
 
 def window(mismatch: str, low: int, high: int) -> Space:
     """A budget so tight that most mixed graphs leave it."""
-    fixed = cost.fixed_params(small_space(LOW, HIGH, mismatch).base)
+    fixed = cost.params(Architecture.uniform(small_space(LOW, HIGH, mismatch).base, stack=0))
     return small_space(fixed + low, fixed + high, mismatch, 1.0)
 
 
@@ -98,7 +100,7 @@ def window(mismatch: str, low: int, high: int) -> Space:
 def test_draws_stay_in_a_tight_budget(mismatch: str, end: str) -> None:
     base = small_space(LOW, HIGH, mismatch).base
     stack, expansion = (1, Fraction(1, 4)) if end == "smallest" else (2, Fraction(1))
-    only = 3 * cost.ffn_params(base, Genes(GELU, stack, expansion))
+    only = 3 * cost.ffn_params(base, FFN(GELU, stack, expansion))
     space = window(mismatch, only, only)
     assert space.size_count() == 1
     for seed in range(100):
@@ -131,7 +133,7 @@ def test_one_name_has_one_set_of_choices() -> None:
 
 def test_names_and_base_choices() -> None:
     trial = Scripted({})
-    assert {genes.graph for genes in PAPER.suggest(trial).layers} == {GELU}
+    assert {genes.graph for genes in PAPER.suggest(trial).ffns} == {GELU}
     assert [trial.seen[f"layer1/{part}/op"][0] for part in ("pre", "mid", "post")] == ["none", "gelu", "none"]
     assert "none" not in trial.seen["layer1/mid/op"]
     assert {len(choices) for choices in trial.seen.values()} == {10, 11}
@@ -162,12 +164,12 @@ SPELLED: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("text", SPELLED)
 def test_spelled_graphs_are_reached(text: str) -> None:
     trial = Scripted({f"layer2/{name}": choice for name, choice in SPELLED[text].items()})
-    assert str(PAPER.suggest(trial).layers[1].graph) == text
+    assert str(PAPER.suggest(trial).ffns[1].graph) == text
     assert set(trial.choices) <= set(trial.seen)
 
 
 def test_every_published_layer_is_spelled() -> None:
-    published = {str(genes.graph) for architecture in PUBLISHED.values() for genes in architecture.layers}
+    published = {str(genes.graph) for architecture in PUBLISHED.values() for genes in architecture.ffns}
     assert published <= set(SPELLED)
 
 
@@ -175,7 +177,7 @@ def test_an_activated_intermediate_is_not_activated_again() -> None:
     choices = {"pre/op": "add", "pre/right/own-not-plain": "tanh", "pre/outer": "relu"}
     choices |= {"mid/op": "mul", "mid/right/own-x-pre": "pre"}
     trial = Scripted({f"layer1/{name}": choice for name, choice in choices.items()})
-    graph = PAPER.suggest(trial).layers[0].graph
+    graph = PAPER.suggest(trial).ffns[0].graph
     assert str(graph) == "project(mul(expand(relu(add(x,tanh(x)))),relu(add(x,tanh(x)))))"
     assert "layer1/mid/right/pre" not in trial.seen
 
@@ -197,7 +199,7 @@ def test_sizes_are_uniform_in_the_budget(low: int, high: int, experts: tuple[Exp
             return rng.random()
 
     draws = 60 * len(expected)
-    found = Counter(space.suggest(Drawn(choices)).layers for _ in range(draws))
+    found = Counter(space.suggest(Drawn(choices)).ffns for _ in range(draws))
     assert set(found) == set(expected)
     statistic = sum((found[layers] - 60) ** 2 / 60 for layers in expected)
     degrees = len(expected) - 1
@@ -213,7 +215,9 @@ def test_size_count_by_brute_force(low: int) -> None:
 
 def test_deep_spaces_count_beyond_floats() -> None:
     base = Base(depth=256, width=12, heads=3, inner=12)
-    space = Space(base, (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16), (Fraction(1),), 1, 10**9)
+    space = Space(
+        base, {"stack": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16), "expansion": (Fraction(1),)}, 1, 10**9
+    )
     assert space.size_count() == 16**256
     assert_member(space, space.sample(random.Random(0)))
 
@@ -230,13 +234,19 @@ def test_draw_edits_operations_only() -> None:
 
 def test_another_base_activation() -> None:
     graph = FFNGraph.parse("project(relu(expand(x)))")
-    space = Space(BASE, (1, 2), (Fraction(1),), 1, 10**9, edit_rate=0.0, graph=graph)
-    assert {genes.graph for genes in space.sample(random.Random(0)).layers} == {graph}
+    space = Space(BASE, {"stack": (1, 2), "expansion": (Fraction(1),)}, 1, 10**9, edit_rate=0.0, graph=graph)
+    assert {genes.graph for genes in space.sample(random.Random(0)).ffns} == {graph}
     trial = Scripted({})
     space.suggest(trial)
     assert sorted(trial.seen["layer1/mid/op"]) == sorted(set(trial.seen["layer1/mid/op"]))
     with pytest.raises(SpaceError, match=r"graph: must be 'project\(<activation>\(expand\(x\)\)\)'"):
-        Space(BASE, (1,), (Fraction(1),), 1, 10**9, graph=FFNGraph.parse("tanh(project(gelu(expand(x))))"))
+        Space(
+            BASE,
+            {"stack": (1,), "expansion": (Fraction(1),)},
+            1,
+            10**9,
+            graph=FFNGraph.parse("tanh(project(gelu(expand(x))))"),
+        )
 
 
 HALF = (Fraction(1, 2),)
@@ -266,8 +276,9 @@ HALF = (Fraction(1, 2),)
     ],
 )
 def test_faulty_spaces(arguments: tuple, message: str) -> None:
+    stacks, expansions, *rest = arguments
     with pytest.raises(SpaceError) as error:
-        Space(BASE, *arguments)
+        Space(BASE, {"stack": stacks, "expansion": expansions}, *rest)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -295,14 +306,15 @@ def test_faulty_experts(experts: tuple[Experts, ...], message: str) -> None:
 
 def test_what_does_not_go_together_is_left_out() -> None:
     space = small_space(1, 10**9, experts=ROUTED)
-    found = [[expansion for stack, expansion, one in space.sizes if (stack, one) == (1, experts)] for experts in ROUTED]
-    whole, half, quarter = space.expansions
+    sizes = [layer.ffn for layer in space.sizes]
+    found = [[ffn.expansion for ffn in sizes if (ffn.stack, ffn.experts) == (1, experts)] for experts in ROUTED]
+    whole, half, quarter = space.genes["expansion"]
     assert found == [[quarter], [whole, half, quarter], [quarter], [half, quarter], [whole, half, quarter]]
     assert len(space.sizes) == 2 * 10
-    alone = replace(space, experts=ROUTED[:1])
-    assert alone.sizes == ((1, quarter, ROUTED[0]), (2, quarter, ROUTED[0]))
+    alone = of_genes(space, experts=ROUTED[:1])
+    assert [layer.ffn for layer in alone.sizes] == [FFN(GELU, stack, quarter, ROUTED[0]) for stack in (1, 2)]
     outside = Architecture.uniform(space.base, expansion=quarter, experts=Experts(3))
-    with pytest.raises(SpaceError, match=r"layers\[0\] has stack 1, expansion 1/4, experts: 3 hash, shared 0"):
+    with pytest.raises(SpaceError, match=r"layers\[0\] has expansion 1/4, stack 1, experts 3 hash, shared 0"):
         space.choices(outside)
 
 
@@ -320,17 +332,17 @@ def test_choices_are_the_inverse_of_suggest(kind: str, gated: bool) -> None:
 def test_a_graph_that_cannot_be_spelled() -> None:
     space = small_space(LOW, HIGH)
     deep = FFNGraph.parse("add(project(gelu(expand(x))),mul(x,tanh(relu(x))))")
-    layers = tuple(replace(genes, graph=deep) for genes in space.sample(random.Random(0)).layers)
-    start = Architecture(space.base, layers)
+    layers = tuple(replace(genes, graph=deep) for genes in space.sample(random.Random(0)).ffns)
+    start = Architecture.of_ffns(space.base, layers)
     assert start not in space
     with pytest.raises(SpaceError, match=r"not a member of the space: layers\[0\] has the graph add"):
         space.choices(start)
-    assert {genes.graph for genes in neighbourhood.nearest(space, start).layers} == {GELU}
+    assert {genes.graph for genes in neighbourhood.nearest(space, start).ffns} == {GELU}
     # What varies starts from the base graph; what does not is kept as it is.
     varied = replace(space, start=start, vary=frozenset({GRAPHS}), edit_rate=0.0, min_params=1)
-    assert {genes.graph for genes in varied.sample(random.Random(0)).layers} == {GELU}
+    assert {genes.graph for genes in varied.sample(random.Random(0)).ffns} == {GELU}
     kept = replace(space, start=start, vary=frozenset({SIZES}))
-    assert {genes.graph for genes in kept.sample(random.Random(0)).layers} == {deep}
+    assert {genes.graph for genes in kept.sample(random.Random(0)).ffns} == {deep}
     assert kept.sample(random.Random(0)) in kept
 
 
@@ -343,7 +355,7 @@ def test_draws_stay_near_the_start() -> None:
     same = [
         a.graph == b.graph
         for seed in range(100)
-        for a, b in zip(near.sample(random.Random(seed)).layers, space.start.layers, strict=True)
+        for a, b in zip(near.sample(random.Random(seed)).ffns, space.start.ffns, strict=True)
     ]
     assert 0.4 < sum(same) / len(same) < 0.95
 
@@ -359,8 +371,8 @@ def test_draws_stay_near_the_start() -> None:
 def test_gated_graphs_are_reached(text: str) -> None:
     space = small_space(LOW, 10**6)
     graph = FFNGraph.parse(text)
-    layers = (Genes(graph, 1, space.expansions[0]),) * space.base.depth
-    architecture = Architecture(space.base, layers)
+    layers = (FFN(graph, 1, space.genes["expansion"][0]),) * space.base.depth
+    architecture = Architecture.of_ffns(space.base, layers)
     gated = replace(space, gated=True, min_params=1)
     assert gated.suggest(optuna.trial.FixedTrial(gated.choices(architecture))) == architecture
     assert (architecture in replace(space, min_params=1)) == ("gate" not in text)
@@ -378,10 +390,10 @@ def test_limits_hold_and_say_what_is_wrong() -> None:
 
 def test_bounds_of_which_each_alone_is_kept() -> None:
     """A limit that every architecture keeps, such as that of a cost that is minimised alone, is not named."""
-    macs = Limit("macs", 7, lambda base, genes: genes.stack * genes.inner(base), 7 + 3 * 12)
-    latency = Limit("latency", 0, lambda base, genes: genes.stack * 1000, 10**18)
+    macs = Limit("macs", 7, lambda base, layer: layer.ffn.stack * layer.ffn.inner(base), 7 + 3 * 12)
+    latency = Limit("latency", 0, lambda base, layer: layer.ffn.stack * 1000, 10**18)
     space = small_space(1, 10**6)
-    largest = cost.params(Architecture.uniform(space.base, stack=max(space.stacks)), space.labels)
+    largest = cost.params(Architecture.uniform(space.base, stack=max(space.genes["stack"])), space.labels)
     within = replace(space, limits=(macs, latency))
     assert space.size_count() > within.size_count() > 0
     with pytest.raises(SpaceError) as caught:

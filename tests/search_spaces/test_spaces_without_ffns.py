@@ -3,29 +3,41 @@
 import itertools
 import random
 from dataclasses import replace
-from fractions import Fraction
 
 import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces import DENSE, GELU, Architecture, Experts, FFNGraph, Genes, SpaceError, cost, neighbourhood
+from search_spaces import (
+    DENSE,
+    FFN,
+    GELU,
+    Architecture,
+    Attention,
+    Experts,
+    FFNGraph,
+    Layer,
+    SpaceError,
+    cost,
+    neighbourhood,
+)
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES
-from tests.search_spaces.small_spaces import HIGH, LOW, ROUTED, all_sizes, without_ffn
+from tests.search_spaces.small_spaces import HIGH, LOW, ROUTED, all_sizes, of_genes, without_ffn
 from tests.search_spaces.strategies import small_space
 
 
 def test_no_ffn_is_one_of_the_sizes() -> None:
     for experts in ((DENSE,), ROUTED, ROUTED[:1]):
-        space = replace(small_space(1, 10**9, experts=experts), stacks=(2, 0, 1))
-        assert [size for size in space.sizes if not size[0]] == [(0, Fraction(1), DENSE)]
-        assert set(space.sizes) == {(0, Fraction(1), DENSE), *replace(space, stacks=(1, 2)).sizes}
+        space = of_genes(small_space(1, 10**9, experts=experts), stack=(2, 0, 1))
+        none = Layer(Attention(space.base.heads), FFN(stack=0))
+        assert [layer for layer in space.sizes if not layer.ffn.stack] == [none]
+        assert set(space.sizes) == {none, *of_genes(space, stack=(1, 2)).sizes}
         assert space.size_count() == len(space.sizes) ** 3 == len(all_sizes(space, [GELU] * 3))
-        assert space.options(0, GELU)[0] == Genes(stack=0)
+        assert space.options(0, GELU)[0] == none
     with pytest.raises(SpaceError, match="no combination is possible; at 1/4, 5 experts"):
-        replace(small_space(1, 10**9), stacks=(0, 1), experts=(Experts(5),))
+        of_genes(small_space(1, 10**9), stack=(0, 1), experts=(Experts(5),))
 
 
 @settings(max_examples=100)
@@ -47,7 +59,7 @@ def test_round_trips_without_ffns(
 ) -> None:
     """Of members of all stages that start with and without FFNs; a layer that gets one gets the default graph."""
     graph = FFNGraph.parse(f"project({activation}(expand(x)))")
-    space = replace(small_space(low, 2 * HIGH, experts=experts), stacks=(0, 1, 2), graph=graph)
+    space = of_genes(replace(small_space(low, 2 * HIGH, experts=experts), graph=graph), stack=(0, 1, 2))
     start = without_ffn(replace(space, min_params=1).sample(rng), *without)
     space = replace(space, start=start, vary=vary, min_params=low if SIZES in vary and GRAPHS not in vary else 1)
     architecture = space.sample(rng)
@@ -56,7 +68,7 @@ def test_round_trips_without_ffns(
         assert member in space
         assert space.suggest(optuna.trial.FixedTrial(space.choices(member))) == member
         assert neighbourhood.nearest(space, member) == member
-        for layer, (genes, first) in enumerate(zip(member.layers, start.layers, strict=True)):
+        for layer, (genes, first) in enumerate(zip(member.ffns, start.ffns, strict=True)):
             if SIZES not in vary:
                 assert (genes.stack, genes.expansion, genes.experts) == (first.stack, first.expansion, first.experts)
             elif GRAPHS not in vary and genes.stack:
@@ -65,10 +77,10 @@ def test_round_trips_without_ffns(
 
 def test_no_ffn_anywhere() -> None:
     """It is a member, an inverse, and a start from which only the sizes can change."""
-    space = replace(small_space(1, 10**9), stacks=(0, 1))
+    space = of_genes(small_space(1, 10**9), stack=(0, 1))
     empty = Architecture.uniform(space.base, stack=0)
     assert space.suggest(optuna.trial.FixedTrial(space.choices(empty))) == empty
-    fixed = cost.fixed_params(space.base)
+    fixed = cost.params(empty)
     alone = replace(space, max_params=fixed)
     assert alone.size_count() == 1
     assert alone.sample(random.Random(0)) == empty
@@ -83,13 +95,14 @@ def test_no_ffn_anywhere() -> None:
 
 def test_the_latency_decides_for_no_ffn() -> None:
     """A narrow FFN takes nearly as long as a wide one, so that a layer without one pays for two with one."""
-    latency = Limit("latency", 100, lambda base, genes: genes.stack * (50 + genes.inner(base)), 100 + 2 * (50 + 48))
-    space = replace(small_space(1, 10**9), stacks=(0, 1), limits=(latency,))
+    of_layer = lambda base, layer: layer.ffn.stack * (50 + layer.ffn.inner(base))  # noqa: E731
+    latency = Limit("latency", 100, of_layer, 100 + 2 * (50 + 48))
+    space = of_genes(replace(small_space(1, 10**9), limits=(latency,)), stack=(0, 1))
     wide = Architecture.uniform(space.base)
     assert wide not in space
     assert without_ffn(wide, 1) in space
     best = max((space.sample(random.Random(seed)) for seed in range(300)), key=cost.params)
-    assert sorted(genes.inner(space.base) for genes in best.layers) == [0, 48, 48]
+    assert sorted(genes.inner(space.base) for genes in best.ffns) == [0, 48, 48]
     with pytest.raises(SpaceError, match=r"keeps to latency 0\.11 ms: the smallest in this space is 0\.286 ms; raise"):
-        replace(space, stacks=(1,), limits=(replace(latency, maximum=110),))
+        replace(space, genes={**space.genes, "stack": (1,)}, limits=(replace(latency, maximum=110),))
     assert replace(space, limits=(replace(latency, maximum=110),)).size_count() == 1

@@ -158,7 +158,7 @@ def test_all_released_trees_can_be_expressed(few: None, height: int) -> None:
         "project(mul(expand(x),add(x,tanh(x))))",
         "add(max(project(gelu(expand(x))),x),mul(x,sigmoid(x)))",
         "project(mul(mul(expand(x),x),mul(expand(x),x)))",
-        *sorted({str(genes.graph) for genes in PUBLISHED["efficientbert"].layers}),
+        *sorted({str(genes.graph) for genes in PUBLISHED["efficientbert"].ffns}),
     ],
 )
 def test_graphs_that_are_reached(text: str) -> None:
@@ -220,7 +220,7 @@ def test_samples_are_members(kind: str, height: int, gated: bool) -> None:
         assert architecture in space
         choices = space.choices(architecture)
         assert space.suggest(Recorded(choices)) == architecture
-        heights |= {height_of(str(genes.graph)) for genes in architecture.layers}
+        heights |= {height_of(str(genes.graph)) for genes in architecture.ffns}
     assert heights <= set(range(3, height + 1)) and max(heights) == height
 
 
@@ -264,7 +264,7 @@ def test_neighbours(kind: str) -> None:
         architecture = space.sample(rng)
         for neighbour in itertools.islice(neighbourhood.neighbours(space, architecture, rng), 40):
             assert neighbour in space and neighbour != architecture
-            pairs = zip(architecture.layers, neighbour.layers, strict=True)
+            pairs = zip(architecture.ffns, neighbour.ffns, strict=True)
             changed = [(a.graph, b.graph) for a, b in pairs if a.stack and b.stack and a.graph != b.graph]
             assert len(changed) <= 1
             for before, after in changed:
@@ -292,7 +292,7 @@ def test_a_start_with_nested_operations() -> None:
     space: Space = replace(small_space(1, 10**9, edit_rate=0.0), max_height=7)
     graph = FFNGraph.parse("project(gelu(expand(mul(add(x,tanh(x)),x))))")
     start = replace(space.sample(random.Random(0)))
-    start = replace(start, layers=tuple(replace(genes, graph=graph) for genes in start.layers))
+    start = start.with_ffns(tuple(replace(genes, graph=graph) for genes in start.ffns))
     later = replace(space, start=start, vary=frozenset({GRAPHS}))
     assert later.sample(random.Random(1)) == start and start in later
     plain = replace(later, max_height=None)

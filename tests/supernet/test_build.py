@@ -13,7 +13,7 @@ from torch import Tensor
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, run
 from distill.tasks.types import TASK_TYPES
 from distill.training.teacher import TeacherError
-from search_spaces import GELU, PUBLISHED, Architecture, Base, Experts, FFNGraph, Genes, cost
+from search_spaces import FFN, GELU, PUBLISHED, Architecture, Base, Experts, FFNGraph, cost
 from search_spaces.routing import ROUTINGS
 from supernet.build import (
     ACTIVATIONS,
@@ -59,15 +59,15 @@ def test_parameters_of_gated_architectures() -> None:
         )
     ]
     for architecture in drawn(30):
-        layers = [replace(genes, graph=graph) for genes, graph in zip(architecture.layers, graphs, strict=False)]
-        gated = Architecture(architecture.base, tuple(layers))
+        layers = [replace(genes, graph=graph) for genes, graph in zip(architecture.ffns, graphs, strict=False)]
+        gated = Architecture.of_ffns(architecture.base, tuple(layers))
         assert stored(gated, 2) == cost.params(gated, 2), gated
         extra = sum(genes.stack * genes.inner(gated.base) * (gated.base.width + 1) for genes in layers[:2])
         ungated = tuple(ungate(genes) for genes in layers)
-        assert stored(gated, 2) - stored(Architecture(gated.base, ungated), 2) == extra
+        assert stored(gated, 2) - stored(Architecture.of_ffns(gated.base, ungated), 2) == extra
 
 
-def ungate(genes: Genes) -> Genes:
+def ungate(genes: FFN) -> FFN:
     """The same with `expand` in place of the gate's value."""
     text = str(genes.graph).replace("gate(tanh(x))", "expand(x)").replace("gate(x)", "expand(x)")
     return replace(genes, graph=FFNGraph.parse(text))
@@ -77,15 +77,25 @@ def check_experts(architecture: Architecture) -> None:
     with torch.device("meta"):
         model = build(architecture, labels=3)
     idle = 0
-    for layer, genes in zip(model.bert.encoder.layer, architecture.layers, strict=True):
+    for layer, own in zip(model.bert.encoder.layer, architecture.layers, strict=True):
         for module in layer.modules():
             if isinstance(module, ExpertLinear):
-                count, taken = genes.experts.count, genes.experts.top_k
+                count, taken = own.ffn.experts.count, own.ffn.experts.top_k
                 if isinstance(module, RoutedLinear):  # attention's
-                    count, taken = architecture.base.attention_experts, 1
+                    count, taken = own.attention.experts, 1
                 stored = sum(parameter.numel() for parameter in module.parameters())
                 assert stored % count == 0
                 idle += stored // count * (count - taken)
+    if architecture.head.experts > 1:
+        stored = sum(
+            parameter.numel() for name, parameter in model.classifier.named_parameters() if "router" not in name
+        )
+        idle += stored // architecture.head.experts * (architecture.head.experts - 1)
+    if architecture.head.experts > 1:
+        stored = sum(
+            parameter.numel() for name, parameter in model.classifier.named_parameters() if "router" not in name
+        )
+        idle += stored // architecture.head.experts * (architecture.head.experts - 1)
     every = sum(parameter.numel() for parameter in model.parameters())
     assert every == cost.params(architecture, 3), architecture
     assert every - idle == cost.params_active(architecture, 3), architecture
@@ -93,7 +103,7 @@ def check_experts(architecture: Architecture) -> None:
     prefix = "bert.encoder.layer."
     assert tables == {
         f"{prefix}{layer}.router.table": (architecture.base.vocabulary,)
-        for layer, genes in enumerate(architecture.layers)
+        for layer, genes in enumerate(architecture.ffns)
         if genes.experts.count > 1 and not genes.experts.gated
     }
     assert tables.keys() <= model.state_dict().keys()
@@ -109,13 +119,13 @@ def test_parameters_of_experts(architecture: Architecture) -> None:
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_parameters_of_experts_of_each_routing(routing: str, attention_experts: int) -> None:
     for base in islice(bases(7), 4):
-        base = replace(base, inner=base.inner - base.inner % 8, attention_experts=attention_experts)
+        base = replace(base, inner=base.inner - base.inner % 8)
         for graph, experts in (
             (GELU, Experts(4, Fraction(1, 2), routing, 2)),
             (FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))"), Experts(8, Fraction(0), routing)),
             (FFNGraph.parse("max(x,project(mul(expand(x),x)))"), Experts(3, Fraction(1), routing, 3)),
         ):
-            check_experts(Architecture.uniform(base, graph, 2, Fraction(1, 8), experts))
+            check_experts(Architecture.uniform(base, graph, 2, Fraction(1, 8), experts, attention_experts))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -125,19 +135,19 @@ def test_parameters_of_the_published_architectures(name: str) -> None:
 
 def test_configuration_survives_json() -> None:
     mixtures = [
-        Architecture.uniform(replace(BASE, attention_experts=2), experts=Experts(4, Fraction(1), *more))
+        Architecture.uniform(BASE, experts=Experts(4, Fraction(1), *more), attention_experts=2)
         for more in (("token_gate", 2, Fraction(5, 4)), ("hash",))
     ]
     for architecture in [*drawn(20), *mixtures]:
         config = config_of(architecture, labels=4)
         again = type(config).from_dict(config.to_dict())
         assert again.to_dict() == config.to_dict()
-        assert [entry["formula"] for entry in again.ffn] == [str(genes.graph) for genes in architecture.layers]
+        assert [entry["formula"] for entry in again.ffn] == [str(genes.graph) for genes in architecture.ffns]
 
 
 def test_configuration_of_experts() -> None:
-    base = replace(BASE, attention_experts=2)
-    config = config_of(Architecture.uniform(base, experts=Experts(4, Fraction(1), "token_gate", 2, Fraction(5, 4))))
+    experts = Experts(4, Fraction(1), "token_gate", 2, Fraction(5, 4))
+    config = config_of(Architecture.uniform(BASE, experts=experts, attention_experts=2))
     assert config.attention_experts == 2
     assert [entry["experts"] for entry in config.ffn] == 3 * [
         {"count": 4, "routing": "token_gate", "top_k": 2, "capacity": "5/4"}

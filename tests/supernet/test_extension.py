@@ -51,7 +51,7 @@ def candidate(architecture: Architecture) -> nn.Module:
     """A candidate that has inherited from a random supernet."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        supernet = from_scratch(BASE, architecture.layers[0].stack, LABELS)
+        supernet = from_scratch(BASE, architecture.ffns[0].stack, LABELS)
     model = build(architecture, labels=LABELS)
     load_weights(model, inherit(supernet.state_dict(), architecture))
     return model
@@ -80,9 +80,9 @@ def routed(routing: str) -> Architecture:
 
 @pytest.mark.usefixtures("added")
 def test_an_operation_is_drawn_computed_and_trained() -> None:
-    space = Space(BASE, (1,), (HALF,), 0, 10**9, edit_rate=0.9)
+    space = Space(BASE, {"stack": (1,), "expansion": (HALF,)}, 0, 10**9, edit_rate=0.9)
     rng = random.Random(0)
-    drawn = {node.op for _ in range(100) for genes in space.sample(rng).layers for node in genes.graph.nodes}
+    drawn = {node.op for _ in range(100) for genes in space.sample(rng).ffns for node in genes.graph.nodes}
     assert "square" in drawn
     model = candidate(squared()).eval()  # without dropout
     block = model.bert.encoder.layer[0].ffn[0]

@@ -30,7 +30,7 @@ from distill.training.students import some_layers
 from distill.training.teacher import TeacherError, load_config, load_model
 from nas.export.onnx import OnnxModel, export_onnx, verify
 from nas.export.ordinary import ordinary_form
-from search_spaces import Architecture, Experts, Genes
+from search_spaces import FFN, Architecture, Experts
 from search_spaces.graph import FFNGraph
 from supernet.build import (
     BuildError,
@@ -89,7 +89,7 @@ def test_supernets_compute_what_their_teachers_do(cls: type) -> None:
     equal(students)
 
 
-def candidates(models: Sequence[Any], accelerator: Accelerator, layers: Sequence[Genes]) -> list[Any]:
+def candidates(models: Sequence[Any], accelerator: Accelerator, layers: Sequence[FFN]) -> list[Any]:
     """A compensated candidate of each teacher, whose channels are sorted by importance."""
     result = []
     for teacher in models:
@@ -97,7 +97,7 @@ def candidates(models: Sequence[Any], accelerator: Accelerator, layers: Sequence
         scores = neuron_importance(supernet, [batch(6, labels=2)], summed_loss)
         supernet.load_state_dict(sort_channels(supernet.state_dict(), scores, supernet.config))
         base, _ = base_of_teacher(teacher.config)
-        architecture = Architecture(base, tuple(layers))
+        architecture = Architecture.of_ffns(base, tuple(layers))
         weights = inherit(supernet.state_dict(), architecture)
         student = build(architecture, task_type_of(teacher), template=teacher.config, weights=weights)
         compensate(student, calibrate(supernet, [batch(8, seed=2), batch(8, seed=3)], accelerator), accelerator)
@@ -108,15 +108,12 @@ def candidates(models: Sequence[Any], accelerator: Accelerator, layers: Sequence
 @pytest.mark.parametrize(
     "layers",
     [
-        [Genes(FFNGraph.parse(text), expansion=HALF) for text in GRAPHS],
-        [Genes(expansion=HALF), Genes(stack=0), Genes(expansion=Fraction(1, 4))],
-        [
-            Genes(expansion=HALF, experts=Experts(2, HALF, routing))
-            for routing in ("hash", "token_gate", "sentence_gate")
-        ],
+        [FFN(FFNGraph.parse(text), expansion=HALF) for text in GRAPHS],
+        [FFN(expansion=HALF), FFN(stack=0), FFN(expansion=Fraction(1, 4))],
+        [FFN(expansion=HALF, experts=Experts(2, HALF, routing)) for routing in ("hash", "token_gate", "sentence_gate")],
     ],
 )
-def test_compensated_candidates_are_equal(layers: list[Genes], accelerator: Accelerator) -> None:
+def test_compensated_candidates_are_equal(layers: list[FFN], accelerator: Accelerator) -> None:
     equal(candidates(pair(), accelerator, layers))
 
 
@@ -132,7 +129,7 @@ def test_experts_of_attention() -> None:
     students = []
     for teacher in pair():
         base, graph = base_of_teacher(teacher.config)
-        architecture = Architecture.uniform(replace(base, attention_experts=2), graph=graph)
+        architecture = Architecture.uniform(base, graph=graph, attention_experts=2)
         weights = inherit(from_teacher(teacher, stack=1).state_dict(), architecture)
         students.append(build(architecture, template=teacher.config, weights=weights))
         outputs = students[-1](**inputs(batch()), output_attentions=True, output_hidden_states=True)
@@ -140,14 +137,16 @@ def test_experts_of_attention() -> None:
     equal(students)
 
 
-@pytest.mark.parametrize("changes", [{"embedding": 7}, {"head_experts": 2}])
-def test_what_only_students_of_bert_have(changes: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        (Architecture.uniform(replace(BASE, embedding=7)), "base.embedding"),
+        (Architecture.uniform(BASE, head_experts=2), "head.experts"),
+    ],
+)
+def test_what_only_students_of_bert_have(architecture: Architecture, name: str) -> None:
     template = pair()[1].config
-    architecture = Architecture.uniform(replace(BASE, **changes))  # type: ignore[arg-type]
-    (name,) = changes
-    with pytest.raises(
-        BuildError, match=rf"^base.{name} is \d: students of encoders of the type 'roberta' cannot have it$"
-    ):
+    with pytest.raises(BuildError, match=rf"^{name} is \d: students of encoders of the type 'roberta' cannot have it$"):
         config_of(architecture, template=template)
     config_of(architecture)
 
@@ -171,10 +170,12 @@ for auto in sys.argv[2:]:
 
 def test_every_head_loads_where_the_project_is_not_installed(tmp_path: Path) -> None:
     autos = []
-    layers = (Genes(expansion=HALF, experts=Experts(2, HALF, "token_gate")), Genes(stack=2), Genes())
+    layers = (FFN(expansion=HALF, experts=Experts(2, HALF, "token_gate")), FFN(stack=2), FFN())
     for teacher in [pair(cls)[1] for cls in CLASSES]:
         base, _ = base_of_teacher(teacher.config)
-        student = shaken(build(Architecture(base, layers), task_type_of(teacher), template=teacher.config)).eval()
+        student = shaken(
+            build(Architecture.of_ffns(base, layers), task_type_of(teacher), template=teacher.config)
+        ).eval()
         autos.append(student._auto_class)
         student.save_pretrained(tmp_path / autos[-1])
         sources = {path.stem for path in (tmp_path / autos[-1]).glob("*.py")}
@@ -194,9 +195,11 @@ def test_ordinary_forms_are_equal(cls: type) -> None:
     ordinary = []
     for teacher in pair(cls):
         base, graph = base_of_teacher(teacher.config)
-        layers = tuple(Genes(graph, expansion=Fraction(width, 48)) for width in (12, 48, 30))
-        weights = inherit(from_teacher(teacher, stack=1).state_dict(), Architecture(base, layers))
-        student = build(Architecture(base, layers), task_type_of(teacher), template=teacher.config, weights=weights)
+        layers = tuple(FFN(graph, expansion=Fraction(width, 48)) for width in (12, 48, 30))
+        weights = inherit(from_teacher(teacher, stack=1).state_dict(), Architecture.of_ffns(base, layers))
+        student = build(
+            Architecture.of_ffns(base, layers), task_type_of(teacher), template=teacher.config, weights=weights
+        )
         ordinary.append(ordinary_form(student.eval(), teacher.config.model_type).model)
         assert type(ordinary[-1]) is type(teacher)
     equal(ordinary)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from distill.tasks.types import TASK_TYPES
-from search_spaces import GELU, Architecture, Base, Experts, FFNGraph, Genes
+from search_spaces import FFN, GELU, Architecture, Base, Experts, FFNGraph, Head
 from search_spaces.cost import project_width
 from search_spaces.routing import ROUTINGS
 from supernet.build import build, from_scratch, full_architecture, load_weights
@@ -51,7 +51,7 @@ def test_random_architectures_take_leading_slices(mismatch: str) -> None:
         assert addresses.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in inherited.values())
 
         expected = {name: tensor for name, tensor in weights.items() if ".ffn." not in name}
-        for layer, genes in enumerate(architecture.layers):
+        for layer, genes in enumerate(architecture.ffns):
             for block in range(genes.stack):
                 prefix = f"bert.encoder.layer.{layer}.ffn.{block}."
                 inner, projected = genes.inner(BASE), project_width(architecture.base, genes)
@@ -98,10 +98,10 @@ def test_a_narrower_candidate_computes_with_the_leading_neurons() -> None:
 def test_a_layer_without_an_ffn_inherits_its_attention() -> None:
     """It is the supernet whose layer skips its blocks."""
     whole = supernet()
-    layers = (Genes(GELU, STACK), Genes(stack=0), Genes(GELU, STACK))
-    candidate = build(Architecture(BASE, layers)).eval()
-    load_weights(candidate, inherit(whole.state_dict(), Architecture(BASE, layers)))
-    empty = Architecture.uniform(replace(BASE, attention_experts=2), stack=0)
+    layers = (FFN(GELU, STACK), FFN(stack=0), FFN(GELU, STACK))
+    candidate = build(Architecture.of_ffns(BASE, layers)).eval()
+    load_weights(candidate, inherit(whole.state_dict(), Architecture.of_ffns(BASE, layers)))
+    empty = Architecture.uniform(BASE, stack=0, attention_experts=2)
     inherited = inherit(whole.state_dict(), empty, seed=3)
     assert not any(".ffn." in name for name in inherited)
     assert inherited["bert.encoder.layer.1.attention.router.weight"].shape == (2, BASE.width)
@@ -149,8 +149,8 @@ def test_gates_of_the_supernet_are_sliced_where_the_candidate_has_one() -> None:
     assert torch.equal(logits(full), logits(whole))
 
     other = FFNGraph.parse("project(add(gate(x),mul(expand(x),x)))")
-    layers = (Genes(GEGLU, 2, Fraction(1, 4)), Genes(GELU, 3, Fraction(1, 2)), Genes(other, 1, Fraction(3, 4)))
-    architecture = Architecture(BASE, layers)
+    layers = (FFN(GEGLU, 2, Fraction(1, 4)), FFN(GELU, 3, Fraction(1, 2)), FFN(other, 1, Fraction(3, 4)))
+    architecture = Architecture.of_ffns(BASE, layers)
     inherited = inherit(weights, architecture)
     load_weights(build(architecture), inherited)
     for layer, genes in enumerate(layers):
@@ -172,11 +172,11 @@ def test_gates_of_the_supernet_are_sliced_where_the_candidate_has_one() -> None:
 
 def test_too_small_supernets() -> None:
     weights = supernet().state_dict()
-    with pytest.raises(ValueError, match=r"layers\[0\]\.stack is 4; the supernet has 3 blocks there"):
+    with pytest.raises(ValueError, match=r"layers\[0\]\.ffn\.stack is 4; the supernet has 3 blocks there"):
         inherit(weights, Architecture.uniform(BASE, stack=4))
     with pytest.raises(ValueError, match=r"ffn\.0\.expand\.weight has 48 channels; the architecture needs 49"):
         inherit(weights, Architecture.uniform(replace(BASE, inner=49)))
-    with pytest.raises(ValueError, match=r"layers\[3\]\.stack is 1; the supernet has 0 blocks there"):
+    with pytest.raises(ValueError, match=r"layers\[3\]\.ffn\.stack is 1; the supernet has 0 blocks there"):
         inherit(weights, Architecture.uniform(replace(BASE, depth=4)))
     with pytest.raises(ValueError, match="the supernet has a layer 2; the architecture has 2 layers"):
         inherit(weights, Architecture.uniform(replace(BASE, depth=2)))
@@ -185,7 +185,7 @@ def test_too_small_supernets() -> None:
 FREQUENCIES = torch.arange(50) % 7
 
 
-def cut(tensor: Tensor, dimension: int, base: Base, genes: Genes, ends: int) -> Tensor:
+def cut(tensor: Tensor, dimension: int, base: Base, genes: FFN, ends: int) -> Tensor:
     """MoEBERT's rule on a tensor of a dense block: the parts of all experts, cut at `ends` channels."""
     order = list(range(base.inner))
     count, inner, shared = genes.experts.count, genes.inner(base), genes.shared_channels(base)
@@ -202,16 +202,23 @@ def of_experts(weights: dict[str, Tensor], architecture: Architecture) -> dict[s
     """What `inherit` is to return; the shapes alone of gates that are drawn."""
     base, expected = architecture.base, {}
     for name, tensor in weights.items():
-        if ".ffn." in name or ".attention." not in name or "LayerNorm" in name or base.attention_experts == 1:
+        if ".ffn." in name or ".attention." not in name or "LayerNorm" in name:
             expected[name] = tensor
-        else:
-            expected[name] = torch.stack([tensor] * base.attention_experts)
+            continue
+        attention = architecture.layers[int(name.split(".layer.")[1].split(".")[0])].attention
+        size = attention.heads * base.width // base.heads
+        if attention.experts > 1:
+            expected[name] = torch.stack([tensor] * attention.experts)
+        elif name.endswith("output.dense.bias"):
+            expected[name] = tensor
+        elif size:
+            expected[name] = tensor[:, :size] if "output" in name else tensor[:size]
     expected = {name: tensor for name, tensor in expected.items() if ".ffn." not in name}
-    for layer, genes in enumerate(architecture.layers):
+    for layer, genes in enumerate(architecture.ffns):
         prefix, experts = f"bert.encoder.layer.{layer}.", genes.experts
         inner, projected, count = genes.inner(base), project_width(base, genes), experts.count
-        if base.attention_experts > 1:
-            expected[prefix + "attention.router.weight"] = (base.attention_experts, base.width)
+        if (attentions := architecture.layers[layer].attention.experts) > 1:
+            expected[prefix + "attention.router.weight"] = (attentions, base.width)
         if count > 1 and not experts.gated:
             expected[prefix + "router.table"] = routing_table(experts, base.vocabulary, layer, FREQUENCIES)
         for block in range(genes.stack):
@@ -274,10 +281,10 @@ def test_experts_of_random_graphs_take_slices(mismatch: str, gated: bool) -> Non
     drawn = [*graphs(30), *[GEGLU, mixed] * 3]
     for start in range(0, 36, 3):
         layers = [
-            Genes(graph, 1 + start % 2, *cuts[(number + start // 3) % 6])
+            FFN(graph, 1 + start % 2, *cuts[(number + start // 3) % 6])
             for number, graph in enumerate(drawn[start : start + 3])
         ]
-        check_experts(weights, Architecture(replace(base, attention_experts=1 + start % 2), tuple(layers)))
+        check_experts(weights, Architecture.of_ffns(base, tuple(layers), 1 + start % 2))
     assert all(torch.equal(weights[name], before[name]) for name in weights)
 
 
@@ -287,21 +294,21 @@ DEEP = {gated: shaken(build(full_architecture(BASE, GEGLU if gated else GELU, 4)
 @settings(max_examples=40, deadline=None)
 @given(strategies.architectures(), st.booleans())
 def test_experts_of_any_architecture_take_slices(architecture: Architecture, gated: bool) -> None:
-    drawn = ("attention_experts", "gate_scale", "gate_jitter", "capacity_per")
-    assert replace(architecture.base, **{name: getattr(BASE, name) for name in drawn}) == BASE
-    check_experts(DEEP[gated], architecture)
+    """And the leading heads."""
+    assert BASE.with_gates_of(architecture.base) == architecture.base
+    check_experts(DEEP[gated], replace(architecture, head=Head()))
 
 
 def test_routers_of_the_supernet_lead() -> None:
     """Few experts start with the first rows of what many have learned."""
     weights = supernet().state_dict()
-    base = replace(BASE, attention_experts=2)
     learned = {
         f"bert.encoder.layer.{layer}.{place}.router.weight": torch.randn(8, BASE.width)
         for layer in range(2)
         for place in ("ffn.0", "ffn.1", "attention")
     }
-    candidate = Architecture.uniform(base, stack=2, expansion=Fraction(1, 8), experts=Experts(4, routing="token_gate"))
+    gates = Experts(4, routing="token_gate")
+    candidate = Architecture.uniform(BASE, GELU, 2, Fraction(1, 8), gates, attention_experts=2)
     inherited = inherit(weights | learned, candidate)
     load_weights(build(candidate), inherited)
     for name, rows in learned.items():
@@ -325,8 +332,7 @@ def test_copies_compute_what_the_supernet_does(routing: str, top_k: int) -> None
     whole = supernet()
     experts = Experts(4, Fraction(1), routing, top_k)
     for attention_experts in (1, 3):
-        base = replace(BASE, attention_experts=attention_experts)
-        architecture = Architecture.uniform(base, stack=STACK, experts=experts)
+        architecture = Architecture.uniform(BASE, stack=STACK, experts=experts, attention_experts=attention_experts)
         candidate = build(architecture).eval()
         load_weights(candidate, inherit(whole.state_dict(), architecture, FREQUENCIES))
         indifferent = build(architecture).eval()
@@ -347,10 +353,10 @@ def test_a_mixture_is_no_supernet() -> None:
         (Experts(2, routing="token_gate"), 1, r"ffn\.0\.expand\.weight is of 2 experts"),
         (Experts(), 3, r"attention\.self\.query\.weight is of 3 experts"),
     ):
-        base = replace(BASE, attention_experts=attention_experts)
-        mixture = build(Architecture.uniform(base, experts=experts, **small)).state_dict()
+        several = Architecture.uniform(BASE, experts=experts, attention_experts=attention_experts, **small)
+        mixture = build(several).state_dict()
         backwards = dict(reversed(mixture.items()))
-        for wanted in (Architecture.uniform(BASE, **small), Architecture.uniform(base, experts=experts, **small)):
+        for wanted in (Architecture.uniform(BASE, **small), several):
             with pytest.raises(ValueError, match=rf"the supernet must be dense: .*\.layer\.0\.{name}"):
                 inherit(mixture, wanted)
             with pytest.raises(ValueError, match=r"the supernet must be dense: .*\.layer\.2\..* experts"):
@@ -367,17 +373,16 @@ def test_experts_that_a_supernet_is_too_small_for() -> None:
         inherit(weights, balanced)
     with pytest.raises(ValueError, match=r"frequencies are of \(49,\) ids; the vocabulary has 50"):
         inherit(weights, balanced, FREQUENCIES[1:])
-    with pytest.raises(ValueError, match=r"layers\[0\]\.stack is 4; the supernet has 3 blocks there"):
+    with pytest.raises(ValueError, match=r"layers\[0\]\.ffn\.stack is 4; the supernet has 3 blocks there"):
         inherit(weights, Architecture.uniform(BASE, stack=4, expansion=Fraction(1, 4), experts=Experts(4)))
 
 
 def test_only_routers_and_heads_depend_on_the_seed() -> None:
-    base = replace(BASE, attention_experts=2, head_experts=2)
     layers = [
-        Genes(GELU, 1, Fraction(1, 4), experts)
+        FFN(GELU, 1, Fraction(1, 4), experts)
         for experts in (Experts(4), Experts(4, routing="token_gate"), Experts(4, routing="balanced_hash"))
     ]
-    architecture = Architecture(base, tuple(layers))
+    architecture = Architecture.of_ffns(BASE, layers, attention_experts=2, head_experts=2)
     weights = supernet().state_dict()
     default, zero, one, again = (inherit(weights, architecture, FREQUENCIES, *seed) for seed in ((), (0,), (1,), (1,)))
     changed = {name for name, tensor in one.items() if not torch.equal(tensor, zero[name])}

@@ -25,12 +25,13 @@ from distill.tasks.types import (
 from distill.training.recipe import Recipe
 from distill.training.teacher import set_head
 from distill.training.teacher_outputs import LiveTeacher
-from search_spaces import Architecture, Experts, FFNGraph, Genes, Space
+from search_spaces import FFN, Architecture, Attention, Experts, FFNGraph, Layer, Space
 from search_spaces.spaces import SIZES
 from supernet.build import build, config_of, load_weights
 from supernet.experts.routers import routing_table
 from supernet.inherit import inherit
 from supernet.one_shot import DRAWN_IN_SANDWICH, OneShotSupernet, interleaved, train_one_shot
+from tests.search_spaces.small_spaces import of_genes
 from tests.tiny import BASE, batch, bert, inputs, shaken
 
 GRAPHS = [
@@ -46,7 +47,7 @@ TASKS = {"first": 3, "second": 2}
 
 
 def sized(*sizes: tuple[int, Fraction]) -> Architecture:
-    return Architecture(BASE, tuple(Genes(graph, *size) for graph, size in zip(GRAPHS, sizes, strict=True)))
+    return Architecture.of_ffns(BASE, tuple(FFN(graph, *size) for graph, size in zip(GRAPHS, sizes, strict=True)))
 
 
 LARGEST = sized(*3 * [(2, Fraction(1))])
@@ -54,7 +55,10 @@ SMALLEST = sized(*3 * [(1, Fraction(1, 4))])
 EMPTY = sized(*3 * [(0, Fraction(1))])
 FEW = sized((0, Fraction(1)), (2, Fraction(1, 2)), (0, Fraction(1)))
 MIXED = sized((2, Fraction(1, 2)), (1, Fraction(1, 4)), (2, Fraction(1)))
-SPACE = Space(BASE, (1, 2), EXPANSIONS, 1, 10**9, start=LARGEST, vary=frozenset({SIZES}))
+FEWER_HEADS = Architecture(
+    BASE, tuple(Layer(Attention(heads), ffn) for heads, ffn in zip((1, 0, 4), MIXED.ffns, strict=True))
+)
+SPACE = Space(BASE, {"stack": (1, 2), "expansion": EXPANSIONS}, 1, 10**9, start=LARGEST, vary=frozenset({SIZES}))
 
 
 def supernet() -> OneShotSupernet:
@@ -65,7 +69,7 @@ def supernet() -> OneShotSupernet:
     return OneShotSupernet(model, heads).eval()
 
 
-@pytest.mark.parametrize("architecture", [LARGEST, SMALLEST, MIXED, EMPTY, FEW])
+@pytest.mark.parametrize("architecture", [LARGEST, SMALLEST, MIXED, EMPTY, FEW, FEWER_HEADS])
 @pytest.mark.parametrize("task", TASKS)
 def test_a_slice_is_the_model_that_inherits(architecture: Architecture, task: str) -> None:
     shared = supernet()
@@ -236,7 +240,7 @@ def test_training_lowers_the_loss_and_repeats_itself(accelerator: Accelerator) -
 
 def test_training_with_layers_without_ffns(accelerator: Accelerator) -> None:
     """Also by the sandwich rule, whose smallest architecture then has none at all."""
-    space = replace(SPACE, stacks=(0, 1, 2))
+    space = replace(SPACE, genes={**SPACE.genes, "stack": (0, 1, 2)})
     for fixed, drawn in (((), 1), ((LARGEST, EMPTY), DRAWN_IN_SANDWICH)):
         _, losses = trained(accelerator, 40, space=space, fixed=fixed, drawn=drawn)
         assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
@@ -289,7 +293,7 @@ def test_every_step_draws_inside_the_budget_and_tasks_take_turns(accelerator: Ac
     assert [architecture for architecture, _ in recorded] == 2 * [LARGEST, MIXED, SMALLEST]
 
 
-GENES = Genes(GRAPHS[0], expansion=Fraction(1, 4))
+GENES = FFN(GRAPHS[0], expansion=Fraction(1, 4))
 EXPERTS = (
     Experts(2, Fraction(1, 2), "token_gate"),
     Experts(4, Fraction(1, 2)),
@@ -299,14 +303,14 @@ EXPERTS = (
 
 def test_experts_are_slices_with_gates_of_their_own() -> None:
     # Experts of the second graph are made out of channels that the graph itself would leave out.
-    stored = replace(LARGEST, layers=(LARGEST.layers[0], LARGEST.layers[0], LARGEST.layers[2]))
+    stored = LARGEST.with_ffns((LARGEST.ffns[0], LARGEST.ffns[0], LARGEST.ffns[2]))
     model = shaken(build(stored, labels=3, template=bert(num_hidden_layers=3).config))
     shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}, EXPERTS).eval()
     layers = (
         replace(GENES, graph=graph, stack=stack, experts=experts)
         for graph, stack, experts in zip(GRAPHS, (2, 1, 2), EXPERTS, strict=True)
     )
-    architecture = Architecture(BASE, tuple(layers))
+    architecture = Architecture.of_ffns(BASE, tuple(layers))
     gates = {place.replace("/", "."): weight.detach() for place, weight in shared.gates.items()}
     weights = {name: value for name, value in shared.model.state_dict().items() if "classifier" not in name}
     head = {f"classifier.{name}": value for name, value in shared.heads["first"].state_dict().items()}
@@ -328,8 +332,7 @@ def test_experts_are_slices_with_gates_of_their_own() -> None:
 
 def test_gates_of_attention_are_the_learned_ones() -> None:
     """In the slice as in the supernet itself."""
-    base = replace(BASE, attention_experts=2)
-    largest = replace(LARGEST, base=base)
+    largest = Architecture.of_ffns(BASE, LARGEST.ffns, attention_experts=2)
     model = shaken(build(largest, labels=3, template=bert(num_hidden_layers=3).config))
     shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}).eval()
     expected = shared(**inputs(batch())).logits
@@ -340,16 +343,18 @@ def test_gates_of_attention_are_the_learned_ones() -> None:
     assert all(layer.attention.router.weight.grad.abs().sum() > 0 for layer in model.bert.encoder.layer)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_an_attention_with_fewer_experts_has_the_first_ones(count: int) -> None:
+@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 2, 2), (3, 3, 3), (1, 3, 2)])
+def test_an_attention_with_fewer_experts_has_the_first_ones(counts: tuple[int, ...]) -> None:
     """Compared with a model whose weights are cut by hand; gradients reach these experts alone."""
-    model = shaken(build(replace(LARGEST, base=replace(BASE, attention_experts=3)), labels=3))
+    model = shaken(build(Architecture.of_ffns(BASE, LARGEST.ffns, attention_experts=3), labels=3))
     shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}).eval()
-    architecture = replace(MIXED, base=replace(BASE, attention_experts=count))
+    attentions = (Attention(BASE.heads, count) for count in counts)
+    architecture = Architecture(BASE, tuple(map(Layer, attentions, MIXED.ffns)))
     alone = build(architecture, labels=3, template=shared.config).eval()
     state = inherit({name: value for name, value in model.state_dict().items() if ".ffn." in name}, MIXED)
     for name, value in model.state_dict().items():
         if (".attention." in name and value.dim() == (3 if name.endswith("weight") else 2)) or "router" in name:
+            count = counts[int(name.split(".layer.")[1][0])]
             value = value[:count].squeeze(0)
             if "router" in name and count == 1:
                 continue
@@ -361,7 +366,7 @@ def test_an_attention_with_fewer_experts_has_the_first_ones(count: int) -> None:
     logits = shared(**inputs(batch())).logits
     torch.testing.assert_close(logits, alone(**inputs(batch())).logits)
     logits.square().sum().backward()
-    for layer in model.bert.encoder.layer:
+    for count, layer in zip(counts, model.bert.encoder.layer, strict=True):
         reached = layer.attention.output.dense.weight.grad.abs().sum(dim=(1, 2)) > 0
         assert reached[:count].any() and not reached[count:].any()
     # And back to all of them.
@@ -370,10 +375,10 @@ def test_an_attention_with_fewer_experts_has_the_first_ones(count: int) -> None:
 
 
 def test_training_draws_numbers_of_attention_experts(accelerator: Accelerator) -> None:
-    space = replace(SPACE, attention_experts=(1, 2))
-    bases = {space.sample(random.Random(f"0/{step}")).base.attention_experts for step in range(8)}
-    assert bases == {1, 2}
-    model = shaken(build(replace(LARGEST, base=space.bases[-1]), labels=3))
+    space = of_genes(SPACE, attention_experts=(1, 2))
+    samples = [space.sample(random.Random(f"0/{step}")) for step in range(8)]
+    assert {layer.attention.experts for one in samples for layer in one.layers} == {1, 2}
+    model = shaken(build(Architecture.of_ffns(BASE, LARGEST.ffns, attention_experts=2), labels=3))
     shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)})
     before = {name: value.clone() for name, value in shared.state_dict().items()}
     objective = kd(shared.config, shared.config, alpha=0.1)
@@ -395,8 +400,8 @@ def test_training_draws_numbers_of_attention_experts(accelerator: Accelerator) -
 
 
 def test_tables_and_gates_depend_on_the_seed() -> None:
-    architecture = replace(LARGEST, layers=(replace(GENES, experts=EXPERTS[1]),) * 3)
-    largest = replace(LARGEST, layers=LARGEST.layers[:1] * 3)
+    architecture = LARGEST.with_ffns((replace(GENES, experts=EXPERTS[1]),) * 3)
+    largest = LARGEST.with_ffns(LARGEST.ffns[:1] * 3)
     recorded: dict[int, tuple[Tensor, Tensor]] = {}
     for seed in (0, 3):
         model = build(largest, labels=3, template=bert(num_hidden_layers=3).config)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
-from search_spaces import GELU, Architecture, Experts, Genes
+from search_spaces import FFN, GELU, Architecture, Experts
 from supernet.build import base_of_teacher
 from supernet.student import main
 from tests.tiny import batch, bert, inputs
@@ -55,9 +55,9 @@ def test_the_teachers_own_architecture_is_the_teacher(checkpoint: Path, tmp_path
 
 @torch.no_grad()
 def test_fewer_layers_are_the_last_of_each_group(checkpoint: Path, tmp_path: Path) -> None:
-    base = replace(OWN, depth=2, head_experts=3, gate_scale="probability")
-    half = Genes(GELU, 1, Fraction(1, 2), Experts(2, shared=Fraction(1, 2)))
-    name = saved(Architecture(base, (Genes(GELU), half)), tmp_path)
+    base = replace(OWN, depth=2, gate_scale="probability")
+    half = FFN(GELU, 1, Fraction(1, 2), Experts(2, shared=Fraction(1, 2)))
+    name = saved(Architecture.of_ffns(base, (FFN(GELU), half), head_experts=3), tmp_path)
     assert main([name, "--like", str(checkpoint), "--out", str(tmp_path / "student")]) == 0
     student = AutoModelForSequenceClassification.from_pretrained(tmp_path / "student", trust_remote_code=True)
     layers, own = student.bert.encoder.layer, TEACHER.bert.encoder.layer
@@ -81,22 +81,22 @@ def test_fresh_weights(checkpoint: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "genes", "reason"),
     [
-        ({"width": 16}, Genes(GELU), "base.width is 16, the checkpoint's 24: start from random weights"),
-        ({"depth": 3}, Genes(GELU), "4 teacher layers cannot be shared out evenly to 3 student layers.*--fresh"),
-        ({}, Genes(GELU, 2), "layers.0..stack is 2; the supernet has 1 blocks there; or start from random weights"),
-        ({"vocabulary": 20}, Genes(GELU), "the architecture has 20 words and the tokenizer of .* 50: change"),
+        ({"width": 16}, FFN(GELU), "base.width is 16, the checkpoint's 24: start from random weights"),
+        ({"depth": 3}, FFN(GELU), "4 teacher layers cannot be shared out evenly to 3 student layers.*--fresh"),
+        ({}, FFN(GELU, 2), "layers.0..stack is 2; the supernet has 1 blocks there; or start from random weights"),
+        ({"vocabulary": 20}, FFN(GELU), "the architecture has 20 words and the tokenizer of .* 50: change"),
     ],
 )
 def test_what_cannot_be_built(
     changes: dict[str, int],
-    genes: Genes,
+    genes: FFN,
     reason: str,
     checkpoint: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     base = replace(OWN, **changes)
-    name = saved(Architecture(base, (genes,) * base.depth), tmp_path)
+    name = saved(Architecture.of_ffns(base, (genes,) * base.depth), tmp_path)
     assert main([name, "--like", str(checkpoint), "--out", str(tmp_path / "student")]) == 2
     assert not (tmp_path / "student").exists()
     error = capsys.readouterr().err
@@ -117,15 +117,15 @@ def test_what_is_not_there(missing: str, checkpoint: Path, tmp_path: Path, capsy
 @torch.no_grad()
 def test_a_student_of_a_student(checkpoint: Path, tmp_path: Path) -> None:
     """The folder of a student, whose layers differ, gives its weights to the same and to narrower students."""
-    thin, none = Genes(GELU, 1, Fraction(1, 2)), Genes(stack=0)
-    first = Architecture(OWN, (Genes(GELU), thin, none, Genes(GELU)))
+    thin, none = FFN(GELU, 1, Fraction(1, 2)), FFN(stack=0)
+    first = Architecture.of_ffns(OWN, (FFN(GELU), thin, none, FFN(GELU)))
     assert main([saved(first, tmp_path), "--like", str(checkpoint), "--out", str(tmp_path / "first")]) == 0
     like = ["--like", str(tmp_path / "first")]
     assert main([str(tmp_path / "first" / "architecture.json"), *like, "--out", str(tmp_path / "same")]) == 0
     load = AutoModelForSequenceClassification.from_pretrained
     models = [load(tmp_path / name, trust_remote_code=True).eval() for name in ("first", "same")]
     torch.testing.assert_close(*(model(**inputs(batch())).logits for model in models))
-    narrower = Architecture(OWN, (thin, thin, none, thin))
+    narrower = Architecture.of_ffns(OWN, (thin, thin, none, thin))
     assert main([saved(narrower, tmp_path), *like, "--out", str(tmp_path / "narrower")]) == 0
     # As the teacher's own slice would be: the leading channels of the leading channels.
     assert main([saved(narrower, tmp_path), "--like", str(checkpoint), "--out", str(tmp_path / "direct")]) == 0

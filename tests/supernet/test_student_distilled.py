@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from distill.tasks.types import TASK_TYPES
-from search_spaces import Architecture, Experts, FFNGraph, Genes, cost
+from search_spaces import FFN, Architecture, Experts, FFNGraph, cost
 from supernet.build import base_of_teacher
 from tests.tiny import batch, bert, inputs, tokenizer
 
@@ -31,19 +31,18 @@ SWISH = FFNGraph.parse("project(swish(expand(max(x,tanh(x)))))")
 JOINED = FFNGraph.parse("relu(project(mul(sigmoid(expand(x)),x)))")
 
 
-def of(*layers: Genes, **changes: Any) -> Architecture:
-    return Architecture(replace(BASE, **changes), layers)
+def of(*layers: FFN, **changes: Any) -> Architecture:
+    experts = {name: changes.pop(name) for name in ("attention_experts", "head_experts") if name in changes}
+    return Architecture.of_ffns(replace(BASE, **changes), layers, **experts)
 
 
 HALF = Fraction(1, 2)
-DENSE = of(Genes(SWISH, 1, HALF), Genes(JOINED))
-EXPERTS = of(
-    Genes(SWISH, 1, HALF, Experts(2, shared=HALF)), Genes(SWISH, 1, HALF, Experts(3, Fraction(1), "token_gate"))
-)
-HEAD = of(Genes(SWISH), Genes(SWISH, 1, HALF), head_experts=3)
-BLOCKS = of(Genes(SWISH, 3, HALF), Genes(JOINED, 2), Genes(SWISH), width=16, heads=2, depth=3, embedding=8)
-HASHED = Genes(JOINED, 1, Fraction(1), Experts(2, Fraction(1), "balanced_hash"))
-ATTENTION = of(Genes(SWISH), HASHED, attention_experts=2)
+DENSE = of(FFN(SWISH, 1, HALF), FFN(JOINED))
+EXPERTS = of(FFN(SWISH, 1, HALF, Experts(2, shared=HALF)), FFN(SWISH, 1, HALF, Experts(3, Fraction(1), "token_gate")))
+HEAD = of(FFN(SWISH), FFN(SWISH, 1, HALF), head_experts=3)
+BLOCKS = of(FFN(SWISH, 3, HALF), FFN(JOINED, 2), FFN(SWISH), width=16, heads=2, depth=3, embedding=8)
+HASHED = FFN(JOINED, 1, Fraction(1), Experts(2, Fraction(1), "balanced_hash"))
+ATTENTION = of(FFN(SWISH), HASHED, attention_experts=2)
 
 
 @pytest.fixture
@@ -112,9 +111,9 @@ def test_a_student_of_an_architecture_is_distilled(
     params = cost.params(architecture, 2)
     assert found["models"]["student"]["params"] == found["models"]["student, before"]["params"] == params
     routed = {(load["layer"], load["part"]) for load in found["expert_load"]}
-    expected = {(place, "ffn") for place, genes in enumerate(architecture.layers) if genes.experts.count > 1}
-    expected |= {(place, "attention") for place in range(2) if architecture.base.attention_experts > 1}
-    expected |= {(-1, "head")} if architecture.base.head_experts > 1 else set()
+    expected = {(place, "ffn") for place, genes in enumerate(architecture.ffns) if genes.experts.count > 1}
+    expected |= {(place, "attention") for place in range(2) if architecture.layers[place].attention.experts > 1}
+    expected |= {(-1, "head")} if architecture.head.experts > 1 else set()
     assert routed == expected
     before, after = (load_file(folder / "model.safetensors") for folder in (student, tmp_path / "out"))
     assert before.keys() == after.keys()

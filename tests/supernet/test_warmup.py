@@ -10,7 +10,7 @@ from torch import nn
 from distill.objectives import efficientbert
 from distill.training.recipe import Recipe
 from distill.training.teacher_outputs import LiveTeacher
-from search_spaces import FFNGraph, Genes
+from search_spaces import FFN, FFNGraph
 from search_spaces.cost import project_width
 from supernet.build import from_scratch
 from supernet.warmup import warm_up
@@ -52,7 +52,7 @@ def test_reduces_the_loss(accelerator: Accelerator) -> None:
 
 
 def test_drawn_graphs_are_trained_and_then_gone(accelerator: Accelerator) -> None:
-    drawn = [[graph] * 3 for graph in graphs(200) if project_width(BASE, Genes(graph)) == BASE.inner][:6]
+    drawn = [[graph] * 3 for graph in graphs(200) if project_width(BASE, FFN(graph)) == BASE.inner][:6]
     rest = iter(drawn)
     recorded: list[list[Program]] = []
     supernet = from_scratch(BASE, stack=2, labels=3)

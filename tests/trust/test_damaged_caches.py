@@ -16,6 +16,7 @@ from distill.tasks.corpora import load_corpus, save_corpus
 from distill.training.checkpoint import Checkpoint
 from nas.latency.table import LatencyTable, TooBusy, latency_table
 from nas.preparation.prepare import prepare
+from search_spaces import Architecture
 from search_spaces.errors import UserError
 from tests.nas.tiny_study import TinyStudy, corpus
 from tests.tiny import BASE, SIZES
@@ -63,7 +64,9 @@ def test_damaged_latency_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     whole, case = tmp_path / "whole", tmp_path / "case"
 
     def table(cache: Path) -> LatencyTable:
-        return latency_table(BASE, BertConfig(**SIZES), [12, 24, 48], batch=1, tokens=6, device="cpu", cache=cache)
+        return latency_table(
+            Architecture.uniform(BASE), BertConfig(**SIZES), [12, 24, 48], batch=1, tokens=6, device="cpu", cache=cache
+        )
 
     expected, rng = table(whole), random.Random(3)
     for number in range(counts.wanted):

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from distill.tasks.readers import conll, glue, squad, tables, texts
 from nas.config.load import load_config
 from search_spaces import PUBLISHED, Architecture, FFNGraph, UserError
-from search_spaces.architecture import Experts
+from search_spaces.layer import Experts
 from tests.trust.mutations import WEIRD, assert_one_line, mutated, places, replaced
 from tests.trust_counts import Cases
 

@@ -132,7 +132,7 @@ def test_the_card(checkpoint: Path, tmp_path: Path) -> None:
     difference = score["difference"]
     assert f"{difference['value']:+.4f} ± {difference['standard_error']:.4f}" in card.text
     architecture = Architecture.load(checkpoint / "architecture.json")
-    for number, genes in enumerate(architecture.layers, start=1):
+    for number, genes in enumerate(architecture.ffns, start=1):
         inner = genes.inner(architecture.base)
         formula = f"`{genes.formula}`"
         assert f"| {number} | {genes.stack} | {inner} | {formula} |" in card.text

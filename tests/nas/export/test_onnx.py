@@ -14,7 +14,7 @@ import torch
 from distill.tasks.types import TASK_TYPES
 from nas.export.checkpoint import ExportError
 from nas.export.onnx import OnnxModel, export_onnx, padded_batch, verify
-from search_spaces import Architecture, FFNGraph, Genes
+from search_spaces import FFN, Architecture, FFNGraph
 from search_spaces.operations import BINARY, UNARY
 from supernet.build import build
 from supernet.model.ffn import EXPORTED_OPERATIONS
@@ -54,14 +54,14 @@ def operations(mismatch: str) -> Any:
     used = {node.op for graph in graphs for node in graph.nodes[1:]}
     assert used == EXPORTED_OPERATIONS
     base = replace(BASE, depth=len(graphs), mismatch=mismatch, embedding=7 if mismatch == "wide" else None)
-    layers = tuple(Genes(graph, 1 + number % 2, HALF) for number, graph in enumerate(graphs))
-    return shaken(build(Architecture(base, layers), labels=3)).eval()
+    layers = tuple(FFN(graph, 1 + number % 2, HALF) for number, graph in enumerate(graphs))
+    return shaken(build(Architecture.of_ffns(base, layers), labels=3)).eval()
 
 
 def of_head(head: str) -> Any:
     labels = {"regression": 1, "question_answering": 2}.get(head, 3)
     base = replace(BASE, depth=1)
-    return shaken(build(Architecture(base, (Genes(expansion=HALF),)), TASK_TYPES[head], labels)).eval()
+    return shaken(build(Architecture.of_ffns(base, (FFN(expansion=HALF),)), TASK_TYPES[head], labels)).eval()
 
 
 MODELS: dict[str, Any] = {
@@ -69,7 +69,7 @@ MODELS: dict[str, Any] = {
     "wide": lambda: operations("wide"),
     "no FFN": lambda: shaken(build(Architecture.uniform(BASE, stack=0))).eval(),
     "pruned heads": lambda: prune(bert(num_hidden_layers=3), KEPT),
-    "head of experts": lambda: shaken(build(Architecture.uniform(replace(BASE, head_experts=3)))).eval(),
+    "head of experts": lambda: shaken(build(Architecture.uniform(BASE, head_experts=3))).eval(),
     **{head: lambda head=head: of_head(head) for head in ("regression", "token_classification", "masked_lm")},
     **{kind: lambda kind=kind: make_experts(kind) for kind in KINDS},
 }

@@ -17,7 +17,7 @@ from transformers import (
 from distill.tasks.types import TASK_TYPES
 from nas.export.checkpoint import ExportError
 from nas.export.ordinary import ordinary_form, why_not
-from search_spaces import Architecture, Base, Experts, FFNGraph, Genes
+from search_spaces import FFN, Architecture, Base, Experts, FFNGraph
 from supernet.build import build
 from tests.tiny import BASE, batch, inputs, shaken
 
@@ -31,18 +31,18 @@ AUTO = {
 }
 
 
-def student(*layers: Genes, base: Base = BASE, head: str = "classification") -> Any:
+def student(*layers: FFN, base: Base = BASE, head: str = "classification", **experts: int) -> Any:
     labels = {"regression": 1, "question_answering": 2}.get(head, 3)
-    return shaken(build(Architecture(base, layers), TASK_TYPES[head], labels)).eval()
+    return shaken(build(Architecture.of_ffns(base, layers), TASK_TYPES[head], labels)).eval()
 
 
 def graph(activation: str) -> FFNGraph:
     return FFNGraph.parse(f"project({activation}(expand(x)))")
 
 
-def widths(activation: str = "gelu") -> list[Genes]:
+def widths(activation: str = "gelu") -> list[FFN]:
     """Layers of 12, 48 and 24 channels."""
-    return [Genes(graph(activation), expansion=expansion) for expansion in (QUARTER, Fraction(1), HALF)]
+    return [FFN(graph(activation), expansion=expansion) for expansion in (QUARTER, Fraction(1), HALF)]
 
 
 @torch.no_grad()
@@ -76,7 +76,7 @@ def test_what_different_widths_cost() -> None:
     # A channel has a row and a bias in one map and a column in the other; 36 and 24 channels are added.
     assert converted.added == (36 + 24) * (2 * BASE.width + 1)
     assert f"{converted.added:,} parameters" in str(converted) and "to 48 channels" in str(converted)
-    same = ordinary_form(student(*[Genes(expansion=HALF)] * 3), "bert")
+    same = ordinary_form(student(*[FFN(expansion=HALF)] * 3), "bert")
     assert same.added == 0
     assert same.model.config.intermediate_size == 24
     assert str(same) == "the same parameters and operations as the student's"
@@ -94,22 +94,24 @@ def test_labels_and_settings_are_kept() -> None:
 @pytest.mark.parametrize(
     ("layers", "changes", "reason"),
     [
-        ([Genes(stack=2)], {}, "layer 1 has 2 blocks, and every layer of a bert model has one"),
-        ([Genes(), Genes(stack=0)], {}, "layer 2 has no FFN"),
-        ([Genes(expansion=QUARTER, experts=Experts(2))], {}, "layer 1 has experts"),
-        ([Genes(FFNGraph.parse("tanh(project(gelu(expand(x))))"))], {}, "layer 1 computes tanh"),
-        ([Genes(FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))"))], {}, "layer 1 computes"),
-        ([Genes(FFNGraph.parse("project(gelu(expand(tanh(x))))"))], {}, "layer 1 computes"),
-        ([Genes(), Genes(graph("relu"))], {}, "different activations (gelu and relu)"),
-        ([Genes(graph("elu"))] * 3, {}, "no hidden_act for elu"),
-        ([Genes()], {"embedding": 7}, "its word embedding is factorised"),
-        ([Genes()], {"attention_experts": 2}, "its attention has experts"),
-        ([Genes()], {"head_experts": 2}, "its head has experts"),
+        ([FFN(stack=2)], {}, "layer 1 has 2 blocks, and every layer of a bert model has one"),
+        ([FFN(), FFN(stack=0)], {}, "layer 2 has no FFN"),
+        ([FFN(expansion=QUARTER, experts=Experts(2))], {}, "layer 1 has experts"),
+        ([FFN(FFNGraph.parse("tanh(project(gelu(expand(x))))"))], {}, "layer 1 computes tanh"),
+        ([FFN(FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))"))], {}, "layer 1 computes"),
+        ([FFN(FFNGraph.parse("project(gelu(expand(tanh(x))))"))], {}, "layer 1 computes"),
+        ([FFN(), FFN(graph("relu"))], {}, "different activations (gelu and relu)"),
+        ([FFN(graph("elu"))] * 3, {}, "no hidden_act for elu"),
+        ([FFN()], {"embedding": 7}, "its word embedding is factorised"),
+        ([FFN()], {"attention_experts": 2}, "its attention has experts"),
+        ([FFN()], {"head_experts": 2}, "its head has experts"),
     ],
 )
-def test_what_bert_cannot_express(layers: list[Genes], changes: dict[str, int], reason: str) -> None:
-    base = replace(BASE, **changes)  # type: ignore[arg-type]
-    given = student(*layers, *[layers[0]] * (BASE.depth - len(layers)), base=base)
+def test_what_bert_cannot_express(layers: list[FFN], changes: dict[str, int], reason: str) -> None:
+    layers = [*layers, *[layers[0]] * (BASE.depth - len(layers))]
+    of_base = {name: value for name, value in changes.items() if name == "embedding"}
+    experts = {name: value for name, value in changes.items() if name not in of_base}
+    given = student(*layers, base=replace(BASE, **of_base), **experts)  # type: ignore[arg-type]
     assert reason in why_not(given.config)
     with pytest.raises(ExportError, match=r"this student cannot be an ordinary checkpoint: .*; export it without --as"):
         ordinary_form(given, "bert")

@@ -31,7 +31,7 @@ from nas.latency.table import (
     summary,
     table_path,
 )
-from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes
+from search_spaces import DENSE, FFN, GELU, Architecture, Base, Experts, FFNGraph
 from search_spaces.operations import UNARY, Operation
 from supernet.build import build
 from supernet.model import ffn
@@ -73,7 +73,13 @@ def test_the_line_through_whole_models() -> None:
 @pytest.fixture(scope="module")
 def measure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measure]:
     """`latency_table` of the tiny base, with some arguments changed. All calls share one cache and run fewer rounds."""
-    given = {"base": BASE, "teacher": BertConfig(**SIZES), "inner_widths": WIDTHS, "batch": 1, "tokens": 6}
+    given = {
+        "base_model": Architecture.uniform(BASE),
+        "teacher": BertConfig(**SIZES),
+        "inner_widths": WIDTHS,
+        "batch": 1,
+        "tokens": 6,
+    }
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nas.latency.steps, "STEP_ROUNDS", 5)
@@ -87,18 +93,14 @@ def table(measure: Measure) -> LatencyTable:
 
 def test_what_gates_multiply_by_needs_no_other_table(tmp_path: Path) -> None:
     given = {"batch": 1, "tokens": 6, "device": "cpu", "cache": tmp_path}
-    paths = [
-        table_path(replace(BASE, **changes), BertConfig(**SIZES), WIDTHS, **given)
-        for changes in (
-            {},
-            {"gate_scale": "probability"},
-            {"gate_jitter": 0.2},
-            {"attention_experts": 2},
-            {"capacity_per": "batch"},
-        )
+    models = [
+        Architecture.uniform(replace(BASE, **changes))
+        for changes in ({}, {"gate_scale": "probability"}, {"gate_jitter": 0.2}, {"capacity_per": "batch"})
     ]
+    models += [Architecture.uniform(BASE, attention_experts=2), Architecture.uniform(BASE, head_experts=2)]
+    paths = [table_path(model, BertConfig(**SIZES), WIDTHS, **given) for model in models]
     assert paths[0] == paths[1] == paths[2]
-    assert len({paths[0], *paths[3:]}) == 3
+    assert len({paths[0], *paths[3:]}) == 4
 
 
 def priced(base: Base = BASE) -> LatencyTable:
@@ -135,8 +137,8 @@ class Watch(TorchFunctionMode):
 @given(graphs(), st.sampled_from(EXPANSIONS), st.sampled_from(("narrow", "wide")))
 def test_a_layer_costs_the_steps_it_takes(graph: FFNGraph, expansion: Fraction, mismatch: str) -> None:
     base = replace(BASE, depth=1, mismatch=mismatch)
-    genes = Genes(graph, expansion=expansion)
-    block = build(Architecture(base, (genes,))).bert.encoder.layer[0].ffn[0]
+    genes = FFN(graph, expansion=expansion)
+    block = build(Architecture.of_ffns(base, (genes,))).bert.encoder.layer[0].ffn[0]
     watch = Watch(block)
 
     def combine(op: str, a: Tensor, b: Tensor, mismatch: str) -> Tensor:
@@ -157,12 +159,12 @@ def test_a_layer_costs_the_steps_it_takes(graph: FFNGraph, expansion: Fraction, 
 def test_a_measured_table_knows_all_graphs(measure: Measure, mismatch: str) -> None:
     # The inner width of none of the blocks is the model's own, which values of the graph have all the same.
     base = replace(BASE, mismatch=mismatch)
-    table = measure(base=base, inner_widths=(12, 48))
+    table = measure(base_model=Architecture.uniform(base), inner_widths=(12, 48))
 
     @settings(deadline=None)
     @given(graphs(), st.sampled_from((12, 48)))
     def known(graph: FFNGraph, inner: int) -> None:
-        time = table.ffn(base, Genes(graph, expansion=Fraction(inner, base.inner)))
+        time = table.ffn(base, FFN(graph, expansion=Fraction(inner, base.inner)))
         assert isinstance(time, int)
         assert time > 0
 
@@ -171,24 +173,26 @@ def test_a_measured_table_knows_all_graphs(measure: Measure, mismatch: str) -> N
 
 def test_a_model_as_wide_as_no_block(measure: Measure) -> None:
     base = Base(depth=1, width=24, heads=2, inner=8, vocabulary=50, positions=20, embedding=8)
-    table = measure(base=base, inner_widths=(8,))
+    table = measure(base_model=Architecture.uniform(base), inner_widths=(8,))
     assert table.total(Architecture.uniform(base, GATED, stack=3)) > table.fixed
 
 
 def test_totals_add_up_in_whole_microseconds(table: LatencyTable) -> None:
-    layers = (Genes(GELU, 2, Fraction(1, 4)), Genes(GATED), Genes(FFNGraph.parse("max(x,project(relu(expand(x))))")))
-    assert table.total(Architecture(BASE, layers)) == table.fixed + sum(table.ffn(BASE, genes) for genes in layers)
+    layers = (FFN(GELU, 2, Fraction(1, 4)), FFN(GATED), FFN(FFNGraph.parse("max(x,project(relu(expand(x))))")))
+    assert table.total(Architecture.of_ffns(BASE, layers)) == table.fixed + sum(
+        table.ffn(BASE, genes) for genes in layers
+    )
     values = (table.fixed, table.teacher, *dict(table.steps).values())
     assert all(isinstance(value, int) and value > 0 for value in values)
     for stack in (2, 3, 4):
-        blocks = stack * table.ffn(BASE, Genes(GATED))
-        assert abs(table.ffn(BASE, Genes(GATED, stack)) - blocks) <= stack / 2
+        blocks = stack * table.ffn(BASE, FFN(GATED))
+        assert abs(table.ffn(BASE, FFN(GATED, stack)) - blocks) <= stack / 2
 
 
 def test_no_ffn_takes_no_time(table: LatencyTable) -> None:
-    assert table.ffn(BASE, Genes(stack=0)) == 0
+    assert table.ffn(BASE, FFN(stack=0)) == 0
     assert table.total(Architecture.uniform(BASE, stack=0)) == table.fixed
-    assert table.ffn(replace(BASE, inner=10**6), Genes(stack=0)) == 0  # of no width, so of none beyond the table
+    assert table.ffn(replace(BASE, inner=10**6), FFN(stack=0)) == 0  # of no width, so of none beyond the table
 
 
 def test_json_and_pickle_give_the_same_table(table: LatencyTable) -> None:
@@ -224,7 +228,7 @@ def test_measured_once(measure: Measure, tmp_path: Path) -> None:
         {"batch": 2},
         {"tokens": 7},
         {"inner_widths": (12, 24)},
-        {"base": replace(BASE, depth=2)},
+        {"base_model": Architecture.uniform(replace(BASE, depth=2))},
         {"teacher": BertConfig(**{**SIZES, "num_hidden_layers": 1})},
     ],
     ids=lambda changes: next(iter(changes)),
@@ -248,7 +252,7 @@ def test_operations_that_are_added_are_measured(
 ) -> None:
     monkeypatch.setitem(UNARY, "square", Operation("a**2", np.square))
     monkeypatch.setitem(ffn.UNARY, "square", torch.square)
-    squared = Genes(FFNGraph.parse("project(square(expand(x)))"), expansion=Fraction(1, 2))
+    squared = FFN(FFNGraph.parse("project(square(expand(x)))"), expansion=Fraction(1, 2))
     assert measure().ffn(BASE, squared) > 0
     with pytest.raises(ValueError, match="'square 24' is not in the latency table"):
         table.ffn(BASE, squared)
@@ -256,23 +260,23 @@ def test_operations_that_are_added_are_measured(
 
 def test_what_a_table_does_not_know() -> None:
     with pytest.raises(ValueError, match="the latency table ends at "):
-        priced().ffn(replace(BASE, inner=96), Genes(GELU))
+        priced().ffn(replace(BASE, inner=96), FFN(GELU))
     with pytest.raises(ValueError, match="26 wide: 'max 12 26' is not in the latency table"):
         graph = FFNGraph.parse("project(max(expand(x),x))")
-        priced().ffn(replace(BASE, width=26, heads=2), Genes(graph, expansion=EXPANSIONS[0]))
+        priced().ffn(replace(BASE, width=26, heads=2), FFN(graph, expansion=EXPANSIONS[0]))
 
 
 def test_widths_between_those_of_the_table_lie_on_a_line() -> None:
     table = priced()
-    low, high = (Genes(GELU, 2, expansion) for expansion in EXPANSIONS[:2])
+    low, high = (FFN(GELU, 2, expansion) for expansion in EXPANSIONS[:2])
     ends = [table.ffn(BASE, genes) for genes in (low, high)]
     widths = [genes.inner(BASE) for genes in (low, high)]
     for inner in range(widths[0], widths[1] + 1):
         share = (inner - widths[0]) / (widths[1] - widths[0])
         expected = ends[0] + share * (ends[1] - ends[0])
-        assert table.ffn(BASE, Genes(GELU, 2, Fraction(inner, BASE.inner))) == pytest.approx(expected, abs=1.01)
+        assert table.ffn(BASE, FFN(GELU, 2, Fraction(inner, BASE.inner))) == pytest.approx(expected, abs=1.01)
     # Below the smallest, that one is the bound.
-    assert table.ffn(BASE, Genes(GELU, 2, Fraction(1, BASE.inner))) == ends[0]
+    assert table.ffn(BASE, FFN(GELU, 2, Fraction(1, BASE.inner))) == ends[0]
 
 
 def test_more_tokens_than_positions(measure: Measure) -> None:
@@ -343,7 +347,7 @@ def test_a_hash_is_asked_once_a_layer_and_a_gate_in_every_block() -> None:
     cost = dict(table.steps)
 
     def blocks(experts: Experts, stack: int) -> int:
-        return 1000 * table.ffn(BASE, Genes(GELU, stack, Fraction(1, 4), experts))
+        return 1000 * table.ffn(BASE, FFN(GELU, stack, Fraction(1, 4), experts))
 
     for experts, kind, rows in ((HASH, "2 hash top 1", 1), (GATE, "4 token_gate top 2", 2)):
         block = cost["norm"] + rows * cost["gelu 12"]

@@ -13,7 +13,7 @@ from nas.config.schema import ConfigError
 from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import IMPORTANCE, Compensation, Workspace
-from search_spaces import Architecture, Experts, Genes
+from search_spaces import FFN, Architecture, Experts
 from search_spaces.operations import UNARY
 from supernet.build import build
 from supernet.compensation.calibration import Calibration, calibrate
@@ -42,7 +42,7 @@ def quarter(workspace: Workspace, experts: Experts | None = None) -> Architectur
     architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 4))
     if experts is None:
         return architecture
-    return Architecture(base, tuple(replace(genes, experts=experts) for genes in architecture.layers))
+    return Architecture.of_ffns(base, tuple(replace(genes, experts=experts) for genes in architecture.ffns))
 
 
 def test_without_the_table_nothing_changes(tiny_study: TinyStudy) -> None:
@@ -112,7 +112,7 @@ def test_candidates_are_compensated(experts: Experts | None, tiny_study: TinyStu
 def test_candidates_without_an_ffn_are_compensated_in_their_attention(tiny_study: TinyStudy) -> None:
     workspace = prepared(tiny_study, **COMPENSATED)
     evaluator = TrainedEvaluator(workspace, "cpu")
-    architecture = Architecture(workspace.base()[0], (Genes(stack=0), quarter(workspace).layers[1]))
+    architecture = Architecture.of_ffns(workspace.base()[0], (FFN(stack=0), quarter(workspace).ffns[1]))
     sliced = inherit(evaluator.weights, architecture, evaluator.frequencies, 0)
     for name, tensor in evaluator.student(architecture).state_dict().items():
         changed = ".layer.0.attention.output.LayerNorm." in name or ".project." in name

@@ -157,7 +157,7 @@ def test_expert_loads_of_stage_3_are_of_all_tasks(tiny_study: TinyStudy, tmp_pat
     workspace = sharing(load_config(str(path), {"seed": 5}))
     experts = Experts(2, Fraction(1))
     dense = half(workspace.study)
-    architecture = Architecture(dense.base, tuple(replace(genes, experts=experts) for genes in dense.layers))
+    architecture = Architecture.of_ffns(dense.base, tuple(replace(genes, experts=experts) for genes in dense.ffns))
     score = OneShotEvaluator(workspace, "cpu").evaluate(architecture)
     assert len(workspace.tasks) == 2
     for layer, load in enumerate(score.loads):

@@ -32,6 +32,7 @@ from search_spaces.published import PUBLISHED
 from search_spaces.spaces import SIZES
 from supernet.order.orders import by_importance
 from tests.nas.tiny_study import TinyStudy
+from tests.search_spaces.small_spaces import of_genes
 
 # EfficientBERT's protocol in small: a base of its own, text before every training, the raw teacher on it.
 PROTOCOL = """\
@@ -304,7 +305,8 @@ def test_a_student_cut_out_of_the_shared_supernet(protocol: Path) -> None:
     inherited = TrainedEvaluator(workspace, "cpu").student(architecture).state_dict()
     assert any(not torch.equal(tensor, inherited[name]) for name, tensor in model.state_dict().items())
     # The weights depend on all sizes that were drawn, not on the smallest and the largest alone.
-    fewer = replace(space, expansions=(space.expansions[0], *space.expansions[2:]))
+    first, _, *others = space.genes["expansion"]
+    fewer = of_genes(space, expansion=(first, *others))
     assert prepare_one_shot(workspace, fewer, "cpu").one_shot != shared.one_shot
 
 
@@ -365,10 +367,13 @@ def test_the_paper_s_presets_are_of_its_models() -> None:
         published = PUBLISHED[name]
         assert replace(config.base.build(30522), mismatch=config.space.mismatch) == published.base
         assert PUBLISHED["efficientbert"].transferred(published.base) == published
-        space = budgeted_space(config, published.base, Architecture.uniform(published.base).layers[0].graph, 3)
+        space = budgeted_space(config, published.base, Architecture.uniform(published.base).ffns[0].graph, 3)
         assert space.min_params <= cost.params(published, 3) <= space.max_params
-        assert space.max_height == 7 and all(space.spells(genes.graph) for genes in published.layers)
-        assert all(genes.expansion in space.expansions and genes.stack in space.stacks for genes in published.layers)
+        assert space.max_height == 7 and all(space.spells(genes.graph) for genes in published.ffns)
+        assert all(
+            genes.expansion in space.genes["expansion"] and genes.stack in space.genes["stack"]
+            for genes in published.ffns
+        )
 
 
 def test_only_a_warm_up_with_sampled_graphs_depends_on_their_height(tiny_study: TinyStudy) -> None:

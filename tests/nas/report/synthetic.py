@@ -20,7 +20,7 @@ from nas.study.contributions import encode
 from nas.study.description import Parameters
 from nas.study.folder import Folder
 from nas.study.names import CONFIRMATION, REFERENCE
-from search_spaces import DENSE, Architecture, Base, Experts, Genes, Space, cost
+from search_spaces import DENSE, FFN, Architecture, Base, Experts, Space, cost
 from search_spaces.equivalence import function_key
 from search_spaces.graph import GELU
 from search_spaces.spaces import GRAPHS, SIZES
@@ -29,9 +29,11 @@ BASE = Base(depth=6, width=48, heads=4, inner=192, vocabulary=500, positions=64)
 EXPANSIONS = tuple(Fraction(1, part) for part in (24, 12, 8, 6, 4, 3, 2))
 SLICE = Architecture.uniform(BASE, expansion=Fraction(1, 4))
 # As many inner neurons as the slice, more of them in the lower layers.
-SLOPE = Architecture(BASE, tuple(Genes(GELU, 1, Fraction(width, 192)) for width in (96, 72, 48, 36, 24, 12)))
+SLOPE = Architecture.of_ffns(BASE, tuple(FFN(GELU, 1, Fraction(width, 192)) for width in (96, 72, 48, 36, 24, 12)))
 LARGEST = cost.params(SLICE, 2)
-SPACE = Space(BASE, (0, 1, 2), EXPANSIONS, LARGEST - 12_000, LARGEST + 200, edit_rate=0.4, labels=2)
+SPACE = Space(
+    BASE, {"stack": (0, 1, 2), "expansion": EXPANSIONS}, LARGEST - 12_000, LARGEST + 200, edit_rate=0.4, labels=2
+)
 SPLIT = Experts(4, Fraction(2, 3), "token_gate")
 ROW_COUNT = 400
 TASK = "word_order"
@@ -40,7 +42,7 @@ TASK = "word_order"
 def worth(architecture: Architecture) -> float:
     """The invented true score: lower layers need more neurons, and tanh is bad."""
     worths = []
-    for layer, genes in enumerate(architecture.layers):
+    for layer, genes in enumerate(architecture.ffns):
         size = genes.stack * genes.inner(BASE) / 192
         penalty = 0.2 if "tanh" in str(genes.graph) else 0.0
         worths.append((6 - layer) * (size**0.5 - penalty))

@@ -1,7 +1,6 @@
 """The drawings of architectures for the dashboard."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
@@ -16,7 +15,7 @@ from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
-from search_spaces import Architecture, Experts, FFNGraph, Genes
+from search_spaces import FFN, Architecture, Experts, FFNGraph
 from tests.nas.study.test_ledger import BASE, SPACE, close
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -28,8 +27,8 @@ GRAPHS = (
 )
 
 
-def drawn(*layers: Genes) -> ElementTree.Element:
-    return ElementTree.fromstring(svg(Architecture(BASE, layers)))
+def drawn(*layers: FFN) -> ElementTree.Element:
+    return ElementTree.fromstring(svg(Architecture.of_ffns(BASE, layers)))
 
 
 def texts(picture: ElementTree.Element) -> list[str]:
@@ -39,7 +38,7 @@ def texts(picture: ElementTree.Element) -> list[str]:
 @pytest.mark.parametrize("formula", GRAPHS)
 def test_every_node_and_every_edge_is_drawn(formula: str) -> None:
     graph = FFNGraph.parse(formula)
-    picture = drawn(Genes(graph, 2, Fraction(1, 4)), Genes(stack=0), Genes(stack=0))
+    picture = drawn(FFN(graph, 2, Fraction(1, 4)), FFN(stack=0), FFN(stack=0))
     named = [text.split()[0] for text in texts(picture)]
     assert all(named.count(op) >= [node.op for node in graph.nodes].count(op) for op in {n.op for n in graph.nodes})
     edges = [path for path in picture.iter(f"{SVG}path") if "marker-end" in path.attrib]
@@ -60,7 +59,7 @@ def test_nodes_have_places_of_their_own_and_edges_lead_to_the_right(formula: str
 
 
 def test_everything_is_inside(tmp_path: Path) -> None:
-    genes = [Genes(FFNGraph.parse(formula), 1, Fraction(1, 4)) for formula in GRAPHS[1:]]
+    genes = [FFN(FFNGraph.parse(formula), 1, Fraction(1, 4)) for formula in GRAPHS[1:]]
     picture = drawn(*genes)
     width, height = int(picture.attrib["width"]), int(picture.attrib["height"])
     boxes = [box for box in picture.iter(f"{SVG}rect") if "x" in box.attrib]
@@ -72,11 +71,11 @@ def test_everything_is_inside(tmp_path: Path) -> None:
 
 def test_experts_are_named() -> None:
     experts = Experts(2, Fraction(1, 2), "hash")
-    picture = drawn(Genes(expansion=Fraction(1, 2), experts=experts), Genes(stack=0), Genes(stack=0))
+    picture = drawn(FFN(expansion=Fraction(1, 2), experts=experts), FFN(stack=0), FFN(stack=0))
     assert f"experts: {experts}" in texts(picture)
-    plain = Architecture(BASE, (Genes(), Genes(stack=0), Genes()))
-    wide = ElementTree.fromstring(svg(replace(plain, base=replace(BASE, attention_experts=4))))
-    assert texts(wide) == ["4 experts in every attention", *texts(ElementTree.fromstring(svg(plain)))]
+    plain = Architecture.of_ffns(BASE, (FFN(), FFN(stack=0), FFN()))
+    wide = ElementTree.fromstring(svg(Architecture.of_ffns(BASE, plain.ffns, attention_experts=4)))
+    assert texts(wide) == ["4 experts in attention", *texts(ElementTree.fromstring(svg(plain)))]
     assert int(wide.attrib["height"]) > int(ElementTree.fromstring(svg(plain)).attrib["height"])
 
 

@@ -16,12 +16,12 @@ from nas.study import ledger
 from nas.study.attributes import EXPERT_LOAD, TEACHER, score_attribute
 from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
-from search_spaces import Architecture, Experts, FFNGraph, Genes, cost
+from search_spaces import FFN, Architecture, Experts, FFNGraph, cost
 from search_spaces.formula import layers_latex
 from tests.nas.study import test_ledger
 from tests.nas.study.test_ledger import BASE, close
 
-SPACE = replace(test_ledger.SPACE, stacks=(0, 1, 2))
+SPACE = replace(test_ledger.SPACE, genes={**test_ledger.SPACE.genes, "stack": (0, 1, 2)})
 SCORED = {"standard_error": 0.0123, "seconds": 2.34}
 
 
@@ -56,11 +56,11 @@ def ask(study: optuna.Study, architecture: Architecture | None = None, origin: s
 
 def test_a_trial_with_a_score(study: optuna.Study) -> None:
     layers = (
-        Genes(FFNGraph.parse("relu(max(project(gelu(expand(x))),x))"), 2, Fraction(1, 4)),
-        Genes(expansion=Fraction(1, 2), experts=Experts(count=2, routing="hash")),
-        Genes(stack=0),
+        FFN(FFNGraph.parse("relu(max(project(gelu(expand(x))),x))"), 2, Fraction(1, 4)),
+        FFN(expansion=Fraction(1, 2), experts=Experts(count=2, routing="hash")),
+        FFN(stack=0),
     )
-    architecture = Architecture(BASE, layers)
+    architecture = Architecture.of_ffns(BASE, layers)
     number = ask(study, architecture, "uniform slice")
     loads = [{"layer": 1, "part": "ffn", "shares": [0.26, 0.74]}]
     ledger.complete(study, number, 0.51234, SCORED | {EXPERT_LOAD: loads})
@@ -91,10 +91,10 @@ def test_a_trial_with_a_score(study: optuna.Study) -> None:
 
 def test_experts_of_attention_and_head_are_named(study: optuna.Study) -> None:
     plain = Architecture.uniform(BASE, expansion=Fraction(1, 2))
-    wide = replace(plain, base=replace(BASE, attention_experts=4, head_experts=2))
+    wide = Architecture.of_ffns(BASE, plain.ffns, attention_experts=4, head_experts=2)
     for architecture in (plain, wide):
         ledger.complete(study, ask(study, architecture), 0.5, SCORED)
-    line = "It has 4 experts in every attention, 2 experts in the head."
+    line = "It has 4 experts in attention, 2 experts in head."
     assert [line in note_of(study, number).splitlines() for number in (0, 1)] == [False, True]
 
 
@@ -169,7 +169,7 @@ def test_confirmations_have_no_baselines(study: optuna.Study) -> None:
 
 def test_long_notes_are_stored_in_parts(study: optuna.Study) -> None:
     graph = FFNGraph.parse("relu(max(leaky_relu(project(gelu(expand(x)))),sigmoid(tanh(elu(swish(x))))))")
-    number = ask(study, Architecture(BASE, (Genes(graph, 2, Fraction(1, 4)),) * 3))
+    number = ask(study, Architecture.of_ffns(BASE, (FFN(graph, 2, Fraction(1, 4)),) * 3))
     ledger.fail(study, number, "reason " * 600)
     note = note_of(study, number)
     assert len(note) > 2 * 2045

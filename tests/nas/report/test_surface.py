@@ -8,7 +8,7 @@ import pytest
 import sympy
 
 from nas.report import surface
-from search_spaces import DENSE, Architecture, Base, FFNGraph, Genes
+from search_spaces import DENSE, FFN, Architecture, Base, FFNGraph
 from search_spaces.formula import expression
 from search_spaces.graph import GELU
 
@@ -49,10 +49,10 @@ def test_the_symbolic_formula_is_the_same_function(formula: str) -> None:
 
 
 def test_of_architectures() -> None:
-    whole = Architecture(BASE, (Genes(GELU, 2, Fraction(1, 2), DENSE), Genes(GELU, 0)))
+    whole = Architecture.of_ffns(BASE, (FFN(GELU, 2, Fraction(1, 2), DENSE), FFN(GELU, 0)))
     hidden = np.stack([X, Y])
     for _ in range(2):
         hidden = (hidden + gelu(hidden.mean(axis=0))) / 2
     assert surface.of_architecture(whole) == pytest.approx(hidden.mean(axis=0))
-    without = Architecture(BASE, (Genes(GELU, 0),) * 2)
+    without = Architecture.of_ffns(BASE, (FFN(GELU, 0),) * 2)
     assert surface.of_architecture(without) == pytest.approx((X + Y) / 2)

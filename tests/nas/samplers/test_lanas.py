@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterable
-from dataclasses import replace
 from fractions import Fraction
 from itertools import islice, pairwise
 from math import log, log2, sqrt
@@ -16,18 +15,7 @@ from sklearn.linear_model import Ridge
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from nas.samplers import SAMPLERS, ZeroCostProxy, evolution, lanas, local
-from nas.samplers.encoding import (
-    BLOCK,
-    DOUBLING,
-    EXPERTS,
-    OPERATION,
-    PLACED,
-    SEGMENTS,
-    WHOLE,
-    counted_operations,
-    encode,
-    widths,
-)
+from nas.samplers.encoding import FFN_GENES, encode, widths
 from nas.samplers.lanas import (
     EXPLORATION,
     GROWTH,
@@ -44,14 +32,15 @@ from nas.samplers.lanas import (
 )
 from nas.samplers.regions import Path, within
 from nas.study.ledger import Observation
-from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes, Space
+from search_spaces import DENSE, FFN, GELU, Architecture, Base, Experts, FFNGraph, Space
 from search_spaces.equivalence import function_key
+from search_spaces.genes import BLOCK, DOUBLING, EXPERTS, OPERATION, PLACED, WHOLE, counted_operations
 from search_spaces.operations import UNARY, Operation
 from search_spaces.routing import ROUTINGS, RoutingKind
 
 BASE = Base(depth=2, width=24, heads=4, inner=64, vocabulary=50, positions=20)
 EXPANSIONS = tuple(Fraction(1, n) for n in (1, 2, 4, 16))
-SPACE = Space(BASE, (1, 2), EXPANSIONS, 1, 10**9)
+SPACE = Space(BASE, {"stack": (1, 2), "expansion": EXPANSIONS}, 1, 10**9)
 STEPS = widths(SPACE)
 
 
@@ -61,15 +50,23 @@ def observed(value: float | None, state: TrialState = TrialState.COMPLETE, seed:
 
 
 def sized(*sizes: tuple[int, Fraction], graph: FFNGraph = GELU) -> Architecture:
-    return Architecture(BASE, tuple(Genes(graph, stack, expansion) for stack, expansion in sizes))
+    return Architecture.of_ffns(BASE, tuple(FFN(graph, stack, expansion) for stack, expansion in sizes))
 
 
 def test_the_widths_of_a_space() -> None:
     assert widths(SPACE) == (2, 3, 4, 5, 6, 7)  # 4 to 128 channels; 8 are two blocks of 4
-    assert widths(Space(BASE, (1,), (Fraction(1),), 1, 10**9)) == (6,)
+    assert widths(Space(BASE, {"stack": (1,), "expansion": (Fraction(1),)}, 1, 10**9)) == (6,)
     # 4 experts without shared channels have at most 16.
-    assert widths(Space(BASE, (1, 2), EXPANSIONS, 1, 10**9, experts=(Experts(4),))) == (2, 3, 4, 5)
-    assert widths(Space(BASE, (1, 2), EXPANSIONS, 1, 10**9, experts=(Experts(4), DENSE))) == STEPS
+    assert widths(Space(BASE, {"stack": (1, 2), "expansion": EXPANSIONS, "experts": (Experts(4),)}, 1, 10**9)) == (
+        2,
+        3,
+        4,
+        5,
+    )
+    assert (
+        widths(Space(BASE, {"stack": (1, 2), "expansion": EXPANSIONS, "experts": (Experts(4), DENSE)}, 1, 10**9))
+        == STEPS
+    )
 
 
 def test_sizes_are_encoded_as_far_as_they_differ() -> None:
@@ -97,22 +94,22 @@ def test_blocks_and_operations_are_encoded() -> None:
     assert (stacked - plain)[changed] == pytest.approx([BLOCK])  # the same channels in one block more
 
     tanh = FFNGraph.parse("tanh(project(gelu(expand(x))))")
-    one = Architecture(BASE, (Genes(tanh, 1, Fraction(1, 2)), Genes(GELU, 1, Fraction(1))))
+    one = Architecture.of_ffns(BASE, (FFN(tanh, 1, Fraction(1, 2)), FFN(GELU, 1, Fraction(1))))
     (edited,) = encode([one], STEPS)
     changed = np.flatnonzero(plain != edited)
     assert (edited - plain)[changed] == pytest.approx([OPERATION, PLACED])
-    kinds = len(SEGMENTS) * len(counted_operations())
+    kinds = len(("pre", "mid", "post")) * len(counted_operations())
     dense = BASE.depth * (len(STEPS) - 1) + BASE.depth + (1 + BASE.depth) * kinds
     assert len(plain) == dense + BASE.depth * NUMBERS
     assert not plain[dense:].any()
 
 
 def test_no_ffn_is_encoded_as_one_channel_without_operations() -> None:
-    space = Space(BASE, (0, 1), EXPANSIONS, 1, 10**9)
+    space = Space(BASE, {"stack": (0, 1), "expansion": EXPANSIONS}, 1, 10**9)
     steps = widths(space)
     assert steps == (0, 2, 4, 5, 6)
-    one = Architecture(BASE, (Genes(GELU, 1, Fraction(1, 64)), Genes(GELU)))
-    none = Architecture(BASE, (Genes(stack=0), Genes(GELU)))
+    one = Architecture.of_ffns(BASE, (FFN(GELU, 1, Fraction(1, 64)), FFN(GELU)))
+    none = Architecture.of_ffns(BASE, (FFN(stack=0), FFN(GELU)))
     rows = encode([one, none], steps)
     changed = rows[0] - rows[1]
     sizes = BASE.depth * (len(steps) - 1)
@@ -130,7 +127,7 @@ def test_operations_and_routers_that_are_added_are_encoded(monkeypatch: pytest.M
     squared = sized((1, Fraction(1, 2)), (1, Fraction(1)), graph=graph)
     rows = encode([plain, squared], STEPS)
     # In each segment the operation is counted over all layers and in each; the router is a column of each layer.
-    assert rows.shape[1] == len(before) + len(SEGMENTS) * (1 + BASE.depth) + BASE.depth
+    assert rows.shape[1] == len(before) + len(("pre", "mid", "post")) * (1 + BASE.depth) + BASE.depth
     assert sorted(rows[1] - rows[0])[-3:] == pytest.approx([PLACED, PLACED, BASE.depth * OPERATION])
 
 
@@ -140,8 +137,8 @@ NUMBERS = 4 + len(ROUTINGS)
 
 def test_experts_are_encoded() -> None:
     def encoded(*experts: Experts) -> np.ndarray:
-        layers = tuple(Genes(GELU, 1, Fraction(1, 16), one) for one in experts)
-        (row,) = encode([Architecture(BASE, layers)], STEPS)
+        layers = tuple(FFN(GELU, 1, Fraction(1, 16), one) for one in experts)
+        (row,) = encode([Architecture.of_ffns(BASE, layers)], STEPS)
         return row
 
     plain = encoded(DENSE, DENSE)
@@ -162,12 +159,12 @@ def test_experts_are_encoded() -> None:
 def test_experts_of_attention_and_head_are_encoded() -> None:
     """A column for each number that the space varies, by its logarithm; none where it varies none."""
     plain = sized((1, Fraction(1, 2)), (1, Fraction(1)))
-    wide = replace(plain, base=replace(BASE, attention_experts=4, head_experts=2))
+    wide = Architecture.of_ffns(BASE, plain.ffns, attention_experts=4, head_experts=2)
     assert (encode([plain], STEPS) == encode([wide], STEPS)).all()
-    rows = encode([plain, wide], STEPS, ("attention_experts", "head_experts"))
-    assert rows.shape[1] == encode([plain], STEPS).shape[1] + 2
-    assert not (rows[1] - rows[0])[:-2].any()
-    assert (rows[1] - rows[0])[-2:] == pytest.approx([2 * WHOLE, WHOLE])
+    rows = encode([plain, wide], STEPS, (*FFN_GENES, "attention_experts", "head_experts"))
+    assert rows.shape[1] == encode([plain], STEPS).shape[1] + 3
+    assert not (rows[1] - rows[0])[:-3].any()
+    assert (rows[1] - rows[0])[-3:] == pytest.approx([2 * EXPERTS, 2 * EXPERTS, WHOLE])
 
 
 def test_ranks_do_not_depend_on_the_scale() -> None:
@@ -232,7 +229,7 @@ def test_classifiers_are_learned_once() -> None:
 
 
 def test_features_of_trials_are_made_once() -> None:
-    sampler = LaNAS(SPACE, 0, lambda architecture: float(architecture.layers[0].inner(BASE)))
+    sampler = LaNAS(SPACE, 0, lambda architecture: float(architecture.ffns[0].inner(BASE)))
     trials = [observed(0.1 * seed, seed=seed) for seed in range(6)]
     for count in (3, 6, 4):
         expected = sampler.features([trial.architecture for trial in trials[:count]])
@@ -370,7 +367,7 @@ def test_the_first_proposals_are_random() -> None:
 
 def wanted(architecture: Architecture) -> float:
     """A score that rewards many channels in the first layer and few in the second."""
-    return log2(architecture.layers[0].inner(BASE)) - log2(architecture.layers[1].inner(BASE))
+    return log2(architecture.ffns[0].inner(BASE)) - log2(architecture.ffns[1].inner(BASE))
 
 
 def test_proposals_go_towards_better_ones() -> None:
@@ -433,7 +430,7 @@ def test_linear_algebra_has_one_thread_while_a_proposal_is_made() -> None:
 
 def test_a_proposal_never_starves() -> None:
     """If all candidates of the leaf are duplicates, other members follow."""
-    tiny = Space(BASE, (1,), EXPANSIONS[:2], 1, 10**9, edit_rate=0.0)
+    tiny = Space(BASE, {"stack": (1,), "expansion": EXPANSIONS[:2]}, 1, 10**9, edit_rate=0.0)
     members = [tiny.sample(random.Random(seed)) for seed in range(40)]
     observations = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in members]
     assert len(list(islice(LaNAS(tiny, 0).propose(observations, random.Random(0)), 50))) == 50
@@ -476,4 +473,4 @@ def test_local_search_starts_again() -> None:
 
 def distance(one: Architecture, other: Architecture) -> int:
     """The number of layers that differ."""
-    return sum(a != b for a, b in zip(one.layers, other.layers, strict=True))
+    return sum(a != b for a, b in zip(one.ffns, other.ffns, strict=True))

@@ -19,7 +19,7 @@ from search_spaces import Architecture, Base, Space
 from search_spaces.equivalence import function_key
 
 BASE = Base(depth=3, width=24, heads=4, inner=64, vocabulary=50, positions=20)
-SPACE = Space(BASE, (1, 2), tuple(Fraction(1, n) for n in (1, 2, 4, 16)), 1, 10**9)
+SPACE = Space(BASE, {"stack": (1, 2), "expansion": tuple(Fraction(1, n) for n in (1, 2, 4, 16))}, 1, 10**9)
 
 
 def problem(count: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +127,7 @@ def test_the_tree_has_its_height_and_its_leaves_their_size() -> None:
 
 def wanted(architecture: Architecture) -> float:
     """A score that rewards many channels in the first layer and few in the others."""
-    first, *others = (log2(genes.inner(BASE)) for genes in architecture.layers)
+    first, *others = (log2(genes.inner(BASE)) for genes in architecture.ffns)
     return first - sum(others)
 
 

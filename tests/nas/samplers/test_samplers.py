@@ -17,13 +17,13 @@ from sqlalchemy import Engine, event
 
 from nas.config.stages import SAMPLER_SETTINGS
 from nas.samplers import SAMPLERS, SamplerError
-from nas.samplers.encoding import counted_operations
 from nas.study import ledger
 from nas.study.attributes import attribute
 from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
-from search_spaces import DENSE, GELU, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
+from search_spaces import DENSE, FFN, GELU, Architecture, Base, Experts, FFNGraph, Layer, Space, cost
 from search_spaces.equivalence import function_key
+from search_spaces.genes import GENES, counted_operations
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES
 from tests.tiny import architectures
@@ -31,15 +31,16 @@ from tests.tiny import architectures
 BASE = Base(depth=4, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 MIDDLE = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 3)
 EXPANSIONS = (Fraction(1), Fraction(1, 2), Fraction(1, 4))
-START = next(one for one in architectures(9, BASE) if not any(genes.graph.gated for genes in one.layers))
+START = next(one for one in architectures(9, BASE) if not any(genes.graph.gated for genes in one.ffns))
 
 
-def macs(base: Base, genes: Genes) -> int:
-    return cost.ffn_macs(base, genes, 8)
+def macs(base: Base, layer: Layer) -> int:
+    return cost.ffn_macs(base, layer.ffn, 8)
 
 
 def space(least: int = MIDDLE - 2000, most: int = MIDDLE, stacks: tuple[int, ...] = (1, 2), **more: object) -> Space:
-    return Space(BASE, stacks, EXPANSIONS, least, most, **{"edit_rate": 0.5, **more})  # type: ignore[arg-type]
+    genes = {"stack": stacks, "expansion": EXPANSIONS, **{name: more.pop(name) for name in GENES if name in more}}
+    return Space(BASE, genes, least, most, **{"edit_rate": 0.5, **more})  # type: ignore[arg-type]
 
 
 SPACE = space()
@@ -47,7 +48,7 @@ SPACES = {
     "all": SPACE,
     "gated": space(gated=True),
     "nested": space(max_height=7),
-    "limits": space(limits=(Limit("macs", 0, macs, 4 * macs(BASE, Genes(GELU, 1, Fraction(1, 2)))),)),
+    "limits": space(limits=(Limit("macs", 0, macs, 4 * cost.ffn_macs(BASE, FFN(GELU, 1, Fraction(1, 2)), 8)),)),
     "experts": space(experts=(DENSE, Experts(4), Experts(2, Fraction(1, 2), "token_gate"))),
     "attention and head": space(1, 10**9, attention_experts=(1, 2, 4), head_experts=(1, 3)),
     "graphs": space(1, 10**9, start=START, vary=frozenset({GRAPHS})),
@@ -221,7 +222,9 @@ def test_a_tiny_space_is_exhausted_before_anything_is_proposed_again(sampler: st
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_space_of_one_member(sampler: str, outcome: str) -> None:
     uniform = Architecture.uniform(BASE, expansion=Fraction(1, 2))
-    alone = Space(BASE, (1,), (Fraction(1, 2),), 1, 10**9, start=uniform, vary=frozenset({SIZES}))
+    alone = Space(
+        BASE, {"stack": (1,), "expansion": (Fraction(1, 2),)}, 1, 10**9, start=uniform, vary=frozenset({SIZES})
+    )
     assert drawn(sampler, 0, 14, alone, OUTCOMES[outcome]) == [uniform] * 14
 
 
@@ -238,7 +241,7 @@ def test_baselines_that_are_no_members(sampler: str, kind: str) -> None:
     baselines = [
         Architecture.uniform(BASE),
         Architecture.uniform(BASE, expansion=odd),
-        Architecture(BASE, (Genes(strange, 1, odd), *START.layers[1:])),
+        Architecture.of_ffns(BASE, (FFN(strange, 1, odd), *START.ffns[1:])),
     ]
     for baseline in baselines:
         ledger.enqueue(study, Parameters.of(space), baseline, "baseline")
@@ -267,7 +270,7 @@ def test_several_objectives_are_refused_or_served(sampler: str) -> None:
 
 def lower_first(architecture: Architecture) -> float:
     """A score that rewards inner channels, more so in lower layers."""
-    return sum((4 - place) * log(genes.stack * genes.inner(BASE)) for place, genes in enumerate(architecture.layers))
+    return sum((4 - place) * log(genes.stack * genes.inner(BASE)) for place, genes in enumerate(architecture.ffns))
 
 
 @pytest.mark.parametrize(
@@ -296,7 +299,7 @@ def test_the_scores_are_followed(sampler: str) -> None:
 
 def test_random_keeps_to_the_rate_of_edits() -> None:
     never = drawn("random", 0, 30, space(edit_rate=0.0, stacks=(1, 2)))
-    assert {genes.graph for found in never for genes in found.layers} == {GELU}
-    graphs = Counter(genes.graph == GELU for found in drawn("random", 0, 200) for genes in found.layers)
+    assert {genes.graph for found in never for genes in found.ffns} == {GELU}
+    graphs = Counter(genes.graph == GELU for found in drawn("random", 0, 200) for genes in found.ffns)
     # Three segments that each stay with probability 1/2; a few edits are undone where they would leave the box.
     assert 0.08 < graphs[True] / graphs.total() < 0.25

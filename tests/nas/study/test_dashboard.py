@@ -43,7 +43,7 @@ def fill(url: str, kind: str) -> None:
     while len(study.trials) < 20:
         trial, architecture = ledger.ask(study, space, sampler, 3)
         if not ledger.resolve_duplicate(study, trial.number):
-            score = architecture.layers[0].inner(BASE) + rng.random()
+            score = architecture.ffns[0].inner(BASE) + rng.random()
             ledger.complete(study, trial.number, score, {"standard_error": 0.01})
     add_missing_notes(study)
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]

@@ -16,28 +16,29 @@ from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.description import OTHER_EXPERTS, Parameters, choices_of, constraints, formula
 from nas.study.storage import sqlite_url
-from search_spaces import DENSE, Architecture, Base, Experts, FFNGraph, Genes, Space, cost
+from search_spaces import DENSE, FFN, Architecture, Base, Experts, FFNGraph, Space, cost
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES
+from tests.search_spaces.small_spaces import of_genes
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 HALF = Architecture.uniform(BASE, expansion=Fraction(1, 2))
 MIDDLE = cost.params(HALF, 3)
 EXPANSIONS = (Fraction(1), Fraction(1, 2), Fraction(1, 4))
-SPACE = Space(BASE, (1, 2), EXPANSIONS, MIDDLE - 2000, MIDDLE, edit_rate=0.5)
+SPACE = Space(BASE, {"stack": (1, 2), "expansion": EXPANSIONS}, MIDDLE - 2000, MIDDLE, edit_rate=0.5)
 SPLIT = Experts(4, Fraction(2, 3))
-EDITED = Architecture(BASE, (Genes(FFNGraph.parse("tanh(project(gelu(expand(x))))"), 2, Fraction(1, 4)),) * 3)
+EDITED = Architecture.of_ffns(BASE, (FFN(FFNGraph.parse("tanh(project(gelu(expand(x))))"), 2, Fraction(1, 4)),) * 3)
 SPACES = {
     "stage 1": SPACE,
     "stage 2": replace(SPACE, start=EDITED, vary=frozenset({GRAPHS}), min_params=1, max_params=10**9),
     "stage 3": replace(SPACE, start=HALF, vary=frozenset({SIZES})),
-    "experts": replace(SPACE, experts=(DENSE, SPLIT)),
-    "attention and head": replace(SPACE, attention_experts=(1, 4), head_experts=(1, 2), max_params=10**9),
-    "one stack": replace(SPACE, stacks=(1,)),
+    "experts": of_genes(SPACE, experts=(DENSE, SPLIT)),
+    "attention and head": replace(of_genes(SPACE, attention_experts=(1, 4), head_experts=(1, 2)), max_params=10**9),
+    "one stack": of_genes(SPACE, stack=(1,)),
     "gated": replace(SPACE, gated=True),
     "nested": replace(SPACE, max_height=7),
-    "no FFN": replace(SPACE, stacks=(0, 1), min_params=1),
-    "limit": replace(SPACE, limits=(Limit("macs", 7, cost.ffn_macs, 3 * cost.ffn_macs(BASE, HALF.layers[0]) + 7),)),
+    "no FFN": of_genes(replace(SPACE, min_params=1), stack=(0, 1)),
+    "limit": replace(SPACE, limits=(Limit("macs", 7, cost.layer_macs, 3 * cost.layer_macs(BASE, HALF.layers[0]) + 7),)),
 }
 SIZE_NAMES = {"inner width", "stack"}
 OPERATION_NAMES = {"operation before expand", "operation between", "operation after project"}
@@ -74,7 +75,8 @@ def test_all_trials_have_the_same_parameters(kind: str, tmp_path: Path) -> None:
     space, url = SPACES[kind], sqlite_url(tmp_path / "study.db")
     names = NAMES.get(kind, SIZE_NAMES | OPERATION_NAMES)
     expected = {f"layer {layer}/{name}" for layer in (1, 2, 3) for name in names}
-    expected |= {"experts in attention", "experts in head"} if kind == "attention and head" else set()
+    if kind == "attention and head":
+        expected |= {"experts in head", *(f"layer {layer}/experts in attention" for layer in (1, 2, 3))}
     study = ledger.open_study(url, "waiting")
     ledger.enqueue(study, Parameters.of(space), Architecture.uniform(BASE), "base model")
     assert study.trials[0].params.keys() == expected
@@ -96,14 +98,14 @@ def test_all_trials_have_the_same_parameters(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("gated", [False, True])
 def test_values_are_those_of_the_architecture(gated: bool) -> None:
     """Sizes follow their definition, and operations the grammar's segments."""
-    space = replace(SPACE, gated=gated, edit_rate=0.9, experts=(DENSE, SPLIT))
+    space = of_genes(replace(SPACE, gated=gated, edit_rate=0.9), experts=(DENSE, SPLIT))
     parameters = Parameters.of(space)
     rng = random.Random(0)
     seen = set()
     for _ in range(300):
         architecture = space.sample(rng)
         values, choices = parameters.values(architecture), space.choices(architecture)
-        for layer, genes in enumerate(architecture.layers, 1):
+        for layer, genes in enumerate(architecture.ffns, 1):
             assert values[f"layer {layer}/inner width"] == int(genes.expansion * 48)
             assert values[f"layer {layer}/stack"] == genes.stack
             assert values[f"layer {layer}/experts"] == ("4 hash, shared 2/3" if genes.experts == SPLIT else "dense")
@@ -118,8 +120,8 @@ def test_values_are_those_of_the_architecture(gated: bool) -> None:
 def test_values_of_what_no_space_has() -> None:
     """A graph that the grammar cannot produce, and experts that only the architecture to refine has."""
     graph = FFNGraph.parse("relu(tanh(project(tanh(sigmoid(expand(gelu(mul(x,tanh(x)))))))))")
-    strange = Architecture(BASE, (Genes(graph, 1, Fraction(1, 48), Experts(2)),) * 3)
-    parameters = Parameters.of(replace(SPACE, experts=(DENSE, SPLIT)))
+    strange = Architecture.of_ffns(BASE, (FFN(graph, 1, Fraction(1, 48), Experts(2)),) * 3)
+    parameters = Parameters.of(of_genes(SPACE, experts=(DENSE, SPLIT)))
     assert {name.partition("/")[2]: value for name, value in parameters.values(strange).items()} == {
         "inner width": 1,
         "stack": 1,
@@ -131,34 +133,34 @@ def test_values_of_what_no_space_has() -> None:
 
 
 def test_the_experts_of_attention_and_head() -> None:
-    wide = replace(HALF, base=replace(BASE, attention_experts=4, head_experts=2))
+    wide = Architecture.of_ffns(BASE, HALF.ffns, attention_experts=4, head_experts=2)
     space = SPACES["attention and head"]
-    whole = {"experts in attention": 4, "experts in head": 2}
+    whole = {f"layer {number}/experts in attention": 4 for number in (1, 2, 3)} | {"experts in head": 2}
     assert whole.items() <= Parameters.of(space).values(wide).items()
     # Stage 2 keeps them, and so does a space with one number each.
     kept = replace(space, start=wide, vary=frozenset({GRAPHS}))
-    for other in (kept, replace(space, attention_experts=(), head_experts=())):
+    for other in (kept, of_genes(space, attention_experts=(1,), head_experts=(1,))):
         assert not whole.keys() & Parameters.of(other).distributions.keys()
     # The confirmation of its winner has them again.
     assert whole.items() <= Parameters.of(kept, frozenset({GRAPHS, SIZES})).values(wide).items()
-    assert formula(wide) == f"{formula(HALF)} [4 experts in every attention, 2 experts in the head]"
+    assert formula(wide) == f"{formula(HALF)} [4 experts in attention, 2 experts in head]"
 
 
 def test_an_enqueued_trial_has_no_choices(tmp_path: Path) -> None:
-    """The numbers of experts are no choices of the space, though they do not belong to a layer."""
+    """The number of the head's experts is no choice of the space, though it does not belong to a layer."""
     space, url = SPACES["attention and head"], sqlite_url(tmp_path / "study.db")
     study = searched(space, url)
     assert choices_of(study.trials[0]) == {}
     proposed = study.trials[3]
-    assert {"attention_experts", "head_experts"} <= choices_of(proposed).keys()
+    assert {"layer1/size", "head/size"} <= choices_of(proposed).keys()
     assert space.suggest(FixedTrial(choices_of(proposed))) == ledger.architecture_of(proposed)
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 
 def test_values_without_an_ffn() -> None:
-    architecture = Architecture(BASE, (EDITED.layers[0], Genes(stack=0), EDITED.layers[0]))
+    architecture = Architecture.of_ffns(BASE, (EDITED.ffns[0], FFN(stack=0), EDITED.ffns[0]))
     starts = replace(SPACE, start=architecture, vary=frozenset({SIZES}))
-    for space in (replace(SPACE, stacks=(0, 2)), starts):
+    for space in (replace(SPACE, genes={**SPACE.genes, "stack": (0, 2)}), starts):
         parameters = Parameters.of(space, frozenset({GRAPHS, SIZES}))
         values = parameters.values(architecture)
         of_layer = {name.partition("/")[2]: value for name, value in values.items() if name.startswith("layer 2/")}
@@ -172,7 +174,9 @@ def test_values_without_an_ffn() -> None:
 
 
 def test_layers_of_deep_models_are_in_order() -> None:
-    names = list(Parameters(12, 48, 1, ("dense",), frozenset({SIZES})).distributions)
+    names = list(
+        Parameters(replace(BASE, depth=12), of_genes(SPACE, stack=(1,)).genes, frozenset({SIZES})).distributions
+    )
     assert names == sorted(names)
     assert names[0] == "layer 01/inner width" and names[-1] == "layer 12/inner width"
 
@@ -191,9 +195,9 @@ def test_constraints_hold_where_the_budget_is_kept(kind: str) -> None:
     rng = random.Random(1)
     kept = []
     for _ in range(300):
-        layers = (Genes(space.graph, rng.choice((1, 2)), Fraction(rng.randint(1, 48), 48)) for _ in range(3))
-        architecture = Architecture(BASE, tuple(layers))
-        kept.append(space.keeps_budget(architecture))
+        layers = (FFN(space.graph, rng.choice((1, 2)), Fraction(rng.randint(1, 48), 48)) for _ in range(3))
+        architecture = Architecture.of_ffns(BASE, tuple(layers))
+        kept.append(space.within_budget(architecture))
         assert kept[-1] == all(value <= 0 for value in constraints(architecture, space))
     assert any(kept) and (kind == "stage 2" or not all(kept))
 
@@ -213,7 +217,7 @@ def test_importances_find_what_decides_the_score(tmp_path: Path) -> None:
     study = ledger.open_study(sqlite_url(tmp_path / "study.db"), "stage-1", SAMPLERS["random"](SPACE, 0))
     for _ in range(40):
         trial, architecture = ledger.ask(study, SPACE, "random", 3)
-        ledger.complete(study, trial.number, architecture.layers[1].inner(BASE), {"standard_error": 0.01})
+        ledger.complete(study, trial.number, architecture.ffns[1].inner(BASE), {"standard_error": 0.01})
     importances = optuna.importance.get_param_importances(study)
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
     assert len(importances) == 15

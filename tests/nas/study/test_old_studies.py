@@ -73,9 +73,11 @@ def test_a_search_goes_on(sampler: str, opened: Callable[[str], optuna.Study]) -
     study = opened("stage-1")
     assert any(map(choices_of, study.trials)) and not all(map(choices_of, study.trials))
     architectures = [ledger.architecture_of(trial) for trial in study.trials]
-    base, layers = architectures[0].base, [genes for one in architectures for genes in one.layers]
+    base, layers = architectures[0].base, [genes for one in architectures for genes in one.ffns]
     stacks = tuple(sorted({genes.stack for genes in layers}))
-    space = Space(base, stacks, tuple(sorted({genes.expansion for genes in layers})), 1, 10**9, labels=3)
+    space = Space(
+        base, {"stack": stacks, "expansion": tuple(sorted({genes.expansion for genes in layers}))}, 1, 10**9, labels=3
+    )
     study.sampler = SAMPLERS[sampler](space, 0)
     count = len(study.trials)
     for number in range(count, count + 8):

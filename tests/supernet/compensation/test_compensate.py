@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from search_spaces import GELU, Architecture, Base, Experts, FFNGraph, Genes
+from search_spaces import FFN, GELU, Architecture, Base, Experts, FFNGraph
 from supernet.build import build, full_architecture
 from supernet.compensation.calibration import Calibration, calibrate
 from supernet.compensation.compensate import compensate
@@ -51,8 +51,8 @@ def candidate(whole: nn.Module, architecture: Architecture) -> nn.Module:
 
 
 def uniform(base: Base = BASE, **genes: object) -> Architecture:
-    layer = Genes(**({"graph": GELU} | genes))  # type: ignore[arg-type]
-    return Architecture(base, (layer,) * base.depth)
+    layer = FFN(**({"graph": GELU} | genes))  # type: ignore[arg-type]
+    return Architecture.of_ffns(base, (layer,) * base.depth)
 
 
 def errors(model: nn.Module, calibration: Calibration, accelerator: Accelerator) -> list[float]:
@@ -153,8 +153,7 @@ def test_experts_get_closer_to_the_supernet(experts: Experts, formula: str, acce
 def test_attention_experts_are_routed(accelerator: Accelerator) -> None:
     whole = supernet()
     calibration = calibrate(whole, BATCHES, accelerator)
-    base = replace(BASE, attention_experts=2)
-    model = candidate(whole, uniform(base, expansion=HALF))
+    model = candidate(whole, Architecture.uniform(BASE, expansion=HALF, attention_experts=2))
     before = errors(model, calibration, accelerator)
     compensate(model, calibration, accelerator)
     assert sum(errors(model, calibration, accelerator)) < sum(before)
@@ -196,10 +195,9 @@ def test_layers_without_ffns_get_closer_to_the_supernet(
     without: tuple[int, ...], stack: int, attention_experts: int, accelerator: Accelerator
 ) -> None:
     """To the outputs of its layers, on sentences that were not seen; the layers above start from there."""
-    base = replace(BASE, attention_experts=attention_experts)
     whole = supernet(stack=stack)
-    layers = tuple(Genes(GELU, 0 if layer in without else stack, HALF) for layer in range(3))
-    model = candidate(whole, Architecture(base, layers))
+    layers = tuple(FFN(GELU, 0 if layer in without else stack, HALF) for layer in range(3))
+    model = candidate(whole, Architecture.of_ffns(BASE, layers, attention_experts))
     before = distances(model, whole)
     compensate(model, calibrate(whole, BATCHES, accelerator), accelerator)
     after = distances(model, whole)

@@ -6,13 +6,13 @@ from itertools import chain, combinations
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from search_spaces import DENSE, GELU, PUBLISHED, Base, Experts, Genes
+from search_spaces import DENSE, FFN, GELU, PUBLISHED, Base, Experts
 from supernet.experts.channels import expert_channels
 
 
 def channels(inner: int, count: int, width: int, shared: int) -> list[list[int]]:
     base = Base(depth=1, width=6, heads=2, inner=inner)
-    genes = Genes(GELU, 1, Fraction(width, inner), DENSE if count == 1 else Experts(count, Fraction(shared, width)))
+    genes = FFN(GELU, 1, Fraction(width, inner), DENSE if count == 1 else Experts(count, Fraction(shared, width)))
     assert not genes.problem(base)
     return expert_channels(base, genes).tolist()
 
@@ -33,7 +33,7 @@ def test_experts_have_what_is_shared_and_every_eth_of_the_rest(inner: int, count
 def test_moeberts_experts() -> None:
     """Section 4.1: four experts of 768 channels, 512 of them shared; the lower half of the 3072 is not used."""
     moebert = PUBLISHED["moebert"]
-    channels_EC = expert_channels(moebert.base, moebert.layers[0])
+    channels_EC = expert_channels(moebert.base, moebert.ffns[0])
     assert channels_EC.shape == (4, 768)
     assert channels_EC.tolist() == channels(3072, 4, 768, 512)
     rows = [set(row) for row in channels_EC.tolist()]

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
@@ -16,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
 from distill.training.loop import train
 from distill.training.recipe import Recipe
-from search_spaces import Architecture, Experts, FFNGraph
+from search_spaces import GELU, Architecture, Experts, FFNGraph
 from supernet.build import build
 from supernet.experts import stages
 from supernet.experts.command import main
@@ -74,7 +73,7 @@ def test_split_train_thin_out_and_load_as_a_stranger(fixtures: Path) -> None:
     assert (process.returncode, process.stderr) == (0, "")
     assert "mixture: accuracy" in process.stdout and "fused: accuracy" in process.stdout
     smaller = Architecture.load(fixtures / "thin" / "architecture.json")
-    assert any(genes.experts.count < 4 for genes in smaller.layers)
+    assert any(genes.experts.count < 4 for genes in smaller.ffns)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,7 @@ def test_split_train_thin_out_and_load_as_a_stranger(fixtures: Path) -> None:
         (["--experts", "4", "--label", "text"], "the column 'text' is named twice"),
         (["--experts", "4", "--text", "kind", "--label", "text"], "is not one of bad, good"),
         (["--drop", "1/4"], "has no architecture.json"),
-        (["--experts", "4", "--head-experts", "0"], "base.head_experts: must be from 1 to 64, not 0"),
+        (["--experts", "4", "--head-experts", "0"], "head.experts: must be from 1 to 64, not 0"),
         (["--experts", "4", "--part", "head"], "--part head: says what --drop and --fuse remove"),
     ],
 )
@@ -182,7 +181,7 @@ def test_mixtures_that_cannot_be_thinned_are_refused(fixtures: Path, capsys: pyt
             "it is not the last operat",
         ),
         "attention": (
-            Architecture.uniform(replace(BASE, attention_experts=2)),
+            Architecture.uniform(BASE, attention_experts=2),
             "no feed-forward network of the model has experts; those that it has, 2 of every attention, are not remove",
         ),
         "plain": (Architecture.uniform(BASE), "no feed-forward network of the model has experts\n"),
@@ -195,14 +194,14 @@ def test_mixtures_that_cannot_be_thinned_are_refused(fixtures: Path, capsys: pyt
 
 
 def test_experts_of_attention_and_head_are_said_to_stay(fixtures: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = replace(BASE, attention_experts=2, head_experts=3)
     experts = Experts(4, Fraction(1, 2), "token_gate")
-    saved_mixture(fixtures, "both", Architecture.uniform(base, expansion=Fraction(1, 4), experts=experts))
+    whole = Architecture.uniform(BASE, GELU, 1, Fraction(1, 4), experts, attention_experts=2, head_experts=3)
+    saved_mixture(fixtures, "both", whole)
     assert main(command(fixtures, "both", "thinner", "--drop", "3")) == 0
     output = capsys.readouterr().out
     assert "only the experts of feed-forward networks are removed; the 2 of every attention and 3 of the h" in output
     smaller = Architecture.load(fixtures / "thinner" / ARCHITECTURE)
-    assert smaller.base == base and any(genes.experts.count < 4 for genes in smaller.layers)
+    assert smaller.with_ffns(whole.ffns) == whole and any(genes.experts.count < 4 for genes in smaller.ffns)
 
 
 def test_prediction_layers(fixtures: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +215,7 @@ def test_prediction_layers(fixtures: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(command(fixtures, "predicting", "predicting-less", "--fuse", "4", "--part", "head")) == 0
     assert "fused: accuracy" in capsys.readouterr().out
     smaller = Architecture.load(fixtures / "predicting-less" / ARCHITECTURE)
-    assert smaller.base.head_experts == 2
+    assert smaller.head.experts == 2
     model = AutoModelForSequenceClassification.from_pretrained(fixtures / "predicting-less", trust_remote_code=True)
     assert model.classifier.inner.weight.shape[0] == model.config.head_experts == 2
     assert main(command(fixtures, "predicting-less", "never", "--fuse", "4", "--part", "head")) == 2
@@ -340,7 +339,7 @@ def test_the_scale_of_gates(fixtures: Path, capsys: pytest.CaptureFixture[str]) 
         assert main(command(fixtures, "bert", name, *options, *given)) == 0
     relative, plain = (load_file(fixtures / name / "model.safetensors") for name in ("gate", "plain-gate"))
     assert all(torch.equal(tensor, plain[name]) for name, tensor in relative.items())
-    assert "gate_scale" not in json.loads((fixtures / "gate" / ARCHITECTURE).read_text())["base"]
+    assert json.loads((fixtures / "gate" / ARCHITECTURE).read_text())["base"]["gate_scale"] == "relative"
     assert main(command(fixtures, "plain-gate", "plain-thin", "--fuse", "3")) == 0
     for name in ("plain-gate", "plain-thin"):
         assert Architecture.load(fixtures / name / ARCHITECTURE).base.gate_scale == "probability"

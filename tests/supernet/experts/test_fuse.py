@@ -73,7 +73,7 @@ def test_an_expert_without_tokens_goes_unnoticed_behind_a_hash(fuse: bool) -> No
         layer.router.table[layer.router.table == 2] = 0
     loads = loads_of(model)
     weights, smaller = remove_experts(model.state_dict(), architecture, loads, {0: [2], 2: [2]}, fuse)
-    assert [genes.experts.count for genes in smaller.layers] == [3, 4, 3]
+    assert [genes.experts.count for genes in smaller.ffns] == [3, 4, 3]
     with torch.no_grad():
         expected = model(**inputs(batch())).logits
         torch.testing.assert_close(rebuilt(weights, smaller)(**inputs(batch())).logits, expected)
@@ -83,7 +83,7 @@ def test_an_expert_without_tokens_goes_unnoticed_behind_a_hash(fuse: bool) -> No
 def test_a_layer_with_one_remaining_expert_is_dense(routing: str) -> None:
     architecture, model = mixture(routing)
     weights, smaller = remove_experts(model.state_dict(), architecture, loads_of(model), {1: [0, 1, 3]}, fuse=False)
-    assert smaller.layers[1].experts == DENSE
+    assert smaller.ffns[1].experts == DENSE
     kept = "bert.encoder.layer.1.ffn.1.expand.weight"
     assert torch.equal(weights[kept], model.state_dict()[kept][2])
     assert torch.isfinite(rebuilt(weights, smaller)(**inputs(batch())).logits).all()
@@ -96,7 +96,7 @@ def test_fusing_means_by_load_and_sends_tokens_to_the_heir() -> None:
     loads = [Load(layer, "ffn", (0.75, 0.25)) for layer in range(3)]
     weights, smaller = remove_experts(before, architecture, loads, {0: [1]}, fuse=True)
     torch.testing.assert_close(weights[name], 0.75 * before[name][0] + 0.25 * before[name][1])
-    assert table not in weights and smaller.layers[0].experts == DENSE
+    assert table not in weights and smaller.ffns[0].experts == DENSE
     dropped, _ = remove_experts(before, architecture, loads, {0: [1]}, fuse=False)
     assert torch.equal(dropped[name], before[name][0])
 
@@ -117,7 +117,7 @@ def test_the_heir_is_the_most_similar_expert() -> None:
 def test_no_more_experts_are_chosen_than_remain() -> None:
     architecture, model = mixture("token_gate", top_k=3)
     weights, smaller = remove_experts(model.state_dict(), architecture, loads_of(model), {0: [0, 1]}, fuse=True)
-    assert smaller.layers[0].experts.top_k == 2
+    assert smaller.ffns[0].experts.top_k == 2
     assert torch.isfinite(rebuilt(weights, smaller)(**inputs(batch())).logits).all()
 
 
@@ -138,21 +138,21 @@ def test_behind_a_gate_project_must_be_the_last_operation() -> None:
 
 def test_experts_of_attention_and_head_are_named_and_stay() -> None:
     """Also where their loads are lower than those of any FFN."""
-    base = replace(BASE, attention_experts=2, head_experts=3)
-    architecture = Architecture.uniform(base, expansion=THIRD, experts=Experts(2, HALF))
+    both = {"attention_experts": 2, "head_experts": 3}
+    architecture = Architecture.uniform(BASE, expansion=THIRD, experts=Experts(2, HALF), **both)
     loads = [Load(-1, "head", (1.0, 0.0, 0.0)), Load(0, "attention", (1.0, 0.0)), Load(0, "ffn", (0.5, 0.5))]
     assert unused_experts(architecture, loads, Fraction(1, 2)) == {}
     assert untouched_experts(architecture) == "2 of every attention and 3 of the head"
     assert untouched_experts(architecture, "head") == "2 of every attention and those of the feed-forward networks"
     assert untouched_experts(Architecture.uniform(BASE)) == ""
-    dense = Architecture.uniform(base)
+    dense = Architecture.uniform(BASE, **both)
     with pytest.raises(
         ExpertsError, match="has experts; those that it has, 2 of every attention and 3 of the head, are not removed"
     ):
         unused_experts(dense, loads, Fraction(1, 2))
     with pytest.raises(ExpertsError, match=r"no feed-forward network of the model has experts$"):
         unused_experts(Architecture.uniform(BASE), [], Fraction(1, 2))
-    two = Architecture.uniform(replace(BASE, head_experts=2))
+    two = Architecture.uniform(BASE, head_experts=2)
     with pytest.raises(
         ExpertsError, match=r"^the head needs at least 3 prediction layers, since 2 must remain; it has 2$"
     ):
@@ -167,7 +167,7 @@ def test_outputs_behind_a_gate_of_relative_scale_are_scaled(gate_scale: str) -> 
     before = build(architecture, labels=3).state_dict()
     loads = [Load(layer, "ffn", (0.25,) * 4) for layer in range(3)]
     after, smaller = remove_experts(before, architecture, loads, {1: [3]}, fuse=False)
-    assert smaller.base == base and smaller.layers[1].experts.count == 3
+    assert smaller.base == base and smaller.ffns[1].experts.count == 3
     name = "bert.encoder.layer.1.ffn.0.project.weight"
     scale = {"relative": 4 / 3, "probability": 1}[gate_scale]
     torch.testing.assert_close(after[name], scale * before[name][:3], rtol=1e-6, atol=0)
@@ -179,7 +179,7 @@ def test_outputs_behind_a_gate_of_relative_scale_are_scaled(gate_scale: str) -> 
 
 def prediction_layers(count: int = 4, gate_scale: str = "relative") -> tuple[Architecture, torch.nn.Module]:
     """A dense encoder whose head has so many prediction layers."""
-    architecture = Architecture.uniform(replace(BASE, head_experts=count, gate_scale=gate_scale))
+    architecture = Architecture.uniform(replace(BASE, gate_scale=gate_scale), head_experts=count)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = shaken(build(architecture, labels=3), scale=1.0)
@@ -222,7 +222,7 @@ def test_prediction_layers_are_dropped_or_fused(gate_scale: str, fuse: bool) -> 
         tensor[3] = tensor[0] + 0.01 * tensor[3]
     share = (0.4, 0.3, 0.2, 0.1)
     weights, smaller = remove_experts(model.state_dict(), architecture, [Load(-1, "head", share)], {-1: [3]}, fuse=fuse)
-    assert smaller == Architecture.uniform(replace(BASE, head_experts=3, gate_scale=gate_scale))
+    assert smaller == Architecture.uniform(replace(BASE, gate_scale=gate_scale), head_experts=3)
     kept = {expert: tuple(tensor[expert] for tensor in tensors) for expert in range(3)}
     if fuse:
         kept[0] = tuple((0.4 * tensor[0] + 0.1 * tensor[3]) / 0.5 for tensor in tensors)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces import GELU, Base, Experts, Genes
+from search_spaces import FFN, GELU, Base, Experts
 from supernet.experts.channels import expert_channels
 from supernet.experts.routers import DEVIATION, initial_gate, initial_head, routing_table
 
@@ -47,7 +47,7 @@ def test_tables_and_experts_of_2_4_and_8_are_nested() -> None:
         coarse, fine = (routing_table(Experts(count), VOCABULARY, layer=3) for count in (fewer, more))
         assert torch.equal(fine % fewer, coarse)
         # So the channels that a token passes are among those that it passed.
-        cuts = [Genes(GELU, 1, Fraction(1, count), Experts(count)) for count in (fewer, more)]
+        cuts = [FFN(GELU, 1, Fraction(1, count), Experts(count)) for count in (fewer, more)]
         wide, narrow = (expert_channels(base, genes).tolist() for genes in cuts)
         assert all(set(narrow[expert]) <= set(wide[expert % fewer]) for expert in range(more))
 

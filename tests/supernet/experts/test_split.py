@@ -39,7 +39,7 @@ def test_orders_of_channels() -> None:
 def test_moebert_of_bert_base() -> None:
     config = bert(num_hidden_layers=2, hidden_size=24, intermediate_size=3072).config
     architecture = mixture_architecture(config, 4)
-    genes = architecture.layers[0]
+    genes = architecture.ffns[0]
     assert (genes.inner(architecture.base), genes.shared_channels(architecture.base)) == (768, 512)
 
 

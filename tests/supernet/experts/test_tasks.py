@@ -63,7 +63,7 @@ def split_train_and_thin(
     for name in ("mixture", "thin"):
         report = json.loads((out / name / "metrics.json").read_text())
         models |= report["models"] | {"dev_rows": report["dev_rows"]}
-    assert all(genes.experts.count == 1 for genes in Architecture.load(out / "thin" / ARCHITECTURE).layers)
+    assert all(genes.experts.count == 1 for genes in Architecture.load(out / "thin" / ARCHITECTURE).ffns)
     return models, capsys.readouterr().out
 
 

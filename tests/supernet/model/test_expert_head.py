@@ -18,7 +18,7 @@ from supernet.inherit import inherit
 from tests.tiny import BASE, batch, inputs, shaken
 
 EXPERTS = 3
-ARCHITECTURE = Architecture.uniform(replace(BASE, head_experts=EXPERTS))
+ARCHITECTURE = Architecture.uniform(BASE, head_experts=EXPERTS)
 
 
 def make(seed: int = 0, labels: int = 5, architecture: Architecture = ARCHITECTURE) -> Any:
@@ -47,7 +47,7 @@ def expected(model: Any, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 @pytest.mark.parametrize("gate_scale", ["relative", "probability"])
 def test_equations_4_and_5(gate_scale: str, accelerator: Accelerator) -> None:
-    architecture = Architecture.uniform(replace(BASE, head_experts=EXPERTS, gate_scale=gate_scale))
+    architecture = Architecture.uniform(replace(BASE, gate_scale=gate_scale), head_experts=EXPERTS)
     model, features = make(architecture=architecture), batch(12, labels=5)
     logits, chosen = expected(model, features)
     outputs = run(model, features, frozenset({LOGITS, ROUTINGS}))
@@ -107,4 +107,4 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 
 def test_json() -> None:
     assert Architecture.from_json(ARCHITECTURE.to_json()) == ARCHITECTURE
-    assert "head_experts" not in Architecture.uniform(BASE).to_json()["base"]
+    assert ARCHITECTURE.to_json()["head"] == {"experts": EXPERTS}

@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification
 
 from distill.objectives.outputs import ATTENTION_SCORES, RELATIONS, ROUTINGS, Outputs, dot_products, run
 from distill.tasks.types import TASK_TYPES
-from search_spaces import GELU, Architecture, Experts, FFNGraph, Genes
+from search_spaces import FFN, GELU, Architecture, Experts, FFNGraph
 from supernet.build import build
 from supernet.model.ffn import FFNBlock
 from supernet.model.routing import GateRouter, Router
@@ -49,9 +49,9 @@ GATED = [kind for kind in KINDS if "hash" not in kind]
 def architecture(kind: str) -> Architecture:
     experts, attention_experts = KINDS[kind]
     shapes = zip((GELU, GEGLU, MIXING), (1, 2, 2), experts, strict=False)
-    layers = tuple(Genes(graph, stack, QUARTER, own) for graph, stack, own in shapes)
+    layers = tuple(FFN(graph, stack, QUARTER, own) for graph, stack, own in shapes)
     gate_scale = "probability" if kind == "probability" else "relative"
-    return Architecture(replace(BASE, attention_experts=attention_experts, gate_scale=gate_scale), layers)
+    return Architecture.of_ffns(replace(BASE, gate_scale=gate_scale), layers, attention_experts)
 
 
 def make(kind: str, head: str = "classification", seed: int = 0) -> Any:
@@ -202,7 +202,7 @@ def test_routings_are_of_tokens_and_not_of_padding(kind: str) -> None:
     tokens, sentences = int(features["attention_mask"].sum()), 5
     found = routings(model, features)
     expected = []
-    for genes in architecture(kind).layers:
+    for genes in architecture(kind).ffns:
         expected += [(tokens, KINDS[kind][1])] * (KINDS[kind][1] > 1)
         of = sentences if genes.experts.routing == "sentence_gate" else tokens
         expected += [(of, genes.experts.count)] * (genes.stack if genes.experts.gated else 0)

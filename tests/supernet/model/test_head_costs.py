@@ -82,7 +82,7 @@ def test_the_librarys_models(kind: str) -> None:
 @pytest.mark.parametrize("kind", TASK_TYPES)
 def test_experts_in_the_head(kind: str) -> None:
     """Those of sentences have them, the others none."""
-    architecture = Architecture.uniform(replace(BASE, head_experts=3))
+    architecture = Architecture.uniform(BASE, head_experts=3)
     model = build(architecture, TASK_TYPES[kind], outputs(kind))
     assert cost.params(architecture, CLASSES, TASK_TYPES[kind].head) == size(model)
     idle = 0

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transformers import BertConfig, BertModel
 
 from distill.tasks.types import TASK_TYPES
-from search_spaces import Architecture, Experts, FFNGraph, Genes
+from search_spaces import FFN, Architecture, Attention, Experts, FFNGraph, Layer
 from supernet import model as model_package
 from supernet.build import build, config_of
 from supernet.model.modeling_nas_bert import NasBertConfig, NasBertModel
@@ -138,8 +138,8 @@ def test_with_identical_ffns_it_is_bert() -> None:
 
 @pytest.mark.parametrize("attention_experts", [1, 2])
 def test_without_an_ffn_a_layer_ends_with_its_attention(attention_experts: int) -> None:
-    base = replace(BASE, attention_experts=attention_experts)
-    model = shaken(build(Architecture(base, (Genes(), Genes(stack=0), Genes(stack=0))), None)).eval()
+    ffns = (FFN(), FFN(stack=0), FFN(stack=0))
+    model = shaken(build(Architecture.of_ffns(BASE, ffns, attention_experts), None)).eval()
     attended = []
     for layer in model.encoder.layer:
         layer.attention.register_forward_hook(lambda module, given, output: attended.append(output[0]))
@@ -214,16 +214,16 @@ def test_checkpoints_load_where_the_project_is_not_installed(tmp_path: Path) -> 
         "attention": (3, [Experts(), Experts(4, half, "token_gate"), Experts(2)]),
     }
     for folder, (attentions, experts) in kinds.items():
-        layers = tuple(Genes(graph, 2, half / 2, some) for graph, some in zip(graphs, experts, strict=True))
-        model = shaken(build(Architecture(replace(BASE, attention_experts=attentions), layers), labels=LABELS)).eval()
+        layers = tuple(FFN(graph, 2, half / 2, some) for graph, some in zip(graphs, experts, strict=True))
+        model = shaken(build(Architecture.of_ffns(BASE, layers, attentions), labels=LABELS)).eval()
         model.save_pretrained(tmp_path / folder)
         checkpoints[folder] = CLASSES["classification"]
         expected |= {f"{folder}/{name}": tensor for name, tensor in results(model, batch()).items()}
         assert sorted(path.stem for path in (tmp_path / folder).glob("*.py")) == EXPORTED
-    few = Architecture(
-        replace(BASE, attention_experts=2), (Genes(), Genes(stack=0), Genes(experts=Experts(2, half * 2)))
-    )
-    for folder, architecture in {"few": few, "none": Architecture.uniform(BASE, stack=0)}.items():
+    few = Architecture.of_ffns(BASE, (FFN(), FFN(stack=0), FFN(experts=Experts(2, half * 2))), attention_experts=2)
+    # Of the attentions one has experts, one a single head, and one none.
+    mixed = replace(few, layers=(few.layers[0], Layer(Attention(1), FFN()), Layer(Attention(0), FFN())))
+    for folder, architecture in {"few": few, "mixed": mixed, "none": Architecture.uniform(BASE, stack=0)}.items():
         model = shaken(build(architecture, labels=LABELS)).eval()
         model.save_pretrained(tmp_path / folder)
         checkpoints[folder] = CLASSES["classification"]

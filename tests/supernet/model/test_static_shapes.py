@@ -1,6 +1,5 @@
 """Compilers, exporters and tracers run models with experts, and get the same results as without them."""
 
-from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from typing import Any
@@ -35,7 +34,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 def expert_head() -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = build(Architecture.uniform(replace(BASE, head_experts=3)), labels=3)
+        model = build(Architecture.uniform(BASE, head_experts=3), labels=3)
     return shaken(model).eval()
 
 

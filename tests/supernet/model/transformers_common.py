@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.models.auto import modeling_auto
 
-from search_spaces import GELU, Architecture, Base, Experts, FFNGraph, Genes
+from search_spaces import FFN, GELU, Architecture, Base, Experts, FFNGraph
 from supernet.build import config_of
 from supernet.model.modeling_nas_bert import (
     NasBertConfig,
@@ -70,11 +70,11 @@ BATCH, TOKENS, VOCABULARY, TYPES = 13, 7, 99, 16
 BASE = Base(depth=2, width=32, heads=4, inner=37, vocabulary=VOCABULARY, positions=64, token_types=TYPES)
 HALF = Fraction(1, 2)
 ARCHITECTURES = {
-    "dense": (Genes(GELU, 1, Fraction(1)), Genes(FFNGraph.parse("project(mul(gelu(expand(x)),x))"), 2, HALF)),
-    "hash": (Genes(GELU, 1, HALF, Experts(2, routing="hash")), Genes(GELU, 1, Fraction(1))),
+    "dense": (FFN(GELU, 1, Fraction(1)), FFN(FFNGraph.parse("project(mul(gelu(expand(x)),x))"), 2, HALF)),
+    "hash": (FFN(GELU, 1, HALF, Experts(2, routing="hash")), FFN(GELU, 1, Fraction(1))),
     "gate": (
-        Genes(GELU, 1, HALF, Experts(2, routing="token_gate")),
-        Genes(GELU, 1, HALF, Experts(2, routing="sentence_gate")),
+        FFN(GELU, 1, HALF, Experts(2, routing="token_gate")),
+        FFN(GELU, 1, HALF, Experts(2, routing="sentence_gate")),
     ),
 }
 
@@ -92,7 +92,7 @@ class Tester:
 
     def get_config(self) -> BertConfig:
         if self.kind != "bert":
-            return config_of(Architecture(BASE, ARCHITECTURES[self.kind]), labels=self.num_labels)
+            return config_of(Architecture.of_ffns(BASE, ARCHITECTURES[self.kind]), labels=self.num_labels)
         return BertConfig(
             vocab_size=VOCABULARY,
             hidden_size=BASE.width,

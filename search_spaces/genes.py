@@ -1,0 +1,295 @@
+"""The genes: what a search can choose of an architecture's parts, which are its layers and its head.
+
+A new gene is a row of `GENES`, beside the value in `search_spaces.layer`, the key in the configuration's table [space]
+(`nas.config.space`), and what it does to weights and costs. Spaces, neighbours, the encoding of samplers and the
+parameters of trials iterate over the rows.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
+from math import log, log2, sqrt
+from typing import Any
+
+import numpy as np
+
+from search_spaces.architecture import Architecture
+from search_spaces.base import Base
+from search_spaces.graph import FFNGraph
+from search_spaces.layer import DENSE, FFN, Experts, Head, Layer
+from search_spaces.operations import BINARY, UNARY
+from search_spaces.routing import ROUTINGS
+
+# The weights of features: of twice as many channels in a layer, of one more block, of an operation counted over all
+# layers, and of an operation in a given layer.
+DOUBLING, BLOCK, OPERATION, PLACED = sqrt(0.3), 0.5, 1.0, 0.5
+# The weight of each number that describes experts of a layer, and of twice as many experts in the head.
+EXPERTS, WHOLE = 0.4, 1.0
+# The value for a segment of a graph without an operation, and for experts that are not among a space's choices.
+NO_OPERATION, OTHER_EXPERTS = "none", "other"
+
+Part = Layer | Head
+# By the name of a parameter that people see: its values, a range of whole numbers or single ones.
+Domains = dict[str, range | tuple[int | str, ...]]
+
+
+@dataclass(frozen=True)
+class Gene:
+    """One thing that a search can choose of a layer or of the head.
+
+    Attributes:
+        key: the key of its choices in a configuration's [space]; empty for graphs, which a grammar draws.
+        path: where its value is in a `Layer` or `Head`.
+        default: the only choice of a space that is given none.
+        features: an encoding for samplers that learn from scores, from all layers (or the head alone), the base and
+            `widths`, those that a layer of the space can have.
+        distance: how different two parts are in this gene; the neighbours of an architecture are near in the sum.
+        domains: the parameters that people see of it, from the base and the choices of all genes; none if it does not
+            vary.
+        values: the values of these parameters.
+        words: the value in words; empty if it is the default, or if the formula of an FFN says it already.
+        of_head: whether it is a gene of the head.
+    """
+
+    key: str
+    path: str
+    default: Any
+    features: Callable[[Sequence[Any], Base, tuple[float, ...]], np.ndarray]
+    distance: Callable[[Base, Any, Any], float]
+    domains: Callable[[Base, Mapping[str, Sequence[Any]]], Domains]
+    values: Callable[[Base, Any], dict[str, int | str]]
+    words: Callable[[Base, Any], str] = lambda base, part: ""
+    of_head: bool = False
+
+    @property
+    def of_ffn(self) -> bool:
+        """Whether it is a gene of a layer's FFN."""
+        return self.path.startswith("ffn.")
+
+    def parts(self, architecture: Architecture) -> Sequence[Part]:
+        """The layers of an architecture, or its head."""
+        return (architecture.head,) if self.of_head else architecture.layers
+
+    def read(self, part: Part) -> Any:
+        """The value of a layer or head."""
+        return reduce(getattr, self.path.split("."), part)
+
+    def replace(self, part: Any, value: Any) -> Any:
+        """The layer or head with another value."""
+        return _replaced(part, self.path.split("."), value)
+
+
+def _replaced(part: Any, path: Sequence[str], value: Any) -> Any:
+    name, *rest = path
+    return replace(part, **{name: _replaced(getattr(part, name), rest, value) if rest else value})
+
+
+def log_channels(ffn: FFN, base: Base) -> float:
+    """The base-2 logarithm of a layer's inner channels, summed over its blocks; no FFN counts as one channel."""
+    return log2(max(1, ffn.stack * ffn.inner(base)))
+
+
+def _width_features(layers: Sequence[Layer], base: Base, widths: tuple[float, ...]) -> np.ndarray:
+    """How far the logarithm of a layer's channels is on the way from each of the `widths` to the next.
+
+    A linear model of these columns can be any function of a layer's width; its prior is a Brownian motion over the
+    logarithm of the width.
+    """
+    below, gaps = np.array(widths[:-1]), np.diff(widths)
+    width = np.array([[log_channels(layer.ffn, base)] for layer in layers])
+    progress = np.clip((width - below) / gaps, 0, 1) * np.sqrt(gaps)
+    return DOUBLING * progress.ravel()
+
+
+def _width_distance(base: Base, one: Layer, other: Layer) -> float:
+    """|log ratio| of the channels of all blocks."""
+    channels = [max(1, layer.ffn.stack * layer.ffn.inner(base)) for layer in (one, other)]
+    return abs(log(channels[0] / channels[1]))
+
+
+def _width_domain(base: Base, choices: Mapping[str, Sequence[Any]]) -> Domains:
+    return {"inner width": range(min(choices["stack"]), base.inner + 1)}
+
+
+def _stack_domain(base: Base, choices: Mapping[str, Sequence[Any]]) -> Domains:
+    least, most = min(choices["stack"]), max(choices["stack"])
+    return {"stack": range(least, most + 1)} if most > least else {}
+
+
+def counted_operations() -> tuple[str, ...]:
+    """The operations that features count, also those that were added at run time."""
+    return (*UNARY, *BINARY, "gate")
+
+
+def _graph_features(layers: Sequence[Layer], base: Base, widths: tuple[float, ...]) -> np.ndarray:
+    """How often each operation occurs in each segment of the graphs (before `expand`, between the linear maps, after
+    `project`), over all layers and in each layer.
+    """
+    operations = counted_operations()
+    counts = np.stack([_counts(layer.ffn.graph, operations) * bool(layer.ffn.stack) for layer in layers])
+    return np.concatenate((OPERATION * counts.sum(axis=0), PLACED * counts.ravel()))
+
+
+@lru_cache(maxsize=4096)
+def _counts(graph: FFNGraph, operations: tuple[str, ...]) -> np.ndarray:
+    """How often each operation occurs in each segment of a graph: (segments * operations,)."""
+
+    def segment(op: str, inputs: tuple[int, ...]) -> int:
+        return {"expand": 1, "gate": 1, "project": 2}.get(op, max(inputs, default=0))
+
+    counts = np.zeros((3, len(operations)))
+    for node, row in zip(graph.nodes, graph.fold(segment), strict=True):
+        if node.op in operations:
+            counts[row, operations.index(node.op)] += 1
+    return counts.ravel()
+
+
+def _graph_domain(base: Base, choices: Mapping[str, Sequence[Any]]) -> Domains:
+    return dict.fromkeys(_operations_of(DENSE_GRAPH), (NO_OPERATION, *UNARY, *BINARY))
+
+
+def _graph_values(base: Base, layer: Layer) -> dict[str, int | str]:
+    ffn = layer.ffn
+    return {name: op if ffn.stack else NO_OPERATION for name, op in _operations_of(ffn.graph).items()}
+
+
+def _operations_of(graph: FFNGraph) -> dict[str, str]:
+    """The operation in each segment of a graph: before `expand`, between the linear maps, and after `project`."""
+    ends = {
+        "operation before expand": graph.nodes[graph.find("expand")].inputs[0],
+        "operation between": graph.nodes[graph.find("project")].inputs[0],
+        "operation after project": len(graph.nodes) - 1,
+    }
+    return {name: _operation_at(graph, end) for name, end in ends.items()}
+
+
+def _operation_at(graph: FFNGraph, end: int) -> str:
+    """The binary operation that computes the value of a node, possibly followed by activations; if there is none, the
+    last activation.
+    """
+    last = graph.nodes[end].op
+    while graph.nodes[end].op in UNARY:
+        end = graph.nodes[end].inputs[0]
+    if graph.nodes[end].op in BINARY:
+        return graph.nodes[end].op
+    return last if last in UNARY else NO_OPERATION
+
+
+def _experts_features(layers: Sequence[Layer], base: Base, widths: tuple[float, ...]) -> np.ndarray:
+    """The settings of experts, all zero for a dense layer."""
+    return EXPERTS * np.array([_settings(layer.ffn.experts) for layer in layers]).ravel()
+
+
+def _settings(experts: Experts) -> tuple[float, ...]:
+    one_hot = (float(experts.count > 1 and experts.routing == routing) for routing in ROUTINGS)
+    inverse_capacity = 0.0 if experts.capacity is None else float(1 / experts.capacity)
+    return log2(experts.count), float(experts.shared), log2(experts.top_k), inverse_capacity, *one_hot
+
+
+def _experts_distance(base: Base, one: Layer, other: Layer) -> float:
+    """|log ratio| of the counts, + 1 if any setting differs."""
+    mine, theirs = one.ffn.experts, other.ffn.experts
+    return abs(log(mine.count / theirs.count)) + (mine != theirs)
+
+
+def _experts_domain(base: Base, choices: Mapping[str, Sequence[Any]]) -> Domains:
+    kinds = tuple(dict.fromkeys(map(str, (DENSE, *choices["experts"]))))
+    return {"experts": (*kinds, OTHER_EXPERTS)} if len(kinds) > 1 else {}
+
+
+def _count_of(name: str, key: str, path: str, label: str, weight: float, of_head: bool = False) -> Gene:
+    """A gene that is a number of experts, 1 by default."""
+
+    def count(part: Any) -> int:
+        value: int = reduce(getattr, path.split("."), part)
+        return value
+
+    def domains(base: Base, choices: Mapping[str, Sequence[Any]]) -> Domains:
+        counts = tuple(sorted({*choices[name]}))
+        return {f"experts in {label}": counts} if len(counts) > 1 else {}
+
+    return Gene(
+        key,
+        path,
+        1,
+        features=lambda parts, base, widths: weight * np.array([log2(count(part)) for part in parts]),
+        distance=lambda base, one, other: abs(log(count(one) / count(other))),
+        domains=domains,
+        values=lambda base, part: {f"experts in {label}": count(part)},
+        words=lambda base, part: f"{count(part)} experts in {label}" if count(part) > 1 else "",
+        of_head=of_head,
+    )
+
+
+DENSE_GRAPH = FFN().graph
+
+# The order is that of the columns of an encoding.
+GENES: dict[str, Gene] = {
+    "expansion": Gene(
+        "expansions",
+        "ffn.expansion",
+        FFN().expansion,
+        _width_features,
+        _width_distance,
+        _width_domain,
+        lambda base, layer: {"inner width": layer.ffn.inner(base)},
+    ),
+    "stack": Gene(
+        "stacks",
+        "ffn.stack",
+        1,
+        lambda layers, base, widths: BLOCK * np.array([layer.ffn.stack for layer in layers]),
+        lambda base, one, other: abs(one.ffn.stack - other.ffn.stack),
+        _stack_domain,
+        lambda base, layer: {"stack": layer.ffn.stack},
+    ),
+    "graph": Gene(
+        "",
+        "ffn.graph",
+        DENSE_GRAPH,
+        _graph_features,
+        lambda base, one, other: 0.0,
+        _graph_domain,
+        _graph_values,
+    ),
+    "experts": Gene(
+        "experts",
+        "ffn.experts",
+        DENSE,
+        _experts_features,
+        _experts_distance,
+        _experts_domain,
+        lambda base, layer: {"experts": str(layer.ffn.experts)},
+    ),
+    "attention_experts": _count_of("attention_experts", "attention_experts", "attention.experts", "attention", EXPERTS),
+    "head_experts": _count_of("head_experts", "head_experts", "experts", "head", WHOLE, of_head=True),
+}
+# All but the graph: what a layer's and the head's sizes consist of.
+SIZE_GENES = {name: gene for name, gene in GENES.items() if gene.key}
+
+
+def genes_of(part: Part) -> dict[str, Gene]:
+    """The genes of a layer, or those of a head."""
+    return {name: gene for name, gene in GENES.items() if gene.of_head == isinstance(part, Head)}
+
+
+def distance(base: Base, one: Part, other: Part) -> float:
+    """The difference in size between two layers, or two heads: the sum over their genes."""
+    return sum(gene.distance(base, one, other) for gene in genes_of(one).values())
+
+
+def outside_ffns(architecture: Architecture) -> str:
+    """What the genes of attention and head say in words, such as "4 experts in attention, 2 experts in head"; empty if
+    all have their defaults.
+    """
+    parts_in_words = []
+    for gene in GENES.values():
+        parts = gene.parts(architecture)
+        places: dict[str, list[str]] = {}
+        for number, part in enumerate(parts, start=1):
+            if words := gene.words(architecture.base, part):
+                places.setdefault(words, []).append(str(number))
+        for words, numbers in places.items():
+            layers = "" if len(numbers) == len(parts) else f" of layers {', '.join(numbers)}"
+            parts_in_words.append(words + layers)
+    return ", ".join(parts_in_words)
