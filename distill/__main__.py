@@ -12,20 +12,25 @@ learns from an assistant, which learns from the teacher. Scores are of the whole
 import sys
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 # Slow imports are inside functions, where Ctrl-C is caught.
 from distill.choices import OBJECTIVES, TASKS, columns, listing, objectives
-from distill.cli import (
-    Parser,
-    add_device_option,
-    add_output_options,
-    add_precision_option,
-    called_as,
-    interruptible,
+from distill.cli import Parser, called_as, interruptible
+from distill.command.options import (
+    add_recipe_options,
+    add_rows_options,
+    add_run_options,
+    check_minima,
+    check_out,
+    check_recipe,
+    check_rows,
+    flag,
+    recipe_of,
 )
-from distill.command.options import add_rows_options
 from distill.training.progress import loading
 from search_spaces.errors import UserError
 
@@ -37,66 +42,25 @@ def parser() -> Parser:
     add = result.add_argument
     add("--student", required=True, metavar="MODEL", help="a checkpoint, or the teacher's first:N or uniform:N layers")
     add("--teacher", metavar="MODEL", help="an encoder: a folder, or a name on the hub")
-    add(
-        "--assistant",
-        action="append",
-        default=[],
-        metavar="MODEL",
-        help="a model between teacher and student, given like --student; may be repeated",
-    )
-    add(
-        "--objective",
-        action=listing(objectives),
-        default="kd",
-        metavar="NAME",
-        help="name of the objective; '?' lists all (default: %(default)s)",
-    )
+    between = "a model between teacher and student, given like --student; may be repeated"
+    add("--assistant", action="append", default=[], metavar="MODEL", help=between)
+    names = "name of the objective; '?' lists all (default: %(default)s)"
+    add("--objective", action=listing(objectives), default="kd", metavar="NAME", help=names)
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the objective; '?' lists all")
     add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder for the student and metrics.json")
     add("--resume", action="store_true", help="continue the interrupted run in --out")
     rows = result.add_argument_group("rows")
     add_rows_options(rows, own_rows_of_a_task=True)
     add = rows.add_argument
-    add(
-        "--corpus",
-        nargs="+",
-        metavar="TEXT",
-        help="text without labels, one source or several: a .txt file, a folder of such files, or a hub data set",
-    )
+    text = "text without labels, one source or several: a .txt file, a folder of such files, or a hub data set"
+    add("--corpus", nargs="+", metavar="TEXT", help=text)
     add("--pack", action="store_true", help="put paragraphs of --corpus together to rows of --max-length tokens")
     add("--masked-lm", action="store_true", help="also learn to predict masked words of --corpus")
     training = result.add_argument_group("training")
-    add = training.add_argument
-    add("--steps", type=int, default=1000, metavar="N", help="training steps, a batch each (default: %(default)s)")
-    add("--batch-size", type=int, default=32, metavar="N", help="rows per batch (default: %(default)s)")
-    add("--learning-rate", type=float, default=5e-5, metavar="X", help="peak learning rate (default: %(default)s)")
-    add(
-        "--warmup",
-        type=float,
-        default=0.1,
-        metavar="X",
-        help="share of steps in which the rate rises (default: %(default)s)",
-    )
-    add("--weight-decay", type=float, default=0.01, metavar="X", help="weight decay of AdamW (default: %(default)s)")
-    add("--freeze-embeddings", action="store_true", help="do not train the word embeddings")
-    add(
-        "--finetune-teacher",
-        type=int,
-        default=0,
-        metavar="STEPS",
-        help="first fine-tune the teacher on the rows for so many steps",
-    )
-    add(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="seed of new parameters, batch order and dropout (default: %(default)s)",
-    )
-    add_device_option(training)
-    add_precision_option(training)
-    add("--tensorboard", type=Path, metavar="DIR", help="log the losses for TensorBoard in this folder")
-    add_output_options(result, "the content of metrics.json")
+    add_recipe_options(training, steps=1000)
+    first = "first fine-tune the teacher on the rows for so many steps"
+    training.add_argument("--finetune-teacher", type=int, default=0, metavar="STEPS", help=first)
+    add_run_options(result, "new parameters, batch order and dropout")
     return result
 
 
@@ -105,33 +69,62 @@ def main(argv: Sequence[str] | None = None) -> int:
     return interruptible("distill", lambda: command(options), "add --resume to go on")
 
 
+def check(options: Any) -> None:
+    """Raise UserError for options that are invalid independently of models and rows."""
+    check_rows(options, parser())
+    for name in ("assistant", "finetune_teacher"):
+        if options.teacher is None and getattr(options, name):
+            raise UserError(f"{flag(name)} needs a --teacher")
+    if options.teacher is None and options.student.startswith(("first:", "uniform:")):
+        raise UserError(
+            f"--student {options.student} takes its layers from the teacher: add --teacher, or give a checkpoint"
+        )
+    check_minima(options, finetune_teacher=0)
+    check_recipe(options, parser())
+    check_out(options)
+
+
 def command(options: Any) -> int:
-    """Check the options, then run the chain.
+    """Train the chain of the teacher, the assistants and the student.
 
     Raises:
         UserError: the options are invalid, or the models, rows and settings are incompatible.
     """
-    from distill.command.options import check, check_models, objective_settings, recorded
-
-    check(options, parser())
+    check(options)
     with loading(options.quiet):
-        settings = objective_settings(options)  # imports torch, which takes seconds
+        from distill.command.examples import check_sizes, open_examples
+        from distill.command.objective import check_models, objective_settings
+        from distill.command.report import train_and_report
+        from distill.training.run import TEACHER, Training
+        from distill.training.students import load_student
+        from distill.training.teacher import load_model
+
+        settings = objective_settings(options)
         check_models(options, settings)
-    if options.tensorboard is not None:
-        try:
-            options.tensorboard.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--tensorboard {options.tensorboard}: {error.strerror}") from None
-    with loading(options.quiet):
-        from safetensors import SafetensorError
+    accelerator, _, examples = open_examples(options, options.teacher or options.student, students=True)
+    labels, kind, recipe = examples.labels, examples.kind, recipe_of(options, len(examples.train))
 
-        from distill.command.chain import run
+    def make(source: str, teacher: Any) -> Any:
+        if teacher is None:
+            model = load_model(source, labels, kind)
+        else:
+            model = load_student(source, teacher, examples.tokenizer, labels, kind)
+        check_sizes(options, model.config, source, examples)
+        return model
 
-    try:
-        return run(options, settings, recorded(options))
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"--out {options.out}: {reason}; free some space there and add --resume") from error
+    models = {}
+    if options.teacher is not None:
+        first, new_head = options.finetune_teacher, bool(options.finetune_teacher) or examples.headless
+        models[TEACHER] = Training(
+            make=lambda _: load_model(options.teacher, labels, kind, new_head=new_head).eval(),
+            recipe=replace(recipe, steps=first) if first else None,
+            compared=False,
+        )
+    assistants = {f"assistant {number}": source for number, source in enumerate(options.assistant, start=1)}
+    for name, source in (assistants | {"student": options.student}).items():
+        student = partial(make, source)
+        models[name] = Training(make=student, recipe=recipe, objective=options.objective, settings=settings)
+    return train_and_report(options, models, examples, accelerator, settings=settings)
 
 
 if __name__ == "__main__":

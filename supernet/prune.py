@@ -10,18 +10,21 @@ with its architecture.json, for `python -m distill --student DIR` and `python -m
 """
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-from distill.cli import DONE, Parser, add_device_option, add_precision_option, interruptible
-from distill.command.options import add_rows_options, check_labelled_rows, check_minima, check_new, write_new
-from distill.files import save_pretrained
+from distill.cli import Parser, interruptible
+from distill.command.folder import check_new, write_new
+from distill.command.options import (
+    add_batch_size_option,
+    add_importance_option,
+    add_rows_options,
+    add_run_options,
+    check_labelled_rows,
+    check_minima,
+)
 from search_spaces.numbers import share
 
 # Slow imports are inside functions, where Ctrl-C is caught.
@@ -41,18 +44,9 @@ def parser() -> Parser:
     add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder of the pruned checkpoint")
     rows = result.add_argument_group("rows")
     add_rows_options(rows)
-    add = rows.add_argument
-    add(
-        "--importance-batches",
-        type=int,
-        default=16,
-        metavar="N",
-        help="training batches on which the importance is measured (default: %(default)s)",
-    )
-    add("--batch-size", type=int, default=32, metavar="N", help="rows per batch (default: %(default)s)")
-    result.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the batches (default: %(default)s)")
-    add_device_option(result)
-    add_precision_option(result)
+    add_importance_option(rows)
+    add_batch_size_option(rows)
+    add_run_options(result, "the batches")
     result.set_defaults(corpus=None)  # rows are those of `distill`, where they may also be text without labels
     return result
 
@@ -84,57 +78,46 @@ def check(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prune the model, measure it before and after, and save it with these measurements."""
-    import torch
     from rich.console import Console
-    from transformers.utils import logging
 
-    from distill.command.report import METRICS_FILE, measure
-    from distill.command.rows import check_sizes, load_rows
+    from distill.command.examples import open_examples
+    from distill.command.report import report, show, write_metrics
+    from distill.files import save_pretrained
     from distill.tasks.encoding import training_batches
-    from distill.tasks.metrics import Score
-    from distill.training.loop import make_accelerator
-    from distill.training.teacher import labels_of, load_config, load_model, load_tokenizer
-    from supernet.pruning import encoder_params, pruned_to
-    from supernet.student import ARCHITECTURE
+    from distill.training.layout import ARCHITECTURE_FILE
+    from distill.training.measure import measure
+    from distill.training.teacher import load_model
+    from supernet.pruning import PruningError, encoder_params, pruned_to
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    torch.manual_seed(options.seed)
-    console = Console(highlight=False, soft_wrap=True)
-    accelerator = make_accelerator(options.device, options.mixed_precision)
-    config, tokenizer = load_config(options.checkpoint), load_tokenizer(options.checkpoint)
-    rows = load_rows(options, tokenizer, labels_of(config))
-    check_sizes(options, config, options.checkpoint, rows, tokenizer)
-    assert rows.task is not None
-    dense = load_model(options.checkpoint, rows.labels, rows.kind, new_head=False).eval()
-    pad_id = tokenizer.pad_token_id
-    batches = training_batches(rows.train, options.batch_size, options.importance_batches, options.seed, pad_id)
-    pruned, architecture = pruned_to(dense.to(accelerator.device), batches, options.keep)
+    accelerator, _, examples = open_examples(options, options.checkpoint, own_labels=True)
+    dense = load_model(options.checkpoint, examples.labels, examples.kind, new_head=False).eval()
+    few, pad_id = options.importance_batches, examples.tokenizer.pad_token_id
+    batches = training_batches(examples.train, options.batch_size, few, options.seed, pad_id)
+    try:
+        pruned, architecture = pruned_to(dense.to(accelerator.device), batches, options.keep)
+    except PruningError as error:
+        raise PruningError(f"--keep {error}") from None
     models = {"dense": dense, "pruned": pruned}
-    measurements = {name: measure(model, rows, accelerator, pad_id) for name, model in models.items()}
-    whole = encoder_params(dense)
+    measured = measure(models, examples.eval_set, accelerator)
     for name, model in models.items():
-        measurements[name]["encoder_share"] = encoder_params(model) / whole
-        scores = (f"{metric} {Score(**measurements[name][metric])}, " for metric in rows.task.metrics)
-        console.print(
-            f"{name}: {''.join(scores)}{measurements[name]['params'] / 1e6:.2f} M parameters, "
-            f"{measurements[name]['encoder_share']:.2%} of the encoder"
-        )
+        measured[name]["encoder_share"] = encoder_params(model) / encoder_params(dense)
     heads = [layer.attention.heads for layer in architecture.layers]
     widths = [ffn.inner(architecture.base) for ffn in architecture.ffns]
-    console.print(f"heads of each layer:    {' '.join(map(str, heads))}")
-    console.print(f"channels of each layer: {' '.join(map(str, widths))}")
-    used_options = {name: str(value) for name, value in vars(options).items() if value is not None}
-    report = {"options": used_options, "heads": heads, "channels": widths, "models": measurements}
+    metrics = report(options, examples, accelerator, measured, heads=heads, channels=widths)
 
     def write(folder: Path) -> None:
-        save_pretrained(folder, pruned, tokenizer)
-        architecture.save(folder / ARCHITECTURE)
-        (folder / METRICS_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        save_pretrained(folder, pruned, examples.tokenizer)
+        architecture.save(folder / ARCHITECTURE_FILE)
+        write_metrics(folder, metrics)
 
     write_new(options.out, write)
-    console.print(f"wrote {options.out}")
-    return DONE
+    console = Console(highlight=False, soft_wrap=True, stderr=options.json)
+    kept = f"{measured['pruned']['encoder_share']:.2%} of the parameters of the encoder's layers"
+    lines = (
+        f"heads of each layer:    {' '.join(map(str, heads))}",
+        f"channels of each layer: {' '.join(map(str, widths))}",
+    )
+    return show(options, console, metrics, kept, *lines)
 
 
 if __name__ == "__main__":

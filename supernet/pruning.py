@@ -79,7 +79,7 @@ def choose(
         steps = (Fraction(step, 10_000) for step in range(int(10_000 * share) + 1, 10_001))
         enough = next(larger for larger in steps if _numbers_kept(base, larger)[1] >= base.depth)
         raise PruningError(
-            f"--keep {float(100 * share):g}%: {heads} heads and a channel in every layer have more parameters; the "
+            f"{float(100 * share):g}%: {heads} heads and a channel in every layer have more parameters; the "
             f"next larger share that is enough is {float(100 * enough):g}%"
         )
     return Kept(_most_important(head_importance, heads, 0), _most_important(channel_importance, channels, 1))

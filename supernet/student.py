@@ -20,8 +20,9 @@ from search_spaces.errors import UserError
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from distill.cli import DONE, Parser, interruptible
-from distill.command.options import check_new, write_new
+from distill.command.folder import check_new, write_new
 from distill.files import save_pretrained
+from distill.training.layout import ARCHITECTURE_FILE
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.published import load
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 
 # The fields of a base that may differ from the checkpoint's because they do not affect the shapes of inherited weights.
 FREE = ("gelu", "mismatch", "depth")
-
-
-# The file of a checkpoint with its architecture.
-ARCHITECTURE = "architecture.json"
 
 
 class StudentError(UserError, ValueError):
@@ -96,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
 
     def write(folder: Path) -> None:
         save_pretrained(folder, student, tokenizer)
-        architecture.save(folder / ARCHITECTURE)
+        architecture.save(folder / ARCHITECTURE_FILE)
 
     write_new(options.out, write)
     count = sum(parameter.numel() for parameter in student.parameters())
@@ -111,9 +108,9 @@ def stored_architecture(folder: Path) -> Architecture:
         StudentError: the folder does not have it.
         ArchitectureError: it cannot be read.
     """
-    file = folder / ARCHITECTURE
+    file = folder / ARCHITECTURE_FILE
     if not file.exists():
-        raise StudentError(f"--like {folder}: there is no {ARCHITECTURE}, which says what its weights are")
+        raise StudentError(f"--like {folder}: there is no {ARCHITECTURE_FILE}, which says what its weights are")
     return Architecture.load(file)
 
 

@@ -1,19 +1,20 @@
-"""The options of `python -m distill`: checks that do not need the weights, and the objective's settings. Those that say
-which rows are read, and where the result is written, are also other commands'.
+"""The options of the commands that train or prune a model, and the checks of them that need neither weights nor
+examples.
 """
 
-import json
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distill.choices import listing, tasks
-from distill.cli import Parser, ParserOrGroup
-from distill.files import write_atomically
-from search_spaces.errors import UserError, did_you_mean
+from distill.cli import Parser, ParserOrGroup, add_device_option, add_output_options, add_precision_option
+from distill.command.folder import check_new, check_resumed
+from distill.training.layout import OPTIONS_FILE
+from search_spaces.errors import UserError
 
-OPTIONS_FILE = "options.json"
+if TYPE_CHECKING:
+    from distill.training.recipe import Recipe
+
 # Options that may differ when a run is resumed.
 FREE = ("resume", "device", "tensorboard", "quiet", "json")
 # Options that only apply to a user's own files.
@@ -30,19 +31,10 @@ def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) ->
     add_training_rows_options(parser, own_rows_of_a_task)
     add = parser.add_argument
     unless = ", unless there is a --task" if own_rows_of_a_task else ""
-    add(
-        "--dev",
-        type=Path,
-        metavar="FILE",
-        help=f"labelled rows to measure the scores on, in a format of --train; required with --train{unless}",
-    )
-    add(
-        "--max-length",
-        type=int,
-        default=128,
-        metavar="N",
-        help="longer rows are truncated to N tokens (default: %(default)s)",
-    )
+    measured = f"labelled rows to measure the scores on, in a format of --train; required with --train{unless}"
+    add("--dev", type=Path, metavar="FILE", help=measured)
+    length = "longer rows are truncated to N tokens (default: %(default)s)"
+    add("--max-length", type=int, default=128, metavar="N", help=length)
 
 
 def add_training_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) -> None:
@@ -51,23 +43,58 @@ def add_training_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = 
     """
     add = parser.add_argument
     instead = "; with --task in place of its own" if own_rows_of_a_task else ""
+    formats = f"your own labelled rows: .tsv, .csv, .jsonl or .parquet, with column names{instead}"
+    files = "folder of the task's official files (default: downloaded from the hub)"
     add("--task", action=listing(tasks), metavar="NAME", help="name of the task; '?' lists all")
-    add(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="folder of the task's official files (default: downloaded from the hub)",
-    )
-    add(
-        "--train",
-        type=Path,
-        metavar="FILE",
-        help=f"your own labelled rows: .tsv, .csv, .jsonl or .parquet, with column names{instead}",
-    )
+    add("--data", type=Path, metavar="DIR", help=files)
+    add("--train", type=Path, metavar="FILE", help=formats)
     add("--text", default="sentence", metavar="COLUMN", help="column of the (first) sentence (default: %(default)s)")
     add("--pair", metavar="COLUMN", help="column of the second sentence, if there are pairs")
     add("--label", default="label", metavar="COLUMN", help="column of the class or number (default: %(default)s)")
     add("--regression", action="store_true", help="the labels of --train are numbers, not classes")
+
+
+def add_importance_option(parser: ParserOrGroup) -> None:
+    """Add `--importance-batches`."""
+    of = "training batches on which the importance is measured (default: %(default)s)"
+    parser.add_argument("--importance-batches", type=int, default=16, metavar="N", help=of)
+
+
+def add_batch_size_option(parser: ParserOrGroup) -> None:
+    """Add `--batch-size`."""
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="rows per batch (default: %(default)s)")
+
+
+def add_recipe_options(parser: ParserOrGroup, steps: int) -> None:
+    """Add the options of a training's recipe; `steps` is the default of `--steps`."""
+    add = parser.add_argument
+    rise = "fraction of the steps in which the rate rises (default: %(default)s)"
+    add("--steps", type=int, default=steps, metavar="N", help="training steps, a batch each (default: %(default)s)")
+    add("--epochs", type=float, metavar="X", help="in place of --steps: passes over the training rows")
+    add_batch_size_option(parser)
+    add("--learning-rate", type=float, default=5e-5, metavar="X", help="peak learning rate (default: %(default)s)")
+    add("--warmup", type=float, default=0.1, metavar="X", help=rise)
+    add("--weight-decay", type=float, default=0.01, metavar="X", help="weight decay of AdamW (default: %(default)s)")
+    add("--freeze-embeddings", action="store_true", help="do not train the word embeddings")
+    logs = "log the losses for TensorBoard in this folder"
+    add("--tensorboard", type=Path, metavar="DIR", help=logs)
+
+
+def add_run_options(parser: ParserOrGroup, seed_of: str) -> None:
+    """Add `--seed`, which is that of `seed_of`, and the options of device, precision and output."""
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=f"seed of {seed_of} (default: %(default)s)")
+    add_device_option(parser)
+    add_precision_option(parser)
+    add_output_options(parser, "the content of metrics.json")
+
+
+def recipe_of(options: Any, rows: int) -> "Recipe":
+    """The recipe that the options of `add_recipe_options` give for a training on this many rows."""
+    from distill.training.recipe import Recipe, steps_of_epochs
+
+    steps = options.steps if options.epochs is None else steps_of_epochs(options.epochs, rows, options.batch_size)
+    names = ("batch_size", "learning_rate", "warmup", "weight_decay", "freeze_embeddings")
+    return Recipe(steps=steps, **{name: getattr(options, name) for name in names})
 
 
 def flag(name: str) -> str:
@@ -77,19 +104,13 @@ def flag(name: str) -> str:
 
 def recorded(options: Any) -> dict[str, Any]:
     """The options that determine the results, as JSON values."""
+    plain = (str, int, float, list, type(None))  # bool is an int
     values = {name: value for name, value in vars(options).items() if name not in FREE}
-    return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+    return {name: value if isinstance(value, plain) else str(value) for name, value in values.items()}
 
 
-def check(options: Any, parser: Parser) -> None:
-    """Raise UserError for options that are invalid independently of models and rows."""
-    _check_rows(options, parser)
-    _check_teacher(options)
-    check_numbers(options, steps=0, finetune_teacher=0, seed=0, batch_size=1, max_length=8)
-    _check_out(options)
-
-
-def _check_rows(options: Any, parser: Parser) -> None:
+def check_rows(options: Any, parser: Parser) -> None:
+    """Raise UserError unless rows are given by one of the ways of `python -m distill`."""
     sources = [name for name in ("task", "train", "corpus") if getattr(options, name) is not None]
     if len(sources) != 1 and sources != ["task", "train"]:
         raise UserError(
@@ -107,18 +128,6 @@ def _check_rows(options: Any, parser: Parser) -> None:
     _check_files(options, parser)
     if options.finetune_teacher and source == "corpus" and not options.masked_lm:
         raise UserError("--finetune-teacher: text has no labels to learn from; leave it out, or add --masked-lm")
-
-
-def _check_teacher(options: Any) -> None:
-    if options.teacher is not None:
-        return
-    for name in ("assistant", "finetune_teacher"):
-        if getattr(options, name):
-            raise UserError(f"{flag(name)} needs a --teacher")
-    if options.student.startswith(("first:", "uniform:")):
-        raise UserError(
-            f"--student {options.student} takes its layers from the teacher: add --teacher, or give a checkpoint"
-        )
 
 
 def check_labelled_rows(options: Any, parser: Parser) -> None:
@@ -150,127 +159,30 @@ def check_minima(options: Any, **minima: int) -> None:
             raise UserError(f"{flag(name)}: must be below {bound:,}, not {value:,}")
 
 
-def check_numbers(options: Any, **minima: int) -> None:
-    """Raise UserError for whole numbers below these minima, and for a recipe out of its range."""
-    check_minima(options, **minima)
+def check_recipe(options: Any, parser: Parser) -> None:
+    """Raise UserError for options of a recipe out of their range, and for a folder of logs that cannot be made."""
+    check_minima(options, steps=0, seed=0, batch_size=1, max_length=8)
+    if options.epochs is not None:
+        if options.steps != parser.get_default("steps"):
+            raise UserError("--epochs says how long the training is in place of --steps: leave one of them out")
+        if not 0 < options.epochs <= 10_000:
+            raise UserError(f"--epochs: must be above 0 and at most 10,000, not {options.epochs}")
     if not 0 < options.learning_rate < math.inf:
         raise UserError(f"--learning-rate: must be above 0, not {options.learning_rate}")
     if not 0 <= options.weight_decay < math.inf:
         raise UserError(f"--weight-decay: must be at least 0, not {options.weight_decay}")
     if not 0 <= options.warmup <= 1:
-        raise UserError(f"--warmup: must be a share of the steps, from 0 to 1, not {options.warmup}")
-
-
-def check_new(out: Path) -> None:
-    """Raise UserError unless `--out` is new, or an empty folder."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is not a folder")
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"--out {out} exists and is not empty: choose another folder")
-
-
-def write_new(out: Path, write: Callable[[Path], object]) -> None:
-    """Write the folder `--out` atomically: `write` fills another one, which then takes its place. An interrupted
-    command leaves nothing in it, so the same command can be started again.
-
-    Raises:
-        UserError: it cannot be written.
-        distill.files.DiskFullError: there is no space left.
-    """
-
-    def fill(draft: Path) -> None:
-        draft.mkdir()
-        write(draft)
-
-    try:
-        write_atomically(out.resolve(), fill)
-    except OSError as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"--out {out}: {error.strerror or error}") from error
-
-
-def _check_out(options: Any) -> None:
-    """Raise UserError unless --out is new or empty or, with --resume, has a run with the same options."""
-    out, file = options.out, options.out / OPTIONS_FILE
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is not a folder")
-    if not out.exists() or not any(out.iterdir()):
-        return
-    if not options.resume:
-        raise UserError(f"--out {out} is not empty: choose another folder, or add --resume")
-    if not file.exists():
-        raise UserError(f"--out {out} has nothing to resume: there is no {OPTIONS_FILE}")
-    try:
-        stored = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"--resume: {file} cannot be read ({error}); choose another --out") from None
-    for name, value in recorded(options).items():
-        if name != "out" and stored.get(name) != value:
-            raise UserError(f"--resume: {flag(name)} was {stored.get(name)!r}, not {value!r}")
-
-
-def objective_settings(options: Any) -> dict[str, Any]:
-    """The objective's settings from --set, converted to the types of their defaults.
-
-    Raises:
-        UserError: there is no such objective or setting, or the objective needs a teacher or labels that are missing.
-    """
-    from distill.objectives import OBJECTIVES
-
-    name = options.objective
-    if name not in OBJECTIVES:
-        known = ", ".join(OBJECTIVES)
-        raise UserError(f"unknown objective {name!r}{did_you_mean(name, OBJECTIVES)} (objectives: {known})")
-    objective_spec = OBJECTIVES[name]
-    if options.teacher is None and objective_spec.needs_teacher:
-        without = ", ".join(other for other, spec in OBJECTIVES.items() if not spec.needs_teacher)
-        raise UserError(f"--objective {name} needs a --teacher; these objectives do not: {without}")
-    settings: dict[str, Any] = {}
-    if options.corpus and not options.masked_lm:
+        raise UserError(f"--warmup: must be a fraction of the steps, from 0 to 1, not {options.warmup}")
+    if options.tensorboard is not None:
         try:
-            settings |= objective_spec.settings_without_labels()
-        except ValueError as error:
-            raise UserError(f"--objective {error}; choose another, or add --masked-lm") from None
-    defaults = objective_spec.defaults
-    for assignment in options.set:
-        key, separator, text = assignment.partition("=")
-        if not separator or key not in defaults:
-            listed = ", ".join(f"{setting}={value}" for setting, value in defaults.items())
-            raise UserError(f"--set {assignment}: {name} has {listed}{did_you_mean(key, defaults)}")
-        settings[key] = _converted(assignment, key, text, type(defaults[key]))
-    return settings
+            options.tensorboard.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--tensorboard {options.tensorboard}: {error.strerror}") from None
 
 
-def _converted(assignment: str, key: str, text: str, kind: type) -> Any:
-    try:
-        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
-    except (ValueError, KeyError):
-        expected = {bool: "true or false", int: "a whole number"}.get(kind, "a number")
-        raise UserError(f"--set {assignment}: {key} is {expected}") from None
-
-
-def check_models(options: Any, settings: dict[str, Any]) -> None:
-    """Check before any training that the objective can be used with all models of the chain.
-
-    Raises:
-        UserError: the objective cannot be used with a model and its teacher.
-    """
-    if options.teacher is None:
-        return
-    from distill.objectives import OBJECTIVES
-    from distill.training.students import planned
-    from distill.training.teacher import load_config, load_tokenizer
-
-    objective_spec = OBJECTIVES[options.objective]
-    if not options.corpus or options.masked_lm:
-        settings = objective_spec.settings_with_labels(settings)
-    teacher, tokenizer = load_config(options.teacher, students=True), load_tokenizer(options.teacher)
-    for name in [*options.assistant, options.student]:
-        student = planned(name, teacher, tokenizer)
-        try:
-            for phase in objective_spec.phases(settings):
-                objective_spec.make(phase.settings, student, teacher)
-        except ValueError as error:
-            raise UserError(f"--objective {options.objective}: {error}") from None
-        teacher = student
+def check_out(options: Any) -> None:
+    """Raise UserError unless `--out` is new or empty or, with `--resume`, has a run with the same options."""
+    if options.resume and options.out.is_dir() and any(options.out.iterdir()):
+        check_resumed(options.out, options.out / OPTIONS_FILE, recorded(options))
+    else:
+        check_new(options.out, ", or add --resume")

@@ -120,13 +120,19 @@ def evaluate_logits(
     logits_of_batches: Sequence[Tensor], indices: Sequence[Tensor], rows: Encoded, split: AnySplit, task: Task
 ) -> dict[str, np.ndarray]:
     """As `evaluate_rows`, given the logits of the batches of `split_batches` and the indices of their rows."""
-    task_type = task.type
-    assert task_type.predict is not None and task_type.references is not None
+    assert task.type.references is not None
+    predicted = predictions(logits_of_batches, indices, rows, split, task)
+    return contributions(task, predicted, task.type.references(split)[: len(predicted)])
+
+
+def predictions(
+    logits_of_batches: Sequence[Tensor], indices: Sequence[Tensor], rows: Encoded, split: AnySplit, task: Task
+) -> Sequence[Any]:
+    """The predictions for the rows of a split, in their order; the arguments are those of `evaluate_logits`."""
+    assert task.type.predict is not None
     numbers = [int(number) for chosen in indices for number in chosen]
     unordered = dict(zip(numbers, (logits.numpy() for part in logits_of_batches for logits in part), strict=True))
-    logits = [unordered[number] for number in range(len(unordered))]
-    predictions = task_type.predict(rows, logits, split, task.labels)
-    return contributions(task, predictions, task_type.references(split)[: len(predictions)])
+    return task.type.predict(rows, [unordered[number] for number in range(len(unordered))], split, task.labels)
 
 
 def comparable_outputs(

@@ -133,12 +133,22 @@ def loading(quiet: bool = False) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def losses(folder: Path | None, name: str, accelerator: Any) -> Iterator[Callable[[int, float], None]]:
-    """A callback for the number and the loss of every step, which logs them for TensorBoard if there is a folder."""
-    if folder is None or not accelerator.is_main_process:
-        yield lambda step, loss: None
-        return
-    from tensorboardX import SummaryWriter
+def step_reports(
+    on_progress: ProgressCallback, what: str, steps: int, tensorboard: Path | None, name: str, accelerator: Any
+) -> Iterator[Callable[[int, float], None]]:
+    """A callback for the number and the loss of every step of a training, which reports the progress of `what` and, if
+    there is a folder for TensorBoard, logs the loss under this name.
+    """
+    with contextlib.ExitStack() as stack:
+        writer = None
+        if tensorboard is not None and accelerator.is_main_process:
+            from tensorboardX import SummaryWriter
 
-    with SummaryWriter(str(folder / name.replace(" ", "-"))) as writer:
-        yield lambda step, loss: writer.add_scalar("loss", loss, step)
+            writer = stack.enter_context(SummaryWriter(str(tensorboard / name.replace(" ", "-"))))
+
+        def after_step(step: int, loss: float) -> None:
+            on_progress(what, step / max(1, steps))
+            if writer is not None:
+                writer.add_scalar("loss", loss, step)
+
+        yield after_step

@@ -1,12 +1,15 @@
 """The tables of trainings in a study's configuration: their recipes and what else each of them needs."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from distill.training.recipe import Recipe, steps_of_epochs
 from nas.config.values import Corpora, PositiveShare, Share, Steps, Table, Weight
+
+# The fields of a recipe that a table has under the same name; the others follow from the number of rows.
+RECIPE_FIELDS = {field.name for field in fields(Recipe)} - {"steps", "early_stopping_patience", "eval_steps"}
 
 
 class RecipeTable(Table):
@@ -48,16 +51,7 @@ class RecipeTable(Table):
         if steps is None:
             assert self.epochs is not None
             steps = steps_of_epochs(self.epochs, rows, self.batch_size * self.gradient_accumulation_steps)
-        others = (
-            "batch_size",
-            "gradient_accumulation_steps",
-            "learning_rate",
-            "warmup",
-            "weight_decay",
-            "max_grad_norm",
-            "freeze_embeddings",
-        )
-        return Recipe(steps=steps, **{name: getattr(self, name) for name in others})
+        return Recipe(steps=steps, **self.model_dump(include=RECIPE_FIELDS))
 
 
 class EarlyStoppingTable(RecipeTable):

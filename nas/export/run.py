@@ -23,7 +23,7 @@ from distill.training.teacher import TeacherError, load_config, set_head
 from nas.export import latency
 from nas.export.card import Card
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, METRICS, Checkpoint, ExportError, load_checkpoint
-from nas.export.int8 import DevRows, quantize
+from nas.export.int8 import dev_set, quantize, scores_of_forms
 from nas.export.latency import BASE_MODEL, INT8, ONNX, STUDENT, TEACHER, TORCH, Forward, LatencyReport, timings
 from nas.export.onnx import OnnxModel, check_installed, export_onnx, verify
 from nas.export.ordinary import ordinary_form
@@ -164,12 +164,12 @@ def scores(
     if checkpoint.config is None:
         progress.warn(f"no scores: {export.checkpoint} has no {CONFIG}, which says where the rows are")
         return {}
-    rows = DevRows.prepare(checkpoint.config, progress.update)
+    rows = dev_set(checkpoint.config, progress.update)
     trained_with = (checkpoint.metrics or {}).get("dev_rows", len(rows.split))
     if trained_with != len(rows.split):
         progress.warn(f"the dev split has {len(rows.split)} rows here; after the training it had {trained_with}")
     progress.update("scores", None)
-    found = rows.scores(models, ONNX_FILE)
+    found = scores_of_forms(rows, models, ONNX_FILE)
     progress.finish()
     for name, of_metrics in found.items():
         for metric, row in of_metrics.items():

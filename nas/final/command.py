@@ -36,23 +36,15 @@ from search_spaces.published import PUBLISHED, load
 def parser() -> Parser:
     """The command line's options."""
     result = Parser(prog="train_final.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    result.add_argument(
-        "architecture",
-        nargs="?",
-        help="architecture.json of a study, a file of that format, or the name of a published one",
-    )
-    result.add_argument(
-        "--out", type=Path, help="folder of the checkpoint (default: the folder final beside the architecture)"
-    )
-    result.add_argument(
-        "--transfer", action="store_true", help="apply its layers to the configuration's base, which may be deeper"
-    )
-    result.add_argument(
-        "--preset",
-        action=listing(described_presets),
-        metavar="NAME",
-        help="a preset or a .toml file; '?' lists the presets (default: config.toml beside ARCH, else demo)",
-    )
+    add = result.add_argument
+    architecture = "architecture.json of a study, a file of that format, or the name of a published one"
+    add("architecture", nargs="?", help=architecture)
+    out = "folder of the checkpoint (default: the folder final beside the architecture)"
+    add("--out", type=Path, metavar="DIR", help=out)
+    transfer = "apply its layers to the configuration's base, which may be deeper"
+    add("--transfer", action="store_true", help=transfer)
+    preset = "a preset or a .toml file; '?' lists the presets (default: config.toml beside ARCH, else demo)"
+    add("--preset", action=listing(described_presets), metavar="NAME", help=preset)
     group = result.add_argument_group("in place of the preset's")
     group.add_argument("--teacher", metavar="MODEL", help="a BERT-like encoder: folder, or name on the hub")
     which = group.add_mutually_exclusive_group()
@@ -64,47 +56,33 @@ def parser() -> Parser:
     group.add_argument("--batch-size", type=int, metavar="N", help="rows per batch on the task")
     group.add_argument("--learning-rate", type=float, metavar="X", help="peak learning rate on the task")
     group = result.add_argument_group("without training")
-    group.add_argument(
-        "--evaluate",
-        type=Path,
-        metavar="CHECKPOINT",
-        help="only score a trained student, or any checkpoint with a head for the task, on the dev split",
-    )
-    group.add_argument(
-        "--predict", type=Path, metavar="DIR", help="with --evaluate: write GLUE's files for the test splits"
-    )
+    score = "only score a trained student, or any checkpoint with a head for the task, on the dev split"
+    group.add_argument("--evaluate", type=Path, metavar="CHECKPOINT", help=score)
+    predict = "with --evaluate: write GLUE's files for the test splits"
+    group.add_argument("--predict", type=Path, metavar="DIR", help=predict)
     group = result.add_argument_group("several tasks side by side, on Ray")
     group.add_argument("--workers", type=int, metavar="N", help="tasks to train at a time (default: 1, without Ray)")
     group.add_argument("--address", metavar="HOST:PORT", help="a running Ray cluster, whose nodes share --out")
-    result.add_argument("--seed", type=int, help="seed of batch order and dropout (default: the study's)")
+    add("--seed", type=int, metavar="N", help="seed of batch order and dropout (default: the study's)")
     add_device_option(result)
-    result.add_argument(
-        "--skip-base", action="store_true", help="do not train and measure the base model for comparison"
-    )
-    result.add_argument("--resume", action="store_true", help="continue a training that was interrupted")
-    result.add_argument("--tensorboard", type=Path, metavar="DIR", help="log the losses for TensorBoard in this folder")
+    add("--skip-base", action="store_true", help="do not train and measure the base model for comparison")
+    add("--resume", action="store_true", help="continue a training that was interrupted")
+    add("--tensorboard", type=Path, metavar="DIR", help="log the losses for TensorBoard in this folder")
     add_output_options(result, "the content of metrics.json")
     return result
 
 
-def tasks_given(options: argparse.Namespace) -> tuple[str, list[str] | None]:
-    """The option that gives the tasks, and the first of them: the others replace it one after the other."""
-    if options.tasks:
-        return "--tasks", options.tasks.split(",")[:1]
-    return "--task", options.task and [options.task]
-
-
 def overrides(options: argparse.Namespace) -> dict[str, Given]:
-    """The values that the options give in place of the configuration's, by dotted path."""
-    values = {
-        "teacher": Given("--teacher", options.teacher),
-        "tasks": Given(*tasks_given(options)),
-        "data": Given("--data", options.data),
-        "max_length": Given("--max-length", options.max_length),
-        "final.steps": Given("--steps", options.steps),
-        "final.batch_size": Given("--batch-size", options.batch_size),
-        "final.learning_rate": Given("--learning-rate", options.learning_rate),
-    }
+    """The values that the options give in place of the configuration's, by dotted path. Of several tasks this is the
+    first; the others replace it one after the other.
+    """
+    places = {name: name for name in ("teacher", "data", "max_length")}
+    places |= {f"final.{name}": name for name in ("steps", "batch_size", "learning_rate")}
+    flags = {place: f"--{name.replace('_', '-')}" for place, name in places.items()}
+    values = {place: Given(flags[place], getattr(options, name)) for place, name in places.items()}
+    values["tasks"] = Given("--task", options.task and [options.task])
+    if options.tasks:
+        values["tasks"] = Given("--tasks", options.tasks.split(",")[:1])
     return {place: given for place, given in values.items() if given.value is not None}
 
 
@@ -116,7 +94,9 @@ def check(options: argparse.Namespace) -> None:
     if side_by_side and (not options.tasks or options.evaluate is not None):
         raise ConfigError(f"{side_by_side}: only several --tasks are trained side by side")
     if side_by_side and several_processes():
-        raise ConfigError(f"{side_by_side}: this launch has several processes, which train one task together")
+        raise ConfigError(f"{side_by_side}: cannot be combined with a multi-process launch, which trains one task")
+    if options.seed is not None and not 0 <= options.seed < 2**31:
+        raise ConfigError(f"--seed: must be from 0 to {2**31 - 1}, not {options.seed}")
     if options.evaluate is None:
         if options.predict is not None:
             raise ConfigError("--predict: give the trained student by --evaluate CHECKPOINT")
@@ -134,19 +114,44 @@ def evaluate(options: argparse.Namespace) -> int:
     stored = next((file for file in sorted(options.evaluate.glob("**/config.toml")) if file.is_file()), None)
     config = load_config(options.preset or (str(stored) if stored else "demo"), overrides(options))
     with loading(options.quiet):
-        from nas.final.evaluation import Evaluation, run_evaluation
+        from nas.final.evaluation import evaluate_checkpoint
 
-    return run_evaluation(
-        Evaluation(
-            config=config,
-            checkpoint=options.evaluate,
-            tasks=options.tasks.split(",") if options.tasks else [config.task],
-            predictions=options.predict,
-            device=options.device,
-            quiet=options.quiet,
-            as_json=options.json,
-        )
+    chosen = options.tasks.split(",") if options.tasks else [config.task]
+    outputs = {"predictions": options.predict, "quiet": options.quiet, "as_json": options.json}
+    return evaluate_checkpoint(config, options.evaluate, chosen, device=options.device, **outputs)
+
+
+def train(options: argparse.Namespace) -> int:
+    """Train a student, or one for each of several tasks; returns the exit status."""
+    architecture = load(options.architecture)
+    folder = Path(options.architecture).parent
+    stored = folder / "config.toml"
+    if not options.preset and options.architecture in PUBLISHED:
+        raise ConfigError(f"{options.architecture} is a published architecture: give the --preset to train it with")
+    config = load_config(options.preset or (str(stored) if stored.exists() else "demo"), overrides(options))
+    out = options.out or folder / "final"
+    if is_first_process():
+        (make_folder_of_tasks if options.tasks else make_folder)(out, options.resume)
+    with loading(options.quiet):
+        from nas.final.run import FinalRun, run
+        from nas.final.tasks import run_tasks
+
+    final = FinalRun(
+        config=config,
+        architecture=architecture,
+        out=out,
+        seed=config.seed if options.seed is None else options.seed,
+        as_json=options.json,
+        **{name: getattr(options, name) for name in ("device", "transfer", "skip_base", "tensorboard", "quiet")},
     )
+    if not options.tasks:
+        return run(final)
+    cluster = None
+    if (options.workers or 1) > 1 or options.address is not None:
+        from nas.cluster import Cluster
+
+        cluster = Cluster(workers=options.workers or 1, address=options.address, device=options.device)
+    return run_tasks(final, options.tasks.split(","), options.resume, cluster)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -155,47 +160,6 @@ def main(argv: list[str] | None = None) -> int:
 
     def command() -> int:
         check(options)
-        if options.evaluate is not None:
-            return evaluate(options)
-        architecture = load(options.architecture)
-        folder = Path(options.architecture).parent
-        study_config = folder / "config.toml"
-        if not options.preset and options.architecture in PUBLISHED:
-            raise ConfigError(f"{options.architecture} is a published architecture: give the --preset to train it with")
-        preset = options.preset or (str(study_config) if study_config.exists() else "demo")
-        config = load_config(preset, overrides(options))
-        out = options.out or folder / "final"
-        tasks = options.tasks.split(",") if options.tasks else []
-        if is_first_process():
-            make = make_folder_of_tasks if tasks else make_folder
-            make(out, options.resume)
-        seed = config.seed if options.seed is None else options.seed
-        if not 0 <= seed < 2**31:
-            raise ConfigError(f"--seed: must be from 0 to {2**31 - 1}, not {seed}")
-
-        with loading(options.quiet):
-            from nas.final.run import FinalRun, run
-            from nas.final.tasks import run_tasks
-
-        final = FinalRun(
-            config=config,
-            architecture=architecture,
-            out=out,
-            seed=seed,
-            device=options.device,
-            transfer=options.transfer,
-            skip_base=options.skip_base,
-            tensorboard=options.tensorboard,
-            quiet=options.quiet,
-            as_json=options.json,
-        )
-        if not tasks:
-            return run(final)
-        cluster = None
-        if (options.workers or 1) > 1 or options.address is not None:
-            from nas.cluster import Cluster
-
-            cluster = Cluster(workers=options.workers or 1, address=options.address, device=options.device)
-        return run_tasks(final, tasks, options.resume, cluster)
+        return train(options) if options.evaluate is None else evaluate(options)
 
     return interruptible("train_final.py", command, "the same command with --resume continues it")

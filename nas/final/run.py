@@ -2,26 +2,33 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE, is_first_process
+from distill.command.report import load_lines, table, write_metrics
 from distill.files import save_pretrained, write_text
+from distill.tasks.corpora import embedded_corpus
+from distill.tasks.encoding import collate
+from distill.tasks.task import Task
 from distill.tasks.types import task_type
-from distill.training.evaluation import Load
+from distill.training.layout import ARCHITECTURE_FILE, METRICS_FILE, STATE
+from distill.training.measure import EvalSet, environment, measure, scores
 from distill.training.progress import Progress
+from distill.training.run import TEACHER, write_into
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.trained import TrainedEvaluator
-from nas.final.evaluation import dev_contributions
-from nas.final.folder import METRICS, STATE
-from nas.final.measurements import Measurements, compared, measure, table
+from nas.final.evaluation import encoded_split
 from nas.final.training import curve, final_phases, starting_point, train
+from nas.latency.table import latencies
+from nas.preparation.data import read
 from nas.preparation.phases import FINAL
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import base_of_study
@@ -29,9 +36,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from supernet.build import check_exportable
 
-TEACHER, STUDENT, BASE_MODEL = "teacher", "student", "base model"
-# The loss of every step by the name of the phase.
-LossesByPhase = dict[str, list[float]]
+STUDENT, BASE_MODEL = "student", "base model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +113,7 @@ def run(final: FinalRun) -> int:
         if final.config.final.start == "random":
             build[BASE_MODEL] = build[STUDENT]
         models: dict[str, PreTrainedModel] = {TEACHER: evaluator.teacher().eval()}
-        losses: dict[str, LossesByPhase] = {}
+        losses: dict[str, dict[str, list[float]]] = {}
         for name, genes in architectures.items():
             model = build.get(name, evaluator.student)(genes)
             state = final.state / name.replace(" ", "-")
@@ -118,25 +123,20 @@ def run(final: FinalRun) -> int:
             return DONE
         progress.update("measuring", None)
         of_teacher = {TEACHER: Architecture.uniform(base, graph=graph)} if final.config.base == "teacher" else {}
-        measurements = measure(evaluator, models, of_teacher | architectures, loads_of=STUDENT, reference=TEACHER)
-        also = {name: _scores(final.config, name, models, evaluator) for name in final.also}
-    metrics = metrics_of(final, evaluator, measurements, losses) | ({"also": also} if also else {})
-    save(final, architecture, models[STUDENT], evaluator, metrics)
-    if final.one_of_several:
-        return DONE
-    if final.as_json:
-        print(json.dumps(metrics, indent=2))
-    else:
-        print_results(final, evaluator, measurements, console)
+        metrics = measured(final, evaluator, models, of_teacher | architectures)
+    metrics["losses"] = {name: {phase: curve(of) for phase, of in phases.items()} for name, phases in losses.items()}
+
+    def write(folder: Path) -> None:
+        save_pretrained(folder, models[STUDENT], evaluator.tokenizer)
+        architecture.save(folder / ARCHITECTURE_FILE)
+        write_text(folder / "config.toml", final.config.to_toml())
+        write_metrics(folder, metrics)
+
+    write_into(final.out, METRICS_FILE, write)
+    shutil.rmtree(final.state, ignore_errors=True)
+    if not final.one_of_several:
+        print_results(final, evaluator.task, metrics, console)
     return DONE
-
-
-def _scores(
-    config: StudyConfig, name: str, models: dict[str, PreTrainedModel], evaluator: TrainedEvaluator
-) -> dict[str, Any]:
-    """The metrics of the models on the dev split of another task."""
-    task, rows = dev_contributions(config, name, evaluator.tokenizer, models, evaluator.accelerator)
-    return {"metrics": task.metrics, "models": compared(task, rows, TEACHER)}
 
 
 def check_resumed(final: FinalRun) -> None:
@@ -147,10 +147,8 @@ def check_resumed(final: FinalRun) -> None:
 
 
 def check_architecture(architecture: Architecture, base: Base, config: StudyConfig) -> None:
-    """Refuse an architecture that cannot inherit from the supernet of this configuration.
-
-    Raises:
-        ConfigError: it is on another base, or its stacks are too large.
+    """Raise ConfigError if an architecture cannot inherit from the supernet of this configuration. How gates and
+    capacities work belongs to the architecture and not to the study.
     """
     if differences := architecture.base.differences(base.with_gates_of(architecture.base)):
         raise ConfigError(
@@ -170,55 +168,57 @@ def check_head(architecture: Architecture, kind: str) -> None:
         raise ConfigError(f"the architecture has experts in its head, which a model for {kind} cannot have")
 
 
-def metrics_of(
-    final: FinalRun, evaluator: TrainedEvaluator, measurements: Measurements, losses: dict[str, LossesByPhase]
+def measured(
+    final: FinalRun,
+    evaluator: TrainedEvaluator,
+    models: Mapping[str, PreTrainedModel],
+    architectures: Mapping[str, Architecture],
 ) -> dict[str, Any]:
-    """The content of metrics.json."""
+    """The content of metrics.json, without the losses: scores on the whole dev split, costs and latencies of all
+    models, and the scores on the tasks `also`.
+
+    Args:
+        architectures: those of models, from which their costs follow; a teacher may have none.
+    """
+    accelerator, task, folders = evaluator.accelerator, evaluator.task, evaluator.workspace.folders
+    dev, pad_id = folders.rows("dev"), evaluator.supernet_config.pad_token_id
+    eval_set = EvalSet(task, folders.split("dev"), dev, pad_id)
+    median = collate(dev, dev.lengths.argsort()[len(dev) // 2 : len(dev) // 2 + 1], pad_id)
+    sentence = {key: tensor.to(accelerator.device) for key, tensor in median.items()}
+    tokens = sentence["input_ids"].shape[1]
+    rows = measure(models, eval_set, accelerator, architectures=architectures, reference=TEACHER, tokens=tokens)
+    for name, latency in latencies(dict(models), sentence).items():
+        rows[name]["latency_ms"] = 1e3 * latency.median
+        rows[name]["latency_quartiles_ms"] = [1e3 * latency.lower, 1e3 * latency.upper]
+    also = {}
+    for name in final.also:
+        data = read(final.config.model_copy(update={"tasks": (name,)}), cache(embedded_corpus))
+        other = encoded_split(final.config, data.task, data.dev, evaluator.tokenizer)
+        contributions = {model: other.contributions(trained, accelerator) for model, trained in models.items()}
+        also[name] = {"metrics": data.task.metrics, "models": scores(data.task, contributions, TEACHER)}
     return {
         "task": final.config.task,
-        "metrics": evaluator.task.metrics,
-        "dev_rows": measurements.dev_rows,
+        "metrics": task.metrics,
+        "dev_rows": len(eval_set.split),
         "seed": final.seed,
-        "tokens": measurements.tokens,
+        "tokens": tokens,
         "batch": 1,
-        "device": str(evaluator.accelerator.device),
-        "precision": evaluator.accelerator.mixed_precision,
-        "processes": evaluator.accelerator.num_processes,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "models": measurements.models,
-        "losses": {name: {phase: curve(values) for phase, values in phases.items()} for name, phases in losses.items()},
-        "expert_load": [load.to_json() for load in measurements.loads],
-    }
+        **environment(accelerator),
+        "models": rows,
+        "expert_load": rows[STUDENT].get("expert_load", []),
+    } | ({"also": also} if also else {})
 
 
-def save(
-    final: FinalRun,
-    architecture: Architecture,
-    student: PreTrainedModel,
-    evaluator: TrainedEvaluator,
-    metrics: dict[str, Any],
-) -> None:
-    """Write the checkpoint with tokenizer, architecture, configuration and metrics, and remove the training state."""
-    save_pretrained(final.out, student, evaluator.tokenizer)
-    architecture.save(final.out / "architecture.json")
-    write_text(final.out / "config.toml", final.config.to_toml())
-    # The last, as a folder with this file is taken for a finished training.
-    write_text(final.out / METRICS, json.dumps(metrics, indent=2) + "\n")
-    shutil.rmtree(final.state, ignore_errors=True)
-
-
-def print_results(final: FinalRun, evaluator: TrainedEvaluator, measurements: Measurements, console: Console) -> None:
+def print_results(final: FinalRun, task: Task, metrics: Mapping[str, Any], console: Console) -> None:
     """Print the measurements, and how to load the checkpoint."""
-    task = evaluator.task
+    if final.as_json:
+        print(json.dumps(metrics, indent=2))
+        return
     console.print(
-        f"{final.config.task}: {measurements.dev_rows} dev rows; MACs and latency of one sentence of "
-        f"{measurements.tokens} tokens",
-        soft_wrap=True,
+        f"{task.name}: {metrics['dev_rows']} dev rows; MACs and latency of one sentence of {metrics['tokens']} tokens"
     )
     console.width = max(console.width, 200)  # otherwise a narrow terminal cuts figures off
-    console.print(table(measurements.models, task.metrics, reference=TEACHER))
-    loads: tuple[Load, ...] = measurements.loads
-    for load in loads:
-        console.print(f"experts of {load}", soft_wrap=True)
+    console.print(table(metrics["models"], task.metrics, reference=TEACHER))
+    for line in load_lines(metrics["models"]):
+        console.print(line)
     console.print(f"wrote {final.out}: {task.type.model.__name__}.from_pretrained(..., trust_remote_code=True)")

@@ -9,11 +9,11 @@ from ray.exceptions import RayTaskError
 from rich.console import Console
 
 from distill.extensions import load_extensions
+from distill.training.layout import METRICS_FILE
 from distill.training.progress import Progress
 from nas.cluster import NO_GPU, Cluster, check_cluster, cpus_per_trial, gpus_per_trial, ray_session
 from nas.config.schema import ConfigError
 from nas.evaluation.trained import TrainedEvaluator
-from nas.final.folder import METRICS
 from nas.final.run import FinalRun, run
 from nas.final.training import starting_point
 from nas.preparation.phases import FINAL
@@ -33,7 +33,9 @@ def run_all(runs: Sequence[FinalRun], cluster: Cluster) -> None:
     if not runs:
         return
     check_cluster(cluster)
-    first = runs[0]
+    first, waiting = runs[0], list(runs)
+    running: dict[ray.ObjectRef, FinalRun] = {}
+    failures: list[Exception] = []
     console = Console(highlight=False, soft_wrap=True, stderr=first.as_json)
     with Progress(console, first.quiet) as progress:
         _make_what_they_share(first, progress)
@@ -42,12 +44,8 @@ def run_all(runs: Sequence[FinalRun], cluster: Cluster) -> None:
             gpus = 0.0 if cluster.device == "cpu" else gpus_per_trial(cluster.workers)
             if cluster.device == "cuda" and not gpus:
                 raise ConfigError(NO_GPU)
-            cpus = cpus_per_trial(cluster.workers)
             # Checkpoints continue an interrupted training, but a training that failed would fail again.
-            start = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(_train).options
-            waiting = list(runs)
-            running: dict[ray.ObjectRef, FinalRun] = {}
-            failures: list[tuple[FinalRun, Exception]] = []
+            start = ray.remote(num_cpus=cpus_per_trial(cluster.workers), num_gpus=gpus, max_retries=0)(_train).options
             while waiting or running:
                 while waiting and len(running) < cluster.workers:
                     one = waiting.pop(0)
@@ -60,19 +58,15 @@ def run_all(runs: Sequence[FinalRun], cluster: Cluster) -> None:
                 try:
                     ray.get(ended)
                     _check_folder(one)
-                except RayTaskError as error:
-                    failures.append((one, error.cause if isinstance(error.cause, UserError) else error))
-                except UserError as error:
-                    failures.append((one, error))
-                else:
                     console.print(f"{one.config.task}: trained, in {one.out}")
+                except (RayTaskError, UserError) as error:
+                    reason = error.cause if isinstance(error, RayTaskError) else error
+                    known = isinstance(reason, UserError)
+                    failures.append(ConfigError(f"{one.config.task}: {reason}") if known else error)
+    for failure in failures[1:]:
+        progress.warn(str(failure))
     if failures:
-        (failed, reason), *others = failures
-        for one, of_other in others:
-            progress.warn(f"{one.config.task}: {of_other}")
-        if isinstance(reason, UserError):
-            raise ConfigError(f"{failed.config.task}: {reason}") from None
-        raise reason
+        raise failures[0]
 
 
 def _make_what_they_share(first: FinalRun, progress: Progress) -> None:
@@ -97,7 +91,7 @@ def _train(final: FinalRun, folder: str) -> None:
 
 
 def _check_folder(final: FinalRun) -> None:
-    if not (final.out / METRICS).exists():
+    if not (final.out / METRICS_FILE).exists():
         raise ConfigError(
             f"--out {final.out}: a worker on another node has written there, but the files are not here: choose a "
             "folder that all nodes share"

@@ -1,23 +1,23 @@
 """The final training on several tasks, one after the other or side by side on Ray, and the table of their scores."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from distill.cli import DONE, is_first_process
-from distill.files import read_json, write_text
+from distill.command.report import write_metrics
+from distill.files import read_json
 from distill.tasks.corpora import embedded_corpus
 from distill.tasks.readers.glue import trained_on
+from distill.training.layout import METRICS_FILE
 from nas.config.schema import ConfigError
-from nas.final.folder import METRICS, make_folder
+from nas.final.evaluation import means, table_of_tasks
+from nas.final.folder import make_folder
 from nas.final.run import FinalRun, run
 from nas.preparation.data import check_tasks, rows_key
 
@@ -51,14 +51,14 @@ def run_tasks(final: FinalRun, tasks: Sequence[str], resume: bool, cluster: "Clu
         run_all(runs, cluster)
     if not is_first_process():
         return DONE
-    found = scores_of_tasks(final.out, tasks)
-    write_text(final.out / METRICS, json.dumps(found, indent=2) + "\n")
+    metrics = scores_of_tasks(final.out, tasks)
+    write_metrics(final.out, metrics)
     if final.as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(metrics, indent=2))
     else:
         console = Console(highlight=False, soft_wrap=True)
         console.width = max(console.width, 200)  # otherwise a narrow terminal cuts figures off
-        console.print(table_of_tasks(found))
+        console.print(table_of_tasks(metrics["tasks"]))
         console.print(f"wrote {final.out}: a checkpoint for each of {', '.join(trained)}")
     return DONE
 
@@ -67,7 +67,7 @@ def _unfinished(final: FinalRun, tasks: Sequence[str], trained: Sequence[str], r
     """The training on each task of `trained`, whose folder is made; with `resume` without those that are finished."""
     for task in trained:
         folder = final.out / task
-        if resume and (folder / METRICS).exists():
+        if resume and (folder / METRICS_FILE).exists():
             continue
         if is_first_process():
             make_folder(folder, resume)
@@ -89,35 +89,10 @@ def check_tasks_of(final: FinalRun, tasks: Sequence[str]) -> None:
 
 
 def scores_of_tasks(out: Path, tasks: Sequence[str]) -> dict[str, Any]:
-    """The content of metrics.json for several tasks: the metrics of every model on every task, and each model's mean
-    over the tasks of their first metrics, in which all tasks have the same weight.
-    """
+    """The content of metrics.json for several tasks: the metrics of every model on every task, and the means."""
     by_task: dict[str, Any] = {}
     for task in tasks:
-        stored = read_json(out / trained_on(task) / METRICS)
+        stored = read_json(out / trained_on(task) / METRICS_FILE)
         chosen = stored if task == trained_on(task) else stored["also"][task]
         by_task[task] = {"metrics": chosen["metrics"], "models": chosen["models"]}
-    names = list(dict.fromkeys(name for found in by_task.values() for name in found["models"]))
-    means = {name: fmean(first_metric(found, name)["value"] for found in by_task.values()) for name in names}
-    return {"tasks": by_task, "mean": means}
-
-
-def first_metric(found: Mapping[str, Any], model: str) -> Any:
-    """The first metric of a model on one task: value, standard error and difference to the teacher."""
-    return found["models"][model][found["metrics"][0]]
-
-
-def table_of_tasks(found: Mapping[str, Any]) -> Table:
-    """The table of `scores_of_tasks`: a row for each task, and one for the means."""
-    names = list(found["mean"])
-    result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    result.add_column("task")
-    result.add_column("metric")
-    for name in names:
-        result.add_column(name, justify="right", no_wrap=True)
-    for task, row in found["tasks"].items():
-        scores = [first_metric(row, name) for name in names]
-        cells = [f"{score['value']:.4f} ± {score['standard_error']:.4f}" for score in scores]
-        result.add_row(task, row["metrics"][0], *cells)
-    result.add_row("mean", "", *(f"{mean:.4f}" for mean in found["mean"].values()))
-    return result
+    return {"tasks": by_task, "mean": means(by_task)}

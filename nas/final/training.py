@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from distill.objectives import OBJECTIVES
-from distill.training.progress import ProgressCallback, losses
+from distill.training.progress import ProgressCallback, step_reports
 from nas.budget import limits_of
 from nas.config.schema import ConfigError
 from nas.evaluation.one_shot import OneShotEvaluator
@@ -100,22 +100,18 @@ def train(
         The loss of every step by the name of the phase, those before an interruption included.
     """
 
-    def after_step(log_loss: Callable[[int, float], None], label: str, steps: int, step: int, loss: float) -> None:
-        on_progress(label, step / steps)
-        log_loss(step, loss)
-
     # A student from random weights has no use for projections of the supernet's states.
     from_supernet = evaluator.config.final.start != "random"
     learned = projections(evaluator.workspace.supernet) if from_supernet else {}
     by_phase: dict[str, list[float]] = {}
     for phase in phases:
-        label = PHASE_NAMES[phase.table]
+        label, steps = PHASE_NAMES[phase.table], phase.recipe.steps
+        log, accelerator = f"{name}/{label}", evaluator.accelerator
         with (
             refusing_divergence(phase.table),
-            losses(tensorboard, f"{name}/{label}", evaluator.accelerator) as log_loss,
+            step_reports(on_progress, f"{name}: {label}", steps, tensorboard, log, accelerator) as after_step,
         ):
-            report = partial(after_step, log_loss, f"{name}: {label}", phase.recipe.steps)
-            learned, by_phase[label] = evaluator.distil(model, phase, seed, learned, report, state / phase.table)
+            learned, by_phase[label] = evaluator.distil(model, phase, seed, learned, after_step, state / phase.table)
     return by_phase
 
 

@@ -94,7 +94,7 @@ def calibrate(supernet: PreTrainedModel, batches: Sequence[Batch], accelerator: 
     sums = tuple(tuple(next(found) for _ in blocks) for blocks in layers)
     for i, layer in enumerate(sums):
         if not all(bool(torch.isfinite(sum_ND).all()) for sum_ND in layer):
-            raise CompensationError(f"layers[{i}] of the supernet is not finite: lower warmup.learning_rate")
+            raise CompensationError(f"layers[{i}] of the supernet is not finite: lower its learning rate")
     kept = tuple({name: tensor.cpu() for name, tensor in model_inputs(supernet, batch).items()} for batch in batches)
     top_norms = (blocks[-1].LayerNorm for blocks in layers)
     return Calibration(

@@ -53,7 +53,7 @@ def mixture_architecture(
         width = base.inner if copy else base.inner // max(1, experts)
     for name, value, smallest, largest in (("width", width, 1, base.inner), ("shared", shared, 0, width)):
         if value is not None and not smallest <= value <= largest:
-            raise ArchitectureError(f"--{name}: must be from {smallest} to {largest:,} channels, not {value:,}")
+            raise ArchitectureError(f"{name}: must be from {smallest} to {largest:,} channels, not {value:,}")
     if shared is None:
         shared = width if copy else width * 2 // 3
     genes = Experts(experts, Fraction(shared, width), routing, top_k, capacity) if experts != 1 else DENSE

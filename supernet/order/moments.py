@@ -121,11 +121,11 @@ class _Sums:
         covariance_EE = self.products_EE / self.tokens - torch.outer(offset_E, offset_E)
         metric_DD = self.metric_DD / self.tokens
         if not (torch.isfinite(covariance_EE).all() and torch.isfinite(metric_DD).all()):
-            raise MomentsError(f"{place}: activations or gradients are not finite; lower warmup.learning_rate")
+            raise MomentsError(f"{place}: activations or gradients are not finite; lower the supernet's learning rate")
         if not bool(metric_DD.any()):
             raise MomentsError(
                 f"{place}: the predictions do not depend on its output, so nothing says which channels matter; train "
-                'the supernet longer (warmup.steps), or set supernet.order = "magnitude"'
+                "the supernet longer, or sort its channels by another order, such as magnitude"
             )
         return BlockMoments(self.tokens, mean_E, covariance_EE, metric_DD)
 

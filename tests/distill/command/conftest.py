@@ -105,7 +105,7 @@ def distil(command: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
         assert capsys.readouterr().err == ""
         reset_accelerate()
         out = Path(arguments[arguments.index("--out") + 1])
-        assert not [file.name for file in out.iterdir() if file.name in ("state", ".unfinished")]
+        assert not [file.name for file in out.iterdir() if file.name == "state" or file.name.startswith(".")]
         found: dict[str, Any] = json.loads((out / "metrics.json").read_text())
         return found
 

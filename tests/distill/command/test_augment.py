@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast
 from distill.__main__ import main as distil
 from distill.__main__ import parser
 from distill.augment import main
-from distill.command.rows import load_rows
+from distill.command.examples import load_examples
 from distill.tasks.augmentation import Augmentation, Neighbours, Word, read_neighbours
 from distill.tasks.readers.tables import read_rows
 from distill.tasks.splits import Split
@@ -208,9 +208,9 @@ def test_rows_of_a_task_and_their_use(folder: Path, tmp_path: Path) -> None:
     common = ["--student", str(folder / "classifier"), "--objective", "none", "--steps", "2", "--max-length", "16"]
     assert distil([*common, *task, "--train", str(out), "--out", str(tmp_path / "student")]) == 0
     given = parser().parse_args([*common, *task, "--train", str(out), "--out", str(tmp_path)])
-    loaded = load_rows(given, BertTokenizerFast.from_pretrained(folder / "mlm"))
-    assert loaded.dev is not None and loaded.task is not None
-    assert (len(loaded.train), len(loaded.dev), loaded.task.name) == (40, 20, "sst2")
+    loaded = load_examples(given, BertTokenizerFast.from_pretrained(folder / "mlm"))
+    assert loaded.eval_set is not None
+    assert (len(loaded.train), len(loaded.eval_set.encoded), loaded.eval_set.task.name) == (40, 20, "sst2")
 
 
 @pytest.mark.parametrize(

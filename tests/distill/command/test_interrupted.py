@@ -100,7 +100,7 @@ def test_killed_and_resumed(command: Callable[..., list[str]], tmp_path: Path) -
         process.wait()
 
     out, whole = tmp_path / "out", started(out=tmp_path / "whole")
-    state = out / "teacher" / "state" / "finetuning.pt"
+    state = out / "teacher" / "state" / "phase-1.pt"
     killed_at(state, started())
     assert not (out / "teacher" / "config.json").exists()
     done = len(torch.load(state, weights_only=True)["history"])
@@ -123,8 +123,8 @@ LAUNCHED = """
 import sys
 from accelerate import Accelerator
 from distill import __main__
-from distill.command import chain
-chain.make_accelerator = lambda device, mixed_precision=True: Accelerator(cpu=True, mixed_precision="no")
+from distill.command import examples
+examples.make_accelerator = lambda device, mixed_precision=True: Accelerator(cpu=True, mixed_precision="no")
 sys.exit(__main__.main(sys.argv[1:]))
 """
 

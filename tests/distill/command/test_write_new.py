@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.command.options import check_new, write_new
+from distill.command.folder import check_new, write_new
 from search_spaces.errors import UserError
 
 

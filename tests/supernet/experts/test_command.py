@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from fractions import Fraction
@@ -13,13 +14,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
+from distill.training.layout import ARCHITECTURE_FILE
 from distill.training.loop import train
 from distill.training.recipe import Recipe
 from search_spaces import GELU, Architecture, Experts, FFNGraph
 from supernet.build import build
-from supernet.experts import stages
 from supernet.experts.command import main
-from supernet.experts.stages import ARCHITECTURE
 from tests.tiny import BASE, bert
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -46,23 +46,28 @@ def command(fixtures: Path, checkpoint: str, out: str, *options: str) -> list[st
     return [str(fixtures / checkpoint), "--out", str(fixtures / out), *rows, *COMMON, *options]
 
 
-def test_split_train_thin_out_and_load_as_a_stranger(fixtures: Path) -> None:
+def row_of(model: str, printed: str) -> str:
+    """The row of a model in the printed table; empty if there is none."""
+    return next((line for line in printed.splitlines() if re.match(rf" {model} +\d\.\d{{4}} ± ", line)), "")
+
+
+def test_split_distil_prune_and_load_as_a_stranger(fixtures: Path) -> None:
     arguments = command(fixtures, "bert", "mixture", "--experts", "4", "--routing", "token_gate", "--steps", "3")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.run(
         [sys.executable, "-m", "supernet.experts", *arguments], capture_output=True, text=True, env=environment
     )
     assert process.returncode == 0, process.stderr
-    assert "after 3 steps: accuracy" in process.stdout and "layer 2 ffn:" in process.stdout
+    assert row_of("mixture", process.stdout) and "layer 2 ffn:" in process.stdout
     report = json.loads((fixtures / "mixture" / "metrics.json").read_text())
-    assert set(report["models"]) == {"dense", "split", "after 3 steps"} and report["dev_rows"] == 12
-    mixture, dense = report["models"]["split"], report["models"]["dense"]
+    assert set(report["models"]) == {"teacher", "mixture, before", "mixture"} and report["dev_rows"] == 12
+    mixture, dense = report["models"]["mixture, before"], report["models"]["teacher"]
     assert mixture["params_active"] < dense["params"] < mixture["params"] and mixture["macs"] < dense["macs"]
     assert [round(sum(load["shares"]), 9) for load in mixture["expert_load"]] == [1, 1]
     model = AutoModelForSequenceClassification.from_pretrained(fixtures / "mixture", trust_remote_code=True)
     assert model.config.id2label == {0: "bad", 1: "good"}
     assert sum(parameter.numel() for parameter in model.parameters()) == mixture["params"]
-    arguments = command(fixtures, "mixture", "thin", "--fuse", "3")
+    arguments = command(fixtures, "mixture", "pruned", "--fuse", "3")
     process = subprocess.run(
         [sys.executable, "-m", "supernet.experts", *arguments],
         capture_output=True,
@@ -71,8 +76,8 @@ def test_split_train_thin_out_and_load_as_a_stranger(fixtures: Path) -> None:
         stdin=subprocess.DEVNULL,
     )
     assert (process.returncode, process.stderr) == (0, "")
-    assert "mixture: accuracy" in process.stdout and "fused: accuracy" in process.stdout
-    smaller = Architecture.load(fixtures / "thin" / "architecture.json")
+    assert row_of("mixture", process.stdout) and row_of("fused", process.stdout)
+    smaller = Architecture.load(fixtures / "pruned" / "architecture.json")
     assert any(genes.experts.count < 4 for genes in smaller.ffns)
 
 
@@ -82,8 +87,8 @@ def test_split_train_thin_out_and_load_as_a_stranger(fixtures: Path) -> None:
         ([], "give --experts N"),
         (["--experts", "4", "--drop", "1/4"], "give --experts N"),
         (["--experts", "4", "--width", "40", "--shared", "10"], "= 19 channels each, not 40"),
-        (["--experts", "4", "--width", "60"], "--width: must be from 1 to 48 channels, not 60"),
-        (["--experts", "4", "--shared", "13"], "--shared: must be from 0 to 12 channels, not 13"),
+        (["--experts", "4", "--width", "60"], "width: must be from 1 to 48 channels, not 60"),
+        (["--experts", "4", "--shared", "13"], "shared: must be from 0 to 12 channels, not 13"),
         (["--experts", "0"], "experts.count: must be from 1 to 64, not 0"),
         (["--experts", "4", "--top-k", "5"], "experts.top_k: must be at most experts.count, which is 4, not 5"),
         (["--experts", "4", "--routing", "sentence_gate", "--capacity", "5/4"], "experts.capacity"),
@@ -94,7 +99,7 @@ def test_split_train_thin_out_and_load_as_a_stranger(fixtures: Path) -> None:
         (["--experts", "4", "--steps", "2", "--epochs", "2"], "--epochs says how long the training is in place of --s"),
         (["--experts", "4", "--epochs", "0"], "--epochs: must be above 0 and at most 10,000, not 0.0"),
         (["--experts", "4", "--epochs", "nan"], "--epochs: must be above 0 and at most 10,000, not nan"),
-        (["--experts", "4", "--warmup", "2"], "--warmup: must be a share of the steps, from 0 to 1, not 2.0"),
+        (["--experts", "4", "--warmup", "2"], "--warmup: must be a fraction of the steps, from 0 to 1, not 2.0"),
         (["--experts", "4", "--weight-decay", "-1"], "--weight-decay: must be at least 0, not -1.0"),
         (["--experts", "4", "--dropout", "1"], "--dropout: must be at least 0 and below 1, not 1.0"),
         (["--experts", "4", "--learning-rate", "0"], "--learning-rate: must be above 0, not 0.0"),
@@ -106,7 +111,7 @@ def test_split_train_thin_out_and_load_as_a_stranger(fixtures: Path) -> None:
         (["--experts", "4", "--text", "kind", "--label", "text"], "is not one of bad, good"),
         (["--drop", "1/4"], "has no architecture.json"),
         (["--experts", "4", "--head-experts", "0"], "head.experts: must be from 1 to 64, not 0"),
-        (["--experts", "4", "--part", "head"], "--part head: says what --drop and --fuse remove"),
+        (["--experts", "4", "--part", "head"], "--part head: says what --drop and --fuse prune"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -168,11 +173,11 @@ def saved_mixture(fixtures: Path, name: str, architecture: Architecture) -> None
     model = build(architecture, labels=2)
     model.config.id2label, model.config.label2id = {0: "bad", 1: "good"}, {"bad": 0, "good": 1}
     model.save_pretrained(fixtures / name)
-    architecture.save(fixtures / name / ARCHITECTURE)
+    architecture.save(fixtures / name / ARCHITECTURE_FILE)
     BertTokenizerFast(vocab=str(fixtures / "vocab.txt")).save_pretrained(fixtures / name)
 
 
-def test_mixtures_that_cannot_be_thinned_are_refused(fixtures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mixtures_that_cannot_be_pruned_are_refused(fixtures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = FFNGraph.parse("tanh(project(gelu(expand(x))))")
     gate = Experts(4, Fraction(1, 2), "token_gate")
     cases = {
@@ -197,10 +202,10 @@ def test_experts_of_attention_and_head_are_said_to_stay(fixtures: Path, capsys: 
     experts = Experts(4, Fraction(1, 2), "token_gate")
     whole = Architecture.uniform(BASE, GELU, 1, Fraction(1, 4), experts, attention_experts=2, head_experts=3)
     saved_mixture(fixtures, "both", whole)
-    assert main(command(fixtures, "both", "thinner", "--drop", "3")) == 0
+    assert main(command(fixtures, "both", "smaller", "--drop", "3")) == 0
     output = capsys.readouterr().out
     assert "only the experts of feed-forward networks are removed; the 2 of every attention and 3 of the h" in output
-    smaller = Architecture.load(fixtures / "thinner" / ARCHITECTURE)
+    smaller = Architecture.load(fixtures / "smaller" / ARCHITECTURE_FILE)
     assert smaller.with_ffns(whole.ffns) == whole and any(genes.experts.count < 4 for genes in smaller.ffns)
 
 
@@ -209,12 +214,12 @@ def test_prediction_layers(fixtures: Path, capsys: pytest.CaptureFixture[str]) -
     split = ["--experts", "1", "--head-experts", "4", "--steps", "2"]
     assert main(command(fixtures, "bert", "predicting", *split)) == 0
     report = json.loads((fixtures / "predicting" / "metrics.json").read_text())
-    assert [load["part"] for load in report["models"]["split"]["expert_load"]] == ["head"]
-    assert report["models"]["dense"]["params"] < report["models"]["split"]["params"]
+    assert [load["part"] for load in report["models"]["mixture, before"]["expert_load"]] == ["head"]
+    assert report["models"]["teacher"]["params"] < report["models"]["mixture"]["params"]
     capsys.readouterr()
     assert main(command(fixtures, "predicting", "predicting-less", "--fuse", "4", "--part", "head")) == 0
-    assert "fused: accuracy" in capsys.readouterr().out
-    smaller = Architecture.load(fixtures / "predicting-less" / ARCHITECTURE)
+    assert row_of("fused", capsys.readouterr().out)
+    smaller = Architecture.load(fixtures / "predicting-less" / ARCHITECTURE_FILE)
     assert smaller.head.experts == 2
     model = AutoModelForSequenceClassification.from_pretrained(fixtures / "predicting-less", trust_remote_code=True)
     assert model.classifier.inner.weight.shape[0] == model.config.head_experts == 2
@@ -238,7 +243,7 @@ def test_classes_are_counted_as_the_checkpoint_does(fixtures: Path) -> None:
     for name in ("bert", "exchanged"):
         assert main(command(fixtures, name, f"{name}-classes", "--experts", "4")) == 0
         report = json.loads((fixtures / f"{name}-classes" / "metrics.json").read_text())
-        scores.append(report["models"]["dense"]["accuracy"]["value"])
+        scores.append(report["models"]["teacher"]["accuracy"]["value"])
     assert sum(scores) == pytest.approx(1) and scores[0] != scores[1]
 
 
@@ -263,7 +268,7 @@ def test_the_recipe(fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((recipe, {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}))
         return train(model, batches, objective, recipe, **others)
 
-    monkeypatch.setattr(stages, "train", observed)
+    monkeypatch.setattr("distill.training.distillation.train", observed)
     moebert = ["--warmup", "0", "--weight-decay", "0", "--dropout", "0.25"]
     # 24 rows in batches of 4 are 6 steps an epoch.
     for name, given in (("plain", ["--steps", "2"]), ("recipe", ["--epochs", "1.25", *moebert])):
@@ -275,7 +280,6 @@ def test_the_recipe(fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     configs = [json.loads((fixtures / f"recipe-{name}" / "config.json").read_text()) for name in ("plain", "recipe")]
     assert [config["hidden_dropout_prob"] for config in configs] == [0.1, 0.25]
-    assert "after 8 steps" in json.loads((fixtures / "recipe-recipe" / "metrics.json").read_text())["models"]
 
 
 def test_tables_depend_on_the_seed_and_the_layer_alone(fixtures: Path) -> None:
@@ -333,16 +337,16 @@ def test_everything_random_depends_on_the_seed(fixtures: Path) -> None:
 
 
 def test_the_scale_of_gates(fixtures: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is in the checkpoint's configuration and architecture, also after thinning out; the weights are the same."""
+    """It is in the checkpoint's configuration and architecture, also after pruning; the weights are the same."""
     options = ["--experts", "4", "--routing", "token_gate"]
     for name, given in (("gate", []), ("plain-gate", ["--gate-scale", "probability"])):
         assert main(command(fixtures, "bert", name, *options, *given)) == 0
     relative, plain = (load_file(fixtures / name / "model.safetensors") for name in ("gate", "plain-gate"))
     assert all(torch.equal(tensor, plain[name]) for name, tensor in relative.items())
-    assert json.loads((fixtures / "gate" / ARCHITECTURE).read_text())["base"]["gate_scale"] == "relative"
-    assert main(command(fixtures, "plain-gate", "plain-thin", "--fuse", "3")) == 0
-    for name in ("plain-gate", "plain-thin"):
-        assert Architecture.load(fixtures / name / ARCHITECTURE).base.gate_scale == "probability"
+    assert json.loads((fixtures / "gate" / ARCHITECTURE_FILE).read_text())["base"]["gate_scale"] == "relative"
+    assert main(command(fixtures, "plain-gate", "plain-pruned", "--fuse", "3")) == 0
+    for name in ("plain-gate", "plain-pruned"):
+        assert Architecture.load(fixtures / name / ARCHITECTURE_FILE).base.gate_scale == "probability"
         assert json.loads((fixtures / name / "config.json").read_text())["gate_scale"] == "probability"
     with pytest.raises(SystemExit) as stop:
         main(command(fixtures, "bert", "never", *options, "--gate-scale", "plain"))

@@ -24,9 +24,9 @@ from transformers import (
     BertTokenizerFast,
 )
 
+from distill.training.layout import ARCHITECTURE_FILE
 from search_spaces import Architecture
 from supernet.experts.command import main
-from supernet.experts.stages import ARCHITECTURE
 from tests.tiny import SIZES, bert, shaken
 
 WORDS = [f"w{number}" for number in range(45)]
@@ -51,19 +51,19 @@ def text(row: int, words: int) -> str:
     return " ".join(WORDS[(7 * row + 5 * place + place * place) % 45] for place in range(words))
 
 
-def split_train_and_thin(
+def split_distil_and_prune(
     checkpoint: Path, out: Path, rows: Sequence[str], capsys: pytest.CaptureFixture[str]
 ) -> tuple[dict[str, Any], str]:
-    """Splits and trains, and then thins out; returns the measurements of all models, and what was printed."""
+    """Splits and distils, and then prunes the experts; returns the measurements of all models, and what was printed."""
     common = [*rows, "--device", "cpu", "--max-length", "16", "--batch-size", "4", "--importance-batches", "2"]
     first = ["--experts", "4", "--routing", "token_gate", "--epochs", "0.5", "--learning-rate", "1e-3"]
     assert main([str(checkpoint), "--out", str(out / "mixture"), *common, *first]) == 0, capsys.readouterr().err
-    assert main([str(out / "mixture"), "--out", str(out / "thin"), *common, "--drop", "3"]) == 0
+    assert main([str(out / "mixture"), "--out", str(out / "pruned"), *common, "--drop", "3"]) == 0
     models: dict[str, Any] = {}
-    for name in ("mixture", "thin"):
+    for name in ("mixture", "pruned"):
         report = json.loads((out / name / "metrics.json").read_text())
         models |= report["models"] | {"dev_rows": report["dev_rows"]}
-    assert all(genes.experts.count == 1 for genes in Architecture.load(out / "thin" / ARCHITECTURE).ffns)
+    assert all(genes.experts.count == 1 for genes in Architecture.load(out / "pruned" / ARCHITECTURE_FILE).ffns)
     return models, capsys.readouterr().out
 
 
@@ -82,8 +82,8 @@ def check(models: dict[str, Any], printed: str, expected: dict[str, dict[str, fl
             reported = models[model][name]
             assert reported["value"] == pytest.approx(value, abs=2e-5), (model, name)
             assert reported["standard_error"] >= 0
-            line = f"{name} {reported['value']:.4f} ± {reported['standard_error']:.4f}"
-            assert re.search(f"^{re.escape(model)}: .*{line}", printed, re.M), (model, line, printed)
+            figures = f"{reported['value']:.4f} ± {reported['standard_error']:.4f}"
+            assert re.search(f"^ {model} .*{figures}", printed, re.M), (model, figures, printed)
 
 
 def matthews(predicted: np.ndarray, actual: np.ndarray) -> float:
@@ -98,10 +98,10 @@ def test_cola_by_matthews(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         lines = [f"x\t{label}\t\t{text(row, 3 + row % 6)}" for row, label in enumerate(classes)]
         (tmp_path / "CoLA" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
     checkpoint = saved(bert(5, labels=2), tmp_path / "bert")
-    models, printed = split_train_and_thin(checkpoint, tmp_path, ["--task", "cola", "--data", str(tmp_path)], capsys)
+    models, printed = split_distil_and_prune(checkpoint, tmp_path, ["--task", "cola", "--data", str(tmp_path)], capsys)
     texts = [(text(row, 3 + row % 6),) for row in range(30)]
     expected = {}
-    for stage, folder in (("dense", "bert"), ("after 3 steps", "mixture"), ("dropped", "thin")):
+    for stage, folder in (("teacher", "bert"), ("mixture", "mixture"), ("dropped", "pruned")):
         outputs = logits_of(tmp_path / folder, AutoModelForSequenceClassification, texts)
         predicted = np.array([int(output.logits.argmax()) for output in outputs])
         expected[stage] = {"matthews_correlation": matthews(predicted, np.array(labels["dev"]))}
@@ -149,10 +149,10 @@ def test_regression_by_both_correlations(own_files: bool, tmp_path: Path, capsys
     if own_files:
         files = [f"--{name}={tmp_path / 'STS-B' / name}.tsv" for name in ("train", "dev")]
         rows = [*files, "--regression", "--text", "sentence1", "--pair", "sentence2", "--label", "score"]
-    models, printed = split_train_and_thin(checkpoint, tmp_path, rows, capsys)
+    models, printed = split_distil_and_prune(checkpoint, tmp_path, rows, capsys)
     expected = {
         stage: numbers(tmp_path / folder, pairs, scores)
-        for stage, folder in (("dense", "bert"), ("after 3 steps", "mixture"), ("dropped", "thin"))
+        for stage, folder in (("teacher", "bert"), ("mixture", "mixture"), ("dropped", "pruned"))
     }
     check(models, printed, expected)
 
@@ -205,9 +205,9 @@ def test_questions_by_exact_match_and_f1(
     dev = write_squad(tmp_path, version, lambda row: not (without and row % 3 == 0))["dev"]
     model = shaken(BertForQuestionAnswering(BertConfig(**SHAPE)), 3)
     checkpoint = saved(model, tmp_path / "bert")
-    models, printed = split_train_and_thin(checkpoint, tmp_path, ["--task", task, "--data", str(tmp_path)], capsys)
+    models, printed = split_distil_and_prune(checkpoint, tmp_path, ["--task", task, "--data", str(tmp_path)], capsys)
     expected = {}
-    for stage, folder in (("dense", "bert"), ("after 3 steps", "mixture"), ("dropped", "thin")):
+    for stage, folder in (("teacher", "bert"), ("mixture", "mixture"), ("dropped", "pruned")):
         outputs = logits_of(tmp_path / folder, AutoModelForQuestionAnswering, [row[:2] for row in dev])
         exact, overlap = [], []
         for (question, context, *answers), output in zip(dev, outputs, strict=True):
@@ -233,14 +233,14 @@ def test_tags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / f"{name}.txt").write_text("\n".join(tagged))
     config = BertConfig(**SHAPE, num_labels=2, id2label=dict(enumerate(TAGS[:2])))
     checkpoint = saved(shaken(BertForTokenClassification(config), 4), tmp_path / "bert")
-    models, printed = split_train_and_thin(checkpoint, tmp_path, ["--task", "conll", "--data", str(tmp_path)], capsys)
+    models, printed = split_distil_and_prune(checkpoint, tmp_path, ["--task", "conll", "--data", str(tmp_path)], capsys)
     outputs = logits_of(tmp_path / "mixture", AutoModelForTokenClassification, [(" ".join(s),) for s in sentences])
     predicted = [output.logits[0, 1:-1].argmax(dim=-1).tolist() for output in outputs]
     actual = [[int(word[1:]) % 2 for word in words] for words in sentences]
     pairs = [pair for rows in zip(predicted, actual, strict=True) for pair in zip(*rows, strict=True)]
     # With B tags only, every one of them is an entity of its own.
     both, found, there = (sum(map(bool, column)) for column in ([p * a for p, a in pairs], *zip(*pairs, strict=True)))
-    check(models, printed, {"after 3 steps": {"f1": 2 * both / (found + there)}})
+    check(models, printed, {"mixture": {"f1": 2 * both / (found + there)}})
 
 
 def test_sizes_are_those_of_the_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,10 +253,10 @@ def test_sizes_are_those_of_the_saved_model(tmp_path: Path, capsys: pytest.Captu
     model = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out", trust_remote_code=True)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     experts = sum(size for name, size in sizes.items() if re.search(r"\.ffn\.0\.(expand|project)\.", name))
-    assert measured["split"]["params"] == sum(sizes.values())
-    assert measured["split"]["params_active"] == sum(sizes.values()) - experts * 3 // 4
+    assert measured["mixture"]["params"] == sum(sizes.values())
+    assert measured["mixture"]["params_active"] == sum(sizes.values()) - experts * 3 // 4
     assert not any("pooler" in name for name in sizes)
-    assert measured["dense"]["params"] == measured["dense"]["params_active"]
+    assert measured["teacher"]["params"] == measured["teacher"]["params_active"]
 
 
 def test_a_head_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

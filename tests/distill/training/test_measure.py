@@ -1,4 +1,4 @@
-"""What the final training says of its models' scores."""
+"""How models are compared with a reference, in numbers and in the table."""
 
 from typing import Any
 
@@ -8,8 +8,9 @@ from rich.console import Console
 from scipy import stats
 from sklearn.metrics import matthews_corrcoef
 
+from distill.command.report import table
 from distill.tasks.task import Task, contributions
-from nas.final.measurements import compared, table
+from distill.training.measure import scores
 
 TASK = Task("t", ("no", "yes"), metrics=("matthews_correlation", "accuracy"))
 COSTS = {"latency_ms": 2.0, "params": 10**6}
@@ -29,7 +30,7 @@ def printed(models: dict[str, dict[str, Any]]) -> str:
 def test_models_are_compared_with_the_teacher() -> None:
     labels = np.random.default_rng(0).integers(0, 2, 500)
     predicted = {"teacher": predictions(500, 1, 0.9, labels), "student": predictions(500, 2, 0.8, labels)}
-    found = compared(TASK, {name: contributions(TASK, row, labels) for name, row in predicted.items()}, "teacher")
+    found = scores(TASK, {name: contributions(TASK, row, labels) for name, row in predicted.items()}, "teacher")
     assert all("difference" not in row for row in found["teacher"].values())
     right = {name: row == labels for name, row in predicted.items()}
     assert found["student"]["accuracy"]["difference"] == {
@@ -49,8 +50,8 @@ def test_models_are_compared_with_the_teacher() -> None:
 def test_there_is_no_share_of_a_score_that_is_not_positive() -> None:
     labels = np.array([0, 1, 0, 1])
     rows = {"teacher": contributions(TASK, 1 - labels, labels), "student": contributions(TASK, labels, labels)}
-    found = compared(TASK, rows, "teacher")["student"]
+    found = scores(TASK, rows, "teacher")["student"]
     for metric, difference in (("matthews_correlation", 2.0), ("accuracy", 1.0)):
         assert (found[metric]["difference"]["value"], found[metric]["difference"]["share"]) == (difference, None)
-    text = printed(compared(TASK, rows, "teacher"))
+    text = printed(scores(TASK, rows, "teacher"))
     assert "+2.0000 ± " in text and "%" not in text

@@ -1,60 +1,60 @@
-"""The rows on which `python -m distill` trains and evaluates."""
+"""The examples on which a command trains, prunes and measures models."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
+from transformers.utils import logging
+
 from distill.checksums import create_once
 from distill.files import cache_folder
-from distill.objectives.outputs import Batch
 from distill.tasks.encoding import Encoded
 from distill.tasks.readers import load_task
 from distill.tasks.readers.tables import read_rows, table_task
 from distill.tasks.readers.texts import read_paragraphs, text_key
 from distill.tasks.splits import AnySplit, Split, joined
-from distill.tasks.task import Task, TaskData, TaskError
+from distill.tasks.task import TaskData, TaskError
 from distill.tasks.text import load_text, save_text, stored_text_key
 from distill.tasks.types import CLASSIFICATION, MASKED_LM, REGRESSION, encode
-from distill.training.evaluation import split_batches
-from distill.training.teacher import check_positions, check_vocabulary
+from distill.training.loop import make_accelerator
+from distill.training.measure import EvalSet
+from distill.training.run import Examples
+from distill.training.teacher import check_positions, check_vocabulary, labels_of, load_config, load_tokenizer
 from search_spaces.errors import UserError
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Encoded rows for training and, if there is a task, for evaluation; text has neither a task nor dev rows."""
+def open_examples(
+    options: Any, source: str, students: bool = False, own_labels: bool = False
+) -> tuple[Accelerator, Any, Examples]:
+    """The accelerator, the configuration of the checkpoint `source`, and the examples, encoded with its tokenizer.
 
-    kind: str
-    train: Encoded
-    task: Task | None = None
-    split: AnySplit | None = None
-    dev: Encoded | None = None
+    Args:
+        students: whether the checkpoint may be one of our own students.
+        own_labels: whether the checkpoint's classes are those of the user's own files.
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The names of the classes. On text the head has two dummy classes and is not trained."""
-        return ("0", "1") if self.task is None else self.task.labels
-
-    @property
-    def headless(self) -> bool:
-        """Whether only the encoder is trained: the rows are text without masked words to predict."""
-        return self.task is None and self.kind != MASKED_LM
-
-    @property
-    def longest(self) -> int:
-        """Number of tokens of the longest row."""
-        return max(int(part.lengths.max()) for part in (self.train, self.dev) if part is not None)
-
-    def dev_batches(self, pad_id: int) -> Iterator[Batch]:
-        """The dev rows of a task, padded."""
-        assert self.dev is not None
-        return (batch for _, batch in split_batches(self.dev, pad_id))
+    Raises:
+        UserError: the checkpoint or the rows cannot be read, or the rows are too long for the checkpoint.
+    """
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    accelerator = make_accelerator(options.device, options.mixed_precision)
+    config, tokenizer = load_config(source, students), load_tokenizer(source)
+    examples = load_examples(options, tokenizer, labels_of(config) if own_labels else ())
+    check_sizes(options, config, source, examples)
+    return accelerator, config, examples
 
 
-def load_rows(options: Any, tokenizer: Any, labels: tuple[str, ...] = ()) -> Rows:
-    """Load and encode the rows that the options name.
+def check_sizes(options: Any, config: Any, name: str, examples: Examples) -> None:
+    """Raise UserError if a model has no embedding for one of its tokenizer's token ids, or fewer positions than an
+    example has tokens.
+    """
+    check_vocabulary(name, config, examples.tokenizer)
+    check_positions(name, config, examples.longest, f"--max-length {options.max_length}")
+
+
+def load_examples(options: Any, tokenizer: Any, labels: tuple[str, ...] = ()) -> Examples:
+    """Load and encode the examples that the options name.
 
     Args:
         labels: the names of the classes of the user's own files; by default those that occur, sorted.
@@ -71,7 +71,7 @@ def load_rows(options: Any, tokenizer: Any, labels: tuple[str, ...] = ()) -> Row
 
     if options.corpus is not None:
         text = encoded_text(options, tokenizer)
-        return Rows(text.kind, text)
+        return Examples(text.kind, tokenizer, text)
     if options.train is not None and options.task is None:
         kind = REGRESSION if options.regression else CLASSIFICATION
         columns = {"text": options.text, "label": options.label, "pair": options.pair}
@@ -81,15 +81,8 @@ def load_rows(options: Any, tokenizer: Any, labels: tuple[str, ...] = ()) -> Row
     kind = data.task.kind
     rows = joined(data.train, data.search) if options.train is None or options.task is None else own_rows(options, data)
     train = encoded(rows, kind)
-    return Rows(kind, train, data.task, data.dev, encoded(data.dev, kind))
-
-
-def check_sizes(options: Any, config: Any, name: str, rows: Rows, tokenizer: Any) -> None:
-    """Raise UserError if a model has no embedding for one of its tokenizer's token ids, or fewer positions than a row
-    has tokens.
-    """
-    check_vocabulary(name, config, tokenizer)
-    check_positions(name, config, rows.longest, f"--max-length {options.max_length}")
+    eval_set = EvalSet(data.task, data.dev, encoded(data.dev, kind), tokenizer.pad_token_id)
+    return Examples(kind, tokenizer, train, eval_set)
 
 
 def own_rows(options: Any, data: TaskData[Any]) -> Split:
@@ -112,7 +105,7 @@ def encoded_text(options: Any, tokenizer: Any) -> Encoded:
     """The text that the options name, encoded; it is kept in the user's cache and mapped into memory.
 
     Raises:
-        UserError: as `load_rows`.
+        UserError: as `load_examples`.
     """
     keys = [text_key(source) for source in options.corpus]
     key = stored_text_key(keys, tokenizer, options.max_length, options.pack)
