@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from distill.cli import DONE, Parser, add_device_option, interruptible
 
 if TYPE_CHECKING:
+    from distill.table import Table
     from nas.report.comparison import Difference, Item
-    from nas.report.table import Table
 
 # The rows of the table of costs: key of `describe`, and what it is called.
 COSTS = {
@@ -126,7 +126,7 @@ def loaded(options: argparse.Namespace) -> "list[Item]":
 
 def side_by_side(items: "Sequence[Item]", facts: Sequence[Mapping[str, Any]]) -> "Table":
     """The layers in short form and the costs of each item, these also as percentages of the first one's."""
-    from nas.report.table import Column, Table
+    from distill.table import Column, Table
     from nas.study.description import formulas
     from search_spaces.genes import outside_ffns
 
@@ -151,7 +151,7 @@ def side_by_side(items: "Sequence[Item]", facts: Sequence[Mapping[str, Any]]) ->
 
 def differences_table(paired: "Sequence[Difference]") -> "Table":
     """The paired differences to the first item."""
-    from nas.report.table import Column, Table, difference
+    from distill.table import Column, Table, difference
 
     columns = (
         Column("", is_text=True),

@@ -20,8 +20,8 @@ from rich.console import Console
 
 from distill.cli import Parser
 from distill.extensions import load_extensions
+from distill.table import Column, Table, count
 from nas.report import architecture as shown
-from nas.report.table import Column, Table, count
 from search_spaces import PUBLISHED, Architecture, UserError, cost
 from search_spaces.formula import layers_latex
 from search_spaces.genes import outside_ffns

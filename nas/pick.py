@@ -61,9 +61,9 @@ def command(options: argparse.Namespace) -> int:
     """
     from rich.console import Console
 
+    from distill.table import Table
     from nas.report.choice import choose, facts_of, stage_of, text_of  # optuna takes a second
     from nas.report.study import read
-    from nas.report.table import Table
 
     others = [name for name in ("max_params", "max_macs", "max_latency", "keep") if getattr(options, name) is not None]
     if options.trial is not None and others:

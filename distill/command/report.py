@@ -1,20 +1,18 @@
 """What the commands that train or prune a model report: metrics.json, and its table."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from safetensors import SafetensorError
 
 from distill.cli import DONE
 from distill.command.options import recorded
 from distill.files import write_text
-from distill.tasks.metrics import Score
+from distill.table import Column, Table, difference, millions, with_error
 from distill.training.evaluation import Load
 from distill.training.layout import METRICS_FILE
 from distill.training.measure import Measurements, environment
@@ -77,60 +75,49 @@ def show(options: Any, console: Console, metrics: Mapping[str, Any], *lines: str
     """Print the content of metrics.json as JSON or as a table, with further lines below it; returns the exit status."""
     if options.json:
         print(json.dumps(metrics, indent=2))
-        return DONE
-    console.width = max(console.width, 200)  # otherwise a narrow terminal cuts figures off
-    console.print(table(metrics["models"], metrics["metrics"]))
-    for line in (*load_lines(metrics["models"]), *lines, f"wrote {options.out}"):
-        console.print(line)
+    else:
+        show_measurements(console, metrics)
+        for line in (*lines, f"wrote {options.out}"):
+            console.print(line)
     return DONE
 
 
-def load_lines(models: Measurements) -> list[str]:
-    """A line for each router of each model that has experts."""
-    return [
-        f"{name}: experts of {Load(load['layer'], load['part'], tuple(load['shares']))}"
-        for name, row in models.items()
-        for load in row.get("expert_load", ())
-    ]
+def show_measurements(console: Console, metrics: Mapping[str, Any]) -> None:
+    """Print the measurements in metrics.json: the table, and a line for each router of each model with experts."""
+    measurement_table(metrics).print(console)
+    for name, row in metrics["models"].items():
+        for load in row.get("expert_load", ()):
+            console.print(f"{name}: experts of {Load(load['layer'], load['part'], tuple(load['shares']))}")
 
 
-def table(models: Measurements, metrics: Sequence[str], reference: str | None = None) -> Table:
-    """The measurements as a table with a row for each model and a column for everything that was measured.
+def measurement_table(metrics: Mapping[str, Any], title: str = "") -> Table:
+    """The measurements in metrics.json as a table: a row for each model, a column for everything that was measured.
 
     Args:
-        metrics: the names of the metrics, of which the first is compared with that of the model named `reference`.
+        title: how the caption begins, which says how many examples there are.
     """
-    millions = {"params": "parameters", "params_active": "active", "ffn_params": "in FFNs", "macs": "MACs"}
-    columns = {metric: {name: _score(row[metric]) for name, row in models.items()} for metric in metrics}
-    if reference is not None:
-        columns[f"{metrics[0]} − {reference}'s"] = {
-            name: _difference(row[metrics[0]].get("difference")) for name, row in models.items()
-        }
-    for key, column in millions.items():
-        digits = 0 if key == "macs" else 2
-        columns[column] = {name: f"{row[key] / 1e6:.{digits}f} M" for name, row in models.items() if key in row}
-    if columns["active"] == {name: columns["parameters"][name] for name in columns["active"]}:
-        del columns["active"]  # no model has experts
-    if reference is not None:
-        times = {name: row["latency_ms"] for name, row in models.items()}
-        columns["latency"] = {name: f"{time:.1f} ms" for name, time in times.items()}
-        columns["speed-up"] = {name: f"{times[reference] / time:.2f}×" for name, time in times.items()}
-    result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    result.add_column("model", no_wrap=True)
-    shown = {column: cells for column, cells in columns.items() if cells}
-    for column in shown:
-        result.add_column(column, justify="right", no_wrap=True)
-    for name in models:
-        result.add_row(name, *(cells.get(name, "") for cells in shown.values()))
-    return result
+    names, models = metrics["metrics"], metrics["models"]
+    pairs = [row[names[0]].get("difference") for row in models.values()] if names else [None] * len(models)
+    reference = next((pair["to"] for pair in pairs if pair), None)
+    columns = (
+        Column("model", is_text=True),
+        *(Column(name, lambda row: with_error((row["value"], row["standard_error"]))) for name in names),
+        Column(f"{names[0]} − {reference}'s" if names else "", _difference),
+        *(Column(name, millions) for name in ("parameters", "active", "in FFNs", "MACs")),
+        Column("latency", "{:.1f} ms".format),
+        Column("speed-up", "{:.2f}×".format),
+    )
+    rows = []
+    for (name, row), pair in zip(models.items(), pairs, strict=True):
+        params, active, time = row["params"], row.get("params_active"), row.get("latency_ms")
+        costs = params, active if active != params else None, row.get("ffn_params"), row.get("macs")
+        speed_up = models[reference]["latency_ms"] / time if time and reference else None
+        rows.append((name, *(row[metric] for metric in names), pair, *costs, time, speed_up))
+    examples = f"{metrics['dev_rows']:,} rows of the dev split" if metrics["dev_rows"] else ""
+    tokens = f"; MACs and latency of a sentence of {metrics['tokens']} tokens" if "tokens" in metrics else ""
+    return Table(columns, rows, f"{title}{examples}{tokens}")
 
 
-def _score(metric: Mapping[str, Any]) -> str:
-    return str(Score(metric["value"], metric["standard_error"]))
-
-
-def _difference(difference: Mapping[str, Any] | None) -> str:
-    if difference is None:
-        return ""
-    share = "" if difference["share"] is None else f" ({difference['share']:.1%})"
-    return f"{difference['value']:+.4f} ± {difference['standard_error']:.4f}{share}"
+def _difference(row: Mapping[str, Any]) -> str:
+    share = "" if row["share"] is None else f" ({row['share']:.1%})"
+    return difference((row["value"], row["standard_error"])) + share

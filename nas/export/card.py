@@ -8,13 +8,13 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from distill.command.report import measurement_table
 from distill.encoders.family import family_of
+from distill.table import Column, Table
 from distill.tasks.readers import embedded, glue
 from nas.config.schema import StudyConfig
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, Checkpoint
 from nas.export.latency import LatencyReport, table
-from nas.report.final import final_table
-from nas.report.table import Column, Table
 from supernet.model.configuration import attention_experts
 
 # The versions of transformers with which exported students load; tested are 5.1.0, 5.2.0, 5.10.4 and 5.23.0.
@@ -146,7 +146,7 @@ class Card:
             f"## Results\n\nTask `{metrics['task']}`, {metrics['dev_rows']:,} rows of the dev split, with standard "
             "errors (those of differences are paired, on the same rows). MACs (multiply-accumulate operations) and "
             f"latency are of one sentence of {metrics['tokens']} tokens, in PyTorch {metrics['torch']} on {device}, as "
-            f"measured after the training.\n\n{final_table(metrics).markdown()}"
+            f"measured after the training.\n\n{measurement_table(metrics).markdown()}"
         )
 
     def _files(self) -> str:

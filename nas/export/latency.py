@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from distill.objectives.outputs import Batch
+from distill.table import Column, Table
 from nas.latency.steps import bounded
 from nas.latency.table import WHOLE_ROUNDS, example
-from nas.report.table import Column, Table
 
 TEACHER, BASE_MODEL, STUDENT = "teacher", "base model", "student"
 TORCH, ONNX, INT8 = "torch", "ONNX", "ONNX int8"

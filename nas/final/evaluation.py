@@ -7,14 +7,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
+from distill.table import Column, Table, with_error
 from distill.tasks.corpora import embedded_corpus
-from distill.tasks.metrics import Score
 from distill.tasks.readers.glue import trained_on
 from distill.tasks.readers.glue_submission import read_test, write_submission
 from distill.tasks.splits import AnySplit
@@ -87,7 +85,7 @@ def evaluate_checkpoint(
         by_task = {name: row["models"][SCORE] for name, row in measured.items()}
         print(json.dumps({"tasks": by_task, "mean": means(measured)[SCORE]}, indent=2))
     else:
-        console.print(table_of_tasks(measured))
+        table_of_tasks(measured).print(console)
         for path in written:
             console.print(f"wrote {path}")
     return DONE
@@ -129,16 +127,16 @@ def means(tasks: Tasks) -> dict[str, float]:
 def table_of_tasks(tasks: Tasks) -> Table:
     """A row for each metric of each task, a column for each model, and at the end the means."""
     by_model = means(tasks)
-    result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    result.add_column("task")
-    result.add_column("metric")
-    for name in by_model:
-        result.add_column(name, justify="right", no_wrap=True)
+    columns = (
+        *(Column(name, is_text=True) for name in ("task", "metric")),
+        *(Column(name, with_error) for name in by_model),
+    )
+    rows: list[tuple[Any, ...]] = []
     for task, row in tasks.items():
         for number, metric in enumerate(row["metrics"]):
-            found = (row["models"][name][metric] for name in by_model)
-            cells = (str(Score(score["value"], score["standard_error"])) for score in found)
-            result.add_row("" if number else task, metric, *cells)
+            found = [row["models"][name][metric] for name in by_model]
+            cells = [(score["value"], score["standard_error"]) for score in found]
+            rows.append(("" if number else task, metric, *cells))
     if len(tasks) > 1:
-        result.add_row("mean", "", *(f"{mean:.4f}" for mean in by_model.values()))
-    return result
+        rows.append(("mean", None, *((mean, None) for mean in by_model.values())))
+    return Table(columns, rows)

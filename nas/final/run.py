@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE, is_first_process
-from distill.command.report import load_lines, table, write_metrics
+from distill.command.report import show_measurements, write_metrics
 from distill.files import save_pretrained, write_text
 from distill.tasks.corpora import embedded_corpus
 from distill.tasks.encoding import collate
@@ -214,11 +214,6 @@ def print_results(final: FinalRun, task: Task, metrics: Mapping[str, Any], conso
     if final.as_json:
         print(json.dumps(metrics, indent=2))
         return
-    console.print(
-        f"{task.name}: {metrics['dev_rows']} dev rows; MACs and latency of one sentence of {metrics['tokens']} tokens"
-    )
-    console.width = max(console.width, 200)  # otherwise a narrow terminal cuts figures off
-    console.print(table(metrics["models"], task.metrics, reference=TEACHER))
-    for line in load_lines(metrics["models"]):
-        console.print(line)
+    console.print(f"{task.name}:")
+    show_measurements(console, metrics)
     console.print(f"wrote {final.out}: {task.type.model.__name__}.from_pretrained(..., trust_remote_code=True)")

@@ -57,8 +57,7 @@ def run_tasks(final: FinalRun, tasks: Sequence[str], resume: bool, cluster: "Clu
         print(json.dumps(metrics, indent=2))
     else:
         console = Console(highlight=False, soft_wrap=True)
-        console.width = max(console.width, 200)  # otherwise a narrow terminal cuts figures off
-        console.print(table_of_tasks(metrics["tasks"]))
+        table_of_tasks(metrics["tasks"]).print(console)
         console.print(f"wrote {final.out}: a checkpoint for each of {', '.join(trained)}")
     return DONE
 

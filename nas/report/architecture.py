@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from distill.table import Column, Table, count
 from nas.config.schema import ConfigError
-from nas.report.table import Column, Table, count
 from search_spaces import PUBLISHED, Architecture, Experts, cost
 from search_spaces.architecture import DENSE
 from search_spaces.published import load

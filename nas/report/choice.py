@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+from distill.table import Table, plural, with_error
 from nas.config.schema import ConfigError
 from nas.config.values import count, kept_share
 from nas.finalists import front
 from nas.latency.limit import parse_latency
 from nas.report import architecture
 from nas.report.study import COMPLETE, Candidate, Stage, Study, knee
-from nas.report.table import Table, plural, with_error
 from nas.study.attributes import COSTS
 from nas.study.description import formulas
 from search_spaces.genes import outside_ffns

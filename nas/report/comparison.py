@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from distill.table import plural
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from nas.report.study import read
-from nas.report.table import plural
 from nas.study.contributions import metric_of_rows, paired_lead
 from nas.study.folder import Folder
 from search_spaces.architecture import Architecture

@@ -10,9 +10,9 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from distill.table import Column, Table, count
 from distill.training.evaluation import Load
 from nas.report.architecture import layers
-from nas.report.table import Column, Table, count
 from nas.study import ledger
 from nas.study.attributes import (
     CHOICES,

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distill.table import Column, Table
 from nas.config.load import load_config
-from nas.report.table import Column, Table
 from nas.study import ledger
 from nas.study.attributes import goals_of
 from nas.study.folder import STAGES, Folder

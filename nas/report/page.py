@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nas.report.table import Table
+from distill.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,15 +4,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from distill.command.report import measurement_table
+from distill.table import Column, Table, plural, with_error
 from distill.training.evaluation import Load
 from nas.finalists import shown
 from nas.report import figures, surface, verdict
 from nas.report.drawing import svg
-from nas.report.final import final_table
 from nas.report.outcome import Named, entry, front_table, models_of, models_table
 from nas.report.page import Part, Picture, Section, Text
 from nas.report.study import COMPLETE, FAILED, PRUNED, UNFINISHED, Candidate, Stage, Study
-from nas.report.table import Column, Table, plural, with_error
 from nas.report.timing import times
 from nas.study.description import formula
 from search_spaces.architecture import Architecture
@@ -52,7 +52,7 @@ def result(study: Study, final: Mapping[str, Any] | None = None) -> Section:
             f"{kept['confidence']:.0%}."
         )
     if final is not None:
-        parts.append(final_table(final))
+        parts.append(measurement_table(final, "After the final training, on "))
     return Section("result", "Result", parts)
 
 

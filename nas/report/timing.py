@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from distill.table import Column, Table, duration
 from nas.report.study import Candidate, Study
-from nas.report.table import Column, Table, duration
 
 _STAGE = re.compile(r"stage-(\w+) trial \d+")
 

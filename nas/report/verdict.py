@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from distill.table import difference, plural, with_error
 from nas.finalists import WINNER, WINNER_WITH_BASE_GRAPHS, shown
 from nas.report.study import FIXED_BASELINES, Stage, Study
-from nas.report.table import difference, plural, with_error
 from nas.study.contributions import paired_lead
 
 # A difference of at most so many standard errors is called noise.

@@ -203,7 +203,7 @@ def test_the_command_and_distillation(checkpoint: Path, tmp_path: Path, capsys: 
     command = [str(checkpoint), *rows, *small, "--importance-batches", "2"]
     assert main([*command, "--keep", "15%", "--out", str(pruned)]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"^ dense +0\.\d{4} ± .*\n pruned +0\.\d{4} ± ", printed, re.M)
+    assert re.search(r"^ +dense +0\.\d{4} ± .*\n +pruned +0\.\d{4} ± ", printed, re.M)
     report = json.loads((pruned / "metrics.json").read_text())
     model = AutoModelForSequenceClassification.from_pretrained(pruned, trust_remote_code=True)
     assert report["heads"] == model.config.attention_heads and sum(report["heads"]) < 8

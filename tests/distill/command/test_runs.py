@@ -28,7 +28,7 @@ def test_as_a_program(command: Callable[..., list[str]], tmp_path: Path) -> None
         [sys.executable, "-m", "distill", *command()], capture_output=True, text=True, env=environment(), cwd=tmp_path
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"student, before +0\.\d{4} ± 0\.\d{4} +0\.01 M", done.stdout)
+    assert re.search(r"student, before +0\.\d{4} ± 0\.\d{4} +0\.01\d\d M", done.stdout)
     assert done.stdout.endswith(f"wrote {tmp_path / 'out'}\n")
     files = {file.name for file in (tmp_path / "out").iterdir()}
     own = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}

@@ -8,7 +8,7 @@ from rich.console import Console
 from scipy import stats
 from sklearn.metrics import matthews_corrcoef
 
-from distill.command.report import table
+from distill.command.report import measurement_table
 from distill.tasks.task import Task, contributions
 from distill.training.measure import scores
 
@@ -21,9 +21,10 @@ def predictions(count: int, seed: int, right: float, labels: np.ndarray) -> np.n
 
 
 def printed(models: dict[str, dict[str, Any]]) -> str:
-    console = Console(width=250)
+    metrics = {"models": {name: row | COSTS for name, row in models.items()}, "metrics": TASK.metrics, "dev_rows": 500}
+    console = Console(width=80)
     with console.capture() as capture:
-        console.print(table({name: row | COSTS for name, row in models.items()}, TASK.metrics, "teacher"))
+        measurement_table(metrics).print(console)
     return capture.get()
 
 

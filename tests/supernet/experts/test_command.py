@@ -48,7 +48,7 @@ def command(fixtures: Path, checkpoint: str, out: str, *options: str) -> list[st
 
 def row_of(model: str, printed: str) -> str:
     """The row of a model in the printed table; empty if there is none."""
-    return next((line for line in printed.splitlines() if re.match(rf" {model} +\d\.\d{{4}} ± ", line)), "")
+    return next((line for line in printed.splitlines() if re.match(rf" +{model} +\d\.\d{{4}} ± ", line)), "")
 
 
 def test_split_distil_prune_and_load_as_a_stranger(fixtures: Path) -> None:

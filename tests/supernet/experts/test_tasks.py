@@ -83,7 +83,7 @@ def check(models: dict[str, Any], printed: str, expected: dict[str, dict[str, fl
             assert reported["value"] == pytest.approx(value, abs=2e-5), (model, name)
             assert reported["standard_error"] >= 0
             figures = f"{reported['value']:.4f} ± {reported['standard_error']:.4f}"
-            assert re.search(f"^ {model} .*{figures}", printed, re.M), (model, figures, printed)
+            assert re.search(f"^ +{model} .*{figures}", printed, re.M), (model, figures, printed)
 
 
 def matthews(predicted: np.ndarray, actual: np.ndarray) -> float:
