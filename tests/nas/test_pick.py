@@ -46,7 +46,7 @@ def folder_of(
     path.mkdir(exist_ok=True)
     folder = Folder(path / "s")
     folder.create(load_config("demo", {"keep.share": 0.9, "keep.cost": cost}))
-    study = ledger.open_study(folder.storage, "stage-1", goals=goals)
+    study = ledger.open_study(folder.storage, "s/stage-1", goals=goals)
     for key, value in attributes.items():
         study.set_user_attr(key, value)
     for number, score in scores.items():
@@ -174,7 +174,7 @@ def test_what_cannot_be_picked(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "has no trial with a score yet" in refused(capsys, folder)
     assert "--stage: " in (message := refused(capsys, folder, "--stage", "2")) and "has the stages 1, not 2" in message
     assert "stage-1 has no trials yet" in refused(capsys, folder, "--stage", "1", "--trial", "0")
-    study = ledger.open_study(Folder(folder).storage, "stage-1")
+    study = ledger.open_study(Folder(folder).storage, "s/stage-1")
     for number in (0, 5):
         ledger.enqueue(study, Parameters.of(SPACE), ARCHITECTURES[number], "random")
         ledger.ask(study, SPACE, "random", labels=2)
