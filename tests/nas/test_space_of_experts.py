@@ -66,7 +66,7 @@ def test_the_box_is_that_of_dense_slices() -> None:
     largest = cost.params(Architecture.uniform(BASE), 4)
     assert room.min_params < largest < room.max_params
     assert Architecture.uniform(BASE) in room
-    assert Architecture.uniform(BASE, expansion=Fraction(1, 2), experts=routed.experts[1]) in room
+    assert Architecture.uniform(BASE, expansion=Fraction(1, 2), experts=routed.genes["experts"][1]) in room
 
 
 def test_experts_that_no_expansion_has_room_for() -> None:
