@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.catalogue import CATALOGUE
 from distill.cli import DONE, USER_ERROR, Parser, interruptible
-from search_spaces.errors import did_you_mean
+from foundation.errors import did_you_mean
 
 PROGRAM = "python -m benchmarks"
 RAW = Path("results") / "raw"

@@ -26,8 +26,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from distill.files import write_text
-from search_spaces.errors import UserError
+from foundation.errors import UserError
+from foundation.files import write_text
 
 Side = TypeVar("Side")
 Value = TypeVar("Value")

@@ -32,10 +32,10 @@ from scipy.stats import kendalltau
 from benchmarks.common import BenchmarkError, Kept, Report, differing, read_results
 from benchmarks.resampling import RESAMPLES, percentiles, resampled_taus, resamples
 from benchmarks.signals import INTERMEDIATE, SEARCH, TARGET, Measure, draw, or_diverged
-from nas.budget import limits_of
 from nas.config.load import load_config
+from nas.planning.budget import limits_of
+from nas.planning.stages import plan
 from nas.preparation.prepare import prepare
-from nas.stages import plan
 from search_spaces.architecture import Architecture
 
 # A signal with one of these words in its name is better when it is lower.

@@ -21,13 +21,13 @@ import torch
 from torch import nn
 
 from benchmarks.common import BenchmarkError, Report, ratio, summarise, take_turns
+from distill.encoders.student.routing import TableRouter
 from distill.objectives.outputs import routers
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.layer import Experts
 from search_spaces.routing import ROUTINGS
 from supernet.build import build
-from supernet.model.routing import TableRouter
 
 SEED = 0
 # Rounds that are not counted.

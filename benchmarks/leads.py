@@ -24,18 +24,18 @@ import optuna
 
 from benchmarks.candidates import dev_score, phases_of
 from benchmarks.common import BenchmarkError, Kept, Report, difference, summarise, take_turns, timed
-from distill.files import fingerprint
-from nas.budget import latencies_of, limits_of
+from foundation.files import fingerprint
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from nas.evaluation.trained import TrainedEvaluator
 from nas.evaluation.untrained import UntrainedEvaluator
-from nas.finalists import ALLOCATED, BASE_MODEL, finalists
 from nas.latency.table import measure_whole
+from nas.planning.budget import latencies_of, limits_of
+from nas.planning.finalists import ALLOCATED, BASE_MODEL, finalists
+from nas.planning.stages import Plan, plan, sampler_of
 from nas.preparation.prepare import prepare
 from nas.preparation.untrained import prepare_untrained
 from nas.preparation.workspace import Workspace
-from nas.stages import Plan, plan, sampler_of
 from nas.study import ledger
 from nas.study.description import Parameters
 from search_spaces import cost

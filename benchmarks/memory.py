@@ -20,16 +20,16 @@ from typing import Any
 from scipy.stats import linregress
 
 from benchmarks.common import Report
-from nas.cluster import Cluster, ray_session
 from nas.config.load import load_config
+from nas.planning.stages import plan, sampler_of
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
-from nas.runner import evaluate_trial, evaluator_of
-from nas.runner import run as run_trials
-from nas.stages import plan, sampler_of
 from nas.study import ledger
 from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
+from nas.workers.cluster import Cluster, ray_session
+from nas.workers.runner import evaluate_trial, evaluator_of
+from nas.workers.runner import run as run_trials
 
 MIB = 2**20
 # The numbers of candidates with which there is a row.
@@ -87,7 +87,7 @@ def growth_per(counts: Sequence[int], sizes: Sequence[int], what: str) -> str:
 
 
 def evaluate_and_log(config: dict[str, Any], *, log: Path, workspace: Workspace, device: str, rungs: Any) -> None:
-    """Evaluate a trial as `nas.runner.evaluate_trial` does, after a line in `log` with this process's memory."""
+    """Evaluate a trial as `evaluate_trial` does, after a line in `log` with this process's memory."""
     gc.collect()
     line = {"pid": os.getpid(), "peak": peak_rss(), "between": asdict(memory(os.getpid()))}
     evaluator_of(workspace, device)

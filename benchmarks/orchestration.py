@@ -30,17 +30,17 @@ from transformers import BertConfig
 
 from benchmarks.common import Report, in_new_process, summarise
 from benchmarks.memory import COLUMNS, MIB, Memory, growth_per, memory
-from nas.budget import kept_importance
-from nas.cluster import Cluster, ray_session
 from nas.config.load import load_config
+from nas.planning.budget import kept_importance
 from nas.preparation.data import TaskFolders
 from nas.preparation.workspace import Workspace
 from nas.report.notes import add_note
-from nas.runner import run as run_trials
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
+from nas.workers.cluster import Cluster, ray_session
+from nas.workers.runner import run as run_trials
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
@@ -65,7 +65,7 @@ def score_of(text: str) -> float:
 def sleep(
     config: dict[str, Any], *, workspace: Workspace, device: str, rungs: object, seconds: float, log: Path
 ) -> None:
-    """Report what `nas.runner.evaluate_trial` reports, and sleep in place of training.
+    """Report what `nas.workers.runner.evaluate_trial` reports, and sleep in place of training.
 
     Args:
         seconds: the mean length of a trial.

@@ -32,12 +32,12 @@ from benchmarks.common import Kept, Report, difference, timed
 from distill.encoders.parts import encoder_layers, model_inputs
 from distill.objectives.outputs import Batch
 from distill.tasks.encoding import collate, eval_batches, take
-from nas.budget import limits_of
 from nas.config.load import load_config
 from nas.evaluation.trained import TrainedEvaluator
-from nas.finalists import ALLOCATED, GLOBAL, UNIFORM
+from nas.planning.budget import limits_of
+from nas.planning.finalists import ALLOCATED, GLOBAL, UNIFORM
+from nas.planning.stages import plan
 from nas.preparation.prepare import prepare
-from nas.stages import plan
 from supernet.build import build, full_architecture
 from supernet.inherit import inherit
 from supernet.module_inputs import module_inputs

@@ -18,9 +18,9 @@ from distill.objectives.outputs import Batch, Outputs
 from distill.tasks import metrics
 from distill.training.evaluation import batch_logits, comparable_outputs, evaluate_logits, split_batches
 from distill.training.loop import Diverged
-from nas.allocation import PredictedLosses
-from nas.budget import kept_importance
 from nas.evaluation.trained import TrainedEvaluator
+from nas.planning.allocation import PredictedLosses
+from nas.planning.budget import kept_importance
 from nas.preparation.workspace import Workspace, projections
 from search_spaces import cost
 from search_spaces.architecture import Architecture

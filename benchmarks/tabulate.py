@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from benchmarks.common import Kept, Report
-from nas.budget import budgeted_space, kept_importance
 from nas.config.load import load_config
 from nas.evaluation.one_shot import OneShotEvaluator
+from nas.planning.budget import budgeted_space, kept_importance
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.prepare import prepare
 from nas.samplers import ZeroCostProxy

@@ -13,13 +13,13 @@ from statistics import mean
 
 from benchmarks.candidates import dev_score
 from benchmarks.common import Report, Row, compare
-from nas.budget import limits_of
 from nas.config.load import load_config
 from nas.evaluation.trained import TrainedEvaluator
+from nas.planning.budget import limits_of
+from nas.planning.stages import plan
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace, projections
 from nas.report.figures import over_steps, styled
-from nas.stages import plan
 
 # The loss is the mean over so many steps.
 LAST = 10

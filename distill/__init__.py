@@ -1,6 +1,6 @@
 """Knowledge distillation: model outputs, losses, objectives, teachers, data, and the training loop."""
 
-from search_spaces.packages import check_packages
+from foundation.packages import check_packages
 
 DISTRIBUTION = "ffn-nas"
 

@@ -32,7 +32,7 @@ from distill.command.options import (
     recipe_of,
 )
 from distill.training.progress import loading
-from search_spaces.errors import UserError
+from foundation.errors import UserError
 
 
 def parser() -> Parser:

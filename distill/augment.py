@@ -19,7 +19,7 @@ from distill.cli import DONE, Parser, add_device_option, add_output_options, int
 # Slow imports are inside functions, where Ctrl-C is caught.
 from distill.command.options import add_training_rows_options
 from distill.training.progress import loading
-from search_spaces.errors import UserError
+from foundation.errors import UserError
 
 # A sentence, the second one of a pair or None, and the label.
 AugmentedRow = tuple[str, str | None, Any]
@@ -79,12 +79,12 @@ def command(options: Any) -> int:
         from rich.console import Console
         from transformers.utils import logging
 
-        from distill.files import write_atomically
         from distill.tasks.augmentation import Augmentation, read_neighbours
         from distill.tasks.types import MASKED_LM
         from distill.training.loop import make_accelerator
         from distill.training.progress import Progress
         from distill.training.teacher import load_model, load_tokenizer
+        from foundation.files import write_atomically
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

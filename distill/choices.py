@@ -7,8 +7,8 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from distill.extensions import load_extensions
-from search_spaces.errors import UserError
+from foundation.errors import UserError
+from foundation.extensions import load_extensions
 
 # Stands for a name in an option that has a list of its names: `--objective '?'`.
 ASK = "?"

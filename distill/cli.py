@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from distill import interrupt
-from distill.extensions import load_extensions
-from distill.files import is_disk_full, remove_abandoned_scratch_folders
 from distill.training.recipe import MixedPrecision
-from search_spaces import __version__
-from search_spaces.errors import UserError
+from foundation import __version__, interrupt
+from foundation.errors import UserError
+from foundation.extensions import load_extensions
+from foundation.files import is_disk_full, remove_abandoned_scratch_folders
 
 # This must be set before torch is imported. An OpenMP thread that waits for the others spins, by default for about a
 # millisecond. On a busy machine this takes CPU time from the threads that still work, but without any spinning small

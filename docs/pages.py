@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # a hook is loaded as a file, no
 import reference
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("search_spaces", "distill", "supernet", "nas")
+PACKAGES = ("foundation", "search_spaces", "distill", "supernet", "nas")
 FILES = {"Contributing": "CONTRIBUTING.md", "Security": "SECURITY.md", "Changelog": "CHANGELOG.md"}
 # The files that pages link to, apart from other pages.
 ATTACHED = ("LICENSE", "examples/*.py", "results/*.json", "results/*.png")

@@ -13,7 +13,7 @@ from pathlib import Path
 from tickets import write_rows
 
 from nas.final.command import main as train_final
-from nas.search import main as search
+from nas.search.command import main as search
 
 PRESET = """\
 extends = "minilm"

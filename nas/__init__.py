@@ -2,7 +2,7 @@
 records them.
 """
 
-from search_spaces.packages import check_packages
+from foundation.packages import check_packages
 
 DISTRIBUTION = "ffn-nas"
 

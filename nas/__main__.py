@@ -10,10 +10,10 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
-from distill.checksums import verify_cache
 from distill.choices import columns
 from distill.cli import DONE, Parser, interruptible
-from distill.files import cache_folder
+from foundation.checksums import verify_cache
+from foundation.files import cache_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 # An installed wheel has no script.

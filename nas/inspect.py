@@ -19,10 +19,11 @@ from pathlib import Path
 from rich.console import Console
 
 from distill.cli import Parser
-from distill.extensions import load_extensions
 from distill.table import Column, Table, count
+from foundation.errors import UserError
+from foundation.extensions import load_extensions
 from nas.report import architecture as shown
-from search_spaces import PUBLISHED, Architecture, UserError, cost
+from search_spaces import PUBLISHED, Architecture, cost
 from search_spaces.formula import layers_latex
 from search_spaces.genes import outside_ffns
 
@@ -57,7 +58,7 @@ def show_singular_values(folder: Path, console: Console) -> None:
     """Print how many singular values of a checkpoint's FFN output maps are large, and their weights if the others were
     left out (MiniMoE, table 12). Raises UserError as `spectra`.
     """
-    from nas.singular_values import THRESHOLDS, spectra
+    from nas.report.singular_values import THRESHOLDS, spectra
 
     maps = spectra(folder)
     columns = [

@@ -1,7 +1,7 @@
 """Architectures and the search spaces they come from: operations, FFN graphs, genes and costs.
 
 This package consists of plain values and does not need a deep-learning library. The names below are imported lazily, on
-first use, so that a command that needs only the error classes does not wait for networkx and numpy.
+first use, so that importing one of its modules does not wait for those of the others.
 """
 
 from importlib import import_module
@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from search_spaces.architecture import Architecture, ArchitectureError
     from search_spaces.base import Base
-    from search_spaces.errors import UserError
     from search_spaces.graph import GELU, FFNGraph, GraphError
     from search_spaces.layer import DENSE, FFN, Attention, Experts, Head, Layer
     from search_spaces.operations import BINARY, OPERATIONS, UNARY, Operation
     from search_spaces.published import PUBLISHED
     from search_spaces.spaces import Space, SpaceError
 
-__version__ = "0.2.0.dev0"
 DISTRIBUTION = "ffn-nas"
 
 __all__ = [
@@ -40,12 +38,10 @@ __all__ = [
     "Operation",
     "Space",
     "SpaceError",
-    "UserError",
 ]
 _MODULES = {
     "architecture": ("Architecture", "ArchitectureError"),
     "base": ("Base",),
-    "errors": ("UserError",),
     "graph": ("GELU", "FFNGraph", "GraphError"),
     "layer": ("DENSE", "FFN", "Attention", "Experts", "Head", "Layer"),
     "operations": ("BINARY", "OPERATIONS", "UNARY", "Operation"),

@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from foundation.errors import shortened
 from search_spaces.base import MOST_EXPERTS, Base
 from search_spaces.checks import (
     ArchitectureError,
@@ -28,7 +29,6 @@ from search_spaces.checks import (
     refuse_constant,
     without_repeated_keys,
 )
-from search_spaces.errors import shortened
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.layer import DENSE, FFN, Attention, Experts, Head, Layer
 

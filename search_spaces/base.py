@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, fields, replace
 
+from foundation.errors import shortened
 from search_spaces.checks import ArchitectureError, check_integer
-from search_spaces.errors import shortened
 from search_spaces.graph import MISMATCH
 
 # Upper bounds, far larger than any encoder and small enough that sums of sizes fit into machine integers.

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
-from search_spaces.errors import UserError, did_you_mean, shortened
+from foundation.errors import UserError, did_you_mean, shortened
 from search_spaces.numbers import fraction
 
 

@@ -14,9 +14,9 @@ from functools import cache, lru_cache
 
 import numpy as np
 
+from foundation.errors import shortened
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.errors import shortened
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import LINEAR, OPERATIONS, UNARY, gelu_erf
 from search_spaces.terms import GraphError

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import networkx as nx
 
-from search_spaces.errors import did_you_mean, shortened
+from foundation.errors import did_you_mean, shortened
 from search_spaces.operations import OPERATIONS, arity
 from search_spaces.terms import MAX_TERMS, GraphError, read_terms
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from foundation.errors import did_you_mean, shortened
 from search_spaces.base import MOST_EXPERTS, Base
 from search_spaces.checks import ArchitectureError, as_fraction, as_object, check_integer, in_place
-from search_spaces.errors import did_you_mean, shortened
 from search_spaces.graph import GELU, FFNGraph, GraphError
 from search_spaces.routing import ROUTINGS, RoutingKind
 

@@ -3,7 +3,7 @@
 import re
 from fractions import Fraction
 
-from search_spaces.errors import shortened
+from foundation.errors import shortened
 
 # No exponents, and few digits: Fraction("1e999999999") would fill the memory.
 _FRACTION = re.compile(r"\+?(\d{1,15}/\d{1,15}|\d{1,15}\.?|\d{0,15}\.\d{1,15})", re.ASCII)

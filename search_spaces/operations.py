@@ -1,8 +1,8 @@
 """The primitive operations of a feed-forward network (EfficientBERT, table 1), and its linear maps.
 
 An operation is added by an entry in `UNARY` or `BINARY`, which makes it available to the search space, to formulas, to
-fingerprints and to LaTeX. To run in a model it also needs an entry in `supernet.model.ffn`, which has the same two
-tables for PyTorch because that file ships inside every checkpoint.
+fingerprints and to LaTeX. To run in a model it also needs an entry in `distill.encoders.student.ffn`, which has the
+same two tables for PyTorch because that file ships inside every checkpoint.
 """
 
 import math

@@ -15,9 +15,9 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from foundation.errors import did_you_mean, shortened
 from search_spaces.architecture import Architecture, ArchitectureError
 from search_spaces.base import Base
-from search_spaces.errors import did_you_mean, shortened
 from search_spaces.graph import FFNGraph
 from search_spaces.layer import DENSE, FFN, Experts
 from search_spaces.terms import GraphError, read_terms

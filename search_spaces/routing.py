@@ -1,7 +1,7 @@
 """The kinds of routing from tokens to the experts of a layer.
 
 This module has only the properties that architectures, cost functions and weight initialisation need. The router
-modules themselves are in `supernet.model.routing.ROUTERS`, under the same names.
+modules themselves are in `distill.encoders.student.routing.ROUTERS`, under the same names.
 """
 
 from dataclasses import dataclass

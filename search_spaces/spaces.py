@@ -14,11 +14,11 @@ from functools import cached_property
 from itertools import product
 from typing import Any, TypeVar
 
+from foundation.errors import UserError, did_you_mean, shortened
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.cost import CLASSIFIER, HeadCost, embedding_params, head_params, layer_params
 from search_spaces.counting import Bounds, Cost, add, count_rest, count_within, invert, position_of
-from search_spaces.errors import UserError, did_you_mean, shortened
 from search_spaces.genes import SIZE_GENES, Part, genes_of
 from search_spaces.grammar import choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph

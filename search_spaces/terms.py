@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import TypeVar
 
-from search_spaces.errors import UserError, shortened
+from foundation.errors import UserError, shortened
 
 MAX_TERMS = 256
 

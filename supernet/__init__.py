@@ -1,6 +1,6 @@
 """The student encoder, the supernet it inherits from, and the transformations of their weights."""
 
-from search_spaces.packages import check_packages
+from foundation.packages import check_packages
 
 DISTRIBUTION = "ffn-nas"
 

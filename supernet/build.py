@@ -12,19 +12,19 @@ from transformers.initialization import no_init_weights
 
 from distill.encoders.family import family_of
 from distill.encoders.parts import model_inputs
+from distill.encoders.student.ffn import EXPORTED_OPERATIONS
+from distill.encoders.student.student import export_fault
 from distill.encoders.students import class_of, student_config, student_family
-from distill.memory import physical_memory
 from distill.tasks.types import TaskType, classification, task_type_of
 from distill.training.teacher import TeacherError
+from foundation.errors import UserError
+from foundation.memory import physical_memory
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.errors import UserError
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.layer import DENSE, Experts
 from search_spaces.operations import BINARY, UNARY
-from supernet.model.ffn import EXPORTED_OPERATIONS
-from supernet.model.student import export_fault
 
 # What a student has from the configuration of its teacher, beside the keys that its family names.
 INHERITED = ("id2label", "label2id", "problem_type", "pad_token_id")

@@ -82,11 +82,11 @@ def run(options: argparse.Namespace) -> int:
 
     from distill.command.examples import open_examples
     from distill.command.report import report, show, write_metrics
-    from distill.files import save_pretrained
     from distill.tasks.encoding import training_batches
     from distill.training.layout import ARCHITECTURE_FILE
     from distill.training.measure import measure
     from distill.training.teacher import load_model
+    from foundation.files import save_pretrained
     from supernet.pruning import PruningError, encoder_params, pruned_to
 
     accelerator, _, examples = open_examples(options, options.checkpoint, own_labels=True)

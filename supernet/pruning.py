@@ -13,9 +13,9 @@ from distill.encoders.family import CHANNELS, HEADS, family_of
 from distill.encoders.parts import encoder_layers, selected
 from distill.objectives.outputs import Batch
 from distill.tasks.types import task_type_of
+from foundation.errors import UserError
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.errors import UserError
 from search_spaces.graph import FFNGraph
 from search_spaces.layer import FFN, Attention, Layer
 from supernet.build import base_of_teacher, config_of, from_teacher, load_weights, student_class
@@ -110,7 +110,7 @@ def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:
         dense: an encoder with any head.
 
     Returns:
-        A model of `supernet.model` with the same kind of head.
+        A model of `distill.encoders.student` with the same kind of head.
 
     Raises:
         distill.training.teacher.TeacherError: the activation is not among the operations.
@@ -145,7 +145,7 @@ def pruned_to(
         share: as for `choose`.
 
     Returns:
-        A model of `supernet.model` in eval mode, with the same kind of head, on the CPU; and its architecture.
+        A student in eval mode, with the same kind of head, on the CPU; and its architecture.
 
     Raises:
         PruningError: the share is too small.

@@ -15,14 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from search_spaces.errors import UserError
+from foundation.errors import UserError
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from distill.cli import DONE, Parser, interruptible
 from distill.command.folder import check_new, write_new
-from distill.files import save_pretrained
 from distill.training.layout import ARCHITECTURE_FILE
+from foundation.files import save_pretrained
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.published import load

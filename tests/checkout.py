@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("search_spaces", "distill", "supernet", "nas")
+PACKAGES = ("foundation", "search_spaces", "distill", "supernet", "nas")
 FILES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "train_final.py")
 
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from distill.encoders.student import ffn
+from distill.encoders.student.routing import ROUTERS
 from distill.objectives import OBJECTIVES, losses
 from distill.objectives.outputs import run
 from distill.tasks import readers
@@ -22,8 +24,6 @@ from search_spaces.routing import ROUTINGS
 from supernet.build import build, from_scratch, load_weights
 from supernet.experts.routers import TABLES
 from supernet.inherit import inherit
-from supernet.model import ffn
-from supernet.model.routing import ROUTERS
 from tests.tiny import BASE, batch, bert, inputs
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"

@@ -32,8 +32,8 @@ from nas import inspect, search
 from nas.config.load import load_config
 from nas.export import command as export
 from nas.final import command as final
-from nas.options import parser as search_parser
 from nas.report import command as report
+from nas.search.options import parser as search_parser
 from search_spaces import PUBLISHED
 from supernet import prune, student
 from supernet.experts import command as experts

@@ -37,14 +37,19 @@ PRIVATE: dict[str, list[tuple[str, set[str], str]]] = {
     ],
     "ray": [
         (
-            "nas/cluster.py",
+            "nas/workers/cluster.py",
             {"ray._private", "ray.air.execution._internal", "_actor_task_failed"},
-            "tests/nas/test_cluster.py tests/nas/test_runner.py::test_a_candidate_without_memory_fails_at_once",
+            "tests/nas/workers/test_cluster.py "
+            "tests/nas/workers/test_runner.py::test_a_candidate_without_memory_fails_at_once",
         ),
     ],
     "torch": [
         ("distill/objectives/base.py", {"_apply"}, "tests/distill/objectives/test_objectives.py"),
-        ("supernet/model/expert_linear.py", {"_linear_pointwise"}, "tests/supernet/model/test_expert_linear.py"),
+        (
+            "distill/encoders/student/expert_linear.py",
+            {"_linear_pointwise"},
+            "tests/distill/encoders/student/test_expert_linear.py",
+        ),
     ],
     "transformers": [
         ("distill/objectives/outputs.py", {"_attn_implementation"}, "tests/distill/objectives/test_outputs.py"),
@@ -52,12 +57,20 @@ PRIVATE: dict[str, list[tuple[str, set[str], str]]] = {
         ("distill/training/loop.py", {"_attn_implementation"}, "tests/distill/training/test_loop.py"),
         ("nas/export/onnx.py", {"_attn_implementation"}, "tests/nas/export/test_onnx.py"),
         (
-            "supernet/model/attention.py",
+            "distill/encoders/student/attention.py",
             {"_attn_implementation"},
-            "tests/supernet/model/test_experts_in_model.py",
+            "tests/distill/encoders/student/test_experts_in_model.py",
         ),
-        ("supernet/model/modeling_nas_bert.py", {"_init_weights"}, "tests/supernet/model/test_modeling_nas_bert.py"),
-        ("supernet/model/student.py", {"_init_weights"}, "tests/supernet/model/test_modeling_nas_bert.py"),
+        (
+            "distill/encoders/student/modeling_nas_bert.py",
+            {"_init_weights"},
+            "tests/distill/encoders/student/test_modeling_nas_bert.py",
+        ),
+        (
+            "distill/encoders/student/student.py",
+            {"_init_weights"},
+            "tests/distill/encoders/student/test_modeling_nas_bert.py",
+        ),
         ("supernet/one_shot.py", {"_attn_implementation"}, "tests/supernet/test_one_shot.py"),
     ],
 }

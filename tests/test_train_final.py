@@ -22,6 +22,7 @@ from transformers import (
     BertConfig,
 )
 
+from distill.encoders.student.modeling_nas_bert import NasBertForSequenceClassification
 from distill.objectives import OBJECTIVES
 from distill.tasks.encoding import load_encoded
 from distill.tasks.metrics import standard_error
@@ -30,12 +31,11 @@ from nas.config.load import load_config
 from nas.evaluation.one_shot import OneShotEvaluator
 from nas.evaluation.trained import TrainedEvaluator
 from nas.final.command import main
+from nas.planning.stages import plan
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.phases import settings_of
 from nas.preparation.prepare import prepare
-from nas.stages import plan
 from search_spaces import PUBLISHED, Architecture, cost
-from supernet.model.modeling_nas_bert import NasBertForSequenceClassification
 from tests.nas.rows import study
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, wait
 

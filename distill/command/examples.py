@@ -7,8 +7,6 @@ from typing import Any
 from accelerate import Accelerator
 from transformers.utils import logging
 
-from distill.checksums import create_once
-from distill.files import cache_folder
 from distill.tasks.encoding import Encoded
 from distill.tasks.readers import load_task
 from distill.tasks.readers.tables import read_rows, table_task
@@ -21,7 +19,9 @@ from distill.training.loop import make_accelerator
 from distill.training.measure import EvalSet
 from distill.training.run import Examples
 from distill.training.teacher import check_positions, check_vocabulary, labels_of, load_config, load_tokenizer
-from search_spaces.errors import UserError
+from foundation.checksums import create_once
+from foundation.errors import UserError
+from foundation.files import cache_folder
 
 
 def open_examples(

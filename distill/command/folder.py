@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from distill.files import write_atomically
-from search_spaces.errors import UserError
+from foundation.errors import UserError
+from foundation.files import write_atomically
 
 
 def check_new(out: Path, otherwise: str = "") -> None:
@@ -31,7 +31,7 @@ def write_new(out: Path, write: Callable[[Path], object]) -> None:
 
     Raises:
         UserError: it cannot be written.
-        distill.files.DiskFullError: there is no space left.
+        foundation.files.DiskFullError: there is no space left.
     """
 
     def fill(draft: Path) -> None:

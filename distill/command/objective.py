@@ -5,7 +5,7 @@ from typing import Any
 from distill.objectives import OBJECTIVES
 from distill.training.students import planned
 from distill.training.teacher import load_config, load_tokenizer
-from search_spaces.errors import UserError, did_you_mean
+from foundation.errors import UserError, did_you_mean
 
 
 def objective_settings(options: Any) -> dict[str, Any]:

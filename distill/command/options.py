@@ -10,7 +10,7 @@ from distill.choices import listing, tasks
 from distill.cli import Parser, ParserOrGroup, add_device_option, add_output_options, add_precision_option
 from distill.command.folder import check_new, check_resumed
 from distill.training.layout import OPTIONS_FILE
-from search_spaces.errors import UserError
+from foundation.errors import UserError
 
 if TYPE_CHECKING:
     from distill.training.recipe import Recipe

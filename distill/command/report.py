@@ -11,14 +11,14 @@ from safetensors import SafetensorError
 
 from distill.cli import DONE
 from distill.command.options import recorded
-from distill.files import write_text
 from distill.table import Column, Table, difference, millions, with_error
 from distill.training.evaluation import Load
 from distill.training.layout import METRICS_FILE
 from distill.training.measure import Measurements, environment
 from distill.training.progress import Progress
 from distill.training.run import Examples, Training, TrainingRun, run_training
-from search_spaces.errors import UserError
+from foundation.errors import UserError
+from foundation.files import write_text
 
 
 def train_and_report(

@@ -1,1 +1,1 @@
-"""The anatomy of encoders: where the parts of each family are. Only this package and supernet/model name them."""
+"""The anatomy of encoders: where the parts of each family are. Only this package names them."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from search_spaces.errors import UserError
+from foundation.errors import UserError
 
 # What the dimensions of tensors that candidates slice consist of: inner channels of an FFN, and attention heads.
 CHANNELS, HEADS = "channels", "heads"

@@ -11,7 +11,7 @@ import transformers
 from transformers import AutoConfig
 
 from distill.encoders.family import FAMILIES, Family, family_of
-from supernet.model import modeling_nas_bert, modeling_nas_roberta
+from distill.encoders.student import modeling_nas_bert, modeling_nas_roberta
 
 MODULES: dict[str, ModuleType] = {"bert": modeling_nas_bert, "roberta": modeling_nas_roberta}
 _CONFIG = AutoConfig.__name__

@@ -25,7 +25,7 @@ from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 
-from distill.files import cache_folder, write_atomically
+from foundation.files import cache_folder, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Corpus:
 
 
 def embedded_corpus(folder: Path | None = None) -> Corpus:
-    """The corpus of this installation, cached in ``folder`` (by default `distill.files.cache_folder`).
+    """The corpus of this installation, cached in ``folder`` (by default `foundation.files.cache_folder`).
 
     A damaged cache file is rebuilt. The cache key covers the versions of all scanned libraries.
     """

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, Self, TypeVar
 
-from search_spaces.errors import shortened
+from foundation.errors import shortened
 
 
 class AnySplit(Protocol):

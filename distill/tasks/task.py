@@ -12,7 +12,7 @@ import numpy as np
 from distill.tasks.metrics import Metric, Rows, Score
 from distill.tasks.splits import S
 from distill.tasks.types import CLASSIFICATION, TaskType, task_type
-from search_spaces.errors import UserError, did_you_mean
+from foundation.errors import UserError, did_you_mean
 
 
 class TaskError(UserError, ValueError):

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from distill.files import fingerprint
 from distill.tasks.encoding import CHUNK, Encoded
 from distill.tasks.types import CLASSIFICATION
+from foundation.files import fingerprint
 
 # The files of encoded text: the int32 token ids of all rows, without padding, and the int64 offsets of the rows.
 IDS, OFFSETS = "input_ids.int32", "offsets.int64"

@@ -9,8 +9,8 @@ from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import torch
 
-from distill.files import write_atomically
-from search_spaces.errors import UserError, reason
+from foundation.errors import UserError, reason
+from foundation.files import write_atomically
 
 
 class CheckpointError(UserError, ValueError):
@@ -31,7 +31,7 @@ class Checkpoint:
         """Write the state of all parts (anything with a `state_dict`), the losses so far, and the random state.
 
         Raises:
-            distill.files.DiskFullError: there is no space left.
+            foundation.files.DiskFullError: there is no space left.
         """
         state = {name: part.state_dict() for name, part in parts.items()}
         # Objectives may keep information on past batches in non-persistent buffers, which are in no state dict.

@@ -22,7 +22,7 @@ from distill.training.checkpoint import Checkpoint
 from distill.training.early_stopping import EarlyStopping
 from distill.training.processes import average_gradients, broadcast_weights, process_rows
 from distill.training.recipe import MixedPrecision, Recipe
-from search_spaces.errors import UserError
+from foundation.errors import UserError
 
 # Returns the teacher's outputs for batch number `step`.
 TeacherOutputs = Callable[[int, Batch], Outputs]

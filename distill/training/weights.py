@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from distill.encoders.family import family_of
-from distill.files import read_json
+from foundation.errors import UserError, reason, shortened
+from foundation.files import read_json
 from search_spaces.base import LARGEST
-from search_spaces.errors import UserError, reason, shortened
 
 # What transformers raises for damaged files of a checkpoint, depending on the damage.
 UNREADABLE = (

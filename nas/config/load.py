@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from foundation.errors import did_you_mean, shortened
 from nas.config.schema import ConfigError, StudyConfig
 from nas.config.stages import SAMPLER_SETTINGS, StageTable
-from search_spaces.errors import did_you_mean, shortened
 
 
 class Given(NamedTuple):

@@ -7,6 +7,7 @@ import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from distill.training.recipe import MixedPrecision
+from foundation.errors import UserError, did_you_mean, shortened
 from nas.config.experts import problem_of_experts
 from nas.config.recipes import (
     EarlyStoppingTable,
@@ -20,7 +21,6 @@ from nas.config.space import KeepTable, SpaceTable
 from nas.config.stages import Stage3Table, StageTable
 from nas.config.values import Corpora, Share, Table, size
 from search_spaces.base import Base
-from search_spaces.errors import UserError, did_you_mean, shortened
 
 
 class ConfigError(UserError, ValueError):

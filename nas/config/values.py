@@ -14,10 +14,10 @@ from pydantic import (
     PlainValidator,
 )
 
+from foundation.errors import did_you_mean, shortened
 from nas.latency.limit import parse_latency
 from search_spaces.architecture import ArchitectureError
 from search_spaces.base import MOST_EXPERTS
-from search_spaces.errors import did_you_mean, shortened
 from search_spaces.layer import Experts
 from search_spaces.numbers import fraction, share
 

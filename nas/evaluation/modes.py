@@ -17,7 +17,7 @@ from nas.preparation.untrained import prepare_untrained
 from nas.preparation.workspace import AnyWorkspace, Workspace
 
 if TYPE_CHECKING:
-    from nas.stages import Plan
+    from nas.planning.stages import Plan
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from distill.command.report import measurement_table
 from distill.encoders.family import family_of
+from distill.encoders.student.configuration import attention_experts
 from distill.table import Column, Table
 from distill.tasks.readers import embedded, glue
 from nas.config.schema import StudyConfig
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, Checkpoint
 from nas.export.latency import LatencyReport, table
-from supernet.model.configuration import attention_experts
 
 # The versions of transformers with which exported students load; tested are 5.1.0, 5.2.0, 5.10.4 and 5.23.0.
 TRANSFORMERS = ">=5.1,<6"

@@ -9,15 +9,15 @@ from transformers import PreTrainedModel
 
 from distill.encoders.family import FAMILIES
 from distill.encoders.students import CLASSES
-from distill.files import read_json
 from distill.tasks.types import TaskType, task_type_of
 from distill.training.teacher import labels_of, load_tokenizer
 from distill.training.teacher import load_config as load_config_of_model
 from distill.training.weights import WeightsError, load_weights
+from foundation.errors import UserError, shortened
+from foundation.files import read_json
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from search_spaces.architecture import Architecture
-from search_spaces.errors import UserError, shortened
 
 ARCHITECTURE, CONFIG, METRICS = "architecture.json", "config.toml", "metrics.json"
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from distill.files import scratch_folder
 from distill.training.evaluation import evaluate_logits, split_batches
 from distill.training.measure import EvalSet, scores
 from distill.training.progress import ProgressCallback
+from foundation.files import scratch_folder
 from nas.config.schema import StudyConfig
 from nas.export.onnx import OnnxModel, quiet
 from nas.preparation.context import preparation_context

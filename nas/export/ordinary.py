@@ -11,10 +11,10 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from distill.encoders.family import CHANNELS, FAMILIES, family_of
+from distill.encoders.student.configuration import attention_experts
 from distill.tasks.types import task_type_of
 from nas.export.checkpoint import ExportError
 from nas.export.onnx import TOLERANCE, padded_batch
-from supernet.model.configuration import attention_experts
 
 # The operations that have another name in a configuration; gelu has one for each of its forms.
 OTHER_NAMES = {"swish": "silu"}

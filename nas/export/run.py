@@ -16,10 +16,10 @@ from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
 from distill.encoders.family import family_of
-from distill.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically
 from distill.tasks.metrics import Score
 from distill.training.progress import Progress
 from distill.training.teacher import TeacherError, load_config, set_head
+from foundation.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically
 from nas.export import latency
 from nas.export.card import Card
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, METRICS, Checkpoint, ExportError, load_checkpoint

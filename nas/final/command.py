@@ -26,10 +26,10 @@ from distill.cli import (
     several_processes,
 )
 from distill.training.progress import loading
-from nas.choices import described_presets
 from nas.config.load import Given, load_config
 from nas.config.schema import ConfigError
 from nas.final.folder import make_folder, make_folder_of_tasks
+from nas.search.choices import described_presets
 from search_spaces.published import PUBLISHED, load
 
 
@@ -148,7 +148,7 @@ def train(options: argparse.Namespace) -> int:
         return run(final)
     cluster = None
     if (options.workers or 1) > 1 or options.address is not None:
-        from nas.cluster import Cluster
+        from nas.workers.cluster import Cluster
 
         cluster = Cluster(workers=options.workers or 1, address=options.address, device=options.device)
     return run_tasks(final, options.tasks.split(","), options.resume, cluster)

@@ -14,7 +14,6 @@ from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE, is_first_process
 from distill.command.report import show_measurements, write_metrics
-from distill.files import save_pretrained, write_text
 from distill.tasks.corpora import embedded_corpus
 from distill.tasks.encoding import collate
 from distill.tasks.task import Task
@@ -23,6 +22,7 @@ from distill.training.layout import ARCHITECTURE_FILE, METRICS_FILE, STATE
 from distill.training.measure import EvalSet, environment, measure, scores
 from distill.training.progress import Progress
 from distill.training.run import TEACHER, write_into
+from foundation.files import save_pretrained, write_text
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.trained import TrainedEvaluator
 from nas.final.evaluation import encoded_split

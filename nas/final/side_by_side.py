@@ -8,10 +8,10 @@ import ray
 from ray.exceptions import RayTaskError
 from rich.console import Console
 
-from distill.extensions import load_extensions
 from distill.training.layout import METRICS_FILE
 from distill.training.progress import Progress
-from nas.cluster import NO_GPU, Cluster, check_cluster, cpus_per_trial, gpus_per_trial, ray_session
+from foundation.errors import UserError
+from foundation.extensions import load_extensions
 from nas.config.schema import ConfigError
 from nas.evaluation.trained import TrainedEvaluator
 from nas.final.run import FinalRun, run
@@ -20,7 +20,7 @@ from nas.preparation.phases import FINAL
 from nas.preparation.prepare import prepare
 from nas.preparation.supernet import is_independent_of_task
 from nas.preparation.workspace import base_of_study
-from search_spaces.errors import UserError
+from nas.workers.cluster import NO_GPU, Cluster, check_cluster, cpus_per_trial, gpus_per_trial, ray_session
 
 
 def run_all(runs: Sequence[FinalRun], cluster: Cluster) -> None:

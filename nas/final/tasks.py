@@ -11,10 +11,10 @@ from rich.console import Console
 
 from distill.cli import DONE, is_first_process
 from distill.command.report import write_metrics
-from distill.files import read_json
 from distill.tasks.corpora import embedded_corpus
 from distill.tasks.readers.glue import trained_on
 from distill.training.layout import METRICS_FILE
+from foundation.files import read_json
 from nas.config.schema import ConfigError
 from nas.final.evaluation import means, table_of_tasks
 from nas.final.folder import make_folder
@@ -23,7 +23,7 @@ from nas.preparation.data import check_tasks, rows_key
 
 # Ray is imported only where it is used.
 if TYPE_CHECKING:
-    from nas.cluster import Cluster
+    from nas.workers.cluster import Cluster
 
 
 def run_tasks(final: FinalRun, tasks: Sequence[str], resume: bool, cluster: "Cluster | None" = None) -> int:

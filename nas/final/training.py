@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 
 from distill.objectives import OBJECTIVES
 from distill.training.progress import ProgressCallback, step_reports
-from nas.budget import limits_of
 from nas.config.schema import ConfigError
 from nas.evaluation.one_shot import OneShotEvaluator
 from nas.evaluation.trained import TrainedEvaluator
+from nas.planning.budget import limits_of
+from nas.planning.stages import check_start, plan
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.phases import FINAL, ON_TEXT, TrainingPhase, refusing_divergence, training_phase
 from nas.preparation.workspace import projections
-from nas.stages import check_start, plan
 from search_spaces.architecture import Architecture
 from supernet.build import build
 

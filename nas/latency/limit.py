@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from search_spaces.errors import shortened
+from foundation.errors import shortened
 from search_spaces.numbers import fraction
 
 # In microseconds, or for "x" in multiples of the teacher's latency. "ms" comes before "s" because it also ends on "s".

@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.encoders.parts import encoder_layers
+from distill.encoders.student.dispatch import Tokens, put, take, weighted
+from distill.encoders.student.expert_linear import is_batched
+from distill.encoders.student.ffn import FFNBlock, combine
+from distill.encoders.student.routing import TableRouter, router_class
 from distill.objectives.outputs import Batch
 from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 from search_spaces.layer import DENSE, Experts
 from search_spaces.operations import BINARY, LINEAR, UNARY
 from supernet.build import expert_settings
-from supernet.model.dispatch import Tokens, put, take, weighted
-from supernet.model.expert_linear import is_batched
-from supernet.model.ffn import FFNBlock, combine
-from supernet.model.routing import TableRouter, router_class
 
 STEP_ROUNDS = 30
 # A slow or busy device runs fewer rounds: measuring ends after MAX_SECONDS, but not before MIN_ROUNDS rounds.

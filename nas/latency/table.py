@@ -34,12 +34,13 @@ import transformers
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PretrainedConfig
 
-from distill.checksums import create_once
 from distill.encoders.family import family_of
 from distill.encoders.parts import model_inputs
-from distill.files import fingerprint
+from distill.encoders.student.expert_linear import ExpertLinear
 from distill.objectives.outputs import Batch
 from distill.training.progress import ProgressCallback, ignore_progress
+from foundation.checksums import create_once
+from foundation.files import fingerprint
 from nas.latency.steps import (
     GATED,
     bounded,
@@ -57,7 +58,6 @@ from search_spaces.graph import FFNGraph
 from search_spaces.layer import DENSE, FFN, Experts
 from search_spaces.operations import BINARY, UNARY
 from supernet.build import added_operations, build, config_of
-from supernet.model.expert_linear import ExpertLinear
 
 # Part of every cache key: increase it when what is measured here, or how, changes.
 FORMAT = 4
@@ -255,7 +255,7 @@ def latency_table(
         inner_widths: the inner widths of all blocks that occur, in channels.
         batch, tokens: the number of sentences, without padding, and the number of tokens of each.
         device: a torch device.
-        cache: see `distill.files.cache_folder`.
+        cache: see `foundation.files.cache_folder`.
         experts: all settings of experts that occur.
         on_progress: progress callback for the measurements.
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedModel
 
-from distill.files import fingerprint
 from distill.tasks.encoding import collate, eval_batches, take
+from foundation.files import fingerprint
 from nas.preparation.context import FORMAT, PreparationContext
 from nas.preparation.data import TaskFolders
 from nas.preparation.entries import Entry

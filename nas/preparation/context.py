@@ -8,8 +8,6 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from distill.checksums import refuse_earlier_format
-from distill.files import cache_folder, fingerprint
 from distill.objectives.outputs import Batch
 from distill.tasks.corpora import Corpus, corpus_file, embedded_corpus
 from distill.tasks.encoding import Encoded, training_batches
@@ -17,6 +15,8 @@ from distill.training.loop import make_accelerator
 from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.recipe import Recipe
 from distill.training.teacher import load_tokenizer, source_fingerprint
+from foundation.checksums import refuse_earlier_format
+from foundation.files import cache_folder, fingerprint
 from nas.config.schema import StudyConfig
 from nas.preparation import data
 from nas.preparation.nodes import check_shared, create_together
@@ -83,7 +83,7 @@ def preparation_context(
     Raises:
         ConfigError, distill.training.teacher.TeacherError: rows or tokenizer cannot be read, or the processes of this
             launch do not share the cache.
-        distill.files.CacheError: the cache was made by version 0.1, or others could write there.
+        foundation.files.CacheError: the cache was made by version 0.1, or others could write there.
     """
     cache = cache_folder()
     refuse_earlier_format(cache)

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from distill.files import fingerprint
 from distill.objectives import OBJECTIVES
 from distill.tasks.corpora import Corpus
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded
@@ -18,6 +17,7 @@ from distill.tasks.splits import AnySplit, joined
 from distill.tasks.task import Task, TaskData, TaskError, hold_out, load_split, save_split
 from distill.tasks.text import load_text
 from distill.tasks.types import CLASSIFICATION, REGRESSION, encode, task_type
+from foundation.files import fingerprint
 from nas.config.schema import ConfigError, RowsTable, StudyConfig
 
 # Part of the cache keys of rows from files: increase it when a reader returns other rows for the same files.

@@ -6,8 +6,8 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
-from distill import checksums
-from distill.files import scratch_folder, state_of
+from foundation import checksums
+from foundation.files import scratch_folder, state_of
 from nas.config.schema import ConfigError
 
 
@@ -43,7 +43,7 @@ def create_together(
 
     Raises:
         ConfigError: the processes have different paths, because their data or versions differ.
-        distill.checksums.DamagedError: it exists and is not as it was written.
+        foundation.checksums.DamagedError: it exists and is not as it was written.
     """
     exists = path.exists()
     if accelerator.num_processes > 1:

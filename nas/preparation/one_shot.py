@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
 from distill.encoders.parts import output_layer
-from distill.files import fingerprint
 from distill.tasks.encoding import training_batches
 from distill.training.checkpoint import Checkpoint
 from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.teacher import load_model
 from distill.training.teacher_outputs import LiveTeacher
+from foundation.files import fingerprint
 from nas.config.schema import StudyConfig
 from nas.preparation.calibration import one_shot_calibration_entry
 from nas.preparation.context import FORMAT, PreparationContext, preparation_context

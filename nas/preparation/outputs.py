@@ -8,10 +8,10 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
-from distill.files import fingerprint
 from distill.objectives import OBJECTIVES
 from distill.tasks.encoding import batches
 from distill.training.teacher_outputs import save_outputs, saved_bytes
+from foundation.files import fingerprint
 from nas.config.recipes import RecipeTable
 from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation.context import FORMAT, PreparationContext

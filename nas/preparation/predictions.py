@@ -4,7 +4,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from distill.files import fingerprint
+from foundation.files import fingerprint
 from nas.config.schema import StudyConfig
 from nas.preparation.context import FORMAT, PreparationContext
 from nas.preparation.data import TaskFolders

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
-from distill.files import fingerprint, save_pretrained
 from distill.objectives.outputs import Batch, run
 from distill.tasks.encoding import Encoded, single_rows
 from distill.tasks.task import Task
 from distill.training.checkpoint import Checkpoint
 from distill.training.teacher import load_model, locate, source_fingerprint
 from distill.training.teacher_outputs import LiveTeacher
+from foundation.files import fingerprint, save_pretrained
 from nas.config.schema import StudyConfig
 from nas.preparation.context import FORMAT, PreparationContext
 from nas.preparation.data import TaskFolders

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from distill.files import save_pretrained
 from distill.training.checkpoint import Checkpoint
 from distill.training.evaluation import evaluate
 from distill.training.teacher import finetune
+from foundation.files import save_pretrained
 from nas.preparation import data
 from nas.preparation.context import PreparationContext
 from nas.preparation.data import TaskFolders

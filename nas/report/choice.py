@@ -10,8 +10,8 @@ from typing import Any
 from distill.table import Table, plural, with_error
 from nas.config.schema import ConfigError
 from nas.config.values import count, kept_share
-from nas.finalists import front
 from nas.latency.limit import parse_latency
+from nas.planning.finalists import front
 from nas.report import architecture
 from nas.report.study import COMPLETE, Candidate, Stage, Study, knee
 from nas.study.attributes import COSTS

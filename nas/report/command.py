@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from distill.cli import DONE, Parser, interruptible
-from search_spaces import __version__
-from search_spaces.errors import UserError
+from foundation import __version__
+from foundation.errors import UserError
 
 
 class ReportError(UserError):
@@ -58,7 +58,7 @@ def command(options: argparse.Namespace) -> int:
     """
     if find_spec("matplotlib") is None:
         raise ReportError("matplotlib is not installed: install the extra plots (pip install 'ffn-nas[plots]')")
-    from distill.files import read_json
+    from foundation.files import read_json
     from nas.report import sections, verdict
     from nas.report.figures import styled
     from nas.report.page import render

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from distill.table import plural
+from foundation.errors import UserError
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from nas.report.study import read
@@ -16,7 +17,6 @@ from nas.study.contributions import metric_of_rows, paired_lead
 from nas.study.folder import Folder
 from search_spaces.architecture import Architecture
 from search_spaces.equivalence import function_key
-from search_spaces.errors import UserError
 from search_spaces.published import load
 
 # Standard errors on each side of a 95 % interval.

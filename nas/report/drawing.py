@@ -10,7 +10,7 @@ import networkx as nx
 import optuna
 from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta, upload_artifact
 
-from distill.files import scratch_folder
+from foundation.files import scratch_folder
 from nas.study import ledger
 from nas.study.storage import storage_of
 from search_spaces.architecture import Architecture

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nas.finalists import ALLOCATED, BASE_MODEL, GLOBAL, UNIFORM, WINNER, WINNER_WITH_BASE_GRAPHS, shown
+from nas.planning.finalists import ALLOCATED, BASE_MODEL, GLOBAL, UNIFORM, WINNER, WINNER_WITH_BASE_GRAPHS, shown
 from nas.report import surface
 from nas.report.study import FAILED, PRUNED, Candidate, Stage
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from distill.table import Column, Table, difference, millions, milliseconds, plural, with_error
-from nas.finalists import shown
+from nas.planning.finalists import shown
 from nas.report.study import COMPLETE, FAILED, Candidate, Stage, Study, read
 from nas.study.description import formula
 from nas.study.folder import Folder

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distill.table import Column, Table
+from foundation.errors import UserError
 from nas.config.load import load_config
 from nas.study import ledger
 from nas.study.attributes import goals_of
 from nas.study.folder import STAGES, Folder
 from nas.study.names import REFERENCE, existing_studies
-from search_spaces.errors import UserError
 
 
 @dataclass(frozen=True)

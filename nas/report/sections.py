@@ -7,7 +7,7 @@ from typing import Any
 from distill.command.report import measurement_table
 from distill.table import Column, Table, plural, with_error
 from distill.training.evaluation import Load
-from nas.finalists import shown
+from nas.planning.finalists import shown
 from nas.report import figures, surface, verdict
 from nas.report.drawing import svg
 from nas.report.outcome import Named, entry, front_table, models_of, models_table

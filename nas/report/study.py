@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
-from nas.finalists import BASELINES, WINNER, WINNER_WITH_BASE_GRAPHS, Valued, front
+from nas.planning.finalists import BASELINES, WINNER, WINNER_WITH_BASE_GRAPHS, Valued, front
 from nas.study import attributes as names
 from nas.study import ledger
 from nas.study.attributes import COSTS, TEACHER, attribute, goals_of, metric_of

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distill.table import difference, plural, with_error
-from nas.finalists import WINNER, WINNER_WITH_BASE_GRAPHS, shown
+from nas.planning.finalists import WINNER, WINNER_WITH_BASE_GRAPHS, shown
 from nas.report.study import FIXED_BASELINES, Stage, Study
 from nas.study.contributions import paired_lead
 

@@ -12,10 +12,10 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
+from foundation.errors import UserError
 from nas.study.ledger import Observation, history
 from search_spaces.architecture import Architecture
 from search_spaces.equivalence import function_key
-from search_spaces.errors import UserError
 from search_spaces.neighbourhood import neighbours
 from search_spaces.spaces import GRAPHS, Space
 

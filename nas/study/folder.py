@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from distill.files import read_json, write_text
+from foundation.errors import UserError
+from foundation.files import read_json, write_text
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.study.storage import sqlite_url
 from search_spaces.architecture import Architecture
-from search_spaces.errors import UserError
 
 STAGES = ("1", "2", "3")
 

@@ -23,7 +23,7 @@ from sqlalchemy import NullPool, create_engine, event, make_url
 from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from search_spaces.errors import UserError
+from foundation.errors import UserError
 
 
 class StorageError(UserError, ValueError):

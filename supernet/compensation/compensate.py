@@ -6,8 +6,8 @@ that it also corrects what those could not. The target is the sum h + f(h) that 
 In a layer without an FFN, the weight and the bias of the attention's LayerNorm are solved for instead, which costs
 nothing. The target is the output of the supernet's layer.
 
-Dimensions are those of `supernet.model.dispatch`: N tokens without padding, S slots of experts; E channels of the input
-of `project`; D channels of its output. A block without experts has one slot per token.
+Dimensions are those of `distill.encoders.student.dispatch`: N tokens without padding, S slots of experts; E channels of
+the input of `project`; D channels of its output. A block without experts has one slot per token.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from transformers import PreTrainedModel
 
 from distill.encoders.family import family_of
 from distill.encoders.parts import embedded, encoder_layers, part
+from distill.encoders.student.dispatch import Dispatch, Tokens, take
+from distill.encoders.student.ffn import FFNBlock
 from distill.objectives.outputs import Batch
 from supernet.compensation.calibration import Calibration
 from supernet.compensation.ridge import CompensationError, Linear, Ridge, affine_change
-from supernet.model.dispatch import Dispatch, Tokens, take
-from supernet.model.ffn import FFNBlock
 
 # At most so many Gauss-Newton steps for a graph that does something after `project`, and no further one after a step
 # that reduced the squared error by less than this share.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from search_spaces.errors import UserError
+from foundation.errors import UserError
 
 # The strengths of the ridge that are tried, relative to inputs of unit variance.
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)

@@ -2,7 +2,7 @@
 ones. The command is `python -m supernet.experts`.
 """
 
-from search_spaces.errors import UserError
+from foundation.errors import UserError
 
 
 class ExpertsError(UserError, ValueError):

@@ -12,7 +12,6 @@ from distill.command.examples import open_examples
 from distill.command.folder import write_new
 from distill.command.options import recipe_of
 from distill.command.report import report, show, train_and_report, write_metrics
-from distill.files import save_pretrained
 from distill.tasks.encoding import token_frequencies, training_batches
 from distill.tasks.types import task_type_of
 from distill.training.evaluation import expert_load
@@ -20,6 +19,7 @@ from distill.training.layout import ARCHITECTURE_FILE
 from distill.training.measure import measure
 from distill.training.run import TEACHER, Training
 from distill.training.teacher import load_model
+from foundation.files import save_pretrained
 from search_spaces.architecture import Architecture
 from supernet.build import build, load_weights, set_dropout
 from supernet.experts import ExpertsError

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from distill.encoders.parts import encoder_layers
 from distill.objectives.outputs import LOGITS, Batch, run
 from distill.tasks.types import task_type
-from search_spaces.errors import UserError
+from foundation.errors import UserError
 
 
 @dataclass(frozen=True)

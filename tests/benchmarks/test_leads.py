@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
-from nas.finalists import ALLOCATED, GLOBAL, UNIFORM
+from nas.planning.finalists import ALLOCATED, GLOBAL, UNIFORM
 from search_spaces import Architecture, cost
-from tests.nas.test_evaluate_untrained import UNTRAINED
+from tests.nas.evaluation.test_evaluate_untrained import UNTRAINED
 from tests.nas.tiny_study import TinyStudy
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from distill.cli import DONE, USER_ERROR, Parser, guard
-from distill.files import LOCK_FILE, SCRATCH_PREFIX
-from search_spaces import __version__
-from search_spaces.errors import UserError
+from foundation import __version__
+from foundation.errors import UserError
+from foundation.files import LOCK_FILE, SCRATCH_PREFIX
 
-CALLED = {"/somewhere/bin/ffn-nas": "ffn-nas", "/checkout/nas/search.py": "nas.search"}
+CALLED = {"/somewhere/bin/ffn-nas": "ffn-nas", "/checkout/nas/search/__main__.py": "nas.search"}
 
 
 def mistake() -> int:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from search_spaces import FFN, Architecture, Base, Experts, FFNGraph, __version__
+from foundation import __version__
+from search_spaces import FFN, Architecture, Base, Experts, FFNGraph
 from supernet.build import build
 from tests.tiny import batch, inputs, shaken, tokenizer
 

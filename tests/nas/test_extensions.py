@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from distill.extensions import VARIABLE
+from foundation.extensions import VARIABLE
 from nas.study.attributes import ARCHITECTURE, attribute
 from tests.nas.tiny_study import TinyStudy, trials_of
 
@@ -13,7 +13,7 @@ SQUARE = """
 import torch
 
 from search_spaces import UNARY, Operation
-from supernet.model import ffn
+from distill.encoders.student import ffn
 
 UNARY["square"] = Operation("a**2", lambda x: x**2)
 ffn.UNARY["square"] = torch.square

@@ -15,13 +15,13 @@ import pytest
 import sqlalchemy
 from ray.tune.schedulers import TrialScheduler
 
+from nas.planning.stages import Plan, plan
 from nas.preparation.workspace import Workspace
-from nas.runner import Proposals, Recorder, Rungs
 from nas.samplers import SAMPLERS
-from nas.stages import Plan, plan
 from nas.study import ledger
 from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
+from nas.workers.runner import Proposals, Recorder, Rungs
 from tests.nas.processes import family, kill_all, still_running, workers
 from tests.nas.records import STUDIES, facts, lost_before, results
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of

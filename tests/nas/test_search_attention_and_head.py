@@ -19,9 +19,9 @@ from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.evaluation.trained import TrainedEvaluator
 from nas.final.command import main as train_final
-from nas.finalists import BASE_MODEL, GLOBAL, UNIFORM
+from nas.planning.finalists import BASE_MODEL, GLOBAL, UNIFORM
+from nas.planning.stages import check_start, plan
 from nas.preparation.workspace import Workspace
-from nas.stages import check_start, plan
 from nas.study import ledger
 from search_spaces import FFN, Architecture, Attention, Head, Layer, cost
 from tests.nas.tiny_study import TinyStudy, states, trials_of, wait

@@ -4,9 +4,9 @@ from fractions import Fraction
 
 import pytest
 
-from nas.budget import base_model, budgeted_space, macs_limits
 from nas.config.load import load_config, parse_config
 from nas.config.schema import ConfigError
+from nas.planning.budget import base_model, budgeted_space, macs_limits
 from search_spaces import DENSE, GELU, Architecture, Base, Experts, Space, SpaceError, cost
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)

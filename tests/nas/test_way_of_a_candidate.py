@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from torch import nn
 
-from nas import runner, stages
+from nas.planning import stages
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
+from nas.workers import runner
 from search_spaces import FFN, Architecture
 from tests.nas.tiny_study import PROJECT
 

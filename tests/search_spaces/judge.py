@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from distill.encoders.student.ffn import FFNBlock
 from search_spaces import Base, FFNGraph, Space
 from search_spaces.equivalence import fingerprint
-from supernet.model.ffn import FFNBlock
 
 BASE = Base(depth=6, width=12, heads=3, inner=12)
 # Inner widths of the judged graphs: smaller than, equal to and larger than the width.

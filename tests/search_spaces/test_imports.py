@@ -20,9 +20,9 @@ def heavy_modules(program: str) -> set[str]:
 
 
 HELP = """
-import nas.search
+import nas.search.command
 try:
-    nas.search.main(["--help"])
+    nas.search.command.main(["--help"])
 except SystemExit as exit_:
     assert not exit_.code
 """
@@ -31,7 +31,7 @@ except SystemExit as exit_:
 @pytest.mark.parametrize(
     ("program", "imported"),
     [
-        ("import search_spaces.errors", set()),
+        ("import foundation.errors", set()),
         ("from search_spaces import Architecture, PUBLISHED, Space", {"networkx", "numpy"}),
         ("import search_spaces.formula", {"networkx", "numpy"}),
         ("import nas.inspect; assert not nas.inspect.main(['base'])", {"networkx", "numpy"}),

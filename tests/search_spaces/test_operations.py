@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import sympy
 
-from search_spaces.errors import did_you_mean, shortened
+from foundation.errors import did_you_mean, shortened
 from search_spaces.formula import meaning
 from search_spaces.operations import BINARY, LINEAR, OPERATIONS, UNARY, arity, gelu_erf, gelu_tanh
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
+from distill.encoders.student.expert_linear import ExpertLinear, RoutedLinear
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, run
 from distill.tasks.types import TASK_TYPES
 from distill.training.teacher import TeacherError
@@ -25,7 +26,6 @@ from supernet.build import (
     layer_output_statistics,
     load_weights,
 )
-from supernet.model.expert_linear import ExpertLinear, RoutedLinear
 from tests.search_spaces import strategies
 from tests.tiny import BASE, architectures, bases, batch, bert
 

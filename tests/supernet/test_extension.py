@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
+from distill.encoders.student import ffn
+from distill.encoders.student.routing import ROUTERS, GateRouter, TableRouter
 from search_spaces import Architecture, Base, Experts, FFNGraph, Space, cost
 from search_spaces.operations import UNARY, Operation
 from search_spaces.routing import ROUTINGS, RoutingKind
 from supernet.build import ExportError, build, check_exportable, from_scratch, load_weights
 from supernet.experts.routers import TABLES
 from supernet.inherit import inherit
-from supernet.model import ffn
-from supernet.model.routing import ROUTERS, GateRouter, TableRouter
 from supernet.one_shot import OneShotSupernet
 from tests.tiny import BASE, batch, inputs
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from distill import checksums, files
-from distill.checksums import DamagedError, create_once, refuse_earlier_format, sums_file, verify_cache
-from distill.files import SUMS_PREFIX, CacheError, cache_folder, state_of, write_text
+from foundation import checksums, files
+from foundation.checksums import DamagedError, create_once, refuse_earlier_format, sums_file, verify_cache
+from foundation.files import SUMS_PREFIX, CacheError, cache_folder, state_of, write_text
 
 
 @pytest.fixture

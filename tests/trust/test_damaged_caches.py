@@ -11,13 +11,13 @@ from torch import nn
 from transformers import BertConfig
 
 import nas.latency.steps
-from distill.files import SUMS_PREFIX
 from distill.tasks.corpora import load_corpus, save_corpus
 from distill.training.checkpoint import Checkpoint
+from foundation.errors import UserError
+from foundation.files import SUMS_PREFIX
 from nas.latency.table import LatencyTable, TooBusy, latency_table
 from nas.preparation.prepare import prepare
 from search_spaces import Architecture
-from search_spaces.errors import UserError
 from tests.nas.tiny_study import TinyStudy, corpus
 from tests.tiny import BASE, SIZES
 from tests.trust.mutations import assert_one_line, bounded, damage, fresh

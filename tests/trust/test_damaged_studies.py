@@ -11,8 +11,8 @@ from nas.__main__ import main as overview
 from nas.config.schema import StudyConfig
 from nas.inspect import main as inspect
 from nas.pick import main as pick
+from nas.planning.stages import start_of
 from nas.report.study import read
-from nas.stages import start_of
 from nas.study.folder import Folder
 from tests.nas.tiny_study import TinyStudy
 from tests.trust.mutations import bounded, damage, fresh

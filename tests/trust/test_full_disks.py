@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distill.files import DRAFT_PREFIX
+from foundation.files import DRAFT_PREFIX
 from tests import requirements
 from tests.nas.tiny_study import TinyStudy, states, trials_of
 from tests.trust_counts import Cases

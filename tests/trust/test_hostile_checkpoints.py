@@ -12,12 +12,13 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging as transformers_logging
 
 from distill.training.teacher import TeacherError, check_vocabulary, load_model, load_tokenizer
+from foundation.errors import UserError
 from nas.config.load import load_config
 from nas.export.checkpoint import load_checkpoint
 from nas.final.evaluation import folder_of
 from nas.inspect import main as inspect
-from nas.singular_values import spectra
-from search_spaces import Architecture, Experts, UserError
+from nas.report.singular_values import spectra
+from search_spaces import Architecture, Experts
 from supernet.build import build
 from tests.tiny import BASE, bert
 from tests.trust.checkpoints import changed, save_tokenizer

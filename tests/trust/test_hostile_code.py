@@ -73,7 +73,7 @@ def test_checkpoints_with_code(tmp_path: Path) -> None:
     assert "traceback" not in process.stderr.lower()
     assert not (tmp_path / "trace").exists()
     said = {name: json.loads(process.stdout)[str(folder)] for name, folder in folders.items()}
-    assert said["student"] == "supernet.model.modeling_nas_bert"
+    assert said["student"] == "distill.encoders.student.modeling_nas_bert"
     assert all(str(folders[name]) in said[name] for name in ("bert", "nas_bert_2", "roberta"))
     assert said["tokenizer"]
     assert "which could run code and is not read" in said["pickled"]

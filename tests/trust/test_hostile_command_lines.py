@@ -10,14 +10,14 @@ from collections.abc import Callable
 import pytest
 
 from distill.cli import Parser
-from search_spaces import UserError
+from foundation.errors import UserError
 from tests.checkout import ROOT
 from tests.trust.mutations import WEIRD, assert_one_line, bounded
 from tests.trust_counts import Cases
 
 # The modules with the commands' parsers, each with the function that checks the options before anything is loaded.
 COMMANDS = {
-    "nas.search": ("nas.options", None),
+    "nas.search": ("nas.search.options", None),
     "nas": ("nas.__main__", None),
     "nas.inspect": ("nas.inspect", None),
     "nas.pick": ("nas.pick", None),

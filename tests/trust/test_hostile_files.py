@@ -16,8 +16,9 @@ import pytest
 from pyarrow import parquet
 
 from distill.tasks.readers import conll, glue, squad, tables, texts
+from foundation.errors import UserError
 from nas.config.load import load_config
-from search_spaces import PUBLISHED, Architecture, FFNGraph, UserError
+from search_spaces import PUBLISHED, Architecture, FFNGraph
 from search_spaces.layer import Experts
 from tests.trust.mutations import WEIRD, assert_one_line, mutated, places, replaced
 from tests.trust_counts import Cases

@@ -7,7 +7,8 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from search_spaces import FFNGraph, UserError
+from foundation.errors import UserError
+from search_spaces import FFNGraph
 from search_spaces.operations import OPERATIONS
 from tests.tiny import graphs
 from tests.trust.mutations import WEIRD, assert_one_line, bounded

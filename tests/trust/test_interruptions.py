@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distill.files import DRAFT_PREFIX
+from foundation.files import DRAFT_PREFIX
 from tests.nas.processes import family, still_running
 from tests.nas.tiny_study import TIMEOUT
 from tests.trust.conftest import Undisturbed

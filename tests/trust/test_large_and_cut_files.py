@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from benchmarks.common import in_new_process
 from distill.tasks.readers import hub, tables
-from search_spaces.errors import UserError
+from foundation.errors import UserError
 from tests import requirements
 from tests.trust.mutations import assert_one_line, bounded
 from tests.trust.test_hostile_files import PARSERS, examples

@@ -13,15 +13,15 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
-from nas import runner
-from nas.cluster import Cluster, ray_session
 from nas.evaluation.trained import TrainedEvaluator
+from nas.planning.stages import plan
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
-from nas.stages import plan
 from nas.study import ledger
 from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
+from nas.workers import runner
+from nas.workers.cluster import Cluster, ray_session
 from tests import requirements
 from tests.nas.tiny_study import TinyStudy
 from tests.trust_counts import Cases

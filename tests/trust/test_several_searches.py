@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.files import DRAFT_PREFIX, STATE_PREFIX
+from foundation.files import DRAFT_PREFIX, STATE_PREFIX
 from tests.nas.records import results
 from tests.nas.tiny_study import TIMEOUT, TinyStudy
 from tests.trust_counts import Cases

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from distill.extensions import VARIABLE
+from foundation.extensions import VARIABLE
 from nas.study import ledger
 from tests.nas.records import facts, results
 from tests.nas.tiny_study import PROJECT, TinyStudy, trials_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distill.files import DRAFT_PREFIX, STATE_PREFIX
+from foundation.files import DRAFT_PREFIX, STATE_PREFIX
 from tests.nas.records import results
 from tests.nas.tiny_study import PROJECT, states
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from distill.tasks.readers import conll, embedded, glue, squad
 from distill.tasks.task import TaskData, TaskError
-from search_spaces.errors import did_you_mean
+from foundation.errors import did_you_mean
 
 
 class Reader(Protocol):

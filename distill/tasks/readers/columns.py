@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from search_spaces.errors import did_you_mean, shortened
+from foundation.errors import did_you_mean, shortened
 
 SHOWN = 12
 """The maximum number of columns that an error message lists."""

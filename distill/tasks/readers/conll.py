@@ -10,7 +10,7 @@ from distill.tasks.readers.texts import read_lines
 from distill.tasks.splits import TaggedSplit
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import TOKEN_CLASSIFICATION
-from search_spaces.errors import did_you_mean, shortened
+from foundation.errors import did_you_mean, shortened
 
 
 def _bio(*types: str) -> tuple[str, ...]:

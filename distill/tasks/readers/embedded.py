@@ -19,7 +19,7 @@ from distill.tasks.corpora import Corpus, embedded_corpus
 from distill.tasks.splits import Split
 from distill.tasks.task import Task, TaskData, TaskError
 from distill.tasks.types import CLASSIFICATION
-from search_spaces.errors import did_you_mean
+from foundation.errors import did_you_mean
 
 
 @dataclass(frozen=True)

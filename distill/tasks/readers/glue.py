@@ -15,7 +15,7 @@ from distill.tasks.readers.texts import read_lines
 from distill.tasks.splits import Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import REGRESSION
-from search_spaces.errors import shortened
+from foundation.errors import shortened
 
 log = logging.getLogger(__name__)
 

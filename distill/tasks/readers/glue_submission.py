@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from distill.files import write_text
 from distill.tasks.readers import hub
 from distill.tasks.readers.columns import column_problem
 from distill.tasks.readers.glue import TASKS, Source
@@ -12,6 +11,7 @@ from distill.tasks.readers.texts import read_lines
 from distill.tasks.splits import Split
 from distill.tasks.task import TaskError
 from distill.tasks.types import REGRESSION
+from foundation.files import write_text
 
 # Task -> the name of its file in a submission, the official file of its test split, and that split on the hub.
 SUBMISSIONS = {

@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from distill.memory import limited_memory, physical_memory
 from distill.tasks.task import TaskError
-from search_spaces.errors import reason
+from foundation.errors import reason
+from foundation.memory import limited_memory, physical_memory
 
 
 def table(name: str, split: str, configuration: str | None = None, revision: str | None = None) -> Any:

@@ -10,7 +10,7 @@ from distill.tasks.readers.columns import column_problem
 from distill.tasks.splits import QuestionSplit
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import QUESTION_ANSWERING
-from search_spaces.errors import shortened
+from foundation.errors import shortened
 
 TASKS = {"squad": "v1.1", "squad_v2": "v2.0"}
 """The version of the official files."""

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from distill.memory import limited_memory
 from distill.tasks.readers.columns import column_problem, finite
 from distill.tasks.readers.texts import read_lines, read_utf8
 from distill.tasks.splits import Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import CLASSIFICATION, REGRESSION
-from search_spaces.errors import reason, shortened
+from foundation.errors import reason, shortened
+from foundation.memory import limited_memory
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
 

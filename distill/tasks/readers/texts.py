@@ -9,10 +9,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from distill.files import fingerprint
 from distill.tasks.readers import hub
 from distill.tasks.readers.columns import column_problem
 from distill.tasks.task import TaskError
+from foundation.files import fingerprint
 
 _HEADING = re.compile(r"=( =)* .* =( =)*")
 

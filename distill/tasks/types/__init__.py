@@ -6,7 +6,7 @@ from distill.tasks.encoding import IGNORED, Encoded
 from distill.tasks.splits import AnySplit
 from distill.tasks.types import classification, masked_lm, question_answering, regression, token_classification
 from distill.tasks.types.base import TaskType
-from search_spaces.errors import did_you_mean
+from foundation.errors import did_you_mean
 
 __all__ = [
     "CLASSIFICATION",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from distill.command.folder import check_new, write_new
-from search_spaces.errors import UserError
+from foundation.errors import UserError
 
 
 def write(folder: Path) -> None:

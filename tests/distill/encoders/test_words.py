@@ -1,4 +1,4 @@
-"""Only distill/encoders and supernet/model name the parts of encoders: all other code asks the family."""
+"""Only distill/encoders and distill/encoders/student name the parts of encoders: all other code asks the family."""
 
 import ast
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from distill.encoders.family import FAMILIES, Family
 from tests.test_imports import PROJECT
 
 PACKAGES = ("search_spaces", "distill", "supernet", "nas", "benchmarks")
-ANATOMISTS = ("distill/encoders", "supernet/model")
+ANATOMISTS = ("distill/encoders", "distill/encoders/student")
 WORDS = (
     *(
         "encoder.layer",

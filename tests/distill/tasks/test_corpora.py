@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from distill import files
 from distill.tasks import corpora
 from distill.tasks.corpora import (
     Corpus,
@@ -19,6 +18,7 @@ from distill.tasks.corpora import (
     paragraphs,
     save_corpus,
 )
+from foundation import files
 
 MODULE = '''
 """Opens the door of the small house. It then closes the window behind the guest.

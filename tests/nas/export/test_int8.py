@@ -8,7 +8,7 @@ import pytest
 from nas.export.int8 import quantize
 from nas.export.onnx import OnnxModel, export_onnx, padded_batch
 from tests import requirements
-from tests.supernet.model.test_experts_in_model import make
+from tests.distill.encoders.student.test_experts_in_model import make
 
 requirements.module("onnxruntime", "onnx")
 

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
+from distill.encoders.student.ffn import EXPORTED_OPERATIONS
 from distill.tasks.types import TASK_TYPES
 from nas.export.checkpoint import ExportError
 from nas.export.onnx import OnnxModel, export_onnx, padded_batch, verify
 from search_spaces import FFN, Architecture, FFNGraph
 from search_spaces.operations import BINARY, UNARY
 from supernet.build import build
-from supernet.model.ffn import EXPORTED_OPERATIONS
 from supernet.pruning import prune
 from tests import requirements
-from tests.supernet.model.test_experts_in_model import KINDS
-from tests.supernet.model.test_experts_in_model import make as make_experts
+from tests.distill.encoders.student.test_experts_in_model import KINDS
+from tests.distill.encoders.student.test_experts_in_model import make as make_experts
 from tests.supernet.test_pruning import KEPT
 from tests.tiny import BASE, batch, bert, inputs, shaken
 

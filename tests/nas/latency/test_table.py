@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import BertConfig
 
 import nas.latency.steps
+from distill.encoders.student import ffn
 from nas.latency.limit import parse_latency, resolve
 from nas.latency.table import (
     Latency,
@@ -34,7 +35,6 @@ from nas.latency.table import (
 from search_spaces import DENSE, FFN, GELU, Architecture, Base, Experts, FFNGraph
 from search_spaces.operations import UNARY, Operation
 from supernet.build import build
-from supernet.model import ffn
 from tests.search_spaces.strategies import graphs
 from tests.tiny import BASE, SIZES, batch, bert
 

@@ -17,11 +17,11 @@ from distill.tasks.readers import conll, squad
 from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.training.evaluation import evaluate
 from distill.training.loop import make_accelerator
-from nas.budget import budgeted_space
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.one_shot import OneShotEvaluator
 from nas.evaluation.trained import TrainedEvaluator
+from nas.planning.budget import budgeted_space
 from nas.preparation import data
 from nas.preparation.context import preparation_context
 from nas.preparation.data import TaskFolders, stored_task
@@ -30,7 +30,7 @@ from nas.preparation.phases import TrainingPhase
 from nas.preparation.prepare import prepare
 from nas.preparation.teacher import prepare_data
 from nas.preparation.workspace import OneShotWorkspace, Workspace
-from nas.search import overrides, parser
+from nas.search.command import overrides, parser
 from nas.study.attributes import score_attribute
 from search_spaces import Architecture, Experts
 from search_spaces.spaces import SIZES

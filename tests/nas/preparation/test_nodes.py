@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from distill.files import STATE_PREFIX, SUMS_PREFIX
+from foundation.files import STATE_PREFIX, SUMS_PREFIX
 from nas.preparation.prepare import prepare
 from tests.nas.tiny_study import PROJECT, TIMEOUT, TinyStudy
 

@@ -13,12 +13,12 @@ from transformers import AutoConfig, BertConfig, BertForSequenceClassification
 
 from distill.tasks.encoding import Encoded, take
 from distill.training.teacher import TeacherError
-from nas.budget import budgeted_space
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.one_shot import OneShotEvaluator
 from nas.evaluation.trained import TrainedEvaluator
 from nas.final.training import final_phases
+from nas.planning.budget import budgeted_space
 from nas.preparation.context import preparation_context
 from nas.preparation.one_shot import prepare_one_shot, turns_of
 from nas.preparation.phases import FINAL, portion, training_phase

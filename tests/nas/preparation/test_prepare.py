@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, BertForSequenceClassification
 
+from distill.encoders.student import ffn
 from distill.objectives import Objective
 from distill.tasks.encoding import load_encoded, training_batches
 from distill.training.evaluation import measure
@@ -24,7 +25,6 @@ from nas.preparation.workspace import Workspace, objectives, projections
 from search_spaces import Architecture, Base
 from search_spaces.operations import UNARY, Operation
 from supernet.build import full_architecture, set_dropout
-from supernet.model import ffn
 from tests.accelerate_state import reset_accelerate
 from tests.nas.tiny_study import TinyStudy
 from tests.tiny import bert, inputs

@@ -7,13 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distill.files import STATE_PREFIX
+from foundation.files import STATE_PREFIX
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
+from nas.planning.stages import plan
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.prepare import prepare
-from nas.search import main
-from nas.stages import plan
+from nas.search.command import main
 from search_spaces.architecture import Architecture
 from tests.nas.processes import family, kill_all
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, wait

@@ -12,7 +12,7 @@ import optuna
 
 from distill.tasks.metrics import CLASS_ACCURACY
 from nas.config.load import load_config
-from nas.finalists import confirmations, finalists, summary
+from nas.planning.finalists import confirmations, finalists, summary
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import EXPERT_LOAD, ROWS, TEACHER, score_attribute

@@ -14,7 +14,7 @@ from statistics import fmean
 import pytest
 from rich.console import Console
 
-from nas.finalists import BASE_MODEL, GLOBAL, UNIFORM
+from nas.planning.finalists import BASE_MODEL, GLOBAL, UNIFORM
 from nas.report.outcome import results_of, show_results
 from nas.report.study import read
 from nas.study import ledger

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.checksums import create_once
+from foundation.checksums import create_once
 from nas.__main__ import commands, main
 from nas.report.overview import state_of, studies
 from nas.study import ledger
@@ -21,7 +21,7 @@ def test_every_command_has_a_line() -> None:
     assert {"python train_final.py", "python -m supernet.student", "python -m supernet.experts"} <= found.keys()
     assert "python -m distill.augment" in found
     assert all(len(line) > 20 for line in found.values())
-    assert "python -m nas.pipeline" not in found and "python -m nas.overview" not in found
+    assert "python -m nas.search.pipeline" not in found and "python -m nas.overview" not in found
 
 
 def test_states(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

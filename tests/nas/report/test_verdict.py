@@ -11,7 +11,7 @@ import pytest
 
 from distill.tasks.metrics import CLASS_ACCURACY, mean_paired_difference
 from nas.config.load import load_config
-from nas.finalists import GLOBAL, WINNER
+from nas.planning.finalists import GLOBAL, WINNER
 from nas.report.sections import result
 from nas.report.study import Study, read
 from nas.report.timing import merged

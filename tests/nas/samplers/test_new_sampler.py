@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nas import search
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.samplers import SAMPLERS, Proposer
+from nas.search import command as search
 from nas.study import ledger
 from nas.study.ledger import Observation
 from search_spaces import Architecture

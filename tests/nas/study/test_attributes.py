@@ -10,10 +10,10 @@ from optuna.trial import TrialState
 from distill.training.evaluation import Load
 from nas.evaluation.score import Score
 from nas.preparation.workspace import Workspace
-from nas.runner import attributes_of
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import EXPERT_LOAD, ROWS, attribute, score_attribute
+from nas.workers.runner import attributes_of
 from search_spaces import Architecture, cost
 from search_spaces.limits import Limit
 from tests.nas import rows

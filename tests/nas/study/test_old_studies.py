@@ -10,7 +10,7 @@ import pytest
 from optuna.trial import FrozenTrial
 
 from distill.tasks.metrics import CLASS_ACCURACY
-from nas.finalists import confirmations, finalists, summary
+from nas.planning.finalists import confirmations, finalists, summary
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import attribute

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from distill.encoders.student import ffn
 from search_spaces import GELU
 from supernet.build import build, full_architecture
-from supernet.model import ffn
 from supernet.order.importance import sort_channels, summed_loss
 from supernet.order.moments import MomentsError, block_moments, sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs

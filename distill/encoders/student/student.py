@@ -1,0 +1,227 @@
+"""The student of an encoder family: the family's own classes, with the feed-forward networks of their layers replaced.
+
+The modules `modeling_nas_...` combine these mixins with the classes of a family. A model is built by the family's own
+constructors; its base model and its layers then become ours, so that embeddings, attention and heads stay those of the
+transformers library.
+
+This file ships inside exported checkpoints, so it imports torch, transformers and its neighbours only.
+"""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from .attention import ExpertAttention, keep_heads
+from .configuration import attention_experts, configuration_fault, is_routed
+from .dispatch import Tokens
+from .expert_linear import ExpertLinear, is_batched
+from .ffn import EXPORTED_OPERATIONS, FFNBlock
+from .routing import EXPORTED_ROUTERS, GateRouter, TableRouter, router_class
+
+
+class StudentLayer:
+    """A mixin for a layer of BERT's kind, whose FFN becomes a stack of `FFNBlock`s; with none, the layer's output is
+    its attention's.
+
+    Attributes:
+        self_attention_class: the family's self-attention with the mixin `ExpertSelfAttention`.
+    """
+
+    self_attention_class: ClassVar[type]
+    attention: Any
+    intermediate: Any
+    output: Any
+    router: Any
+    ffn: nn.ModuleList
+
+    def replace_attention(self, config: Any, number: int) -> None:
+        """Give the attention of the layer of this number the heads or the experts of the configuration."""
+        if (experts := attention_experts(config, number)) > 1:
+            self.attention = ExpertAttention(self.attention, self.self_attention_class, experts, config)
+        elif config.attention_heads is not None:
+            keep_heads(self.attention, config.attention_heads[number], config)
+
+    def replace_ffn(self, config: Any, number: int) -> None:
+        """Replace the FFN of the layer of this number."""
+        del self.intermediate, self.output
+        layer = config.ffn[number]
+        experts = layer.get("experts")
+        self.router = None
+        if experts is not None and not router_class(experts).reads_hidden_states:
+            self.router = router_class(experts)(experts, config, is_batched(config.hidden_size, layer["inner"]))
+        self.ffn = nn.ModuleList(
+            FFNBlock(layer["program"], layer["widths"], layer["inner"], config, experts) for _ in range(layer["stack"])
+        )
+
+    def attend(self, hidden_states: Tensor, attention_mask: Tensor | None, tokens: Any = None, **kwargs: Any) -> Tensor:
+        """What the first block of the FFN gets, (B, T, width)."""
+        if isinstance(self.attention, ExpertAttention):
+            kwargs["tokens"] = tokens
+        hidden_BTD: Tensor = self.attention(hidden_states, attention_mask, **kwargs)[0]
+        return hidden_BTD
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        *unused: Any,
+        tokens: Tokens | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As the family's layer; a model with experts passes `tokens`."""
+        if tokens is None:
+            return super().forward(hidden_states, attention_mask, *unused, **kwargs)  # type: ignore[misc]
+        hidden_BTD = self.attend(hidden_states, attention_mask, tokens, **kwargs)
+        routing = None if self.router is None else self.router(hidden_BTD, tokens)
+        for block in self.ffn:
+            hidden_BTD = block(hidden_BTD, tokens, routing)
+        return hidden_BTD
+
+    def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
+        hidden_BTD = attention_output
+        for block in self.ffn:
+            hidden_BTD = block(hidden_BTD)
+        return hidden_BTD
+
+
+def _with_tokens(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A hook that gives the layers the tokens of the batch."""
+    ids_BT, mask_BT = (
+        kwargs.get(name, args[place] if place < len(args) else None)
+        for place, name in enumerate(("input_ids", "attention_mask"))
+    )
+    return args, {**kwargs, "tokens": Tokens(ids_BT, mask_BT)}
+
+
+def _reset(modules: Iterable[Any]) -> None:
+    """Give modules the weights that their constructors would have given them."""
+    for module in modules:
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+
+class Student:
+    """A mixin for the base model of a family, and for its models with a head.
+
+    Attributes:
+        encoder_class: the family's base model with this mixin.
+        layer_class: the family's layer with the mixin `StudentLayer`.
+
+    Raises:
+        ValueError: the configuration describes no student of the family.
+    """
+
+    encoder_class: ClassVar[type]
+    layer_class: ClassVar[type]
+    config: Any
+    base_model: Any
+    base_model_prefix: str
+    encoder: Any
+    init_weights: Any
+    modules: Any
+    register_forward_pre_hook: Any
+    _no_split_modules: Any
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        if fault := configuration_fault(config):
+            raise ValueError(fault)
+        with init.no_init_weights():
+            super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+            self.become_student()
+        encoder = self.base_model
+        if encoder is self:
+            _reset(self.modules())
+            for number, layer in enumerate(self.layers):
+                layer.replace_ffn(config, number)
+        else:
+            pooling = {"add_pooling_layer": encoder.pooler is not None} if hasattr(encoder, "pooler") else {}
+            setattr(self, self.base_model_prefix, self.encoder_class(config, **pooling))
+            self._no_split_modules = self.base_model._no_split_modules
+            inside = set(self.base_model.modules())
+            _reset(module for module in self.modules() if module not in inside)
+        self.init_weights()
+
+    def become_student(self) -> None:
+        """Replace all modules that the configuration has otherwise, but for the FFNs."""
+        if self.base_model is not self:
+            return
+        if is_routed(self.config):
+            self.register_forward_pre_hook(_with_tokens, with_kwargs=True)
+        for number, layer in enumerate(self.layers):
+            layer.__class__ = self.layer_class
+            layer.replace_attention(self.config, number)
+        # What a device map and FSDP keep on one device; FSDP wants no class that the model does not contain.
+        kinds = {type(module).__name__ for module in self.modules()}
+        self._no_split_modules = {*self._no_split_modules, self.layer_class.__name__} & kinds
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The layers of a base model of BERT's kind."""
+        layers: nn.ModuleList = self.encoder.layer
+        return layers
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As `PreTrainedModel.from_pretrained`.
+
+        Raises:
+            ValueError: `ignore_mismatched_sizes` would replace a routing table by a random one, because the vocabulary
+                has another size.
+        """
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)  # type: ignore[misc]
+        for name, *_ in info["mismatched_keys"]:
+            if name.endswith("router.table"):
+                raise ValueError(
+                    f"{name} is of another vocabulary, so that all words would go to other experts: load the model "
+                    "with the vocabulary that it has, then call resize_token_embeddings"
+                )
+        return (model, info) if output_loading_info else model
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Module:
+        """As `PreTrainedModel.resize_token_embeddings`. Routing tables get as many rows; each new token id goes to the
+        expert with the number id modulo E.
+        """
+        embeddings: Any = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)  # type: ignore[misc]
+        for module in self.modules():
+            if isinstance(module, TableRouter):
+                module.resize(embeddings.weight.shape[0])
+        return embeddings
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)  # type: ignore[misc]
+        if isinstance(module, GateRouter | ExpertLinear):
+            for parameter in module.parameters(recurse=False):
+                init.normal_(parameter, std=self.config.initializer_range)
+        if isinstance(module, ExpertLinear):
+            init.zeros_(module.bias)
+        if isinstance(module, TableRouter):
+            init.copy_(module.table, torch.randint(module.count, module.table.shape))
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """As `PreTrainedModel.save_pretrained`, with the code of this folder.
+
+        Raises:
+            ValueError: the model has an operation or router that was added at run time, whose code the checkpoint would
+                lack.
+        """
+        if fault := export_fault(self.config.ffn):
+            raise ValueError(fault)
+        super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
+
+
+def export_fault(ffn: list[dict[str, Any]]) -> str:
+    """Why a model with this `StudentConfig.ffn` cannot be exported; empty if it can."""
+    for number, layer in enumerate(ffn):
+        added = [f"operation {op!r}" for op, _ in layer["program"] if op not in EXPORTED_OPERATIONS]
+        if (experts := layer.get("experts")) and experts["routing"] not in EXPORTED_ROUTERS:
+            added.append(f"router {experts['routing']!r}")
+        if added:
+            return (
+                f"layer {number} has the {added[0]}, which was added at run time, and a checkpoint carries only the "
+                "code of distill/encoders/student: define it in ffn.py or routing.py there to export models with it"
+            )
+    return ""

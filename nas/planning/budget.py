@@ -1,0 +1,294 @@
+"""The budget of a search, the search space within it, and the baselines that use it up."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import AutoConfig
+
+from distill.tasks.types import TASK_TYPES
+from distill.training.loop import device_type
+from distill.training.progress import ProgressCallback, ignore_progress
+from foundation.files import cache_folder
+from nas.config.schema import ConfigError, StudyConfig
+from nas.latency.limit import parse_latency, resolve
+from nas.latency.table import LatencyTable, TooBusy, latency_table, table_path
+from nas.preparation.workspace import Workspace
+from search_spaces import cost
+from search_spaces.architecture import Architecture
+from search_spaces.base import Base
+from search_spaces.graph import GELU, FFNGraph
+from search_spaces.layer import FFN, Head, Layer
+from search_spaces.limits import Limit
+from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
+from supernet.order.importance import allocate_by_importance
+
+# The global importance allocation leaves every layer at least this many inner neurons.
+MIN_INNER = 4
+# The batch size for which latencies are measured; each sentence has the study's `max_length` tokens.
+LATENCY_BATCH = 1
+# Tasks are assumed to have no more labels than this as long as their rows are not read.
+MOST_LABELS = 10_000
+# Stands for the bound of a cost that is minimised but not bounded.
+NO_LIMIT = 10**18
+
+
+@dataclass(frozen=True)
+class HeadMacs:
+    """The MACs of a head of this kind, for a sentence of 128 tokens."""
+
+    labels: int
+    kind: cost.HeadCost
+
+    def __call__(self, base: Base, head: Head) -> int:
+        return cost.head_macs(base, head, labels=self.labels, head=self.kind)
+
+
+@dataclass(frozen=True)
+class LayerLatency:
+    """The latency of a layer's blocks in microseconds, looked up in a latency table."""
+
+    table: LatencyTable
+
+    def __call__(self, base: Base, layer: Layer) -> int:
+        return self.table.ffn(base, layer.ffn)
+
+
+def limits_of(
+    config: StudyConfig, workspace: Workspace, device: str = "auto", on_progress: ProgressCallback = ignore_progress
+) -> tuple[Limit, ...]:
+    """The limits on costs other than parameters that the study bounds or minimises: MACs, and the latency of a sentence
+    of `max_length` tokens on this device.
+
+    Raises:
+        ConfigError: the machine is too busy to measure on.
+    """
+    space = config.space
+    base, _ = workspace.base()
+    limits = macs_limits(config, base, workspace.labels, workspace.folders.task.type.head)
+    if space.max_latency is not None or "latency" in config.goals:
+        table = latencies_of(config, workspace, device, on_progress)
+        maximum = NO_LIMIT if space.max_latency is None else resolve(parse_latency(space.max_latency), table.teacher)
+        limits = (*limits, Limit("latency", table.fixed, LayerLatency(table), maximum))
+    return limits
+
+
+def base_model(config: StudyConfig, base: Base, graph: FFNGraph = GELU) -> Architecture:
+    """The base model: all layers have one whole FFN, and attention and head the fewest experts that the space has."""
+    space = config.space
+    return Architecture.uniform(
+        base, graph, attention_experts=min(space.attention_experts), head_experts=min(space.head_experts)
+    )
+
+
+def macs_limits(config: StudyConfig, base: Base, labels: int, head: cost.HeadCost) -> tuple[Limit, ...]:
+    """The limit on the MACs of models with this head; empty if the study neither bounds nor minimises MACs."""
+    if config.space.max_macs is None and "macs" not in config.goals:
+        return ()
+    maximum = config.space.max_macs or NO_LIMIT
+    return (Limit("macs", cost.embedding_macs(base), cost.layer_macs, maximum, HeadMacs(labels, head)),)
+
+
+def check_feasible(
+    config: StudyConfig,
+    base: Base,
+    graph: FFNGraph,
+    start: Architecture | None = None,
+    vary: frozenset[str] = frozenset({GRAPHS, SIZES}),
+) -> None:
+    """Refuse a budget of parameters and MACs that no architecture of a stage can keep, before rows or weights are read.
+
+    The task's head is not known before its rows are read. Therefore the upper bounds are checked with the smallest of
+    all heads, and the lower bound with the largest: a budget that is refused here cannot be kept with any head.
+
+    Raises:
+        search_spaces.spaces.SpaceError: nothing keeps the budget.
+    """
+    heads = [task_type.head for task_type in TASK_TYPES.values()]
+    fewest, most = (Head(extreme(config.space.head_experts)) for extreme in (min, max))
+    fewest_params = min(heads, key=lambda head: cost.head_params(base, fewest, 1, head))
+    fewest_macs = min(heads, key=lambda head: cost.head_macs(base, fewest, labels=1, head=head))
+    limits = macs_limits(config, base, 1, fewest_macs)
+
+    def check_from(min_params: int) -> None:
+        table = config.space.model_copy(update={"min_params": min_params})
+        bounded = config.model_copy(update={"space": table})
+        budgeted_space(bounded, base, graph, 1, limits=limits, start=start, vary=vary, head=fewest_params)
+
+    least = config.space.min_params or 1
+    smallest_head = cost.head_params(base, fewest, 1, fewest_params)
+    largest_head = max(cost.head_params(base, most, MOST_LABELS, head) for head in heads)
+    try:
+        check_from(max(1, least - (largest_head - smallest_head)))
+    except SpaceError:
+        check_from(least)  # raises the error that names the configuration's bound
+        raise
+
+
+def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_progress: ProgressCallback) -> LatencyTable:
+    """The latency table of this device for all inner widths of the space and of the baselines.
+
+    Raises:
+        ConfigError: the machine is too busy to measure on.
+    """
+    base, _ = workspace.base()
+    teacher = AutoConfig.from_pretrained(workspace.folders.teacher)
+    try:
+        model, arguments = base_model(config, base), _table_arguments(config, base, device)
+        return latency_table(model, teacher, **arguments, on_progress=on_progress)
+    except TooBusy as error:
+        raise ConfigError(f"latency: {error}; try again when the machine is quiet") from None
+
+
+def latencies_file(config: StudyConfig, workspace: Workspace, device: str) -> Path | None:
+    """The file in which the table of `latencies_of` is kept once it has been measured; None if that is not known yet,
+    because the teacher has not been fine-tuned.
+    """
+    if not workspace.folders.teacher.exists():
+        return None
+    base, teacher = workspace.base()[0], AutoConfig.from_pretrained(workspace.folders.teacher)
+    return table_path(base_model(config, base), teacher, **_table_arguments(config, base, device))
+
+
+def _table_arguments(config: StudyConfig, base: Base, device: str) -> dict[str, Any]:
+    return {
+        "inner_widths": sorted({int(expansion * base.inner) for expansion in config.space.expansions} | {base.inner}),
+        "batch": LATENCY_BATCH,
+        "tokens": config.max_length,
+        "device": device_type(device),
+        "cache": cache_folder(),
+        "experts": config.space.experts,
+    }
+
+
+def budgeted_space(
+    config: StudyConfig,
+    base: Base,
+    graph: FFNGraph,
+    labels: int,
+    *,
+    limits: tuple[Limit, ...] = (),
+    edit_rate: float | None = None,
+    start: Architecture | None = None,
+    vary: frozenset[str] = frozenset({GRAPHS, SIZES}),
+    head: cost.HeadCost = cost.CLASSIFIER,
+) -> Space:
+    """The search space of a stage: the sizes of the configuration within its budget, for models with this head.
+
+    The upper bound on parameters is `max_params` or, if that is not set, the number of parameters of the uniform slice.
+    The lower bound is `min_params`; if that is not set, it lies below the upper bound (or below the parameters of the
+    largest uniform slice that keeps to the `limits`, if these are fewer) by the share `slack` of the distance to the
+    smallest architecture. Uniform slices are dense, even if the space has experts, like the `base_model`.
+    There is no lower bound if sizes do not vary or a cost is minimised.
+
+    Args:
+        base: the study's.
+
+    Raises:
+        search_spaces.spaces.SpaceError: nothing keeps the budget.
+    """
+    table = config.space
+    whole = base_model(config, base, graph)
+    max_params = table.max_params
+    if max_params is None:
+        assert table.uniform is not None
+        max_params = cost.params(whole.with_ffns([FFN(graph, 1, table.uniform)] * base.depth), labels, head)
+    min_params = table.min_params
+    if min_params is None and len(config.goals) > 1:
+        min_params = 1
+    if min_params is None:
+        sizes = [(choose(table.stacks), choose(table.expansions)) for choose in (min, max)]
+        smallest, largest = (
+            cost.params(whole.with_ffns([FFN(graph, *size)] * base.depth), labels, head) for size in sizes
+        )
+        upper = min(max_params, largest)
+        if limits:
+            within = largest_uniform(whole, labels, max_params, limits, head, min(1, *table.stacks))
+            upper = min(upper, cost.params(within, labels, head))
+        min_params = upper - int(table.slack * max(0, upper - smallest))
+    return Space(
+        base,
+        table.genes(),
+        min_params if SIZES in vary else 1,
+        max_params,
+        edit_rate=table.edit_rate if edit_rate is None else edit_rate,
+        labels=labels,
+        graph=graph,
+        gated=table.gated,
+        limits=limits,
+        start=start,
+        vary=vary,
+        head=head,
+        max_height=table.max_height,
+    )
+
+
+def largest_uniform(
+    whole: Architecture,
+    labels: int,
+    max_params: int,
+    limits: tuple[Limit, ...] = (),
+    head: cost.HeadCost = cost.CLASSIFIER,
+    least: int = 1,
+) -> Architecture:
+    """The uniform slice (one block in each layer) with the largest inner width that keeps to the limits and has at most
+    `max_params` parameters. If no width does, the slice with `least` inner channels; 0 means no FFN.
+
+    Args:
+        whole: the `base_model`.
+    """
+    base, graph = whole.base, whole.ffns[0].graph
+
+    def of_width(inner: int) -> Architecture:
+        return whole.with_ffns([ffn_of_width(base, graph, inner)] * base.depth)
+
+    def fits(architecture: Architecture) -> bool:
+        within_limits = all(limit.total(architecture) <= limit.maximum for limit in limits)
+        return within_limits and cost.params(architecture, labels, head) <= max_params
+
+    low, high = least, base.inner
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(of_width(middle)) else (low, middle - 1)
+    return of_width(low)
+
+
+def ffn_of_width(base: Base, graph: FFNGraph, inner: int) -> FFN:
+    """One block of `inner` channels, or no FFN if that is 0."""
+    return FFN(graph, 1, Fraction(inner, base.inner)) if inner else FFN(stack=0)
+
+
+def kept_importance(importance: Sequence[Tensor]) -> Callable[[Architecture], float]:
+    """A zero-cost proxy: the share of the supernet's importance that an architecture keeps. It counts the inner neurons
+    of each layer's lowest block; a layer of experts counts as a dense one of an expert's width.
+
+    Args:
+        importance: for every layer the importance of the inner neurons of its lowest block (inner,), in descending
+            order.
+    """
+    sums_by_layer = [[0.0, *scores.double().cumsum(0).tolist()] for scores in importance]
+    total = sum(sums[-1] for sums in sums_by_layer)
+
+    @lru_cache(8192)
+    def kept_share(architecture: Architecture) -> float:
+        layers = zip(architecture.ffns, sums_by_layer, strict=True)
+        return float(sum(sums[ffn.inner(architecture.base)] for ffn, sums in layers)) / total
+
+    return kept_share
+
+
+def globally_important(space: Space, graph: FFNGraph, workspace: Workspace) -> Architecture:
+    """The global importance allocation: an architecture with as many inner neurons as the uniform slice, distributed
+    over the layers by their importance in the whole network.
+    """
+    base = space.base
+    least = min(1, *space.genes["stack"])
+    whole = base_model(workspace.config, base, graph)
+    uniform = largest_uniform(whole, space.labels, space.max_params, space.limits, space.head, least)
+    total = base.depth * uniform.ffns[0].inner(base)
+    widths = allocate_by_importance(workspace.importance(), total, min(MIN_INNER, total // base.depth))
+    return whole.with_ffns(ffn_of_width(base, graph, inner) for inner in widths)

@@ -1,0 +1,126 @@
+"""A goal in the user's terms: the smallest budget within which a student keeps a share of the teacher's score."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from distill.tasks.metrics import Metric, mean_paired_difference
+from nas.config.schema import ConfigError, StudyConfig
+from nas.planning.budget import base_model
+from nas.planning.finalists import Confirmation
+from search_spaces import cost
+from search_spaces.base import Base
+from search_spaces.graph import FFNGraph
+
+# Stands for no bound on MACs or on the microseconds of a latency, within the digits that a configuration may have.
+UNBOUNDED = 10**12
+# Every budget on the ladder leaves this share of the one above it to the FFNs.
+RATIO = 0.5**0.5
+
+
+@dataclass(frozen=True)
+class ShareKept:
+    """How much of the teacher's score students keep, on the rows of the search split.
+
+    Attributes:
+        share: the score of the students, the mean over their training seeds, divided by the teacher's.
+        standard_error: that of the share, from the paired difference to the teacher on the same rows.
+        confidence: that the share is at least the one asked for, by the normal distribution.
+    """
+
+    share: float
+    standard_error: float
+    confidence: float
+
+    def __str__(self) -> str:
+        return f"{self.share:.1%} ± {self.standard_error:.1%}"
+
+    def to_json(self) -> dict[str, float]:
+        """Values that `json.dumps` accepts."""
+        return asdict(self)
+
+
+def share_kept(metric: Metric, teacher: np.ndarray, students: Sequence[np.ndarray], wanted: float) -> ShareKept:
+    """What students of one architecture keep of the teacher's score, of which at least the share `wanted` is asked for.
+
+    Args:
+        teacher, students: the contributions of the rows to the metric, those of the students for each training seed.
+
+    Raises:
+        ConfigError: the teacher's score is not positive, so no share of it means anything.
+    """
+    whole = metric.of_contributions(teacher).value
+    if whole <= 0:
+        raise ConfigError(
+            f"keep: the teacher's score is {whole:.4f}, of which no share can be kept; train it longer (finetune), or "
+            "choose another task"
+        )
+    pairs = [(rows, teacher) for rows in students]
+    share = 1 + mean_paired_difference(metric, pairs).value / whole
+    # By the delta method, the error of s / t is that of (s - share * t) / t.
+    error = mean_paired_difference(metric, pairs, share).standard_error / whole
+    margin = mean_paired_difference(metric, pairs, wanted)
+    if margin.standard_error > 0:
+        confidence = float(norm.cdf(margin.value / margin.standard_error))
+    else:
+        confidence = float(margin.value >= 0)
+    return ShareKept(share, error, confidence)
+
+
+def share_kept_by(
+    metric: Metric, teacher: np.ndarray, of_seeds: Mapping[int, Confirmation], wanted: float
+) -> ShareKept | None:
+    """What a confirmed architecture keeps of the teacher's score; None if no seed has a result."""
+    students = [found.rows for found in of_seeds.values() if found.rows is not None]
+    return share_kept(metric, teacher, students, wanted) if students else None
+
+
+def ladder(fixed: int, whole: int, smallest: int) -> list[int]:
+    """Budgets from the whole base model down to the smallest architecture: `fixed` is what no FFN costs, and each
+    budget gives the FFNs `RATIO` of what the one before gives them.
+    """
+    budgets = []
+    ffn = float(whole - fixed)
+    while fixed + ffn >= smallest and ffn >= 1:
+        budgets.append(fixed + int(ffn))
+        ffn *= RATIO
+    return budgets
+
+
+def last_passing(count: int, passes: Callable[[int], bool]) -> int | None:
+    """The largest of `count` numbers from 0 on that passes, by bisection, if those below it pass, too; None if not even
+    0 passes.
+    """
+    low, high = -1, count - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if passes(middle) else (low, middle - 1)
+    return low if low >= 0 else None
+
+
+def with_budget(
+    config: StudyConfig,
+    base: Base,
+    graph: FFNGraph,
+    labels: int,
+    head: cost.HeadCost,
+    maximum: int | None,
+    slack: float,
+) -> StudyConfig:
+    """The configuration with a budget in place of `keep`.
+
+    Args:
+        labels, head: of the students, see `search_spaces.cost.params`.
+        maximum: of the cost that `keep` minimises (latencies in microseconds); None: only that of the base model.
+        slack: see `nas.config.space.SpaceTable`.
+    """
+    assert config.keep is not None
+    whole = cost.params(base_model(config, base, graph), labels, head)
+    changes: dict[str, Any] = {"uniform": None, "max_params": config.space.max_params or whole, "slack": slack}
+    if maximum is not None:
+        limit = f"{maximum / 1000}ms" if config.keep.cost == "latency" else maximum
+        changes[f"max_{config.keep.cost}"] = limit
+    return config.model_copy(update={"space": config.space.model_copy(update=changes)})

@@ -1,0 +1,286 @@
+"""What a search would do, without doing it: its space, its budget, its baselines, what it needs, and how long it takes.
+
+Nothing is trained. The configuration and the tokenizer of a teacher on the hub are downloaded, as every search does
+first, and a little time is spent on measuring the speed of this machine.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from distill.tasks.corpora import corpus_file
+from distill.tasks.readers import embedded, reader_of
+from distill.tasks.types import task_type
+from distill.training.progress import clock
+from distill.training.teacher import locate
+from foundation.files import cache_folder
+from nas.config.schema import StudyConfig
+from nas.planning import keep
+from nas.planning.budget import (
+    NO_LIMIT,
+    base_model,
+    budgeted_space,
+    largest_uniform,
+    latencies_file,
+    limits_of,
+    macs_limits,
+)
+from nas.planning.finalists import ALLOCATED, BASE_MODEL, GLOBAL, UNIFORM, WINNER
+from nas.planning.stages import Enqueued, plan, start_of, varied
+from nas.preparation.context import preparation_context
+from nas.preparation.data import row_kind
+from nas.preparation.entries import TRAINING, Entry
+from nas.preparation.phases import learns_from_text
+from nas.preparation.prepare import TEXTS, entries, workspace_of
+from nas.preparation.text import corpora_of
+from nas.preparation.workspace import Workspace, base_of_study
+from nas.search.estimate import Estimator, Sizes, by_earlier_trials, measure_speed
+from nas.search.progress import Part, shown
+from nas.search.run import SearchRun
+from nas.study.attributes import COSTS
+from search_spaces import cost
+from search_spaces.architecture import Architecture
+from search_spaces.genes import GENES
+from search_spaces.grammar import count_graphs
+from search_spaces.spaces import Space
+
+# What the number of classes is taken for as long as the rows have not been read.
+CLASSES = 2
+
+
+def dry_run(search: SearchRun, console: Console) -> None:
+    """Print what the search would do.
+
+    Raises:
+        UserError: as the search itself.
+    """
+    search.check()
+    config, device = search.config, search.cluster.device
+    known = known_rows(config)
+    context = preparation_context(config, device, known=known)
+    needed, workspace = list(entries(context)), workspace_of(context)
+    latency = "latency" in config.goals or config.space.max_latency is not None
+    table = latencies_file(config, workspace, device) if latency else None
+    start = start_of(search.folder, search.stages[0], search.start)
+    space, baselines = first_plan(config, workspace, search.stages[0], start, device, table)
+    console.print(f"dry run: nothing is trained, and nothing is written to {search.path}")
+    show_space(console, config, space, search.stages[0])
+    show_baselines(console, config, space, baselines, workspace)
+    there = {entry.what: entry.exists for entry in needed}
+    there |= {"latency table of this device": table is not None and table.exists()} if latency else {}
+    show_needs(console, there, downloads_of(config), known)
+    show_time(console, search, space, needed, workspace)
+
+
+def known_rows(config: StudyConfig) -> bool:
+    """Whether the rows and the text, on which keys of the cache depend, are on this machine already."""
+    corpora = [corpora_of(config, table) for table in TEXTS if learns_from_text(config, table)]
+    uses_own_text = None in corpora or config.task in embedded.TASKS
+    collected = corpus_file().exists()
+    downloaded = any(name.startswith(("rows of", "text")) for name in downloads_of(config))
+    return (collected or not uses_own_text) and not downloaded
+
+
+def downloads_of(config: StudyConfig) -> Iterator[str]:
+    """What comes from the hub, unless the hub's own cache has it."""
+    models = {"teacher": config.teacher}
+    if isinstance(config.base, str) and config.base != "teacher":
+        models["base"] = config.base
+    for what, name in models.items():
+        if not Path(locate(name)).is_dir():
+            yield f"{what} {name}"
+    for task in config.tasks:
+        if task not in config.rows and task not in embedded.TASKS and config.data is None:
+            yield f"rows of {task}"
+    corpora = [corpora_of(config, table) or () for table in TEXTS if learns_from_text(config, table)]
+    for source in dict.fromkeys(chain.from_iterable(corpora)):
+        if not Path(source).exists():
+            yield f"text {source}"
+
+
+def has(workspace: Workspace) -> bool:
+    """Whether the cache has all that the baselines need."""
+    predictions = [] if workspace.compensation is None else [workspace.compensation.predictions]
+    folders = workspace.folders
+    return all(path.exists() for path in (folders.data, folders.teacher, workspace.supernet, *predictions))
+
+
+def first_plan(
+    config: StudyConfig,
+    workspace: Workspace,
+    stage: str,
+    start: Architecture | None,
+    device: str,
+    latencies: Path | None,
+) -> tuple[Space, Sequence[Enqueued]]:
+    """The space of the first stage and its baselines, without those that need what is not in the cache.
+
+    Args:
+        latencies: the file of the latency table. If it does not exist, the space has no limit on the latency.
+    """
+    base, graph = base_of_study(config)
+    if has(workspace):
+        head, labels = workspace.folders.task.type.head, workspace.labels
+        config = widest(config, labels, head)
+        measured = latencies is not None and latencies.exists()
+        limits = limits_of(config, workspace, device) if measured else macs_limits(config, base, labels, head)
+        planned = plan(config, workspace, stage, start, limits)
+        return planned.space, planned.baselines
+    task = config.task
+    kind = row_kind(config.rows[task]) if task in config.rows else reader_of(task).kind(task)
+    head, labels = task_type(kind).head, classes(workspace)
+    config = widest(config, labels, head)
+    limits = macs_limits(config, base, labels, head)
+    space = budgeted_space(
+        config,
+        base,
+        graph,
+        labels,
+        limits=limits,
+        start=start,
+        vary=varied(stage),
+        head=head,
+        edit_rate=config.stage(stage).edit_rate,
+    )
+    if start is not None:
+        return space, [(start, WINNER, None)]
+    least = min(1, *space.genes["stack"])
+    whole = base_model(config, base, graph)
+    uniform = largest_uniform(whole, labels, space.max_params, limits, head, least)
+    return space, [(whole, BASE_MODEL, None), (uniform, UNIFORM, None)]
+
+
+def classes(workspace: Workspace) -> int:
+    """The number of outputs of the task's head, or `CLASSES` as long as the rows have not been read."""
+    return len(workspace.folders.task.labels) or 1 if workspace.folders.data.exists() else CLASSES
+
+
+def widest(config: StudyConfig, labels: int, head: cost.HeadCost) -> StudyConfig:
+    """The configuration; with `keep`, whose budget the search finds, with the base model as the only bound."""
+    return config if config.keep is None else keep.with_budget(config, *base_of_study(config), labels, head, None, 1.0)
+
+
+def show_space(console: Console, config: StudyConfig, space: Space, stage: str) -> None:
+    """Print the size of the space and the bounds of the budget."""
+    base = space.base
+    console.print(f"\nspace of stage {stage}: {base.depth} layers of width {base.width}, inner width {base.inner}")
+    if space.varies_sizes:
+        sizes = len(space.sizes)
+        within, all_sizes = space.size_count(), sizes**base.depth * len(space.head_sizes)
+        kept = f"; {rounded(within)} of these ({100 * within / all_sizes:.3g} %) keep the budget with base graphs"
+        console.print(
+            f"  sizes: {sizes} for a layer, {rounded(all_sizes)} for all{kept if config.keep is None else ''}"
+        )
+        for name, gene in GENES.items():
+            if space.varies(name) and not gene.of_ffn:
+                values = " or ".join(map(str, space.genes[name]))
+                console.print(f"  {name.replace('_', ' ')}: {values}, which count among the sizes")
+    if space.varies_graphs:
+        graphs = count_graphs(space.activation, space.gated, space.max_height)
+        console.print(f"  graphs: {rounded(graphs)} for a layer, some of which compute the same function")
+    console.print("budget:")
+    if config.keep is not None:
+        console.print(
+            f"  found by the search: the lowest {config.keep.cost} that keeps {config.keep.share:.1%} of the "
+            "teacher's score"
+        )
+        return
+    console.print(f"  parameters: {space.min_params:,} to {space.max_params:,}")
+    for limit in space.limits:
+        if limit.maximum < NO_LIMIT:
+            console.print(f"  at most {COSTS[limit.name](limit.maximum)}")
+    if config.space.max_latency is not None and not any(limit.name == "latency" for limit in space.limits):
+        console.print(f"  latency: at most {config.space.max_latency}, measured before the search")
+
+
+def show_baselines(
+    console: Console, config: StudyConfig, space: Space, baselines: Sequence[Enqueued], workspace: Workspace
+) -> None:
+    """Print the architectures that are evaluated before all others, and their costs."""
+    if config.keep is not None:
+        console.print("baselines: those of the budget that the search finds")
+        return
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 1))
+    extra = [limit.name for limit in space.limits if limit.name == "latency"]
+    for column in ("baseline", "parameters", "MACs", *extra, "within the budget"):
+        table.add_column(column, justify="left" if column == "baseline" else "right", no_wrap=True)
+    for architecture, origin, _ in baselines:
+        costs = [
+            f"{cost.params(architecture, space.labels, space.head):,}",
+            f"{cost.macs(architecture, labels=space.labels, head=space.head):,}",
+            *(f"{limit.total(architecture) / 1000:.2f} ms" for limit in space.limits if limit.name in extra),
+        ]
+        table.add_row(origin, *costs, "yes" if space.within_budget(architecture) else "no")
+    console.print(table)
+    if not has(workspace):
+        others = [] if space.start is not None else [GLOBAL]
+        others += ALLOCATED if config.supernet.inheritance == "compensated" else []
+        if others:
+            console.print(f"  {', '.join(others)}: after the supernet has been made")
+        if not workspace.folders.data.exists():
+            console.print(f"  assuming {CLASSES} classes: the rows have not been read yet")
+
+
+def show_needs(console: Console, there: dict[str, bool], downloads: Iterator[str], known: bool) -> None:
+    """Print what the preparation makes or finds in the cache, and what comes from the hub.
+
+    Args:
+        there: for everything that is needed, whether it is in the cache.
+    """
+    console.print(f"cache {cache_folder()}:")
+    for what, is_there in there.items():
+        console.print(f"  {what:<36} {'is there' if is_there else 'will be made'}")
+    if not known:
+        console.print("  (what depends on rows or text that are not on this machine yet is counted as missing)")
+    for name in downloads:
+        console.print(f"from the hub, unless its cache has it: {name}")
+
+
+def show_time(console: Console, search: SearchRun, space: Space, needed: Sequence[Entry], workspace: Workspace) -> None:
+    """Print how long each part takes, and how that was estimated."""
+    workers = search.cluster.workers
+    parts, earlier, note = parts_of(search, space, needed, workspace)
+    console.print(f"time, with {workers} worker{'s' if workers > 1 else ''}:")
+    for part in parts:
+        name = {"confirmation": "search for the budget"}.get(part.what, shown(part.what))
+        count = f"{part.count} trials" if part.what.startswith("stage-") else f"up to {part.count} trainings"
+        basis = f", by {earlier[part.what]} earlier trials" if part.what in earlier else ""
+        each = f"  ({count}, {part.seconds:.1f} s each{basis})" if part.count > 1 else ""
+        console.print(f"  {name:<36} {clock(part.total):>7}{each}")
+    console.print(f"  {'in all about':<36} {clock(sum(part.total for part in parts)):>7}")
+    console.print(f"  basis: {note}")
+
+
+def parts_of(
+    search: SearchRun, space: Space, needed: Sequence[Entry], workspace: Workspace
+) -> tuple[list[Part], dict[str, int], str]:
+    """The parts of the search that are still to be done, by how many earlier trials they were estimated, and in words
+    what the estimate is based on.
+    """
+    config, base, graph = search.config, space.base, space.graph
+    sizes = Sizes.of(config, workspace.folders.data)
+    counted = f"sentences have {sizes.tokens} tokens on average"
+    if sizes.train is None:
+        counted = "as the rows have not been read, sentences are assumed to fill half of max_length"
+    speed = measure_speed(base, graph, sizes.tokens, search.cluster.device, config.mixed_precision)
+    least = min(1, *space.genes["stack"])
+    whole = base_model(config, base, graph)
+    student = largest_uniform(whole, space.labels, space.max_params, space.limits, space.head, least)
+    estimator = Estimator(config, sizes, speed, student)
+    searching, earlier = by_earlier_trials(
+        estimator.stages(search.stages), search.path.parent, config, search.cluster.workers
+    )
+    note = (
+        f"a forward pass of the base model computed {speed / 1e9:.1f} G MACs a second, a training step counts "
+        f"as {TRAINING} passes, and {counted}"
+    )
+    return [*estimator.preparation(needed), *searching], earlier, note
+
+
+def rounded(number: int) -> str:
+    """A number to two digits if it is large."""
+    return f"{number:,}" if number < 10**6 else f"{number:.2g}"

@@ -1,0 +1,276 @@
+"""The options of `nas.search`: the parser, checks, and the values of the configuration that they override."""
+
+import argparse
+import re
+from argparse import RawDescriptionHelpFormatter
+from pathlib import Path
+
+from distill.choices import OBJECTIVES, TASKS, columns, listing, tasks
+from distill.cli import DEVICE_HELP, Parser, add_output_options, device, several_processes
+from nas.config.load import Given
+from nas.config.schema import ConfigError
+from nas.config.values import count
+from nas.search.choices import GOALS, SAMPLERS, described_presets, samplers
+
+# The preset of a new study if the command names none.
+DEFAULT = "demo"
+STAGES = {"1": ("1",), "2": ("2",), "3": ("3",), "all": ("1", "2", "3")}
+
+EPILOG = """examples:
+  {command} --stage all                            all three stages of the demo
+  {command} --stage all --trials 20 --study small  a quick look
+  {command} --stage 1 --max-latency 0.25x          a student four times as fast as its teacher
+  {command} --stage 1 --keep 99%                   the smallest that keeps 99 % of the teacher's score
+  {command} --stage 1 --goals score,macs           the front of score and cost; then nas.pick
+  {command} --stage all --preset minilm --tasks rte --data glue    official files in the folder glue
+  {command} --stage all --resume                              go on after Ctrl-C or a crash
+  {command} --stage all --dry-run                             only say what would be done, and roughly how long it takes
+then train the winner:
+  {train} results/demo/architecture.json
+
+presets (--preset):
+{presets}
+
+samplers (--sampler):
+{samplers}
+
+goals (--goals):
+{goals}
+
+tasks (--tasks); or your own rows, by [rows.NAME] in a .toml file:
+{tasks}
+
+objectives of the distillation, by [objective] in a .toml file:
+{objectives}
+"""
+
+
+def parser() -> Parser:
+    """The command line's options."""
+    result = Parser(
+        prog="nas.search",
+        description="Search the feed-forward networks of a small BERT-like encoder that learns from a large one.",
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    result.usage = f"{result.prog} --stage {{1,2,3,all}} [option ...]"
+    command = result.prog if result.prog.startswith("ffn-") else f"python -m {result.prog}"
+    result.epilog = EPILOG.format(
+        command=command,
+        train="ffn-train-final" if result.prog == command else "python train_final.py",
+        presets=columns(described_presets()),
+        samplers=columns(SAMPLERS),
+        goals=columns(GOALS),
+        tasks=columns(TASKS),
+        objectives=columns(OBJECTIVES),
+    )
+    _add_search(result)
+    _add_budget(result)
+    _add_data(result)
+    _add_running(result)
+    _add_output(result)
+    return result
+
+
+def _add_search(result: Parser) -> None:
+    group = result.add_argument_group("what to search")
+    group.add_argument(
+        "--stage",
+        choices=STAGES,
+        required=True,
+        help="1: operations, stacks and expansions together; 2: operations; 3: stacks and expansions, on all tasks; "
+        "all: one after the other",
+    )
+    group.add_argument(
+        "--preset",
+        action=listing(described_presets),
+        metavar="NAME",
+        help="a preset or a .toml file; '?' lists the presets (default: config.toml of the study, else demo)",
+    )
+    group.add_argument(
+        "--sampler",
+        action=listing(samplers),
+        metavar="NAME",
+        help="what proposes candidates; '?' lists the samplers (default: the preset's; nsga2 for two goals)",
+    )
+    group.add_argument(
+        "--goals",
+        "--objective",
+        action=listing(lambda: GOALS),
+        metavar="GOALS",
+        help="score, or two goals: score,params; score,macs; score,latency; '?' lists them (default: score; "
+        "--objective is the old name of this option)",
+    )
+    group.add_argument(
+        "--from",
+        dest="start",
+        type=Path,
+        metavar="ARCH.json",
+        help="architecture that stage 2 or 3 refines (default: the previous stage's winner)",
+    )
+    group.add_argument(
+        "--sandwich",
+        action="store_true",
+        help="in stage 3, train the largest, the smallest and two random architectures in every step of the one-shot "
+        "supernet (default: one random one)",
+    )
+
+
+def _add_budget(result: Parser) -> None:
+    group = result.add_argument_group("budget")
+    group.add_argument(
+        "--trials",
+        type=int,
+        metavar="N",
+        help="candidates to evaluate in each stage, baselines included (default: the preset's)",
+    )
+    group.add_argument(
+        "--max-params",
+        metavar="15M",
+        help="limit on the student's parameters, pooler and classifier included",
+    )
+    group.add_argument(
+        "--max-macs", metavar="1G", help="limit on its multiply-accumulates for a sentence of 128 tokens"
+    )
+    group.add_argument(
+        "--max-latency", metavar="12ms|0.25x", help="limit on its latency, in ms or as a part of the teacher's"
+    )
+    group.add_argument(
+        "--keep",
+        metavar="99%",
+        help="in place of a limit: find the smallest student that keeps this share of the teacher's score "
+        "(with --goals score,latency the fastest)",
+    )
+
+
+def _add_data(result: Parser) -> None:
+    group = result.add_argument_group("data and teacher")
+    group.add_argument("--teacher", metavar="MODEL", help="a BERT-like encoder: folder, or name on the hub")
+    group.add_argument(
+        "--data", metavar="DIR", help="folder of the tasks' official files (default: downloaded from the hub)"
+    )
+    group.add_argument(
+        "--tasks",
+        action=listing(tasks),
+        metavar="A,B",
+        help="tasks to search on: stages 1 and 2 use the first, stage 3 all; '?' lists the tasks",
+    )
+
+
+def _add_running(result: Parser) -> None:
+    group = result.add_argument_group("how to run")
+    group.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the space, the budget, the baselines, what will be made and how long it takes; train nothing",
+    )
+    group.add_argument(
+        "--prepare",
+        action="store_true",
+        help="only make what the first of these stages needs (teacher, supernet and so on) and keep it in the cache; "
+        "torchrun or accelerate launch may start this in several processes",
+    )
+    group.add_argument("--resume", action="store_true", help="continue an interrupted study")
+    group.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="candidates to evaluate at a time (default: one per processor, at most 2)",
+    )
+    group.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help=DEVICE_HELP)
+    group.add_argument("--address", metavar="HOST:PORT", help="a running Ray cluster")
+    group.add_argument("--seed", type=int, metavar="N", help="seed of everything random (default: the preset's)")
+
+
+def _add_output(result: Parser) -> None:
+    group = result.add_argument_group("output")
+    add_output_options(group, "the results")
+    group.add_argument(
+        "--study", metavar="NAME", help="name of the study and of its folder (default: the preset's name)"
+    )
+    group.add_argument(
+        "--out",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="folder of the studies' folders (default: %(default)s)",
+    )
+    group.add_argument("--storage", metavar="URL", help="Optuna storage URL (default: study.db in the study's folder)")
+
+
+def check(options: argparse.Namespace, study: str) -> None:
+    """Raise ConfigError for mistakes that can be seen in the options alone."""
+    if not re.fullmatch(r"\w[\w.+-]*", study):
+        raise ConfigError(f"--study {study!r}: use only letters, digits, '.', '_', '+' and '-'")
+    if options.workers is not None and options.workers < 1:
+        raise ConfigError(f"--workers: must be at least 1, not {options.workers}")
+    if options.address is None:
+        try:
+            device(options.device)
+        except argparse.ArgumentTypeError as error:
+            raise ConfigError(f"--device {options.device}: {error}") from None
+    if several_processes() and not options.prepare:
+        raise ConfigError(
+            "only the preparation runs in several processes: add --prepare, then start the search in one process "
+            "(--workers sets how many candidates it evaluates at a time)"
+        )
+    if options.start and options.stage not in ("2", "3"):
+        raise ConfigError(
+            "--from: only stages 2 and 3 refine an architecture; add --stage 2 or --stage 3, or leave out --from"
+        )
+
+
+def stages_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """The stages that the command runs, in order."""
+    return STAGES[options.stage]
+
+
+def overrides(options: argparse.Namespace) -> dict[str, Given]:
+    """The values that the options give in place of the configuration's, by dotted path, such as `space.max_params`.
+
+    Raises:
+        ConfigError: an option that must be a number is not one.
+    """
+    result = {
+        "teacher": Given("--teacher", options.teacher),
+        "data": Given("--data", options.data),
+        "tasks": Given("--tasks", options.tasks and options.tasks.split(",")),
+        "goals": Given("--goals", options.goals if options.keep is None else None),
+        "seed": Given("--seed", options.seed),
+        "space.max_latency": Given("--max-latency", options.max_latency),
+        "sharing.sandwich": Given("--sandwich", options.sandwich or None),
+    }
+    for option, name in (("--max-params", "max_params"), ("--max-macs", "max_macs")):
+        text = getattr(options, name)
+        try:
+            result[f"space.{name}"] = Given(option, text and count(text))
+        except ValueError as error:
+            raise ConfigError(f"{option}: {error}") from None
+    if options.keep is not None:
+        result["keep.share"] = Given("--keep", options.keep)
+        result["keep.cost"] = Given("--goals", cost_to_minimise(options.goals))
+    sampler = options.sampler
+    two_goals = options.keep is None and options.goals not in (None, "score")
+    if sampler is None and two_goals:
+        sampler = "nsga2"
+    # The configuration of a study with two goals is valid only if the samplers of all stages, even of those that do not
+    # run, support two goals.
+    stages_with_sampler = ("1", "2", "3") if two_goals else stages_of(options)
+    for stage in stages_with_sampler:
+        result[f"stage{stage}.sampler"] = Given("--sampler", sampler)
+    for stage in stages_of(options):
+        result[f"stage{stage}.trials"] = Given("--trials", options.trials)
+    return {place: given for place, given in result.items() if given.value is not None}
+
+
+def cost_to_minimise(goals: str | None) -> str | None:
+    """The cost of the option --goals beside --keep: "latency" in "score,latency"; None if there is none.
+
+    Raises:
+        ConfigError: the option does not have this form.
+    """
+    if goals in (None, "score"):
+        return None
+    score, _, cost = goals.partition(",")
+    if score != "score" or cost not in ("params", "macs", "latency"):
+        raise ConfigError(f"--goals {goals!r}: with --keep it is score,params; score,macs or score,latency")
+    return cost

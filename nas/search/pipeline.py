@@ -1,0 +1,400 @@
+"""Runs the stages of a search one after the other: each searches, confirms its finalists, and passes on its winner."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.trial import FrozenTrial
+
+from distill.cli import several_processes
+from distill.training.loop import device_type
+from foundation.files import read_json, write_text
+from nas.config.schema import ConfigError, StudyConfig
+from nas.evaluation.modes import MODES
+from nas.evaluation.trained import TrainedEvaluator
+from nas.latency.table import measure_whole
+from nas.planning import keep
+from nas.planning.budget import base_model, latencies_of, limits_of
+from nas.planning.finalists import Confirmed, confirmations, finalists, lead_line, summary
+from nas.planning.stages import ALLOCATED, BEFORE, GLOBAL, Plan, check_start, plan, sampler_of, start_of
+from nas.preparation.context import preparation_context
+from nas.preparation.prepare import entries, prepare_in
+from nas.preparation.workspace import AnyWorkspace, Workspace
+from nas.report.drawing import add_drawing
+from nas.report.notes import add_missing_notes, add_note
+from nas.search.estimate import expected_parts
+from nas.search.progress import NO_TRIAL, Listener
+from nas.search.run import SearchRun
+from nas.study import ledger
+from nas.study.attributes import COSTS, TEACHER
+from nas.study.description import Parameters
+from nas.study.folder import Folder
+from nas.study.names import CONFIRMATION, REFERENCE, prefix_of
+from nas.study.storage import reporting_failures
+from nas.workers.cluster import check_cluster, ray_session
+from nas.workers.runner import evaluate_keeping_rows, run
+from search_spaces.architecture import Architecture
+from search_spaces.cost import embedding_params, head_params, layer_params
+from search_spaces.equivalence import function_key
+from search_spaces.layer import FFN
+from search_spaces.limits import Limit
+from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
+
+
+def prepare_search(search: SearchRun, listener: Listener | None = None) -> None:
+    """Make what the first stage needs and keep it in the cache; `torchrun` may call this in several processes.
+
+    Raises:
+        UserError: see `run_search`.
+    """
+    search.check()
+    listener = listener or Listener()
+    context = preparation_context(search.config, search.cluster.device, listener.update)
+    # One process saves the teacher's outputs, when the search begins.
+    running = Search(search, prepare_in(context, outputs=not several_processes()), listener)
+    running.prepared(running.first())
+
+
+def run_search(search: SearchRun, listener: Listener | None = None) -> Architecture:
+    """Prepare the study and run its stages; returns the last winner.
+
+    Args:
+        listener: is told how far the search is.
+
+    Raises:
+        UserError: a mistake in the configuration or in the files that it names, or another process runs the study.
+    """
+    search.check()
+    check_cluster(search.cluster)
+    listener = listener or Listener()
+    context = preparation_context(search.config, search.cluster.device, listener.update)
+    listener.expect(expected_parts(search.config, entries(context), search.stages, context.data))
+    running = Search(search, prepare_in(context), listener)
+    first = running.first()
+    listener.finish()
+    folder = search.folder
+    folder.create(search.config)
+    with folder.lock(), reporting_failures(search.url):
+        # Another process may have started the study while this one was preparing it.
+        folder.check(search.config, search.stages, search.resume)
+        listener.say(f"study {folder.path} (optuna-dashboard {search.url} --artifact-dir {folder.artifacts})")
+        return running.run_stages(first)
+
+
+@dataclass
+class Search:
+    """A search whose study is prepared, while it runs.
+
+    Attributes:
+        search: what to search; with `keep` in its configuration the budget is found by the search.
+        listener: is told how far it is.
+        references: the trials of the reference models, with which notes compare candidates.
+    """
+
+    search: SearchRun
+    workspace: Workspace
+    listener: Listener
+    references: Sequence[FrozenTrial] = ()
+
+    @property
+    def given(self) -> StudyConfig:
+        """The configuration as it was given."""
+        return self.search.config
+
+    @property
+    def folder(self) -> Folder:
+        """The study's folder."""
+        return self.search.folder
+
+    @property
+    def device(self) -> str:
+        """Where models are trained: "auto", "cpu" or "cuda"."""
+        return self.search.cluster.device
+
+    @cached_property
+    def prefix(self) -> str:
+        """What the names of the studies begin with."""
+        return prefix_of(self.folder, self.search.url)
+
+    @property
+    def config(self) -> StudyConfig:
+        """The configuration with its budget: with `keep`, the one that was found, or none until it is found."""
+        if self.given.keep is None:
+            return self.given
+        file = self.folder.budget
+        if not file.exists():
+            return self.with_budget(None, 1.0)
+        found = read_json(file)
+        return self.with_budget(found["maximum"], found["slack"])
+
+    def with_budget(self, maximum: int | None, slack: float) -> StudyConfig:
+        """The configuration with a budget in place of `keep`, see `nas.planning.keep.with_budget`."""
+        base, graph = self.workspace.base()
+        head = self.workspace.folders.task.type.head
+        return keep.with_budget(self.given, base, graph, self.workspace.labels, head, maximum, slack)
+
+    def first(self) -> Plan:
+        """The plan of the first stage, which refines the chosen start or the winner of the stage before it.
+
+        Raises:
+            ConfigError, search_spaces.spaces.SpaceError: there is nothing to refine, or no architecture keeps the
+                budget.
+        """
+        stage = self.search.stages[0]
+        start = start_of(self.folder, stage, self.search.start)
+        check_start(start, self.config, self.workspace.base()[0])
+        limits = limits_of(self.config, self.workspace, self.device, self.listener.update)
+        self.listener.update("baselines", None)
+        return plan(self.config, self.workspace, stage, start, limits)
+
+    def run_stages(self, first: Plan) -> Architecture:
+        """Run the first stage and the others, each of which refines the winner before it; returns the last winner."""
+        self.listener.update("starting Ray", None)
+        with ray_session(self.search.cluster):
+            if self.given.keep is not None and not self.folder.budget.exists():
+                self.find_budget(first)
+                first = self.first()
+            winner = self.stage(first)
+            for stage in self.search.stages[1:]:
+                self.listener.say(f"stage {stage}, from the winner of stage {BEFORE[stage]}")
+                winner = self.stage(plan(self.config, self.workspace, stage, winner, first.space.limits))
+        return winner
+
+    def stage(self, plan: Plan) -> Architecture:
+        """Run one stage: search, confirm the finalists with fresh seeds, and write and return the winner."""
+        self.folder.begin(plan.stage, self.given, plan.start)
+        workspace = self.prepared(plan)
+        self.listener.update(f"stage {plan.stage}: sampler and teacher's score", None)
+        sampler = sampler_of(plan, self.workspace)
+        if plan.references:
+            self.evaluate_references(plan, workspace)
+        study = ledger.open_study(self.search.url, f"{self.prefix}{plan.study}", sampler, plan.goals)
+        self._record_teacher(study, plan)
+        ledger.requeue_unfinished(study)
+        ledger.enqueue_missing(study, Parameters.of(plan.space), plan.enqueued)
+        self.listener.started(study, NO_TRIAL, plan.trials)
+        run(
+            study,
+            plan.space,
+            workspace,
+            self.search.cluster,
+            trials=plan.trials,
+            origin=plan.table.sampler,
+            stop=plan.table.stop,
+            rungs=plan.table.rungs,
+            on_start=partial(self._on_start, total=plan.trials),
+            on_trial=partial(self._on_trial, total=plan.trials),
+        )
+        add_missing_notes(study, self.references)  # of duplicates
+        ranked = finalists(study, plan.table.confirm)
+        if not ranked:
+            raise ConfigError(
+                "no candidate within the budget has a score; the attribute 'failure' of each trial says why"
+            )
+        fresh = range(self.config.seed + 1, self.config.seed + 1 + plan.table.confirm_seeds)
+        wanted = [(ledger.architecture_of(trial), f"{plan.study} trial {trial.number}") for trial in ranked]
+        confirmed = self.confirm(plan.space, wanted, list(fresh))
+        best = summary(ranked, confirmed, study, self.workspace.folders.task.score_metric)
+        if self.given.keep is not None:
+            self._add_kept(best, confirmed, self.given.keep.share)
+        if line := lead_line(best["winner"]):
+            self.listener.say(line)
+        if any(limit.name == "latency" for limit in plan.space.limits):
+            self._measure(best)
+        write_text(self.folder.best(plan.stage), json.dumps(best, indent=2) + "\n")
+        winner = Architecture.from_json(best["winner"]["architecture"])
+        winner.save(self.folder.architecture)
+        return winner
+
+    def evaluate_references(self, plan: Plan, workspace: AnyWorkspace) -> None:
+        """Evaluate the reference models of a stage as it evaluates its candidates, in a study of their own."""
+        study = ledger.open_study(self.search.url, f"{self.prefix}{REFERENCE}", goals=plan.goals)
+        self._record_teacher(study, plan)
+        ledger.requeue_unfinished(study)
+        ledger.enqueue_missing(study, Parameters.of(plan.space), plan.references)
+        total = len(ledger.waiting(study)) + len(ledger.finished(study))
+        run(
+            study,
+            plan.space,
+            workspace,
+            self.search.cluster,
+            trials=None,
+            origin=REFERENCE,
+            rungs=plan.table.rungs,
+            on_start=partial(self._on_start, total=total),
+            on_trial=partial(self._on_trial, total=total),
+        )
+        self.references = ledger.finished(study)
+
+    def prepared(self, plan: Plan) -> AnyWorkspace:
+        """What the candidates of this stage need, which is made unless it is in the cache."""
+        return MODES[plan.table.evaluation].prepare(self.workspace, plan, self.device, self.listener.update)
+
+    def confirm(self, space: Space, wanted: Sequence[tuple[Architecture, str]], seeds: Sequence[int]) -> Confirmed:
+        """Train architectures from the frozen supernet with each of the seeds; returns the results.
+
+        All stages confirm in the same way and in one study, so their winners can be compared, and an architecture that
+        an earlier stage has confirmed is not trained again.
+
+        Args:
+            wanted: pairs of an architecture and its origin.
+        """
+        study = ledger.open_study(self.search.url, f"{self.prefix}{CONFIRMATION}")
+        ledger.requeue_unfinished(study)
+        enqueued = [(architecture, origin, seed) for seed in seeds for architecture, origin in wanted]
+        # What is confirmed may differ in graphs and in sizes.
+        parameters = Parameters.of(space, frozenset({GRAPHS, SIZES}))
+        if ledger.enqueue_missing(study, parameters, enqueued):
+            self.listener.say(f"training {len(wanted)} architectures with {len(seeds)} fresh seeds each")
+        total = len(ledger.waiting(study)) + len(ledger.finished(study))
+        run(
+            study,
+            space,
+            self.workspace,
+            self.search.cluster,
+            trials=None,
+            origin=CONFIRMATION,
+            evaluate=evaluate_keeping_rows,
+            on_start=partial(self._on_start, total=total),
+            on_trial=partial(self._on_trial, total=total),
+        )
+        add_missing_notes(study)
+        return confirmations(study, [function_key(architecture) for architecture, _ in wanted], seeds)
+
+    def find_budget(self, widest: Plan) -> None:
+        """Find the smallest budget within which the best baseline keeps the share of the teacher's score, by bisection
+        over a ladder of budgets, and write it to the study's folder.
+
+        Args:
+            widest: a plan whose only bound is the base model.
+
+        Raises:
+            ConfigError: not even the base model keeps the share.
+        """
+        goal = self.given.keep
+        assert goal is not None
+        metric = self.workspace.folders.task.score_metric
+        keep.share_kept(
+            metric, self._teacher_rows, [self._teacher_rows], goal.share
+        )  # refuses a teacher without a score
+        budgets = self._ladder(widest, goal.cost)
+        seeds = range(self.given.seed + 1, self.given.seed + 1 + self.given.stage1.confirm_seeds)
+        tried: list[dict[str, Any]] = []
+
+        def passes(step: int) -> bool:
+            best = {
+                origin: architecture
+                for architecture, origin, _ in reversed(self._first_stage(budgets[step], 1.0).baselines)
+            }
+            architecture = best.get(ALLOCATED[0], best[GLOBAL])
+            described = COSTS[goal.cost](budgets[step])
+            (confirmed,) = self.confirm(widest.space, [(architecture, described)], seeds).values()
+            found = keep.share_kept_by(metric, self._teacher_rows, confirmed, goal.share)
+            self.listener.say(f"{described}: keeps {found or 'nothing, as no training succeeded'}")
+            tried.append({"maximum": budgets[step]} | (found.to_json() if found else {}))
+            return found is not None and found.share >= goal.share
+
+        last = keep.last_passing(len(budgets), passes)
+        if last is None:
+            raise ConfigError(
+                f"keep: not even the largest student keeps {goal.share:.1%} of the teacher's score; ask for less"
+            )
+        found = {"cost": goal.cost, "maximum": budgets[last], "slack": self._slack(budgets[last]), "tried": tried}
+        write_text(self.folder.budget, json.dumps(found, indent=2) + "\n")
+        self.listener.say(f"budget: {COSTS[goal.cost](budgets[last])}")
+
+    def _first_stage(self, maximum: int, slack: float) -> Plan:
+        """The plan of stage 1 within a budget in place of `keep`."""
+        config = self.with_budget(maximum, slack)
+        limits = limits_of(config, self.workspace, self.device, self.listener.update)
+        return plan(config, self.workspace, "1", None, limits)
+
+    def _slack(self, maximum: int) -> float:
+        """The study's slack or, if nothing fits between its bounds, the first of its doubles with which something does:
+        a budget that was not chosen by hand may lie between the sizes of a coarse space.
+        """
+        slack = self.given.space.slack
+        while slack < 1:
+            try:
+                self._first_stage(maximum, slack)
+                return slack
+            except SpaceError:
+                slack = min(1.0, 2 * slack if slack else 0.05)
+        return 1.0
+
+    def _ladder(self, widest: Plan, name: str) -> list[int]:
+        """The budgets that `keep` tries, the largest first."""
+        space = widest.space
+        heads = partial(head_params, labels=space.labels, head=space.head)
+        limit = Limit("params", embedding_params(space.base), layer_params, keep.UNBOUNDED, heads)
+        if name != "params":
+            bounded = limits_of(
+                self.with_budget(keep.UNBOUNDED, 1.0), self.workspace, self.device, self.listener.update
+            )
+            limit = next(found for found in bounded if found.name == name)
+        whole = base_model(self.given, space.base, space.graph)
+        none = limit.total(whole.with_ffns([FFN(stack=0)] * space.base.depth))
+        smallest = limit.fixed + sum(
+            min(limit.cost(space.base, part) for part in options)
+            for options in space.options_of_parts([space.graph] * space.base.depth)
+        )
+        return keep.ladder(none, limit.total(whole), smallest)
+
+    def _record_teacher(self, study: optuna.Study, plan: Plan) -> None:
+        """Record the teacher's score on the rows on which this stage scores its candidates, unless they are scored on
+        several tasks.
+        """
+        if (plan.stage == "3" and len(self.given.tasks) > 1) or TEACHER in study.user_attrs:
+            return
+        rows = self._teacher_rows[: MODES[plan.table.evaluation].scored_on(self.given, plan.table)]
+        task = self.workspace.folders.task
+        score = task.score_metric.of_contributions(rows).value
+        study.set_user_attr(TEACHER, {"task": self.workspace.config.task, "score": score})
+
+    @cached_property
+    def _teacher_rows(self) -> np.ndarray:
+        """The contributions of the rows of the search split to the teacher's score."""
+        evaluator = TrainedEvaluator(self.workspace, self.device)
+        return evaluator.contributions(evaluator.teacher())
+
+    def _add_kept(self, best: dict[str, Any], confirmed: Confirmed, share: float) -> None:
+        """Add to every finalist what it keeps of the teacher's score, and say it of the winner."""
+        metric = self.workspace.folders.task.score_metric
+        for row in best["finalists"]:
+            of_seeds = confirmed[function_key(Architecture.from_json(row["architecture"]))]
+            found = keep.share_kept_by(metric, self._teacher_rows, of_seeds, share)
+            row["kept"] = found and found.to_json()
+            if found and row["trial"] == best["winner"]["trial"]:
+                best["winner"]["kept"] = row["kept"]
+                sure = f"at least {share:.1%} with confidence {found.confidence:.0%}"
+                self.listener.say(f"winner: keeps {found} of the teacher's score, {sure}")
+
+    def _measure(self, best: dict[str, Any]) -> None:
+        """Add two latencies to every finalist: the one predicted from the table, and the one measured on the whole
+        model.
+        """
+        table = latencies_of(self.config, self.workspace, self.device, self.listener.update)
+        architectures = {
+            f"{number}": Architecture.from_json(row["architecture"]) for number, row in enumerate(best["finalists"])
+        }
+        for number, measured in measure_whole(architectures, table, device_type(self.device)).items():
+            row = best["finalists"][int(number)]
+            whole = round(1e6 * measured.whole.median)
+            row |= {"latency_us": measured.predicted, "latency_measured_us": whole}
+            self.listener.say(
+                f"latency of trial {row['trial']}: {measured.predicted / 1e3:.2f} ms in the table, "
+                f"{whole / 1e3:.2f} ms measured whole"
+            )
+
+    def _on_start(self, study: optuna.Study, number: int, total: int) -> None:
+        add_drawing(study, number, self.folder.artifacts)
+        self.listener.started(study, number, total)
+
+    def _on_trial(self, study: optuna.Study, number: int, total: int) -> None:
+        if study.get_trials(deepcopy=False)[number].state.is_finished():  # otherwise it lost its worker
+            add_note(study, number, self.references)
+        self.listener.trial(study, number, total)

@@ -1,0 +1,57 @@
+"""A search as a value, which `python -m nas.search` builds from its options, and Python code without any."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nas.config.schema import StudyConfig
+from nas.planning.stages import check_stage
+from nas.preparation.data import check_tasks
+from nas.study.folder import Folder
+from nas.study.storage import check_storage
+from nas.workers.cluster import Cluster
+from search_spaces.architecture import Architecture
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRun:
+    """What to search, where to keep it, and where to run it.
+
+    Attributes:
+        path: the folder of the study.
+        stages: the stages to run, in this order.
+        start: the architecture that the first of these stages refines; None: the winner of the stage before it.
+        cluster: the workers that evaluate candidates.
+        storage: an Optuna storage URL; None: study.db in the study's folder.
+        resume: whether stages that have begun continue.
+    """
+
+    config: StudyConfig
+    path: Path
+    stages: Sequence[str] = ("1", "2", "3")
+    start: Architecture | None = None
+    cluster: Cluster = field(default_factory=Cluster)
+    storage: str | None = None
+    resume: bool = False
+
+    @property
+    def folder(self) -> Folder:
+        """The study's folder."""
+        return Folder(self.path)
+
+    @property
+    def url(self) -> str:
+        """The storage URL."""
+        return self.storage or self.folder.storage
+
+    def check(self) -> None:
+        """Refuse a search that cannot work, as far as this can be seen before anything is trained.
+
+        Raises:
+            UserError: a mistake in the configuration or in the files that it names, or the study's folder has another
+                search or one that is not to be resumed.
+        """
+        check_tasks(self.config)
+        check_storage(self.url)
+        self.folder.check(self.config, self.stages, self.resume)
+        check_stage(self.config, self.folder, self.stages[0], self.start)

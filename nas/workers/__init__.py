@@ -1,0 +1,1 @@
+"""Ray: the cluster, the trials on it, and why they fail."""

@@ -1,0 +1,55 @@
+"""Ctrl-C that is pressed again while what the first one set off is cleaning up."""
+
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foundation import interrupt
+
+
+def test_the_second_of_two_presses_does_not_interrupt_the_cleaning_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupt, "PAUSE", math.inf)
+    cleaned = False
+    with interrupt.recording(), pytest.raises(KeyboardInterrupt):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            cleaned = True
+    assert cleaned
+    monkeypatch.setattr(interrupt, "PAUSE", 0.0)
+    with interrupt.recording():
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+
+def test_what_must_not_be_cut_short() -> None:
+    with interrupt.recording():
+        with interrupt.ignored():
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.check()
+
+
+PRESSED_AT_THE_END = """
+import atexit, signal, sys
+from distill.cli import interruptible
+
+def command():
+    signal.raise_signal(signal.SIGINT)
+
+atexit.register(signal.raise_signal, signal.SIGINT)
+sys.exit(interruptible("nas.some", command, "start it again"))
+"""
+
+
+def test_ctrl_c_while_an_interrupted_process_exits() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRESSED_AT_THE_END], cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (130, "nas.some: interrupted; start it again\n")

@@ -1,0 +1,116 @@
+"""The evaluation of a single candidate."""
+
+import shutil
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+
+from distill.tasks.encoding import collate, eval_batches
+from distill.tasks.metrics import standard_error
+from distill.training.evaluation import measure
+from distill.training.loop import Diverged
+from distill.training.teacher_outputs import SavedTeacher
+from nas.evaluation.trained import TrainedEvaluator
+from nas.preparation.prepare import prepare
+from nas.preparation.workspace import Workspace
+from nas.workers.runner import evaluator_of
+from search_spaces import Architecture
+from tests.accelerate_state import reset_accelerate
+from tests.nas.tiny_study import TinyStudy
+from tests.tiny import inputs
+
+
+def half(workspace: Workspace) -> Architecture:
+    base, graph = workspace.base()
+    return Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2))
+
+
+def test_a_score_is_decided_by_architecture_and_seed(workspace: Workspace) -> None:
+    architecture = half(workspace)
+    reports: list[tuple[int, float]] = []
+    first = TrainedEvaluator(workspace, "cpu").evaluate(
+        architecture, 0, (Fraction(1, 2),), lambda step, score: reports.append((step, score))
+    )
+    again = TrainedEvaluator(workspace, "cpu")
+    torch.manual_seed(1)  # what happened before does not matter
+    assert again.evaluate(architecture, 0) == first
+    again.evaluate(architecture, 5)
+    last = again.evaluate(architecture, 0)
+    assert last == first
+    assert first.rows is not None and last.rows is not None
+    assert np.array_equal(last.rows, first.rows)
+    assert (first.rows.shape, first.rows.mean()) == ((len(again.search_rows),), first.value)
+    assert [step for step, _ in reports] == [0, 3]
+    assert reports[0][1] == first.parts["inherited"]
+    assert first.standard_error == standard_error(first.value, len(again.search_rows))
+    assert first.value > 1 / 3
+
+
+def test_candidates_without_training_are_scored_as_they_inherit(tiny_study: TinyStudy) -> None:
+    untrained = tiny_study.config.model_copy(
+        update={"candidate": tiny_study.config.candidate.model_copy(update={"steps": 0})}
+    )
+    evaluator = TrainedEvaluator(prepare(untrained, "cpu"), "cpu")
+    architecture = Architecture.uniform(*evaluator.workspace.base()[:1], expansion=Fraction(1, 2))
+    found = evaluator.evaluate(architecture, 0, (Fraction(1, 2),))
+    assert found.value == evaluator.score(evaluator.student(architecture)).value
+    assert set(found.parts) == {"inherited"}
+
+
+def test_training_leaves_the_shared_weights_alone(workspace: Workspace) -> None:
+    shared = TrainedEvaluator(workspace, "cpu")
+    before = {name: tensor.clone() for name, tensor in shared.weights.items()}
+    shared.evaluate(half(workspace), 0)
+    assert all(torch.equal(tensor, shared.weights[name]) for name, tensor in before.items())
+
+
+def test_only_candidates_of_the_study_s_own_seed_use_saved_outputs(tiny_study: TinyStudy, workspace: Workspace) -> None:
+    shared = TrainedEvaluator(workspace, "cpu")
+    (plan,), seed = shared.training_phases, tiny_study.config.seed
+    own = shared.saved_outputs_of(plan, seed)
+    assert own is not None and isinstance(own.outputs, SavedTeacher)
+    assert shared.saved_outputs_of(plan, seed + 1) is None
+    assert (
+        shared.saved_outputs_of(replace(plan, recipe=replace(plan.recipe, steps=plan.recipe.steps + 1)), seed) is None
+    )
+
+
+def test_measure_counts_every_row_once(workspace: Workspace) -> None:
+    shared = TrainedEvaluator(workspace, "cpu")
+    reset_accelerate()
+    accelerator = Accelerator(cpu=True, mixed_precision="no")
+    rows = shared.search_rows
+    assert rows.labels is not None
+    model = shared.student(half(workspace)).eval()
+    right = torch.zeros(len(rows), dtype=torch.bool)
+    for chosen in eval_batches(rows, 7):
+        batch = collate(rows, chosen, 0)
+        with torch.inference_mode():
+            right[torch.from_numpy(chosen)] = model(**inputs(batch)).logits.argmax(-1) == batch["labels"]
+    score = measure(model, rows, accelerator=accelerator, pad_id=0)
+    assert score == pytest.approx(right.double().mean().item())
+    for first in (1, 20, len(rows), 10_000):
+        part = measure(model, rows, accelerator=accelerator, pad_id=0, first=first)
+        assert part == pytest.approx(right[:first].double().mean().item())
+
+
+def test_broken_weights_are_no_score(workspace: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(workspace.supernet, tmp_path / "supernet")
+    path = tmp_path / "supernet" / "model.safetensors"
+    weights = load_file(path)
+    weights["bert.encoder.layer.1.ffn.0.project.bias"][0] = float("nan")
+    save_file(weights, path)
+    broken = TrainedEvaluator(replace(workspace, supernet=tmp_path / "supernet"), "cpu")
+    with pytest.raises(Diverged, match="not finite"):
+        broken.evaluate(half(workspace), 0)
+
+
+def test_a_process_loads_its_evaluator_once(tiny_study: TinyStudy, workspace: Workspace) -> None:
+    assert evaluator_of(workspace, "cpu") is evaluator_of(replace(workspace, config=tiny_study.config), "cpu")
+    evaluator_of.cache_clear()

@@ -1,0 +1,150 @@
+"""The integer programme against enumeration, and the predicted losses that it works on."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from nas.planning.allocation import PredictedLosses, allocate, allocations
+from search_spaces import FFN, Architecture, Experts, FFNGraph, Layer, Space, cost
+from search_spaces.genes import GENES
+from search_spaces.graph import GELU
+from search_spaces.limits import Limit
+from search_spaces.operations import UNARY
+from search_spaces.spaces import GRAPHS, SIZES
+from tests.tiny import BASE
+
+WIDTHS = tuple(Fraction(1, n) for n in (1, 2, 4, 8))
+RELU = FFNGraph.parse("project(relu(expand(x)))")
+MAX_PARAMS = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 3)))
+
+
+def losses(seed: int = 0) -> PredictedLosses:
+    """Random falling losses: gelu's are the lowest at most widths, but not at all."""
+    rng = np.random.default_rng(seed)
+
+    def falling(scale: float) -> np.ndarray:
+        return np.append(np.sort(rng.random(BASE.inner))[::-1], 0) * scale
+
+    scales = {op: 1.0 if op == "gelu" else 1.2 for op in UNARY}
+    return PredictedLosses(
+        BASE, "gelu", {op: [falling(scale / (layer + 1)) for layer in range(3)] for op, scale in scales.items()}
+    )
+
+
+def space(**changes: object) -> Space:
+    genes = {"stack": (1, 2), "expansion": WIDTHS} | {name: changes.pop(name) for name in GENES if name in changes}
+    settings: dict[str, object] = {"min_params": 1, "max_params": MAX_PARAMS}
+    return Space(BASE, genes, **(settings | changes))  # type: ignore[arg-type]
+
+
+def of_micros(base: object, layer: Layer) -> int:
+    """A cost with a constant part, as latencies have."""
+    genes = layer.ffn
+    return 40 + 3 * genes.inner(BASE) + (25 if genes.graph == GELU else 0)
+
+
+def members(within: Space, operations: tuple[str, ...]) -> Iterator[Architecture]:
+    """All members with at most one block, of these activations, in every layer."""
+    genes = [FFN(FFNGraph.parse(f"project({op}(expand(x)))"), 1, width) for op, width in product(operations, WIDTHS)]
+    genes += [FFN(GELU, 0)] if 0 in within.genes["stack"] else []
+    for layers in product(genes, repeat=BASE.depth):
+        if (architecture := Architecture.of_ffns(BASE, layers)) in within:
+            yield architecture
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("limits", [(), (Limit("latency", 100, of_micros, 420),)], ids=["params", "latency"])
+def test_no_member_has_a_lower_loss(seed: int, limits: tuple[Limit, ...]) -> None:
+    within, table = space(limits=limits), losses(seed)
+    found = allocate(within, table)
+    assert found is not None and found in within
+    least = min(map(table.of, members(within, tuple(UNARY))))
+    assert table.of(found) == pytest.approx(least, rel=1e-9)
+
+
+def test_a_layer_may_have_no_ffn() -> None:
+    """Where blocks have a high constant cost, leaving one out buys the others more channels than it loses."""
+    limit = Limit("latency", 0, lambda base, layer: layer.ffn.stack * (200 + layer.ffn.inner(base)), 460)
+    within, table = space(stack=(0, 1), limits=(limit,)), losses(5)
+    found = allocate(within, table)
+    assert found is not None and 0 in [genes.stack for genes in found.ffns]
+    assert table.of(found) == pytest.approx(min(map(table.of, members(within, tuple(UNARY)))), rel=1e-9)
+    assert table.of_layer(2, FFN(GELU, 0)) == table.losses["gelu"][2][0]
+
+
+def test_a_lower_bound_and_weights_count() -> None:
+    low = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 3))) - 400
+    within, table = space(min_params=low), losses(1)
+    weights = [0.1, 1.0, 10.0]
+
+    def weighted(architecture: Architecture) -> float:
+        pairs = zip(weights, enumerate(architecture.ffns), strict=True)
+        return sum(weight * table.of_layer(layer, genes) for weight, (layer, genes) in pairs)
+
+    found = allocate(within, table, weights=weights)
+    assert found is not None and cost.params(found) >= low
+    assert weighted(found) == pytest.approx(min(map(weighted, members(within, tuple(UNARY)))), rel=1e-9)
+    assert found != allocate(within, table)
+
+
+def test_several_differ_and_come_in_order() -> None:
+    within, table = space(), losses(2)
+    found = allocations(within, table, 4)
+    assert len(found) == 4 and found[0] == allocate(within, table)
+    assert [table.of(one) for one in found] == sorted(table.of(one) for one in found)
+    for one, other in product(found, repeat=2):
+        differing = sum(a != b for a, b in zip(one.ffns, other.ffns, strict=True))
+        assert one is other or differing >= 2
+
+
+def test_what_does_not_vary_stays() -> None:
+    start = Architecture.of_ffns(
+        BASE, (FFN(RELU, 2, Fraction(1, 4)), FFN(GELU, 1, Fraction(1, 8)), FFN(GELU, 1, Fraction(1, 8)))
+    )
+    table = losses(3)
+    graphs = space(start=start, vary=frozenset({GRAPHS}))
+    found = allocate(graphs, table)
+    assert found is not None and found in graphs
+    assert [genes.stack for genes in found.ffns] == [2, 1, 1]
+    sizes = space(start=start, vary=frozenset({SIZES}))
+    found = allocate(sizes, table)
+    assert found is not None and [genes.graph for genes in found.ffns] == [RELU, GELU, GELU]
+
+
+def test_none_are_left() -> None:
+    """Three layers of one width and one operation: a single member."""
+    start = Architecture.uniform(BASE, expansion=Fraction(1, 4))
+    only = space(start=start, vary=frozenset({SIZES}), stack=(1,), expansion=(Fraction(1, 4),))
+    assert allocations(only, losses(), 5) == [start]
+    assert allocate(only, losses(), exclude=[start]) is None
+
+
+def test_the_loss_of_a_layer(tmp_path: Path) -> None:
+    table = losses(4)
+    path = tmp_path / "predictions.safetensors"
+    save_file(
+        {
+            f"{op}/{layer}": torch.from_numpy(row.copy())
+            for op, rows in table.losses.items()
+            for layer, row in enumerate(rows)
+        },
+        path,
+    )
+    stored = PredictedLosses.load(path, BASE, GELU)
+    for genes, op, width in (
+        (FFN(RELU, 1, Fraction(1, 4)), "relu", 12),
+        (FFN(FFNGraph.parse("tanh(project(relu(expand(x))))"), 1, Fraction(1, 4)), "relu", 12),
+        # No table has the graph: it counts as the base graph.
+        (FFN(FFNGraph.parse("project(mul(expand(x),x))"), 2, Fraction(1, 2)), "gelu", 24),
+        (FFN(RELU, 1, Fraction(1, 8), Experts(4, shared=Fraction(1, 2))), "relu", 6),
+    ):
+        for given in (table, stored):
+            assert given.of_layer(1, genes) == table.losses[op][1][width]
+    architecture = Architecture.uniform(BASE, RELU, expansion=Fraction(1, 4))
+    assert stored.of(architecture) == pytest.approx(sum(table.losses["relu"][layer][12] for layer in range(3)))

@@ -1,0 +1,239 @@
+"""The budget of a search: bounds on parameters, limits on other costs, and the baselines that fit."""
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+
+from distill.tasks.types import TASK_TYPES
+from nas.config.load import load_config
+from nas.planning.budget import (
+    MOST_LABELS,
+    NO_LIMIT,
+    budgeted_space,
+    check_feasible,
+    globally_important,
+    kept_importance,
+    largest_uniform,
+    limits_of,
+)
+from nas.preparation.workspace import Workspace
+from search_spaces import FFN, Architecture, Base, Head, Space, SpaceError, cost
+from search_spaces.graph import GELU
+from search_spaces.limits import Limit
+from search_spaces.spaces import SIZES
+from tests.nas.tiny_study import TinyStudy
+
+BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
+TABLE = {
+    "space.stacks": [1, 2],
+    "space.expansions": ["1/4", "1/2", "1"],
+    "space.uniform": "1/2",
+    "space.slack": 0.3,
+    "space.edit_rate": 0.1,
+}
+
+HEADS = [known.head for known in TASK_TYPES.values()]
+
+
+def box(limits: tuple[Limit, ...] = (), head: cost.HeadCost = cost.CLASSIFIER, **changes: object) -> Space:
+    config = load_config("demo", TABLE | {f"space.{key}": value for key, value in changes.items()})
+    return budgeted_space(config, BASE, GELU, labels=4, limits=limits, head=head)
+
+
+def test_the_box_reaches_from_slack_below_up_to_the_uniform_slice() -> None:
+    space = box()
+    uniform = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 4)
+    smallest = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 4)), 4)
+    assert space.max_params == uniform
+    assert space.min_params == uniform - int(0.3 * (uniform - smallest))
+    assert space.labels == 4
+    assert box(max_params=uniform - 100).max_params == uniform - 100
+    assert box(min_params=uniform - 5).min_params == uniform - 5
+
+
+def test_a_limit_above_everything_is_no_limit() -> None:
+    space = box(max_params="1G")
+    largest = Architecture.uniform(BASE, stack=2)
+    assert space.min_params < cost.params(largest, 4)
+    assert space.size_count() > 0
+
+
+@pytest.mark.parametrize("changes", [{"max_params": 10}, {"min_params": "1G", "max_params": "2G"}, {"stacks": [1, 1]}])
+def test_boxes_that_nothing_fits(changes: dict[str, object]) -> None:
+    with pytest.raises(SpaceError):
+        box(**changes)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 100, 1000, 3000, 10**9])
+def test_the_largest_uniform_slice_is_the_largest(spare: int) -> None:
+    least = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 4)), 4)
+    space = replace(box(min_params=1, max_params=10**9), max_params=least + spare)
+    fits = [
+        inner
+        for inner in range(1, BASE.inner + 1)
+        if cost.params(Architecture.uniform(BASE, expansion=Fraction(inner, BASE.inner)), 4) <= space.max_params
+    ]
+    found = largest_uniform(Architecture.uniform(BASE), 4, space.max_params)
+    assert found == Architecture.uniform(BASE, expansion=Fraction(max(fits), BASE.inner))
+
+
+def test_global_importance_keeps_the_most_important_neurons(tiny_study: TinyStudy, workspace: Workspace) -> None:
+    base, graph = workspace.base()
+    space = budgeted_space(tiny_study.config, base, graph, workspace.labels)
+    found = globally_important(space, graph, workspace)
+    uniform = largest_uniform(Architecture.uniform(base, graph), workspace.labels, space.max_params)
+    assert cost.params(found, workspace.labels) == cost.params(uniform, workspace.labels) == space.max_params
+    assert {genes.stack for genes in found.ffns} == {1}
+    assert {genes.graph for genes in found.ffns} == {graph}
+    # No other division of as many neurons over two layers keeps more importance.
+    inner = [genes.inner(base) for genes in found.ffns]
+    worth = [[0.0, *scores.cumsum(0).tolist()] for scores in workspace.importance()]
+    kept = sum(layer[size] for layer, size in zip(worth, inner, strict=True))
+    total = sum(inner)
+    choices = [(a, total - a) for a in range(4, base.inner + 1) if 4 <= total - a <= base.inner]
+    assert kept == pytest.approx(max(worth[0][a] + worth[1][b] for a, b in choices))
+
+
+def test_kept_importance_is_that_of_the_leading_neurons() -> None:
+    kept = kept_importance([torch.arange(BASE.inner, 0, -1.0)] * BASE.depth)
+    assert kept(Architecture.uniform(BASE)) == 1
+    half = Architecture.uniform(BASE, expansion=Fraction(1, 2))
+    assert kept(half) == pytest.approx(sum(range(25, 49)) / sum(range(1, 49)))
+    # Blocks above the lowest one are not counted.
+    assert kept(Architecture.uniform(BASE, stack=2, expansion=Fraction(1, 2))) == kept(half)
+    uneven = Architecture.of_ffns(BASE, (*half.ffns[:1], *Architecture.uniform(BASE).ffns[1:]))
+    assert kept(uneven) == pytest.approx((kept(half) + BASE.depth - 1) / BASE.depth)
+
+
+def test_no_ffn_keeps_nothing() -> None:
+    kept = kept_importance([torch.arange(BASE.inner, 0, -1.0)] * BASE.depth)
+    assert kept(Architecture.uniform(BASE, stack=0)) == 0
+    layers = (FFN(stack=0), *Architecture.uniform(BASE).ffns[1:])
+    assert kept(Architecture.of_ffns(BASE, layers)) == pytest.approx(2 / 3)
+
+
+def test_the_smallest_architecture_may_have_no_ffn() -> None:
+    uniform = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 4)
+    space = box(stacks=[0, 1])
+    assert space.min_params == uniform - int(0.3 * (uniform - cost.params(Architecture.uniform(BASE, stack=0), 4)))
+    assert box(stacks=[0, 1], slack=1.0).min_params == cost.params(Architecture.uniform(BASE, stack=0), 4)
+
+
+def test_a_latency_in_which_not_all_layers_have_an_ffn() -> None:
+    """No uniform slice keeps to it, so the budget reaches down to no FFN at all."""
+    limit = Limit("latency", 7, lambda base, layer: layer.ffn.stack * (50 + layer.ffn.inner(base)), 7 + 2 * 74)
+    with pytest.raises(SpaceError, match=r"no architecture keeps to latency 0\.155 ms: the smallest"):
+        box((limit,))
+    space = box((limit,), stacks=[0, 1, 2])
+    empty = Architecture.uniform(BASE, stack=0)
+    assert largest_uniform(Architecture.uniform(BASE), 4, space.max_params, (limit,), least=0) == empty
+    assert space.min_params == cost.params(Architecture.uniform(BASE, stack=0), 4)
+    drawn = [space.sample(random.Random(seed)) for seed in range(200)]
+    assert max(sum(genes.inner(BASE) for genes in one.ffns) for one in drawn) == 48
+    assert all(limit.total(one) <= limit.maximum for one in drawn)
+
+
+def test_global_importance_without_room(tiny_study: TinyStudy, workspace: Workspace) -> None:
+    base, graph = workspace.base()
+    least = cost.params(Architecture.uniform(base, stack=0), workspace.labels)
+    table = tiny_study.config.space.model_copy(update={"stacks": (0, 1), "max_params": least, "min_params": 1})
+    config = tiny_study.config.model_copy(update={"space": table})
+    space = budgeted_space(config, base, graph, workspace.labels)
+    assert globally_important(space, graph, workspace) == Architecture.uniform(base, stack=0)
+
+
+def channels(most: int) -> Limit:
+    return Limit("macs", 7, lambda base, layer: layer.ffn.stack * layer.ffn.inner(base), most)
+
+
+def test_a_tighter_limit_moves_the_box() -> None:
+    limit = channels(7 + 3 * 17)
+    space = box((limit,))
+    # The largest uniform slice that keeps to the limit has 17 channels a layer.
+    uniform = Architecture.uniform(BASE, expansion=Fraction(17, 48))
+    smallest = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 4)), 4)
+    reached = cost.params(uniform, 4)
+    assert largest_uniform(Architecture.uniform(BASE), 4, space.max_params, (limit,)) == uniform
+    assert space.min_params == reached - int(0.3 * (reached - smallest))
+    assert space.max_params == box().max_params
+    assert box((channels(NO_LIMIT),)).min_params == box().min_params
+
+
+@pytest.mark.parametrize("head", HEADS, ids=TASK_TYPES)
+def test_the_box_counts_the_head(head: cost.HeadCost) -> None:
+    """The same architectures are within the budget for every head, unless the bounds are set explicitly."""
+    space, other = box((channels(7 + 3 * 17),), head=head), box((channels(7 + 3 * 17),))
+    less = cost.head_params(BASE, Head(), 4) - cost.head_params(BASE, Head(), 4, head)
+    assert (other.min_params - space.min_params, other.max_params - space.max_params) == (less, less)
+    assert space.size_count() == other.size_count() > 0
+    uniform = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 4, head)
+    assert space.max_params == uniform
+    assert largest_uniform(Architecture.uniform(BASE), 4, uniform, head=head) == Architecture.uniform(
+        BASE, expansion=Fraction(1, 2)
+    )
+
+
+def test_a_stage_of_graphs_alone_has_no_lower_end() -> None:
+    config = load_config("demo", TABLE)
+    start = Architecture.uniform(BASE, expansion=Fraction(1, 2))
+    space = budgeted_space(config, BASE, GELU, 4, start=start, vary=frozenset({"graphs"}), edit_rate=0.4)
+    assert (space.min_params, space.edit_rate) == (1, 0.4)
+    assert budgeted_space(config, BASE, GELU, 4, start=start, vary=frozenset({SIZES})).min_params == box().min_params
+
+
+def test_two_goals_leave_the_box_open_below() -> None:
+    stages = {f"stage{n}.sampler": "nsga2" for n in (1, 2, 3)}
+    config = load_config("demo", TABLE | {"goals": "score,params"} | stages)
+    assert budgeted_space(config, BASE, GELU, 4).min_params == 1
+
+
+def test_limits_are_those_of_the_study(tiny_study: TinyStudy, workspace: Workspace) -> None:
+    assert limits_of(tiny_study.config, workspace, "cpu") == ()
+    space = tiny_study.config.space.model_copy(update={"max_macs": 10**6, "max_latency": "0.9x"})
+    bound = replace(workspace, config=tiny_study.config.model_copy(update={"space": space}))
+    macs, latency = limits_of(bound.config, bound, "cpu")
+    base, graph = workspace.base()
+    architecture = Architecture.uniform(base, graph=graph, stack=2, expansion=Fraction(1, 4))
+    assert (macs.name, macs.maximum) == ("macs", 10**6)
+    assert macs.total(architecture) == cost.macs(architecture, labels=workspace.labels)
+    assert latency.name == "latency"
+    assert latency.fixed < latency.maximum
+    assert latency.total(architecture) == latency.fixed + 2 * latency.layer_cost(base, architecture.layers[0])
+    # Measured once.
+    assert limits_of(bound.config, bound, "cpu") == (macs, latency)
+
+
+@pytest.mark.parametrize("head", HEADS, ids=TASK_TYPES)
+@pytest.mark.parametrize("limit", ["max_params", "max_macs"])
+def test_the_early_check_refuses_only_what_fits_with_no_head(head: cost.HeadCost, limit: str) -> None:
+    smallest = Architecture.uniform(BASE, expansion=Fraction(1, 4))
+    costs = {"max_params": cost.params(smallest, 1, head), "max_macs": cost.macs(smallest, labels=1, head=head)}
+    refused = []
+    for most in range(costs[limit] - 3000, costs[limit] + 1):
+        config = load_config("demo", TABLE | {f"space.{limit}": most, "space.slack": 1.0})
+        try:
+            check_feasible(config, BASE, GELU)
+        except SpaceError:
+            refused.append(most)
+    # Nothing from the cost of the smallest architecture on, whatever its head.
+    assert costs[limit] not in refused
+    assert refused == list(range(costs[limit] - 3000, costs[limit] - 3000 + len(refused)))
+    fewest_macs = min(HEADS, key=lambda head: cost.macs(smallest, labels=1, head=head))
+    if head == (cost.HeadCost() if limit == "max_params" else fewest_macs):
+        assert refused[-1] == costs[limit] - 1
+
+
+@pytest.mark.parametrize("head", HEADS, ids=TASK_TYPES)
+def test_the_early_check_refuses_only_what_no_head_reaches(head: cost.HeadCost) -> None:
+    largest = Architecture.uniform(BASE, stack=2)
+
+    def check(least: int) -> None:
+        check_feasible(load_config("demo", TABLE | {"space.min_params": least, "space.max_params": "1G"}), BASE, GELU)
+
+    check(cost.params(largest, MOST_LABELS, head))
+    beyond = 1 + max(cost.params(largest, MOST_LABELS, other) for other in HEADS)
+    with pytest.raises(SpaceError, match=f"no architecture has {beyond:,} to 1,000,000,000 parameters"):
+        check(beyond)

@@ -1,0 +1,129 @@
+"""`--dry-run` says what a search would do, and neither trains nor writes anything."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from nas.config.load import load_config
+from nas.planning.finalists import ALLOCATED, GLOBAL
+from nas.planning.stages import plan
+from nas.preparation.prepare import prepare
+from nas.preparation.workspace import Workspace
+from nas.search.command import main
+from search_spaces import cost
+from search_spaces.grammar import count_graphs, suggest_graph
+from tests.nas.tiny_study import TinyStudy
+
+
+def files(folder: Path) -> set[Path]:
+    return set(folder.rglob("*"))
+
+
+def dry_run(tiny_study: TinyStudy, out: Path, *arguments: str) -> int:
+    always = ("--preset", str(tiny_study.preset), "--out", str(out), "--device", "cpu", "--dry-run")
+    return main(["--stage", "all", *always, *arguments])
+
+
+def test_with_a_full_cache(
+    tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(tiny_study.cache)
+    assert dry_run(tiny_study, tmp_path / "out") == 0
+    assert files(tiny_study.cache) == before and not (tmp_path / "out").exists()
+    printed = capsys.readouterr().out
+    stage = plan(tiny_study.config, workspace, "1", None, ())
+    assert f"{stage.space.min_params:,} to {stage.space.max_params:,}" in printed
+    assert f"{stage.space.size_count():,} of these" in printed
+    for architecture, origin, _ in stage.baselines:
+        costs = f"{cost.params(architecture, 3):,} +{cost.macs(architecture, labels=3):,}"
+        assert re.search(f"{origin} +{costs} +(yes|no)", printed)
+    assert "will be made" not in printed and printed.count("is there") == 4
+    # Trials and, at most, confirmations: (candidates + best baseline + refined architecture) * seeds.
+    for line in ("(6 trials", "(up to 6 trainings", "(4 trials", "(8 trials"):
+        assert line in printed
+    assert "fine-tuning" not in printed and "in all about" in printed and "one-shot supernet: training" in printed
+
+
+def test_with_an_empty_cache(
+    tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FFN_NAS_CACHE", str(tmp_path / "cache"))
+    variant = tiny_study.variant(tmp_path / "tiny.toml", ("[candidate]", COMPENSATED))
+    assert dry_run(tiny_study, tmp_path / "out", "--preset", str(variant)) == 0
+    assert not (tmp_path / "cache").exists() and not (tmp_path / "out").exists()
+    printed = capsys.readouterr().out
+    assert f"{GLOBAL}, {', '.join(ALLOCATED)}: after the supernet has been made" in printed
+    assert "is there" not in printed and "teacher: fine-tuning" in printed
+
+
+def test_a_supernet_that_is_cut_from_another_one(
+    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the other one is warmed up, and it is in the cache for both."""
+    source, cut = "{depth = 1, width = 16, heads = 4, inner = 16}", "{depth = 2, width = 8, heads = 4, inner = 16}"
+    (tmp_path / "wide.toml").write_text(f'extends = "{tiny_study.preset}"\nseed = 77\nbase = {source}\n')
+    (tmp_path / "cut.toml").write_text(
+        f'extends = "wide.toml"\nbase = {cut}\nspace.mismatch = "narrow"\nsupernet.cut_from = {source}\n'
+    )
+    preset = str(tmp_path / "cut.toml")
+    states = []
+    for _ in range(2):
+        assert dry_run(tiny_study, tmp_path / "out", "--preset", preset) == 0
+        printed = capsys.readouterr().out
+        states.append([re.findall(rf" {part} +(is there|will be made)", printed)[0] for part in ("from", "supernet")])
+        states[-1].append("supernet: warm-up" in printed)
+        prepare(load_config(str(tmp_path / "wide.toml")), "cpu", outputs=False)
+    assert states == [["will be made", "will be made", True], ["is there", "will be made", False]]
+
+
+def test_mistakes_are_found(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dry_run(tiny_study, tmp_path / "out", "--max-params", "3") == 2
+    assert "no architecture" in capsys.readouterr().err
+
+
+def test_earlier_trials_say_how_long_trials_take(
+    tiny_study: TinyStudy, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dry_run(tiny_study, copied.parent, "--study", "another") == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^  stage 1 .*by [456] earlier trials", printed, re.M)
+    assert re.search(r"^  confirmation of stage 2 .*by \d+ earlier trials", printed, re.M)
+    assert not re.search(r"^  stage 2 .*earlier trials", printed, re.M)
+
+
+COMPENSATED = '[supernet]\ninheritance = "compensated"\ncalibration_rows = 40\n\n[candidate]'
+
+
+class Exhaustive:
+    """A trial that makes the given choices, and after them the first of each list, and remembers the lists."""
+
+    def __init__(self, given: list[int]) -> None:
+        self.given, self.sizes = given, list[int]()
+
+    def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
+        position = len(self.sizes)
+        self.sizes.append(len(choices))
+        return choices[self.given[position] if position < len(self.given) else 0]
+
+    def suggest_float(self, name: str, low: float, high: float) -> float:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_number_of_graphs(monkeypatch: pytest.MonkeyPatch, gated: bool) -> None:
+    """With few operations, all choices can be made one after the other."""
+    for module in ("grammar", "spelling"):
+        monkeypatch.setattr(f"search_spaces.{module}.UNARY", ("gelu",))
+    monkeypatch.setattr("search_spaces.grammar.BINARY", ("add",))
+    found: set[str] = set()
+    given: list[int] | None = []
+    while given is not None:
+        trial = Exhaustive(given)
+        found.add(str(suggest_graph(trial, "", "gelu", gated)))
+        made = given + [0] * (len(trial.sizes) - len(given))
+        while made and made[-1] == trial.sizes[len(made) - 1] - 1:
+            made.pop()
+        given = [*made[:-1], made[-1] + 1] if made else None
+    assert count_graphs("gelu", gated) == len(found)

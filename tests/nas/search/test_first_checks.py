@@ -1,0 +1,72 @@
+"""Mistakes that can be found without rows or weights end a search before anything is prepared."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from nas.preparation.workspace import base_of_study
+from nas.search.command import main
+from search_spaces import Architecture, Base
+from tests.nas.tiny_study import TinyStudy
+
+
+@pytest.fixture
+def refused(
+    tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> "Refused":
+    monkeypatch.setenv("FFN_NAS_CACHE", str(tmp_path / "cache"))
+    return Refused(tiny_study, tmp_path, capsys)
+
+
+class Refused:
+    """Runs a search with an empty cache that must fail and leave no files behind."""
+
+    def __init__(self, tiny_study: TinyStudy, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.tiny_study, self.folder, self.capsys = tiny_study, folder, capsys
+
+    def __call__(self, *arguments: object) -> str:
+        """The error message, which is one line."""
+        cache, results = self.folder / "cache", self.folder / "results"
+        always = ("--preset", self.tiny_study.preset, "--out", results, "--device", "cpu")
+        assert main([*map(str, always), *map(str, arguments)]) == 2
+        assert not cache.exists() and not results.exists()
+        error = self.capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+
+@pytest.mark.parametrize("limit", [("--max-params", "3"), ("--max-macs", "100")])
+@pytest.mark.parametrize("stage", ["1", "all"])
+def test_a_budget_that_nothing_keeps(refused: Refused, stage: str, limit: tuple[str, str]) -> None:
+    assert "no architecture" in refused("--stage", stage, *limit)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ('min_params = "1G"\nmax_params = "2G"', "no architecture has 1,000,000,000 to 2,000,000,000 parameters"),
+        ('min_params = "2G"\nmax_params = "1G"', "space: min_params 2,000,000,000 is above max_params 1,000,000,000"),
+    ],
+)
+def test_a_lower_bound_that_nothing_reaches(refused: Refused, tmp_path: Path, bounds: str, message: str) -> None:
+    preset = refused.tiny_study.variant(tmp_path / "tiny.toml", ('uniform = "1/2"', bounds))
+    assert message in refused("--stage", "1", "--preset", preset)
+
+
+def test_a_budget_that_nothing_around_the_start_keeps(refused: Refused, tiny_study: TinyStudy, tmp_path: Path) -> None:
+    base, graph = base_of_study(tiny_study.config)
+    Architecture.uniform(base, graph=graph).save(tmp_path / "full.json")
+    smaller = ("--from", tmp_path / "full.json", "--max-params", "1000")
+    assert "no architecture" in refused("--stage", "2", *smaller)
+
+
+def test_a_start_on_another_base(refused: Refused, tmp_path: Path) -> None:
+    other = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
+    Architecture.uniform(other, expansion=Fraction(1, 2)).save(tmp_path / "other.json")
+    message = refused("--stage", "3", "--from", tmp_path / "other.json")
+    assert "the architecture to refine is on another base than this study: it differs in " in message
+
+
+def test_an_address_of_no_cluster(refused: Refused) -> None:
+    assert "--address 'nonsense': give HOST:PORT" in refused("--stage", "1", "--address", "nonsense")

@@ -1,0 +1,463 @@
+"""Interrupted searches, lost workers, and exhausted spaces."""
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import optuna
+import psutil
+import pytest
+import torch
+from optuna.trial import FrozenTrial, TrialState
+from ray import tune
+from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayTaskError
+from ray.tune.schedulers import TrialScheduler
+
+from nas.evaluation.score import Score
+from nas.evaluation.trained import TrainedEvaluator
+from nas.planning.stages import plan
+from nas.preparation.workspace import Workspace
+from nas.samplers import SAMPLERS
+from nas.study import ledger
+from nas.study.description import Parameters, choices_of
+from nas.study.storage import sqlite_url
+from nas.workers import failures, runner
+from nas.workers.cluster import Cluster, ray_session
+from nas.workers.failures import is_out_of_memory
+from nas.workers.runner import MAX_DUPLICATES, Evaluate, Proposals, Recorder, Rungs, run
+from search_spaces import Architecture
+from search_spaces.spaces import SIZES, Space
+from tests.nas.processes import family, pause_both_workers, paused, workers
+from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of, wait
+from tests.trust_counts import Cases
+
+TRIALS = 30
+
+
+def expected(tiny_study: TinyStudy, workspace: Workspace) -> list[Architecture]:
+    """What an uninterrupted stage 1 evaluates: the baselines within the budget, then the sampler's proposals."""
+    first = plan(tiny_study.config, workspace, "1", None, ())
+    study = optuna.create_study(direction="maximize", sampler=SAMPLERS["random"](first.space, tiny_study.config.seed))
+    ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines)
+    found: list[Architecture] = []
+    while len(found) < TRIALS:
+        trial, architecture = ledger.ask(study, first.space, "random", workspace.labels)
+        if not ledger.resolve_duplicate(study, trial.number):
+            found.append(architecture)
+    return found[len(first.references) :]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The attributes of a Tune trial that the recorder reads; real ones only exist in a Ray session."""
+
+    config: dict[str, int]
+    error_file: str
+    trial_id: str = "of-tune"
+
+
+def fail_with(error: Exception, study: optuna.Study, number: int, folder: Path) -> list[int]:
+    """Pass this error to a recorder; returns the trials that it reports as ended."""
+    (folder / "error.txt").write_text(f"Failure # 1 (occurred at noon)\n{error}\n", encoding="utf-8")
+    trial: Any = Ended({"number": number}, str(folder / "error.txt"))
+    seen: list[int] = []
+    recorder = Recorder(study, lambda study, number: seen.append(number))
+    recorder.on_trial_error(iteration=1, trials=[trial], trial=trial)
+    # Tune may say it twice, and a worker may be lost after its last report.
+    recorder.on_trial_error(iteration=1, trials=[trial], trial=trial)
+    return seen
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> optuna.Study:
+    return ledger.open_study(sqlite_url(tmp_path / "study.db"), "stage-1")
+
+
+FAULT = RayTaskError("train", "Traceback:\n  line 3\nRuntimeError: no room", RuntimeError("no room"))
+
+
+@pytest.mark.parametrize("error", [FAULT, ActorDiedError(FAULT)])
+def test_a_fault_of_a_trial_is_its_failure(error: Exception, study: optuna.Study, tmp_path: Path) -> None:
+    study.ask()
+    assert fail_with(error, study, 0, tmp_path) == [0]
+    assert study.trials[0].state == TrialState.FAIL
+    assert study.trials[0].user_attrs == {ledger.FAILURE: "error: RuntimeError: no room"}
+
+
+# As Ray 2.60 says it, up to a list of all processes.
+LOW = OutOfMemoryError(
+    "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.2, ID: 1ab383fa) "
+    "was 22.90GB used / 23.54GB limit (0.972812)\nOOM kill reason: Memory usage 24588692480B exceeded threshold\n\n"
+    "Top 10 memory users: PID\tMEM(GB)\tCOMMAND\n20776\t1.23\tray::ImplicitFunc.train\nSet max_restarts to retry."
+)
+
+
+def test_a_worker_that_is_killed_for_memory_is_a_finding_at_once(study: optuna.Study, tmp_path: Path) -> None:
+    """The trial is not repeated, because it would be killed again and might take others with it."""
+    study.ask()
+    assert fail_with(LOW, study, 0, tmp_path) == [0]
+    assert study.trials[0].state == TrialState.FAIL
+    assert study.trials[0].user_attrs == {
+        ledger.FAILURE: "out of memory: 1 worker(s) were killed due to the node running low on memory. "
+        "Memory on the node was 22.90GB used / 23.54GB limit (0.972812)"
+    }
+
+
+def test_a_worker_that_the_kernel_kills_for_memory_is_told_from_a_lost_one(
+    study: optuna.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel's own count; `tests/trust/test_memory.py` has it kill a worker."""
+    counters = tmp_path / "vmstat"
+    monkeypatch.setattr(failures, "KERNEL_COUNTERS", counters)
+    (tmp_path / "error.txt").write_text(f"Failure # 1 (occurred at noon)\n{ActorDiedError()}\n", encoding="utf-8")
+    recorder = Recorder(study, lambda study, number: None)
+    for number, count in enumerate(("oom_kill 0\n", "oom_kill 3\n", "")):
+        study.enqueue_trial({})
+        study.ask()
+        counters.write_text(f"pgscan_kswapd 5\n{count}thp_fault_alloc 1\n")
+        trial: Any = Ended({"number": number}, str(tmp_path / "error.txt"), f"{number}")
+        recorder.on_trial_start(iteration=1, trials=[trial], trial=trial)
+        if number == 1:
+            counters.write_text("oom_kill 4\n")
+        recorder.on_trial_error(iteration=1, trials=[trial], trial=trial)
+        found = study.trials[number]
+        killed = found.user_attrs.get(ledger.FAILURE) == "out of memory: the kernel killed the worker"
+        assert (found.state, killed) == ((TrialState.FAIL, True) if number == 1 else (TrialState.WAITING, False))
+        if found.state == TrialState.WAITING:
+            study.ask()
+
+
+def test_errors_of_memory() -> None:
+    """PyTorch's CPU allocator raises a RuntimeError, like many other failures."""
+    with pytest.raises(RuntimeError) as too_large:
+        torch.empty(2**48)
+    assert is_out_of_memory(too_large.value)
+    with pytest.raises(RuntimeError) as mismatch:
+        torch.zeros(2, 3) @ torch.zeros(2, 3)
+    assert not is_out_of_memory(mismatch.value)
+    assert is_out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert not is_out_of_memory(OSError(errno.ENOSPC, "No space left on device"))
+    assert is_out_of_memory(MemoryError()) and is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+
+
+def too_large(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
+    """`evaluate_trial` of a candidate that needs a thousand terabytes."""
+    runner.evaluator_of = lambda workspace, device: TooLarge()  # type: ignore[assignment, return-value]
+    runner.evaluate_trial(config, workspace, device, rungs)
+
+
+class TooLarge:
+    def evaluate(self, *arguments: object) -> None:
+        torch.empty(2**48)
+
+
+def greedy(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
+    """Fills a sixth of the memory, which Ray must prevent."""
+    tune.report({"step": 0, "score": 0.5})
+    blocks = []
+    for _ in range(psutil.virtual_memory().total // 6 // 2**26):
+        blocks.append(b"x" * 2**26)
+        time.sleep(0.1)
+    time.sleep(TIMEOUT)
+
+
+def run_waiting(study: optuna.Study, space: Space, workspace: Workspace, evaluate: Evaluate) -> list[int]:
+    """Run the waiting trials in a local session of Ray; returns the trials that ended."""
+    local, seen = Cluster(workers=1, device="cpu"), list[int]()
+    record = lambda study, number: seen.append(number)  # noqa: E731
+    with ray_session(local):
+        run(study, space, workspace, local, trials=None, origin="random", evaluate=evaluate, on_trial=record)
+    return seen
+
+
+class Hanging:
+    def evaluate(self, architecture: Architecture, *arguments: object) -> Score:
+        if architecture.ffns[0].expansion == 1:
+            ctypes.PyDLL(None).sleep(TIMEOUT)  # as a library that keeps the interpreter's lock
+        return Score(0.5, 0.1, {})
+
+
+def hanging(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
+    """`evaluate_trial` of candidates of which the largest one hangs."""
+    runner.evaluator_of = lambda workspace, device: Hanging()  # type: ignore[assignment, return-value]
+    runner.evaluate_trial(config, workspace, device, rungs)
+
+
+class Raising:
+    def evaluate(self, architecture: Architecture, *arguments: object) -> Score:
+        if architecture.ffns[0].expansion == 1:
+            raise ZeroDivisionError("nothing to divide by")
+        return Score(0.5, 0.1, {})
+
+
+def raising(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
+    """`evaluate_trial` of candidates of which the largest one raises an error that nobody expects."""
+    runner.evaluator_of = lambda workspace, device: Raising()  # type: ignore[assignment, return-value]
+    runner.evaluate_trial(config, workspace, device, rungs)
+
+
+def not_a_number(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
+    """`evaluate_trial` of a candidate whose logits are not finite."""
+    architecture = json.loads(config[ledger.ARCHITECTURE])
+    evaluator = runner.evaluator_of(workspace, device)
+    assert isinstance(evaluator, TrainedEvaluator)
+    sound = evaluator.weights
+    if architecture["layers"][0]["expansion"] == "1":
+        evaluator.weights = {name: weight * torch.nan for name, weight in sound.items()}
+    try:
+        runner.evaluate_trial(config, workspace, device, rungs)
+    finally:
+        evaluator.weights = sound
+
+
+@pytest.mark.slow
+@pytest.mark.trust
+@pytest.mark.usefixtures("ray_without_tokens")
+@pytest.mark.parametrize(
+    ("evaluate", "reason"),
+    [
+        (hanging, "timeout: not finished after 5 seconds"),
+        (raising, "error: ZeroDivisionError: nothing to divide by"),
+        (not_a_number, "diverged: "),
+    ],
+    ids=["hangs", "raises an error", "has losses that are not finite"],
+)
+def test_a_candidate_that_does_not_end_well(
+    evaluate: Evaluate,
+    reason: str,
+    tiny_study: TinyStudy,
+    workspace: Workspace,
+    study: optuna.Study,
+    cases: Callable[..., Cases],
+) -> None:
+    """A candidate that does not end well: its trial fails with the reason, and the next one succeeds."""
+    counts = cases(sample=1, full=1)
+    workspace = replace(workspace, config=workspace.config.model_copy(update={"trial_timeout": 5.0}))
+    first = plan(tiny_study.config, workspace, "1", None, ())
+    largest, other, *_ = first.baselines
+    assert largest[0].ffns[0].expansion == 1 != other[0].ffns[0].expansion
+    ledger.enqueue_missing(study, Parameters.of(first.space), [largest, other])
+    run_waiting(study, first.space, workspace, evaluate)
+    failed, finished = study.trials
+    assert failed.state == TrialState.FAIL and failed.user_attrs[ledger.FAILURE].startswith(reason)
+    assert ledger.ATTEMPT not in failed.user_attrs
+    assert finished.state == TrialState.COMPLETE
+    counts["failed with its reason"] += 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_without_tokens")
+@pytest.mark.parametrize("evaluate", [too_large, greedy])
+def test_a_candidate_without_memory_fails_at_once(
+    evaluate: Evaluate,
+    tiny_study: TinyStudy,
+    workspace: Workspace,
+    study: optuna.Study,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = psutil.virtual_memory()
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    monkeypatch.setenv("RAY_memory_usage_threshold", f"{1 - memory.available / memory.total + 0.08:.3f}")
+    first = plan(tiny_study.config, workspace, "1", None, ())
+    ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines[:1])
+    seen = run_waiting(study, first.space, workspace, evaluate)
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL]
+    assert study.trials[0].user_attrs[ledger.FAILURE].startswith("out of memory: ")
+    assert ledger.ATTEMPT not in study.trials[0].user_attrs
+    assert seen == [0]
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), ActorUnavailableError("connection reset by peer", b"x" * 16)])
+def test_a_trial_whose_worker_is_lost_is_tried_again_but_not_for_ever(
+    error: Exception, study: optuna.Study, tmp_path: Path
+) -> None:
+    study.enqueue_trial({})
+    study.enqueue_trial({})
+    for attempt in range(1, ledger.MAX_ATTEMPTS):
+        assert study.ask().number == 0
+        assert fail_with(error, study, 0, tmp_path) == [0]
+        assert study.trials[0].state == TrialState.WAITING
+        assert study.trials[0].user_attrs == {ledger.ATTEMPT: attempt + 1}
+    assert study.ask().number == 0
+    assert fail_with(error, study, 0, tmp_path) == [0]
+    assert study.trials[0].state == TrialState.FAIL
+    assert study.trials[0].user_attrs[ledger.FAILURE] == f"the worker was lost {ledger.MAX_ATTEMPTS} times"
+    assert study.ask().number == 1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.75])
+def test_candidates_are_pruned_at_a_rung(
+    share: float, tiny_study: TinyStudy, workspace: Workspace, study: optuna.Study
+) -> None:
+    """Except for baselines and the first few, and never by the scores of their inherited weights."""
+    first = plan(tiny_study.config, workspace, "1", None, ())
+    study.sampler = SAMPLERS["random"](first.space, 0)
+    ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines)
+    ended: list[int] = []
+    rungs = Rungs(study, share, lambda study, number: ended.append(number))
+    proposals = Proposals(study, first.space, "random", workspace, trials=40)
+    scores: dict[int, float] = {}
+    rng = random.Random(0)
+    for _ in range(40):
+        config = proposals.suggest("name")
+        assert isinstance(config, dict)
+        number = config["number"]
+        # The baselines have the lowest scores.
+        score = rng.random() + bool(choices_of(study.trials[number]))
+        trial: Any = SimpleNamespace(config=config)
+        inherited = {"step": 0, "score": rng.random(), "seconds": 0.5}
+        assert rungs.on_trial_result(None, trial, inherited) == TrialScheduler.CONTINUE
+        result = {"step": 3, "score": score, "seconds": 1.0}
+        stopped = rungs.on_trial_result(None, trial, result) == TrialScheduler.STOP
+        better = sum(other > score for other in scores.values())
+        baseline = len(scores) < len(first.baselines)
+        judged = not baseline and len(scores) >= ledger.MIN_TRIALS_AT_RUNG
+        assert stopped == (share > 0 and judged and better > 0.25 * len(scores))
+        scores[number] = score
+        if not stopped:
+            ledger.complete(study, number, score, {})
+    pruned = [trial.number for trial in study.trials if trial.state == TrialState.PRUNED]
+    assert ended == pruned
+    assert (len(pruned) > 15) == bool(share)
+    assert {trial.user_attrs["rung"] for trial in study.trials if trial.number in pruned} <= {3}
+
+
+@pytest.mark.parametrize("trials", [2, None])
+def test_the_last_trial_may_be_wanted_again(trials: int | None, tiny_study: TinyStudy, workspace: Workspace) -> None:
+    """With two workers and two trials, Tune must wait while both run instead of ending the search."""
+    first = plan(tiny_study.config, workspace, "1", None, ())
+    url = sqlite_url(tiny_study.root / f"{trials}.db")
+    study = ledger.open_study(url, "stage-1", SAMPLERS["random"](first.space, 0))
+    ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines[:2])
+    proposals = Proposals(study, first.space, "random", workspace, trials)
+    asked = [proposals.suggest(name) for name in "ab"]
+    assert [config["number"] for config in asked if isinstance(config, dict)] == [0, 1]
+    assert proposals.suggest("c") is None
+    ledger.complete(study, 0, 0.5, {})
+    ledger.requeue_lost(study, 1)
+    assert proposals.suggest("d") == asked[1]
+    ledger.complete(study, 1, 0.5, {})
+    assert proposals.suggest("e") == Proposals.FINISHED
+
+
+def test_an_exhausted_space_ends_the_stage_once_nothing_is_running(
+    tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path
+) -> None:
+    """The space has a single architecture beside the base model, and the stage has ten trials."""
+    base, graph = workspace.base()
+    uniform = Architecture.uniform(base, graph, expansion=Fraction(1, 2))
+    space = replace(
+        plan(tiny_study.config, workspace, "1", None, ()).space,
+        genes={
+            **plan(tiny_study.config, workspace, "1", None, ()).space.genes,
+            "stack": (1,),
+            "expansion": (Fraction(1, 2),),
+        },
+        start=uniform,
+        vary=frozenset({SIZES}),
+    )
+    study = ledger.open_study(sqlite_url(tmp_path / "study.db"), "stage-1", SAMPLERS["random"](space, 0))
+    ledger.enqueue(study, Parameters.of(space), Architecture.uniform(base, graph), "base model")
+    proposals = Proposals(study, space, "random", workspace, 10)
+    first, second = (proposals.suggest(name) for name in "ab")
+    assert isinstance(first, dict) and isinstance(second, dict)
+    assert proposals.suggest("c") is None
+    assert len(study.trials) == 2 + MAX_DUPLICATES
+    # Neither waiting for the two trials nor resuming the study adds more duplicates.
+    assert proposals.suggest("c") is None
+    ledger.complete(study, first["number"], 0.5, {})
+    ledger.requeue_lost(study, second["number"])
+    assert proposals.suggest("d") == second
+    ledger.requeue_unfinished(study)
+    resumed = Proposals(study, space, "random", workspace, 10)
+    assert resumed.suggest("e") == second
+    assert resumed.suggest("f") is None
+    ledger.complete(study, second["number"], 0.6, {})
+    # A lost worker is none of the duplicates' business, which get the trial's result.
+    assert [trial.number for trial in study.trials if ledger.ATTEMPT in trial.user_attrs] == [second["number"]]
+    assert resumed.suggest("g") == Proposals.FINISHED
+    assert Proposals(study, space, "random", workspace, 10).suggest("h") == Proposals.FINISHED
+    assert len(study.trials) == 2 + MAX_DUPLICATES
+    assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_a_search_survives_everything(
+    searched: Path, tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path
+) -> None:
+    """A second process tries to run the study; Ctrl-C, a lost worker and a killed driver interrupt it; it is resumed
+    each time.
+    """
+    folder = tmp_path / "results" / "tiny"
+    preset = tiny_study.variant(tmp_path / "tiny.toml", ("confirm_seeds = 2", "confirm_seeds = 0"))
+    command = tiny_study.search(tmp_path / "results", "--trials", TRIALS, preset=preset)
+
+    with tiny_study.running(*command) as process:
+        wait(process, lambda: states(folder)["RUNNING"] >= 1)
+        with paused(process):  # or it might be done before the second process has started
+            refused = tiny_study.run(*command, "--resume")
+        assert refused.returncode == 2
+        assert refused.stderr.startswith("nas.search: study 'tiny' is already being run by process ")
+        assert refused.stderr.count("\n") == 1
+        wait(process, lambda: states(folder)["COMPLETE"] > 2)
+        os.killpg(process.pid, signal.SIGINT)
+        _, error = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert error == "nas.search: interrupted; the same command with --resume continues it\n"
+    first = trials_of(folder)
+    assert len(ended(first)) < TRIALS
+    assert not any(trial.state == TrialState.RUNNING and ledger.DUPLICATE_OF not in trial.user_attrs for trial in first)
+
+    with tiny_study.running(*command, "--resume") as process:
+        wait(process, lambda: states(folder)["COMPLETE"] > len(ended(first)))
+        # One worker is killed. The other one stays paused, so that the search cannot end before it is killed, too.
+        wait(process, lambda: pause_both_workers(lambda: states(folder)["RUNNING"], process.pid))
+        workers(family(process.pid))[0].kill()
+        wait(process, lambda: any(ledger.ATTEMPT in trial.user_attrs for trial in trials_of(folder)))
+        done = states(folder)["COMPLETE"]
+        wait(process, lambda: states(folder)["COMPLETE"] > done)
+        left = workers(family(process.pid))
+        process.kill()
+        for worker in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.resume()
+        process.communicate(timeout=120)
+    second = trials_of(folder)
+    assert len(ended(second)) < TRIALS
+
+    result = tiny_study.run(*command, "--resume")
+    assert result.returncode == 0, result.stderr
+    trials = trials_of(folder)
+    assert {trial.state for trial in trials} == {TrialState.COMPLETE}
+    assert [trial.user_attrs[ledger.ATTEMPT] for trial in trials if ledger.ATTEMPT in trial.user_attrs] == [2]
+    # The same trials as an unkilled run, none lost and none twice.
+    evaluated = [trial for trial in trials if ledger.DUPLICATE_OF not in trial.user_attrs]
+    assert [ledger.architecture_of(trial) for trial in evaluated] == expected(tiny_study, workspace)
+    # What had ended stayed as it was.
+    for earlier in (first, second):
+        for trial in ended(earlier):
+            assert trials[trial.number] == trial
+    # And an architecture's score does not depend on when it ran.
+    scores = {ledger.architecture_of(trial): trial.value for trial in trials_of(searched)}
+    again = {ledger.architecture_of(trial): trial.value for trial in trials}
+    shared = scores.keys() & again.keys()
+    assert len(shared) >= 5
+    assert {architecture: scores[architecture] for architecture in shared} == {
+        architecture: again[architecture] for architecture in shared
+    }
+
+
+def ended(trials: list[FrozenTrial]) -> list[FrozenTrial]:
+    return [trial for trial in trials if trial.state.is_finished()]
