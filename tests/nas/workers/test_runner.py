@@ -409,7 +409,7 @@ def test_a_search_survives_everything(
         with paused(process):  # or it might be done before the second process has started
             refused = tiny_study.run(*command, "--resume")
         assert refused.returncode == 2
-        assert refused.stderr.startswith("nas.search: study 'tiny' is already being run by process ")
+        assert refused.stderr.startswith(f"nas.search: study {folder} is already being run by process ")
         assert refused.stderr.count("\n") == 1
         wait(process, lambda: states(folder)["COMPLETE"] > 2)
         os.killpg(process.pid, signal.SIGINT)
