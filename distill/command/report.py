@@ -82,9 +82,9 @@ def show(options: Any, console: Console, metrics: Mapping[str, Any], *lines: str
     return DONE
 
 
-def show_measurements(console: Console, metrics: Mapping[str, Any]) -> None:
+def show_measurements(console: Console, metrics: Mapping[str, Any], title: str = "") -> None:
     """Print the measurements in metrics.json: the table, and a line for each router of each model with experts."""
-    measurement_table(metrics).print(console)
+    measurement_table(metrics, title).print(console)
     for name, row in metrics["models"].items():
         for load in row.get("expert_load", ()):
             console.print(f"{name}: experts of {Load(load['layer'], load['part'], tuple(load['shares']))}")

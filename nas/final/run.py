@@ -16,7 +16,6 @@ from distill.cli import DONE, is_first_process
 from distill.command.report import show_measurements, write_metrics
 from distill.tasks.corpora import embedded_corpus
 from distill.tasks.encoding import collate
-from distill.tasks.task import Task
 from distill.tasks.types import task_type
 from distill.training.layout import ARCHITECTURE_FILE, METRICS_FILE, STATE
 from distill.training.measure import EvalSet, environment, measure, scores
@@ -82,9 +81,7 @@ class FinalRun:
 
 def run(final: FinalRun) -> int:
     """Train the student and, unless it is skipped, the base model; evaluate both and the teacher; write the checkpoint.
-
-    Returns:
-        The exit status.
+    Returns the exit status.
 
     Raises:
         UserError: the configuration, the architecture and the output folder do not fit together, or a training
@@ -134,8 +131,14 @@ def run(final: FinalRun) -> int:
 
     write_into(final.out, METRICS_FILE, write)
     shutil.rmtree(final.state, ignore_errors=True)
-    if not final.one_of_several:
-        print_results(final, evaluator.task, metrics, console)
+    if final.one_of_several:
+        return DONE
+    if final.as_json:
+        print(json.dumps(metrics, indent=2))
+    else:
+        show_measurements(console, metrics, f"{final.config.task}: ")
+        model_class = evaluator.task.type.model.__name__
+        console.print(f"wrote {final.out}: {model_class}.from_pretrained(..., trust_remote_code=True)")
     return DONE
 
 
@@ -207,13 +210,3 @@ def measured(
         "models": rows,
         "expert_load": rows[STUDENT].get("expert_load", []),
     } | ({"also": also} if also else {})
-
-
-def print_results(final: FinalRun, task: Task, metrics: Mapping[str, Any], console: Console) -> None:
-    """Print the measurements, and how to load the checkpoint."""
-    if final.as_json:
-        print(json.dumps(metrics, indent=2))
-        return
-    console.print(f"{task.name}:")
-    show_measurements(console, metrics)
-    console.print(f"wrote {final.out}: {task.type.model.__name__}.from_pretrained(..., trust_remote_code=True)")
