@@ -1,0 +1,1 @@
+"""The evaluation of a candidate: the modes (trained, untrained, one-shot) are a table of evaluators."""
