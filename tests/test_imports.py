@@ -62,8 +62,8 @@ def graph() -> networkx.DiGraph:
     result.add_nodes_from(files)
     for name, path in files.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        result.add_edges_from((name, other) for other in imported(name, tree, set(files)))
-        result.add_edges_from((name, other) for other in imported_by_name(tree, set(files)))
+        others = {*imported(name, tree, set(files)), *imported_by_name(tree, set(files))}
+        result.add_edges_from((name, other) for other in others)
     assert len(result) > 80 and result.number_of_edges() > 200
     return result
 
