@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
     BertForQuestionAnswering,
@@ -18,8 +19,10 @@ from transformers import (
 
 from distill.encoders.family import CHANNELS, FAMILIES, HEADS, FamilyError, family_of
 from distill.encoders.parts import embedded, encoder_layers, model_inputs, output_layer, word_head
+from distill.encoders.verify import verify
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, run
 from distill.tasks.types import QUESTION_ANSWERING
+from distill.training.teacher import locate
 from tests.renamed import as_roberta
 from tests.tiny import SIZES, batch, bert, inputs, shaken
 
@@ -127,3 +130,19 @@ def test_students_are_families_of_the_same_kind() -> None:
 def test_other_types() -> None:
     with pytest.raises(FamilyError, match=r"^encoders of type 'gpt2' are not supported; supported are bert, roberta$"):
         family_of(GPT2Config())
+
+
+@torch.no_grad()
+@pytest.mark.slow
+def test_real_weights() -> None:
+    """MiniLM's, on padded sentences and through their verification."""
+    folder = locate("sentence-transformers/all-MiniLM-L6-v2")
+    bert = BertModel.from_pretrained(folder).eval()
+    tokens = AutoTokenizer.from_pretrained(folder)(
+        ["One sentence.", "Another one, which is longer.", "Two of them."], padding=True, return_tensors="pt"
+    )
+    roberta = as_roberta(bert)
+    for one in (bert, roberta):
+        verify(one, "MiniLM")
+    mine, theirs = (one(**tokens).last_hidden_state[tokens["attention_mask"].bool()] for one in (bert, roberta))
+    assert torch.equal(mine, theirs)
