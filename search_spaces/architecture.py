@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.errors import shortened
+from foundation.files import write_text
 from search_spaces.base import MOST_EXPERTS, Base
 from search_spaces.checks import (
     ArchitectureError,
@@ -189,7 +190,4 @@ class Architecture:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write indented JSON atomically: other processes never see a partial file."""
-        path = Path(path)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_text(Path(path), json.dumps(self.to_json(), indent=2) + "\n")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.test_imports import PROJECT
 
-SOURCES = ("search_spaces", "distill", "supernet", "nas", "benchmarks", "train_final.py")
+SOURCES = ("foundation", "search_spaces", "distill", "supernet", "nas", "benchmarks", "train_final.py")
 
 # By library: the file, the names, and the tests that notice when they change (FOLDER, FILE or FILE::TEST).
 PRIVATE: dict[str, list[tuple[str, set[str], str]]] = {

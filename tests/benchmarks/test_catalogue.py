@@ -55,7 +55,7 @@ def test_a_mistake_in_the_options_is_one_line(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_no_package_imports_a_benchmark() -> None:
-    packages = ("search_spaces", "distill", "supernet", "nas")
+    packages = ("foundation", "search_spaces", "distill", "supernet", "nas")
     for path in [*(file for package in packages for file in (ROOT / package).rglob("*.py")), ROOT / "train_final.py"]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

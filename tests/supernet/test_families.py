@@ -155,7 +155,7 @@ STRANGER = """
 import sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"nas", "supernet", "distill", "search_spaces"}:
+        if name.partition(".")[0] in {"nas", "supernet", "distill", "search_spaces", "foundation"}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
 import torch, transformers

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkout import ROOT
+from tests.checkout import PACKAGES, ROOT
 
 SOURCES = [
-    *(path for package in ("nas", "search_spaces", "supernet", "distill") for path in (ROOT / package).rglob("*.py")),
+    *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")),
     ROOT / "train_final.py",
 ]
 # Modules whose readers run code from what they read.

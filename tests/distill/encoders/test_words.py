@@ -9,8 +9,8 @@ import pytest
 from distill.encoders.family import FAMILIES, Family
 from tests.test_imports import PROJECT
 
-PACKAGES = ("search_spaces", "distill", "supernet", "nas", "benchmarks")
-ANATOMISTS = ("distill/encoders", "distill/encoders/student")
+PACKAGES = ("foundation", "search_spaces", "distill", "supernet", "nas", "benchmarks")
+ANATOMISTS = "distill/encoders"
 WORDS = (
     *(
         "encoder.layer",

@@ -36,7 +36,7 @@ import json, sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"nas", "supernet", "distill", "search_spaces", "train_final"}:
+        if name.partition(".")[0] in {"nas", "supernet", "distill", "search_spaces", "foundation", "train_final"}:
             raise ModuleNotFoundError(f"{name} is not installed here", name=name)
 
 sys.meta_path.insert(0, Absent())

@@ -34,7 +34,8 @@ import sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"nas", "supernet", "distill", "search_spaces", "torch", "transformers"}:
+        ours = ("foundation", "nas", "supernet", "distill", "search_spaces")
+        if name.partition(".")[0] in (*ours, "torch", "transformers"):
             raise ModuleNotFoundError(f"{name} is not installed here", name=name)
 
 sys.meta_path.insert(0, Absent())

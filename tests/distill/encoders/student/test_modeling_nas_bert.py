@@ -41,7 +41,7 @@ import json, sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("supernet", "search_spaces", "distill", "nas"):
+        if name.partition(".")[0] in ("foundation", "supernet", "search_spaces", "distill", "nas"):
             raise ImportError("the checkpoint wants to import " + name)
 
 sys.meta_path.insert(0, Blocked())
