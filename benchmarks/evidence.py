@@ -178,7 +178,7 @@ def lines_of(signals: Sequence[Signal]) -> list[tuple[str, ...]]:
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
     parser.add_argument("--uniform", metavar="FRACTION", help="space.uniform, such as 1/32; default: the preset's")
-    parser.add_argument("--edit-rate", type=float, help="space.edit_rate; default: the preset's")
+    parser.add_argument("--edit-rate", type=float, help="space.mutation_rate; default: the preset's")
     parser.add_argument("--architectures", type=int, default=32, help="default: %(default)s")
     parser.add_argument("--full-steps", type=int, default=400, help="default: %(default)s")
     parser.add_argument(
@@ -195,7 +195,7 @@ def run(options: Namespace, report: Report) -> None:
     if options.table:
         show(report, joined(options.table), options.seeds)
         return
-    changes = {"space.uniform": options.uniform, "space.edit_rate": options.edit_rate}
+    changes = {"space.uniform": options.uniform, "space.mutation_rate": options.mutation_rate}
     config = load_config(options.preset, {place: value for place, value in changes.items() if value is not None})
     workspace = prepare(config)
     space = plan(config, workspace, "1", None, limits_of(config, workspace)).space

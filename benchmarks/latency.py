@@ -47,7 +47,7 @@ BATCH, TOKENS = 1, 64
 def random_architectures(count: int, seed: int, experts: tuple[Experts, ...]) -> list[Architecture]:
     """Architectures like those of stage 1, every second one gated, most graphs far from the base graph."""
     rng = random.Random(seed)
-    plain = Space(BASE, {"stack": (1, 2, 3), "expansion": EXPANSIONS, "experts": experts}, 0, 10**9, edit_rate=0.6)
+    plain = Space(BASE, {"stack": (1, 2, 3), "expansion": EXPANSIONS, "experts": experts}, 0, 10**9, mutation_rate=0.6)
     spaces = (plain, replace(plain, gated=True))
     return [spaces[number % 2].sample(rng) for number in range(count)]
 

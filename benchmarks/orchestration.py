@@ -91,7 +91,9 @@ def sleep(
 def demo_space() -> Space:
     """A space like that of the demo's stage 1."""
     most = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 8)), 2)
-    return Space(BASE, {"stack": (1, 2), "expansion": EXPANSIONS}, int(0.997 * most), most, edit_rate=0.05, labels=2)
+    return Space(
+        BASE, {"stack": (1, 2), "expansion": EXPANSIONS}, int(0.997 * most), most, mutation_rate=0.05, labels=2
+    )
 
 
 def open_study(folder: Path, space: Space, sampler: str) -> optuna.Study:

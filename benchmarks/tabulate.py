@@ -114,8 +114,8 @@ def run(options: Namespace, report: Report) -> None:
     measured = [kept(f"{row}", partial(accuracies, row)) for row in rows]
     facts = {
         "tasks": list(config.tasks),
-        "rows": config.sharing.rows,
-        "steps": config.sharing.steps,
+        "rows": config.one_shot.rows,
+        "steps": config.one_shot.steps,
         "seed": config.seed,
         "expansions": [str(expansion) for expansion in space.genes["expansion"]],
         **{name: getattr(base, name) for name in ("depth", "width", "heads", "inner")},

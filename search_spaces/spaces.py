@@ -51,7 +51,7 @@ class Space:
             default. All combinations that are compatible with each other are allowed (`sizes`). A stack of 0 is a layer
             without an FFN, which has no other choices there.
         min_params, max_params: bounds on the number of parameters, `cost.params` with `labels` and `head`.
-        edit_rate: the probability with which `sample` draws an operation other than the base graph's.
+        mutation_rate: the probability with which `sample` draws an operation other than the base graph's.
         graph: the base graph, an activation between the linear maps.
         gated: whether graphs may have a second linear map beside `expand`.
         max_height: the largest height of graphs as trees, from 3 to 7, whose binary operations may be nested
@@ -74,7 +74,7 @@ class Space:
     genes: Mapping[str, Sequence[Any]] = field(hash=False)
     min_params: int
     max_params: int
-    edit_rate: float = 0.25
+    mutation_rate: float = 0.25
     labels: int = 3
     graph: FFNGraph = GELU
     gated: bool = False
@@ -99,8 +99,8 @@ class Space:
                 )
         if self.max_height is not None and not MIN_HEIGHT <= self.max_height <= MAX_HEIGHT:
             raise SpaceError(f"max_height: must be from {MIN_HEIGHT} to {MAX_HEIGHT}, not {self.max_height}")
-        if not 0 <= self.edit_rate <= 1:
-            raise SpaceError(f"edit_rate: must be from 0 to 1, not {self.edit_rate}")
+        if not 0 <= self.mutation_rate <= 1:
+            raise SpaceError(f"mutation_rate: must be from 0 to 1, not {self.mutation_rate}")
         if not self.vary or not self.vary <= {GRAPHS, SIZES}:
             raise SpaceError(f"vary: must be graphs, sizes or both, not {shortened(sorted(self.vary))}")
         if self.start is None and self.vary != {GRAPHS, SIZES}:
@@ -178,14 +178,15 @@ class Space:
     def draw(self, name: str, choices: Sequence[str], rng: random.Random) -> str:
         """One random choice for the parameter `name` of `suggest`.
 
-        With probability 1 - edit_rate an operation is the base graph's, which is the first of `choices`; if there is a
-        `start`, this applies to every choice of a graph, and the start's is taken. Otherwise the choice is uniform.
+        With probability 1 - mutation_rate an operation is the base graph's, which is the first of `choices`; if there
+        is a `start`, this applies to every choice of a graph, and the start's is taken. Otherwise the choice is
+        uniform.
         """
         default = self._start_choices.get(name, choices[0] if name.endswith("/op") else None)
         if default is None:
             return rng.choice(choices)
         others = [choice for choice in choices if choice != default]
-        return rng.choice(others) if rng.random() < self.edit_rate else default
+        return rng.choice(others) if rng.random() < self.mutation_rate else default
 
     @cached_property
     def sizes(self) -> tuple[Layer, ...]:

@@ -29,7 +29,7 @@ def check_cut(source: Base, base: Base) -> None:
         there = given[name]
         if name == "depth":
             if value % there:
-                raise CutError(f"depth is {value}, which is no multiple of the {there} layers that are cut from")
+                raise CutError(f"depth is {value}, which is not a multiple of the {there} layers that are cut from")
         elif name not in SMALLER:
             if value != there:
                 raise CutError(f"{name} is {value!r}, and {there!r} where it is cut from: make them the same")

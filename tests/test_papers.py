@@ -28,11 +28,12 @@ from distill import augment
 from distill.__main__ import main as distill_main
 from distill.__main__ import parser as distill_parser
 from distill.tasks.readers.glue import TASKS
-from nas import inspect, search
+from nas import inspect
 from nas.config.load import load_config
 from nas.export import command as export
 from nas.final import command as final
 from nas.report import command as report
+from nas.search import command as search
 from nas.search.options import parser as search_parser
 from search_spaces import PUBLISHED
 from supernet import prune, student
@@ -60,8 +61,8 @@ OWN_FILES: dict[str, dict[str, Any]] = {
     "scratch.toml": {"final": {"start": "random"}},
     "dynabert.toml": {
         "supernet": {"order": "importance"},
-        "sharing": {"widths": ["1", "1/2", "1/4"]},
-        "final": {"start": "shared"},
+        "one_shot": {"widths": ["1", "1/2", "1/4"]},
+        "final": {"start": "one_shot"},
     },
 }
 
@@ -124,7 +125,7 @@ def test_commands_parse(command: str) -> None:
 
 # The trainings of the published presets, shortened; their models, spaces and budgets stay.
 SHORT = {"steps": 2, "batch_size": 4}
-PHASES = ("finetune", "candidate_pretrain", "candidate", "sharing_pretrain", "sharing", "pretrain", "warmup", "final")
+PHASES = ("finetune", "candidate_pretrain", "candidate", "one_shot_pretrain", "one_shot", "pretrain", "warmup", "final")
 STAGE = {"trials": 2, "confirm": 1, "confirm_seeds": 0}
 WORDS = [first + second for first in "bdfgklmnprst" for second in "aeiou"]
 

@@ -11,7 +11,7 @@ from distill.tasks.readers import conll, glue, squad
 from distill.tasks.readers import embedded as demo
 from nas import pick
 from nas.final.command import parser as final_parser
-from nas.search.command import parser
+from nas.search.options import parser
 from search_spaces import PUBLISHED, cost
 from supernet import prune, student
 from supernet.experts import command as experts

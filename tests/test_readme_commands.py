@@ -17,9 +17,9 @@ from tests.checkout import ROOT, copy_to
 REDUCED = """\
 extends = "demo"
 finetune = {steps = 20}
-warmup = {steps = 4, importance_batches = 4}
+warmup_ratio = {steps = 4, importance_batches = 4}
 candidate = {steps = 6}
-sharing = {steps = 10}
+one_shot = {steps = 10}
 pretrain = {steps = 5}
 final = {steps = 10}
 stage1 = {trials = 4, confirm = 1, confirm_seeds = 1}

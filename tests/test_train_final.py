@@ -226,7 +226,7 @@ def test_mistakes(tiny_study: TinyStudy, searched: Path, tmp_path: Path, capsys:
 def test_training_that_diverges(
     tiny_study: TinyStudy, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    last = "learning_rate = {}\n\n[sharing]"  # of the table [final]
+    last = "learning_rate = {}\n\n[one_shot]"  # of the table [final]
     preset = tiny_study.variant(tmp_path / "hot.toml", (last.format("1e-3"), last.format("1e30")))
     arguments = [searched / "architecture.json", "--preset", preset, "--out", tmp_path / "final", "--device", "cpu"]
     assert "final: the loss is" in refused(arguments, capsys)
@@ -489,7 +489,7 @@ def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: py
 
 def test_a_student_that_starts_as_a_slice_of_stage_3_s_supernet(tiny_study: TinyStudy, tmp_path: Path) -> None:
     """EfficientBERT+ goes from the shared weights directly to the training on the task."""
-    preset = study(tiny_study, tmp_path, "both", pretrain=rate(0), final=rate(0) | {"start": "shared"})
+    preset = study(tiny_study, tmp_path, "both", pretrain=rate(0), final=rate(0) | {"start": "one_shot"})
     config = load_config(str(preset))
     workspace = prepare(config, "cpu")
     base, graph = workspace.base()

@@ -68,7 +68,7 @@ def inputs(given: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def graphs(count: int, seed: int = 0) -> list[FFNGraph]:
     """Graphs of the space of stage 1, most of them far from the base graph."""
-    space = Space(BASE, {"stack": (1,), "expansion": (Fraction(1),)}, 0, 10**9, edit_rate=0.9)
+    space = Space(BASE, {"stack": (1,), "expansion": (Fraction(1),)}, 0, 10**9, mutation_rate=0.9)
     rng = random.Random(seed)
     found: list[FFNGraph] = []
     while len(found) < count:

@@ -73,7 +73,7 @@ def add_recipe_options(parser: ParserOrGroup, steps: int) -> None:
     add("--epochs", type=float, metavar="X", help="in place of --steps: passes over the training rows")
     add_batch_size_option(parser)
     add("--learning-rate", type=float, default=5e-5, metavar="X", help="peak learning rate (default: %(default)s)")
-    add("--warmup", type=float, default=0.1, metavar="X", help=rise)
+    add("--warmup-ratio", type=float, default=0.1, metavar="X", help=rise)
     add("--weight-decay", type=float, default=0.01, metavar="X", help="weight decay of AdamW (default: %(default)s)")
     add("--freeze-embeddings", action="store_true", help="do not train the word embeddings")
     logs = "log the losses for TensorBoard in this folder"
@@ -171,8 +171,8 @@ def check_recipe(options: Any, parser: Parser) -> None:
         raise UserError(f"--learning-rate: must be above 0, not {options.learning_rate}")
     if not 0 <= options.weight_decay < math.inf:
         raise UserError(f"--weight-decay: must be at least 0, not {options.weight_decay}")
-    if not 0 <= options.warmup <= 1:
-        raise UserError(f"--warmup: must be a fraction of the steps, from 0 to 1, not {options.warmup}")
+    if not 0 <= options.warmup_ratio <= 1:
+        raise UserError(f"--warmup-ratio: must be a fraction of the steps, from 0 to 1, not {options.warmup_ratio}")
     if options.tensorboard is not None:
         try:
             options.tensorboard.mkdir(parents=True, exist_ok=True)

@@ -150,7 +150,7 @@ class _Training:
         groups = _parameter_groups([model, objective.projections], recipe.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, fused=True)
         self.schedule = get_linear_schedule_with_warmup(
-            self.optimizer, round(recipe.warmup * recipe.steps), recipe.steps
+            self.optimizer, round(recipe.warmup_ratio * recipe.steps), recipe.steps
         )
         objective.to(accelerator.device)
         model.to(accelerator.device)

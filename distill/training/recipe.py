@@ -16,7 +16,7 @@ class Recipe:
         steps: optimiser steps.
         batch_size: sentences in a batch, over all processes.
         gradient_accumulation_steps: number of batches whose mean gradient is used for one optimiser step.
-        learning_rate: peak learning rate. It rises linearly during the first `warmup` fraction of the steps, then
+        learning_rate: peak learning rate. It rises linearly during the first `warmup_ratio` fraction of the steps, then
             decreases linearly to 0.
         weight_decay: weight decay of AdamW, not applied to biases and LayerNorms.
         max_grad_norm: gradients with a larger norm are scaled down to this norm.
@@ -30,7 +30,7 @@ class Recipe:
     batch_size: int = 32
     gradient_accumulation_steps: int = 1
     learning_rate: float = 1e-4
-    warmup: float = 0.1
+    warmup_ratio: float = 0.1
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
     freeze_embeddings: bool = False

@@ -13,7 +13,7 @@ def problem_of_experts(
         measured: the key of the configuration because of which latencies are measured; empty if they are not.
         evaluations: the name of each stage with its evaluation.
         start: where the student of the final training starts, `final.start`.
-        widths: whether there are `sharing.widths`.
+        widths: whether there are `one_shot.widths`.
     """
     for name, values in counts.items():
         if measured and len(values) > 1:
@@ -25,8 +25,8 @@ def problem_of_experts(
             if evaluation != "trained":
                 why = "start with random weights" if evaluation == "untrained" else "are not in the one-shot supernet"
                 return f'space.head_experts: prediction layers {why}: set {name}.evaluation = "trained"'
-        if start == "shared":
+        if start == "one_shot":
             return "space.head_experts: prediction layers are not in the one-shot supernet: set another final.start"
     if max(counts["attention_experts"]) > 1 and widths:
-        return "space.attention_experts: no step with sharing.widths trains several of them: leave out sharing.widths"
+        return "space.attention_experts: no step with one_shot.widths trains several of them: leave out one_shot.widths"
     return ""

@@ -18,11 +18,11 @@ class RecipeTable(Table):
 
     Attributes:
         steps, epochs: the length; one of the two is given.
-        share: the share of the rows that are trained on, which are drawn once; 1 means all rows.
+        fraction: the fraction of the rows that are trained on, which are drawn once; 1 means all rows.
         batch_size: rows in a batch.
         learning_rate: the highest one; it rises linearly and then falls linearly to 0.
         gradient_accumulation_steps: batches for one optimiser step.
-        warmup: the share of the steps in which the learning rate rises.
+        warmup_ratio: the fraction of the steps in which the learning rate rises.
         weight_decay: of AdamW.
         max_grad_norm: the norm to which gradients are clipped.
         freeze_embeddings: whether the embeddings are left as they are.
@@ -30,11 +30,11 @@ class RecipeTable(Table):
 
     steps: Steps | None = None
     epochs: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
-    share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] = 1
-    warmup: Share = 0.1
+    warmup_ratio: Share = 0.1
     weight_decay: Weight = 0.01
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     freeze_embeddings: bool = False
@@ -96,7 +96,7 @@ class WarmupTable(RecipeTable):
     importance_batches: Annotated[int, Field(ge=1)] = 16
 
 
-class SharingTable(RecipeTable):
+class OneShotTable(RecipeTable):
     """The training of the one-shot supernet of stage 3, whose slices share its weights.
 
     Attributes:
@@ -118,10 +118,10 @@ class FinalTable(EarlyStoppingTable):
 
     Attributes:
         start: whether the student inherits from the warmed-up supernet ("supernet") or from the one-shot supernet of
-            stage 3 ("shared"), or starts from random weights ("random"), as does then the base model.
+            stage 3 ("one_shot"), or starts from random weights ("random"), as does then the base model.
         objective: settings of the study's objective that differ in this training, such as `{relation = 0.0}`: then the
             student learns from the labels alone.
     """
 
     objective: dict[str, Any] | None = None
-    start: Literal["supernet", "shared", "random"] = "supernet"
+    start: Literal["supernet", "one_shot", "random"] = "supernet"

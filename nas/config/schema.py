@@ -12,8 +12,8 @@ from nas.config.experts import problem_of_experts
 from nas.config.recipes import (
     EarlyStoppingTable,
     FinalTable,
+    OneShotTable,
     RecipeTable,
-    SharingTable,
     TextRecipeTable,
     WarmupTable,
 )
@@ -190,7 +190,8 @@ class StudyConfig(Table):
         pack_text: whether consecutive paragraphs of a document are put together to rows of at most `max_length` tokens;
             otherwise every paragraph is a row.
         rows: tasks on the user's own files.
-        search_share: the share of the training rows that is held out to score candidates; None: a tenth, at most 2,000.
+        search_fraction: the fraction of the training rows that is held out to score candidates; None: a tenth, at most
+            2,000.
         goals: what is optimised, "score" or two goals such as "score,params".
         max_length: rows are cut to this many tokens.
         dropout: of students, in training.
@@ -206,7 +207,7 @@ class StudyConfig(Table):
         warmup: the warm-up of the supernet.
         supernet: how candidates inherit from the supernet.
         candidate_pretrain, candidate: the training of every candidate, on text and then on the task.
-        sharing_pretrain, sharing: the training of the one-shot supernet of stage 3, on text and then on all tasks.
+        one_shot_pretrain, one_shot: the training of the one-shot supernet of stage 3, on text and then on all tasks.
         pretrain, final: the final training of the searched architecture, on text and then on the task.
         trial_timeout: a trial that takes more than so many seconds fails, and its worker is replaced by a new one.
         stage1, stage2, stage3: what a stage may spend, and how it searches.
@@ -219,7 +220,7 @@ class StudyConfig(Table):
     corpus: Corpora | None = None
     pack_text: bool = False
     rows: dict[str, RowsTable] = Field(default_factory=dict)
-    search_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
+    search_fraction: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
     goals: Annotated[tuple[Goal, ...], BeforeValidator(_goals)] = ("score",)
     max_length: Annotated[int, Field(ge=8, le=512)] = 128
     dropout: Share = 0.1
@@ -235,8 +236,8 @@ class StudyConfig(Table):
     supernet: SupernetTable = SupernetTable()
     candidate_pretrain: TextRecipeTable | None = None
     candidate: RecipeTable
-    sharing_pretrain: TextRecipeTable | None = None
-    sharing: SharingTable
+    one_shot_pretrain: TextRecipeTable | None = None
+    one_shot: OneShotTable
     pretrain: TextRecipeTable
     final: FinalTable
     stage1: StageTable
@@ -324,19 +325,19 @@ class StudyConfig(Table):
     @model_validator(mode="after")
     def _sharing_is_for_a_one_shot_supernet(self) -> "StudyConfig":
         given = {
-            "sandwich": self.sharing.sandwich,
-            "widths": self.sharing.widths,
-            "inheritance": self.sharing.inheritance == "compensated",
+            "sandwich": self.one_shot.sandwich,
+            "widths": self.one_shot.widths,
+            "inheritance": self.one_shot.inheritance == "compensated",
         }
         for name, is_given in given.items():
             # A final training may start from the one-shot supernet of a study without stage 3.
-            if is_given and self.stage3.evaluation != "one_shot" and self.final.start != "shared":
-                raise ValueError(f'sharing.{name} is for a one-shot supernet: set stage3.evaluation = "one_shot"')
-        if self.sharing.sandwich and self.sharing.widths:
-            raise ValueError("sharing.widths: the sandwich rule has widths of its own; leave out one of the two")
-        for width in self.sharing.widths:
+            if is_given and self.stage3.evaluation != "one_shot" and self.final.start != "one_shot":
+                raise ValueError(f'one_shot.{name} is for a one-shot supernet: set stage3.evaluation = "one_shot"')
+        if self.one_shot.sandwich and self.one_shot.widths:
+            raise ValueError("one_shot.widths: the sandwich rule has widths of its own; leave out one of the two")
+        for width in self.one_shot.widths:
             if width not in self.space.expansions:
-                raise ValueError(f"sharing.widths: {width} is not one of space.expansions")
+                raise ValueError(f"one_shot.widths: {width} is not one of space.expansions")
         return self
 
     @model_validator(mode="after")
@@ -351,7 +352,7 @@ class StudyConfig(Table):
             next((key for key, is_measured in measured.items() if is_measured), ""),
             {name: getattr(self, name).evaluation for name in ("stage1", "stage2", "stage3")},
             self.final.start,
-            bool(self.sharing.widths),
+            bool(self.one_shot.widths),
         )
         if problem:
             raise ValueError(problem)

@@ -35,7 +35,7 @@ class SpaceTable(Table):
             quarter of the teacher's.
         slack: without `min_params`, the lower bound on parameters lies below the upper one by this share of the
             distance to the smallest architecture.
-        edit_rate: the probability with which samples have another operation than the base graph.
+        mutation_rate: the probability with which samples have another operation than the base graph.
         gated: whether graphs may have a second linear map beside `expand`.
         max_height: the arguments of binary operations may be binary operations themselves, in graphs whose longest path
             has at most this number of operations; 7 in EfficientBERT's released code. None: before `expand`, between
@@ -54,7 +54,7 @@ class SpaceTable(Table):
     max_params: Count | None = None
     max_macs: Count | None = None
     max_latency: Latency | None = None
-    edit_rate: Share = 0.1
+    mutation_rate: Share = 0.1
     gated: bool = False
     max_height: Annotated[int, Field(ge=MIN_HEIGHT, le=MAX_HEIGHT)] | None = None
     mismatch: Literal["narrow", "wide"] = "narrow"
@@ -83,9 +83,9 @@ class KeepTable(Table):
     """A goal in place of a budget: the smallest student that keeps a share of the teacher's score.
 
     Attributes:
-        share: of the teacher's score on the search split, such as "99%".
+        fraction: of the teacher's score on the search split, such as "99%".
         cost: what is minimised.
     """
 
-    share: Annotated[float, BeforeValidator(kept_share)]
+    fraction: Annotated[float, BeforeValidator(kept_share)]
     cost: Literal["params", "macs", "latency"] = "params"

@@ -33,7 +33,7 @@ class StageTable(Table):
         confirm: how many of the best candidates are trained again, with fresh seeds, before the winner is chosen; the
             best baseline is trained again in any case.
         confirm_seeds: how many fresh seeds each of them is trained with.
-        edit_rate: replaces that of the space.
+        mutation_rate: replaces that of the space.
         rungs: the shares of a candidate's training steps after which it may be pruned.
         stop: the share of candidates that are pruned at each rung, namely those with the lowest scores so far.
     """
@@ -49,7 +49,7 @@ class StageTable(Table):
     refit_every: Annotated[int, Field(ge=1)] | None = None
     confirm: Annotated[int, Field(ge=1)] = 3
     confirm_seeds: Annotated[int, Field(ge=0)] = 2
-    edit_rate: Share | None = None
+    mutation_rate: Share | None = None
     rungs: tuple[PositiveShare, ...] = ()
     stop: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
 

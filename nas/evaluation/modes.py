@@ -64,8 +64,8 @@ MODES: dict[str, Mode] = {
             workspace, plan.space, device, on_progress
         ),
         evaluator=OneShotEvaluator,
-        scored_on=lambda config, table: config.sharing.rows,
-        inheritance=lambda config: config.sharing.inheritance,
+        scored_on=lambda config, table: config.one_shot.rows,
+        inheritance=lambda config: config.one_shot.inheritance,
         work=one_shot_work,
     ),
 }

@@ -55,7 +55,7 @@ class OneShotEvaluator:
         self.supernet.load_state_dict(weights)
         self.pad_id = self.supernet_config.pad_token_id
         self.first_task = config.task
-        self.rows_per_task = config.sharing.rows
+        self.rows_per_task = config.one_shot.rows
         self.calibration = None if workspace.calibration is None else Calibration.load(workspace.calibration)
 
     def evaluate(

@@ -72,11 +72,11 @@ def run_all(runs: Sequence[FinalRun], cluster: Cluster) -> None:
 def _make_what_they_share(first: FinalRun, progress: Progress) -> None:
     """Fill the cache with what does not depend on the task, so that the workers do not each make it."""
     config, device = first.config, first.device
-    shared = config.final.start == "shared"
-    if not (shared or is_independent_of_task(config)):
+    one_shot = config.final.start == "one_shot"
+    if not (one_shot or is_independent_of_task(config)):
         return
     workspace = prepare(config, device, progress.update, outputs=False, texts=("warmup", *FINAL))
-    if shared:
+    if one_shot:
         base, _ = base_of_study(config)
         architecture = first.architecture.transferred(base) if first.transfer else first.architecture
         starting_point(TrainedEvaluator(workspace, device), architecture, device, progress.update)

@@ -71,7 +71,7 @@ def _unfinished(final: FinalRun, tasks: Sequence[str], trained: Sequence[str], r
         if is_first_process():
             make_folder(folder, resume)
         # Only a one-shot supernet is trained on several tasks together.
-        others = [other for other in trained if other != task and final.config.final.start == "shared"]
+        others = [other for other in trained if other != task and final.config.final.start == "one_shot"]
         also = tuple(other for other in tasks if other != task and trained_on(other) == task)
         config = final.config.model_copy(update={"tasks": (task, *others)})
         yield replace(final, config=config, out=folder, also=also, one_of_several=True)

@@ -22,7 +22,7 @@ BASE_MODEL, UNIFORM, GLOBAL = "base model", "uniform slice", "global importance"
 # The allocations by integer programming that every stage starts with, the best first.
 ALLOCATED = ("MILP allocation", "MILP allocation 2", "MILP allocation 3")
 # The architecture that a stage refines, and the same one with the base graph in every layer.
-WINNER, WINNER_WITH_BASE_GRAPHS = "winner so far", "its twin of base graphs"
+WINNER, WINNER_WITH_BASE_GRAPHS = "winner so far", "winner with base graphs"
 # How other texts name them.
 SHOWN = {WINNER: "the refined architecture", WINNER_WITH_BASE_GRAPHS: "the refined architecture with base graphs"}
 # The baselines that a winner must not be worse than: not the base model, which exceeds the budget.

@@ -102,7 +102,7 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architect
         graph,
         workspace.labels,
         limits=limits,
-        edit_rate=table.edit_rate,
+        mutation_rate=table.mutation_rate,
         start=start,
         vary=varied(stage),
         head=workspace.folders.task.type.head,

@@ -44,7 +44,7 @@ def check(config: StudyConfig) -> None:
         except CutError as error:
             raise ConfigError(f"supernet.cut_from and base: {error}") from None
     try:
-        for name in ("warmup", *CANDIDATE, "sharing_pretrain", "sharing"):
+        for name in ("warmup", *CANDIDATE, "one_shot_pretrain", "one_shot"):
             if table := table_of(config, name):
                 objectives(config, settings_of(config, name), table.build(1), student_config, teacher)
         objective_spec = OBJECTIVES[config.objective.name]

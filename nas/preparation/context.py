@@ -104,7 +104,7 @@ def preparation_context(
         source_fingerprint(config.teacher),
         config.task,
         config.max_length,
-        config.search_share,
+        config.search_fraction,
     )
     return PreparationContext(
         config=config,

@@ -110,12 +110,12 @@ def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
         ConfigError: they cannot be read, or are too few to hold some out.
     """
     data = _read(config, corpus)
-    if config.search_share is None:
+    if config.search_fraction is None:
         return data
     try:
-        train, search = hold_out(joined(data.train, data.search), share=config.search_share)
+        train, search = hold_out(joined(data.train, data.search), share=config.search_fraction)
     except TaskError as error:
-        raise ConfigError(f"search_share: {error}") from None
+        raise ConfigError(f"search_fraction: {error}") from None
     return replace(data, train=train, search=search)
 
 

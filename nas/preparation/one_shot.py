@@ -56,7 +56,7 @@ def prepare_one_shot(
     contexts = [
         preparation_context(config.model_copy(update={"tasks": (task,)}), device, on_progress) for task in config.tasks
     ]
-    texts = prepare_texts(contexts[0], ["sharing_pretrain"])
+    texts = prepare_texts(contexts[0], ["one_shot_pretrain"])
     tasks = tuple(replace(prepare_task(context), texts=texts) for context in contexts)
     if any_order:
         folders = replace(tasks[0], texts=given.folders.texts)
@@ -77,18 +77,18 @@ def prepare_one_shot(
         [[limit.total(smallest), limit.total(largest)] for limit in space.limits],
         config.model_dump(
             mode="json",
-            include={"objective", "dropout", "sharing_pretrain", "sharing", "seed"},
-            exclude={"sharing": {"inheritance"}},
+            include={"objective", "dropout", "one_shot_pretrain", "one_shot", "seed"},
+            exclude={"one_shot": {"inheritance"}},
         ),
-        has_raw_teacher(config, "sharing_pretrain"),
+        has_raw_teacher(config, "one_shot_pretrain"),
         [text.name for _, text in texts] or None,
     )
-    made = OneShotWorkspace(workspace, tasks, contexts[0].cache / "shared" / key)
+    made = OneShotWorkspace(workspace, tasks, contexts[0].cache / "one-shot" / key)
     contexts[0].create(
         made.one_shot, lambda path, state: _make_one_shot(contexts[0], made, space, path, state), together=True
     )
     calibration = None
-    if config.sharing.inheritance == "compensated":
+    if config.one_shot.inheritance == "compensated":
         entry = one_shot_calibration_entry(contexts[0], tasks[0], made.one_shot, lambda: largest_model(made))
         entry.create(contexts[0])
         calibration = entry.path
@@ -97,11 +97,11 @@ def prepare_one_shot(
 
 def one_shot_work(config: StudyConfig) -> tuple[Work, ...]:
     """What takes long when the one-shot supernet is made."""
-    sharing = config.sharing
-    architectures = len(sharing.widths) or (2 + DRAWN_IN_SANDWICH if sharing.sandwich else 1)
+    table = config.one_shot
+    architectures = len(table.widths) or (2 + DRAWN_IN_SANDWICH if table.sandwich else 1)
     passes = TRAINING * architectures
-    tables = filter(None, (config.sharing_pretrain, sharing))
-    return tuple(Work("one-shot supernet: training", largest(config), table, passes) for table in tables)
+    tables = filter(None, (config.one_shot_pretrain, table))
+    return tuple(Work("one-shot supernet: training", largest(config), recipe, passes) for recipe in tables)
 
 
 def with_labels(space: Space, config: StudyConfig, labels: int, head: cost.HeadCost) -> Space:
@@ -150,13 +150,13 @@ def extremes(space: Space) -> tuple[Architecture, Architecture]:
 
 def architectures_of_a_step(config: StudyConfig, space: Space) -> tuple[tuple[Architecture, ...], int]:
     """The architectures that every step of the one-shot supernet trains, and how many others it draws."""
-    if config.sharing.widths:
+    if config.one_shot.widths:
         assert space.start is not None
         stack = min(filter(None, space.genes["stack"]))
         smallest, _ = extremes(space)
-        layers = [[FFN(graph, stack, width) for graph in space.start_graphs] for width in config.sharing.widths]
+        layers = [[FFN(graph, stack, width) for graph in space.start_graphs] for width in config.one_shot.widths]
         return tuple(map(smallest.with_ffns, layers)), 0
-    if config.sharing.sandwich:
+    if config.one_shot.sandwich:
         smallest, largest = extremes(space)
         return (largest, smallest), DRAWN_IN_SANDWICH
     return (), 1
@@ -199,8 +199,8 @@ def _make_one_shot(
     frequencies = study.frequencies()
     supernet = OneShotSupernet(model, heads, space.genes["experts"], frequencies, problem_types(tasks), config.seed)
     learned = projections(study.supernet)
-    with refusing_divergence("sharing_pretrain"):
-        if on_text := training_phase(config, "sharing_pretrain", tasks[config.task]):
+    with refusing_divergence("one_shot_pretrain"):
+        if on_text := training_phase(config, "one_shot_pretrain", tasks[config.task]):
             teacher = raw_teacher(config, tasks[config.task].task) if on_text.raw_teacher else teachers[config.task]
             turns = [config.task] * on_text.recipe.steps
             learned = _train(
@@ -214,8 +214,8 @@ def _make_one_shot(
                 learned,
                 state / "text",
             )
-    with refusing_divergence("sharing"):
-        of_tasks = {name: training_phase(config, "sharing", folders) for name, folders in tasks.items()}
+    with refusing_divergence("one_shot"):
+        of_tasks = {name: training_phase(config, "one_shot", folders) for name, folders in tasks.items()}
         if phases := {name: phase for name, phase in of_tasks.items() if phase}:
             turns = turns_of(config, phases)
             _train(context, workspace, supernet, space, phases, turns, teachers, learned, state / "tasks")
@@ -297,19 +297,19 @@ def _train(
 
 
 def turns_of(config: StudyConfig, phases: Mapping[str, TrainingPhase]) -> list[str]:
-    """The task whose batch is used in each step. With `sharing.steps` all tasks get the same number of steps, with
-    `sharing.epochs` the same number of epochs.
+    """The task whose batch is used in each step. With `one_shot.steps` all tasks get the same number of steps, with
+    `one_shot.epochs` the same number of epochs.
     """
     counts = {name: phase.recipe.steps for name, phase in phases.items()}
-    if config.sharing.steps is not None:
-        share, rest = divmod(config.sharing.steps, len(phases))
+    if config.one_shot.steps is not None:
+        share, rest = divmod(config.one_shot.steps, len(phases))
         counts = {name: share + (number < rest) for number, name in enumerate(phases)}
     return interleaved(counts, config.seed)
 
 
 def weights_file(folder: Path) -> Path:
     """The file with the weights of the one-shot supernet in this folder."""
-    return folder / "shared.safetensors"
+    return folder / "one_shot.safetensors"
 
 
 def problem_types(tasks: Mapping[str, TaskFolders]) -> dict[str, str | None]:

@@ -92,7 +92,7 @@ def _planned(context: PreparationContext, folders: TaskFolders, supernet: Path) 
             FORMAT,
             dict(folders.texts)[phase.table].name if on_text(config, phase.table) else None,
             context.teacher_key,
-            [recipe.batch_size, recipe.batches, getattr(config, phase.table).share, phase.raw_teacher],
+            [recipe.batch_size, recipe.batches, getattr(config, phase.table).fraction, phase.raw_teacher],
             sorted(needs),
             config.seed,
         )

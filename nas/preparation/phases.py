@@ -16,7 +16,7 @@ from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation.data import TaskFolders
 
 # The tables of training phases on text without labels. `warmup` is one of them if its `source` is "text".
-ON_TEXT = ("candidate_pretrain", "sharing_pretrain", "pretrain")
+ON_TEXT = ("candidate_pretrain", "one_shot_pretrain", "pretrain")
 # The tables of the training phases of a candidate, and of those of the final training, in order.
 CANDIDATE, FINAL = ("candidate_pretrain", "candidate"), ("pretrain", "final")
 
@@ -93,7 +93,7 @@ def training_phase(config: StudyConfig, name: str, folders: TaskFolders) -> Trai
     if table is None:
         return None
     settings = settings_of(config, name)
-    rows = portion(folders.text(name) if on_text(config, name) else folders.rows("train"), table.share, config.seed)
+    rows = portion(folders.text(name) if on_text(config, name) else folders.rows("train"), table.fraction, config.seed)
     return TrainingPhase(name, rows, table.build(len(rows)), settings, has_raw_teacher(config, name))
 
 

@@ -144,7 +144,7 @@ def _warmup_key(context: PreparationContext) -> list[Any]:
         base_key,
         config.model_dump(mode="json", include={"dropout", "warmup", "objective", "seed", "mixed_precision"}),
         [config.space.mismatch, max(config.space.stacks), config.supernet.order],
-        [config.space.edit_rate, config.space.max_height, added_operations()] if drawn else None,
+        [config.space.mutation_rate, config.space.max_height, added_operations()] if drawn else None,
         text,
     ]
 
@@ -360,7 +360,7 @@ def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[]
         {"stack": (1,), "expansion": (Fraction(1),)},
         1,
         cost.params(full),
-        table.edit_rate,
+        table.mutation_rate,
         graph=graph,
         max_height=table.max_height,
     )

@@ -59,7 +59,7 @@ def prepare_data(context: PreparationContext) -> Path:
 def _make_teacher(context: PreparationContext, folders: TaskFolders, folder: Path, state: Path) -> None:
     """Fine-tune the teacher on the task and save it with its tokenizer."""
     config, task = context.config, folders.task
-    rows = portion(folders.rows("train"), config.finetune.share, config.seed)
+    rows = portion(folders.rows("train"), config.finetune.fraction, config.seed)
     recipe = config.finetune.build(len(rows))
 
     def score(model: PreTrainedModel) -> float:

@@ -48,7 +48,7 @@ def result(study: Study, final: Mapping[str, Any] | None = None) -> Section:
     if kept is not None and study.config.keep is not None:
         parts.append(
             f"The winner keeps {kept['share']:.1%} ± {kept['standard_error']:.1%} of the teacher's score on the search "
-            f"split. It keeps at least {study.config.keep.share:.1%}, which was asked for, with a confidence of "
+            f"split. It keeps at least {study.config.keep.fraction:.1%}, which was asked for, with a confidence of "
             f"{kept['confidence']:.0%}."
         )
     if final is not None:

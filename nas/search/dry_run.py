@@ -144,7 +144,7 @@ def first_plan(
         start=start,
         vary=varied(stage),
         head=head,
-        edit_rate=config.stage(stage).edit_rate,
+        mutation_rate=config.stage(stage).mutation_rate,
     )
     if start is not None:
         return space, [(start, WINNER, None)]
@@ -185,7 +185,7 @@ def show_space(console: Console, config: StudyConfig, space: Space, stage: str) 
     console.print("budget:")
     if config.keep is not None:
         console.print(
-            f"  found by the search: the lowest {config.keep.cost} that keeps {config.keep.share:.1%} of the "
+            f"  found by the search: the lowest {config.keep.cost} that keeps {config.keep.fraction:.1%} of the "
             "teacher's score"
         )
         return

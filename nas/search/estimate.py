@@ -112,7 +112,7 @@ class Estimator:
             return number or 0
         if number.steps is None and self.sizes.train is None:
             return 0
-        recipe = number.build(max(1, round(number.share * (self.sizes.train or 0))))
+        recipe = number.build(max(1, round(number.fraction * (self.sizes.train or 0))))
         return recipe.steps * recipe.batch_size * recipe.gradient_accumulation_steps
 
     def parts(self, work: Iterable[Work]) -> list[Part]:
@@ -202,7 +202,7 @@ def alike(config: StudyConfig) -> dict[str, Any]:
     stages = {f"stage{stage}" for stage in "123"}
     result = config.model_dump(
         mode="json",
-        include={"teacher", "base", "tasks", "data", "rows", "max_length", "candidate", "supernet", "sharing"},
+        include={"teacher", "base", "tasks", "data", "rows", "max_length", "candidate", "supernet", "one_shot"},
     )
     evaluations = config.model_dump(mode="json", include={name: {"evaluation", "rows"} for name in stages})
     return result | evaluations

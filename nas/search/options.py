@@ -237,7 +237,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
         "goals": Given("--goals", options.goals if options.keep is None else None),
         "seed": Given("--seed", options.seed),
         "space.max_latency": Given("--max-latency", options.max_latency),
-        "sharing.sandwich": Given("--sandwich", options.sandwich or None),
+        "one_shot.sandwich": Given("--sandwich", options.sandwich or None),
     }
     for option, name in (("--max-params", "max_params"), ("--max-macs", "max_macs")):
         text = getattr(options, name)
@@ -246,7 +246,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
         except ValueError as error:
             raise ConfigError(f"{option}: {error}") from None
     if options.keep is not None:
-        result["keep.share"] = Given("--keep", options.keep)
+        result["keep.fraction"] = Given("--keep", options.keep)
         result["keep.cost"] = Given("--goals", cost_to_minimise(options.goals))
     sampler = options.sampler
     two_goals = options.keep is None and options.goals not in (None, "score")

@@ -200,7 +200,7 @@ class Search:
         confirmed = self.confirm(plan.space, wanted, list(fresh))
         best = summary(ranked, confirmed, study, self.workspace.folders.task.score_metric)
         if self.given.keep is not None:
-            self._add_kept(best, confirmed, self.given.keep.share)
+            self._add_kept(best, confirmed, self.given.keep.fraction)
         if line := lead_line(best["winner"]):
             self.listener.say(line)
         if any(limit.name == "latency" for limit in plan.space.limits):
@@ -279,7 +279,7 @@ class Search:
         assert goal is not None
         metric = self.workspace.folders.task.score_metric
         keep.share_kept(
-            metric, self._teacher_rows, [self._teacher_rows], goal.share
+            metric, self._teacher_rows, [self._teacher_rows], goal.fraction
         )  # refuses a teacher without a score
         budgets = self._ladder(widest, goal.cost)
         seeds = range(self.given.seed + 1, self.given.seed + 1 + self.given.stage1.confirm_seeds)
@@ -293,15 +293,15 @@ class Search:
             architecture = best.get(ALLOCATED[0], best[GLOBAL])
             described = COSTS[goal.cost](budgets[step])
             (confirmed,) = self.confirm(widest.space, [(architecture, described)], seeds).values()
-            found = keep.share_kept_by(metric, self._teacher_rows, confirmed, goal.share)
+            found = keep.share_kept_by(metric, self._teacher_rows, confirmed, goal.fraction)
             self.listener.say(f"{described}: keeps {found or 'nothing, as no training succeeded'}")
             tried.append({"maximum": budgets[step]} | (found.to_json() if found else {}))
-            return found is not None and found.share >= goal.share
+            return found is not None and found.share >= goal.fraction
 
         last = keep.last_passing(len(budgets), passes)
         if last is None:
             raise ConfigError(
-                f"keep: not even the largest student keeps {goal.share:.1%} of the teacher's score; ask for less"
+                f"keep: not even the largest student keeps {goal.fraction:.1%} of the teacher's score; ask for less"
             )
         found = {"cost": goal.cost, "maximum": budgets[last], "slack": self._slack(budgets[last]), "tried": tried}
         write_text(self.folder.budget, json.dumps(found, indent=2) + "\n")

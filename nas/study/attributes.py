@@ -7,7 +7,7 @@ from optuna import Study
 from optuna.trial import FrozenTrial
 
 # The architecture as JSON; the fingerprint of the function that it computes; whether it is within the budget.
-ARCHITECTURE, FUNCTION, IN_BUDGET = "architecture", "function", "in_box"
+ARCHITECTURE, FUNCTION, IN_BUDGET = "architecture", "function", "within_budget"
 # The sampler or baseline that the architecture is from, and if a sampler proposed it, the choices of the space that
 # lead to it.
 ORIGIN, CHOICES = "origin", "choices"
@@ -15,7 +15,7 @@ ORIGIN, CHOICES = "origin", "choices"
 SEED, ATTEMPT = "seed", "attempt"
 # The number of the earlier trial of which this one is a duplicate; why there is no score; the step at which the trial
 # was pruned.
-DUPLICATE_OF, FAILURE, RUNG = "twin", "failure", "rung"
+DUPLICATE_OF, FAILURE, RUNG = "duplicate_of", "failure", "rung"
 # How the experts shared the tokens.
 EXPERT_LOAD = "expert_load"
 # The contributions of the rows to the score, in the study `confirmation` (`nas.study.contributions`).

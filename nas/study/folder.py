@@ -180,7 +180,7 @@ class Folder:
     def _begun(self, config: StudyConfig, begun: Sequence[str]) -> dict[str, Any]:
         tables = config.model_dump(mode="json")
         idle = {f"stage{stage}" for stage in STAGES if stage not in begun}
-        idle |= {"sharing"} if "3" not in begun else set()
+        idle |= {"one_shot"} if "3" not in begun else set()
         return {name: table for name, table in tables.items() if name not in idle}
 
 

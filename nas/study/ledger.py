@@ -2,9 +2,9 @@
 
 There is one study per stage (`nas.study.names`). A trial that failed is FAIL, with the attribute `failure` and
 without a score. A pruned trial is PRUNED, with the attribute `rung`. A duplicate, which computes the same function as
-an earlier trial, has that trial's score, and its number as the attribute `twin`. A trial that is interrupted because
-its worker or the whole search was killed is re-queued: it becomes WAITING, keeps its number and its architecture, and
-is asked for next.
+an earlier trial, has that trial's score, and its number as the attribute `duplicate_of`. A trial that is interrupted
+because its worker or the whole search was killed is re-queued: it becomes WAITING, keeps its number and its
+architecture, and is asked for next.
 """
 
 import json

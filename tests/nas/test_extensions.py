@@ -25,7 +25,7 @@ def test_workers_import_extensions(tiny_study: TinyStudy, tmp_path: Path, monkey
     (tmp_path / "squares.py").write_text(SQUARE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.setenv(VARIABLE, "squares")
-    preset = tiny_study.variant(tmp_path / "tiny.toml", ("edit_rate = 0.3", "edit_rate = 1.0"))
+    preset = tiny_study.variant(tmp_path / "tiny.toml", ("mutation_rate = 0.3", "mutation_rate = 1.0"))
     result = tiny_study.run(*tiny_study.search(tmp_path, "--trials", "8", preset=preset))
     assert result.returncode == 0, result.stderr
     trials = [trial for trial in trials_of(tmp_path / "tiny") if "square(" in attribute(trial, ARCHITECTURE)]

@@ -125,9 +125,9 @@ def test_experts_of_attention_and_head_come_back_from_toml() -> None:
                 "space.attention_experts": [1, 2],
                 "stage3.evaluation": "one_shot",
                 "stage3.score": "metric",
-                "sharing.widths": ["1/4"],
+                "one_shot.widths": ["1/4"],
             },
-            "space.attention_experts: no step with sharing.widths trains several of them: leave out sharing.widths",
+            "space.attention_experts: no step with one_shot.widths trains several of them: leave out one_shot.widths",
         ),
     ],
 )

@@ -43,7 +43,7 @@ stacks = [1, 2]
 expansions = ["1/8", "1/4", "3/8", "1/2", "1"]
 uniform = "1/2"
 slack = 0.3
-edit_rate = 0.3
+mutation_rate = 0.3
 
 [finetune]
 steps = 60
@@ -71,7 +71,7 @@ steps = 6
 batch_size = 8
 learning_rate = 1e-3
 
-[sharing]
+[one_shot]
 steps = 6
 batch_size = 8
 learning_rate = 1e-3

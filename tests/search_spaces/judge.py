@@ -31,10 +31,10 @@ def draws(count: int, rng: random.Random) -> list[FFNGraph]:
             base=BASE,
             min_params=0,
             max_params=10**9,
-            edit_rate=edit_rate,
+            mutation_rate=mutation_rate,
             gated=gated,
         )
-        for edit_rate in (0.5, 0.75, 1.0)
+        for mutation_rate in (0.5, 0.75, 1.0)
         for gated in (False, True)
     ]
     graphs: list[FFNGraph] = []

@@ -46,8 +46,8 @@ def kinds_of_space(gated: bool = False) -> dict[str, Space]:
     macs = Limit("macs", 0, lambda base, layer: layer.ffn.stack * layer.ffn.inner(base), 100)
     found = {}
     for experts, high in (((DENSE,), HIGH), (ROUTED, 2 * HIGH)):
-        both = small_space(LOW, high, edit_rate=0.6, experts=experts)
-        varied = replace(both, gated=gated, start=both.sample(random.Random(5)), edit_rate=0.25)
+        both = small_space(LOW, high, mutation_rate=0.6, experts=experts)
+        varied = replace(both, gated=gated, start=both.sample(random.Random(5)), mutation_rate=0.25)
         spaces = {
             "both": replace(both, gated=gated),
             "limited": replace(both, limits=(macs,), gated=gated, min_params=1),

@@ -110,9 +110,9 @@ def broken_rules(graph: FFNGraph) -> list[str]:
 
 
 def small_space(
-    low: int, high: int, mismatch: str = "narrow", edit_rate: float = 0.5, experts: tuple[Experts, ...] = (DENSE,)
+    low: int, high: int, mismatch: str = "narrow", mutation_rate: float = 0.5, experts: tuple[Experts, ...] = (DENSE,)
 ) -> Space:
     """Three layers with six dense sizes each; the narrowest one is below the model's width, the widest above."""
     base = replace(BASE, mismatch=mismatch)
     expansions = (Fraction(1), Fraction(1, 2), Fraction(1, 4))
-    return Space(base, {"stack": (1, 2), "expansion": expansions, "experts": experts}, low, high, edit_rate)
+    return Space(base, {"stack": (1, 2), "expansion": expansions, "experts": experts}, low, high, mutation_rate)

@@ -149,7 +149,7 @@ def test_each_member_has_the_same_part_of_the_positions(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SPACES)
 def test_neighbours_are_members_and_change_one_part_or_two(kind: str) -> None:
-    space, rng = replace(SPACES[kind], edit_rate=0.0), random.Random(0)
+    space, rng = replace(SPACES[kind], mutation_rate=0.0), random.Random(0)
     architecture = space.sample(rng)
     seen: set[tuple[int, object]] = set()
     for _ in range(150):

@@ -25,7 +25,7 @@ def graph() -> FFNGraph:
 
 
 def test_it_is_drawn(square: None) -> None:
-    space = Space(BASE, {"stack": (1, 2), "expansion": (Fraction(1), Fraction(1, 2))}, 1, 10**6, edit_rate=0.5)
+    space = Space(BASE, {"stack": (1, 2), "expansion": (Fraction(1), Fraction(1, 2))}, 1, 10**6, mutation_rate=0.5)
     drawn = [space.sample(random.Random(seed)) for seed in range(60)]
     with_it = [architecture for architecture in drawn if any("square(" in str(g.graph) for g in architecture.ffns)]
     assert len(with_it) > 5
@@ -36,7 +36,7 @@ def test_it_is_drawn(square: None) -> None:
         assert len(function_key(architecture)) == 32
     start = Architecture.uniform(BASE, graph())
     assert start in space
-    based_on_it = Space(BASE, {"stack": (1,), "expansion": (Fraction(1),)}, 1, 10**6, edit_rate=0.0, graph=graph())
+    based_on_it = Space(BASE, {"stack": (1,), "expansion": (Fraction(1),)}, 1, 10**6, mutation_rate=0.0, graph=graph())
     assert based_on_it.sample(random.Random(0)) == start
 
 

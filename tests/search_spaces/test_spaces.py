@@ -76,11 +76,13 @@ def assert_member(space: Space, architecture: Architecture) -> None:
     st.sampled_from([0.0, 0.3, 1.0]),
     st.sampled_from([(DENSE,), ROUTED, ROUTED[:1]]),
 )
-def test_draws_are_members(rng: random.Random, mismatch: str, edit_rate: float, experts: tuple[Experts, ...]) -> None:
-    space = small_space(LOW, HIGH if experts == (DENSE,) else 2 * HIGH, mismatch, edit_rate, experts)
+def test_draws_are_members(
+    rng: random.Random, mismatch: str, mutation_rate: float, experts: tuple[Experts, ...]
+) -> None:
+    space = small_space(LOW, HIGH if experts == (DENSE,) else 2 * HIGH, mismatch, mutation_rate, experts)
     architecture = space.sample(rng)
     assert_member(space, architecture)
-    if not edit_rate:
+    if not mutation_rate:
         assert {genes.graph for genes in architecture.ffns} == {GELU}
 
 
@@ -224,7 +226,7 @@ def test_deep_spaces_count_beyond_floats() -> None:
 
 def test_draw_edits_operations_only() -> None:
     rng = random.Random(0)
-    space = small_space(LOW, HIGH, edit_rate=0.2)
+    space = small_space(LOW, HIGH, mutation_rate=0.2)
     operations = Counter(space.draw("layer1/pre/op", ("none", "a", "b"), rng) for _ in range(5000))
     assert operations["none"] / 5000 == pytest.approx(0.8, abs=0.03)
     assert operations["a"] / operations["b"] == pytest.approx(1, abs=0.2)
@@ -234,7 +236,7 @@ def test_draw_edits_operations_only() -> None:
 
 def test_another_base_activation() -> None:
     graph = FFNGraph.parse("project(relu(expand(x)))")
-    space = Space(BASE, {"stack": (1, 2), "expansion": (Fraction(1),)}, 1, 10**9, edit_rate=0.0, graph=graph)
+    space = Space(BASE, {"stack": (1, 2), "expansion": (Fraction(1),)}, 1, 10**9, mutation_rate=0.0, graph=graph)
     assert {genes.graph for genes in space.sample(random.Random(0)).ffns} == {graph}
     trial = Scripted({})
     space.suggest(trial)
@@ -271,8 +273,8 @@ HALF = (Fraction(1, 2),)
         (((0, 1, 0), HALF, 1, 10**9), "stacks: must be one or more distinct values"),
         (((1,), (Fraction(3, 2),), 1, 10**9), "expansion: must be above 0 and at most 1, not 3/2"),
         (((1,), (Fraction(1, 541),), 1, 10**9), "1/541 of the inner width 540 leaves no channel"),
-        (((1,), HALF, 1, 10**9, 1.5), "edit_rate: must be from 0 to 1, not 1.5"),
-        (((1,), HALF, 1, 10**9, float("nan")), "edit_rate: must be from 0 to 1, not nan"),
+        (((1,), HALF, 1, 10**9, 1.5), "mutation_rate: must be from 0 to 1, not 1.5"),
+        (((1,), HALF, 1, 10**9, float("nan")), "mutation_rate: must be from 0 to 1, not nan"),
     ],
 )
 def test_faulty_spaces(arguments: tuple, message: str) -> None:
@@ -339,7 +341,7 @@ def test_a_graph_that_cannot_be_spelled() -> None:
         space.choices(start)
     assert {genes.graph for genes in neighbourhood.nearest(space, start).ffns} == {GELU}
     # What varies starts from the base graph; what does not is kept as it is.
-    varied = replace(space, start=start, vary=frozenset({GRAPHS}), edit_rate=0.0, min_params=1)
+    varied = replace(space, start=start, vary=frozenset({GRAPHS}), mutation_rate=0.0, min_params=1)
     assert {genes.graph for genes in varied.sample(random.Random(0)).ffns} == {GELU}
     kept = replace(space, start=start, vary=frozenset({SIZES}))
     assert {genes.graph for genes in kept.sample(random.Random(0)).ffns} == {deep}
@@ -349,9 +351,9 @@ def test_a_graph_that_cannot_be_spelled() -> None:
 def test_draws_stay_near_the_start() -> None:
     space = kinds_of_space()["graphs"]
     assert space.start is not None
-    still = replace(space, edit_rate=0.0)
+    still = replace(space, mutation_rate=0.0)
     assert {still.sample(random.Random(seed)) for seed in range(20)} == {space.start}
-    near = replace(space, edit_rate=0.1)
+    near = replace(space, mutation_rate=0.1)
     same = [
         a.graph == b.graph
         for seed in range(100)

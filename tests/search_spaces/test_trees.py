@@ -192,7 +192,7 @@ def test_without_a_height_nothing_is_nested() -> None:
     """The numbers of graphs and the names of the parameters are those of the grammar without nesting."""
     assert (count_graphs("gelu", False), count_graphs("gelu", True)) == (14_506_400_704, 21_247_007_680)
     names: set[str] = set()
-    space = small_space(LOW, HIGH, edit_rate=0.9)
+    space = small_space(LOW, HIGH, mutation_rate=0.9)
     for seed in range(100):
         names |= space.choices(space.sample(random.Random(seed))).keys()
     places = {name.partition("/")[2] for name in names if name.startswith("layer1/")}
@@ -289,7 +289,7 @@ def test_a_height_that_is_not_possible() -> None:
 
 def test_a_start_with_nested_operations() -> None:
     """A later stage draws near it."""
-    space: Space = replace(small_space(1, 10**9, edit_rate=0.0), max_height=7)
+    space: Space = replace(small_space(1, 10**9, mutation_rate=0.0), max_height=7)
     graph = FFNGraph.parse("project(gelu(expand(mul(add(x,tanh(x)),x))))")
     start = replace(space.sample(random.Random(0)))
     start = start.with_ffns(tuple(replace(genes, graph=graph) for genes in start.ffns))

@@ -80,7 +80,7 @@ def routed(routing: str) -> Architecture:
 
 @pytest.mark.usefixtures("added")
 def test_an_operation_is_drawn_computed_and_trained() -> None:
-    space = Space(BASE, {"stack": (1,), "expansion": (HALF,)}, 0, 10**9, edit_rate=0.9)
+    space = Space(BASE, {"stack": (1,), "expansion": (HALF,)}, 0, 10**9, mutation_rate=0.9)
     rng = random.Random(0)
     drawn = {node.op for _ in range(100) for genes in space.sample(rng).ffns for node in genes.graph.nodes}
     assert "square" in drawn

@@ -118,7 +118,7 @@ def filled(changes: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
         ([], {"max_length": 10**30}, "--max-length: must be below 2,147,483,648"),
         ([], {"learning_rate": "nan"}, "--learning-rate: must be above 0, not nan"),
         ([], {"weight_decay": -1}, "--weight-decay: must be at least 0"),
-        ([], {"warmup": 2}, "--warmup: must be a fraction of the steps"),
+        ([], {"warmup": 2}, "--warmup-ratio: must be a fraction of the steps"),
         ([], {"learning_rate": "1e30", "steps": 20, "warmup": 0}, "the loss is nan at step .*; a lower"),
     ],
 )

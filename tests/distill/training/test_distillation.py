@@ -83,7 +83,7 @@ def test_every_objective_lowers_its_own_loss(name: str, accelerator: Accelerator
         rows(8),
         name,
         {**FITTING, **STEADY}.get(name, {}),
-        Recipe(steps=40, batch_size=8, learning_rate=3e-3, warmup=0.0),
+        Recipe(steps=40, batch_size=8, learning_rate=3e-3, warmup_ratio=0.0),
         accelerator=accelerator,
         tokenizer=tokens,
         after_step=lambda step, loss: losses.append((step, loss)),
@@ -357,7 +357,7 @@ def test_words_are_learned_by_every_objective(name: str, accelerator: Accelerato
     """The head too, which is tied to the embedding."""
     model, source = language_model(2, 1), language_model(4, 2)
     before = weights(model)
-    recipe = Recipe(steps=4, batch_size=12, learning_rate=1e-3, warmup=0.0)
+    recipe = Recipe(steps=4, batch_size=12, learning_rate=1e-3, warmup_ratio=0.0)
     settings = FITTING.get(name, {})
     rest: Any = {"accelerator": accelerator, "tokenizer": tokens}
     distil(model, source, rows(labels=False), name, settings, recipe, **rest)

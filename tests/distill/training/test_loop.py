@@ -93,13 +93,13 @@ def test_a_weight_that_is_no_number(accelerator: Accelerator) -> None:
 
 
 def test_a_learning_rate_out_of_reason(accelerator: Accelerator) -> None:
-    recipe = Recipe(steps=8, learning_rate=1e36, warmup=0.0)
+    recipe = Recipe(steps=8, learning_rate=1e36, warmup_ratio=0.0)
     with pytest.raises(Diverged, match=r"the loss is (nan|inf) at step [2-8]"):
         train(tiny(), map(task, range(8)), hard_labels(), recipe, accelerator=accelerator)
 
 
 def test_a_last_step_that_spoils_the_weights(accelerator: Accelerator) -> None:
-    recipe = Recipe(steps=1, learning_rate=1.0, weight_decay=1e40, warmup=0.0)
+    recipe = Recipe(steps=1, learning_rate=1.0, weight_decay=1e40, warmup_ratio=0.0)
     with pytest.raises(Diverged, match="weights are not finite after 1 steps"):
         train(tiny(), [task(0)], hard_labels(), recipe, accelerator=accelerator)
 
@@ -113,7 +113,7 @@ def test_weight_decay_spares_biases_and_norms(accelerator: Accelerator) -> None:
         return 0 * (student.logits.sum() + sum(tensor.sum() for tensor in model.experts.values()))
 
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    recipe = Recipe(steps=1, learning_rate=0.1, warmup=0.0, weight_decay=0.5)
+    recipe = Recipe(steps=1, learning_rate=0.1, warmup_ratio=0.0, weight_decay=0.5)
     nothing = Objective([Term("nothing", 1.0, frozenset({LOGITS}), still)])
     train(model, [task(0)], nothing, recipe, accelerator=accelerator)
     for name, parameter in model.named_parameters():
@@ -122,7 +122,7 @@ def test_weight_decay_spares_biases_and_norms(accelerator: Accelerator) -> None:
 
 
 def test_one_step_is_that_of_adamw(accelerator: Accelerator) -> None:
-    recipe = Recipe(steps=1, learning_rate=1e-3, warmup=0.0, weight_decay=0.0, max_grad_norm=0.01)
+    recipe = Recipe(steps=1, learning_rate=1e-3, warmup_ratio=0.0, weight_decay=0.0, max_grad_norm=0.01)
     model, other = (tiny(**NO_DROPOUT) for _ in range(2))
     train(model, [task(0)], hard_labels(), recipe, accelerator=accelerator)
 
@@ -141,7 +141,7 @@ def test_one_step_is_that_of_adamw(accelerator: Accelerator) -> None:
 def test_freezing_the_word_embedding(accelerator: Accelerator, frozen: bool) -> None:
     model = tiny()
     words = model.get_input_embeddings().weight.detach().clone()
-    recipe = Recipe(steps=3, warmup=0.0, freeze_embeddings=frozen)
+    recipe = Recipe(steps=3, warmup_ratio=0.0, freeze_embeddings=frozen)
     train(model, map(task, range(3)), hard_labels(), recipe, accelerator=accelerator)
     assert torch.equal(words, model.get_input_embeddings().weight) == frozen
 

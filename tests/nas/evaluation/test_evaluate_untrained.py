@@ -129,10 +129,16 @@ def test_settings_that_untrained_candidates_cannot_have(preset: Path) -> None:
     for changes, words in (
         ({"stage1.stop": 0.3}, "stage1: untrained candidates cannot be pruned; leave out stop"),
         ({"stage3.stop": 0.3}, "stage3: untrained candidates cannot be pruned"),
-        ({"sharing.sandwich": True}, 'sharing.sandwich is for a one-shot supernet: set stage3.evaluation = "one_shot"'),
-        ({"sharing.widths": ["1/4"]}, 'sharing.widths is for a one-shot supernet: set stage3.evaluation = "one_shot"'),
+        (
+            {"one_shot.sandwich": True},
+            'one_shot.sandwich is for a one-shot supernet: set stage3.evaluation = "one_shot"',
+        ),
+        (
+            {"one_shot.widths": ["1/4"]},
+            'one_shot.widths is for a one-shot supernet: set stage3.evaluation = "one_shot"',
+        ),
         ({"stage2.score": "fidelity", "stage2.evaluation": "trained"}, "stage2.score: fidelity is for untrained"),
-        ({"sharing.inheritance": "compensated"}, "sharing.inheritance is for a one-shot supernet"),
+        ({"one_shot.inheritance": "compensated"}, "one_shot.inheritance is for a one-shot supernet"),
         ({"stage3.evaluation": "trained"}, "stage3.evaluation: candidates are trained on one task only"),
     ):
         with pytest.raises(ConfigError) as error:

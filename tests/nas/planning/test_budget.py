@@ -32,7 +32,7 @@ TABLE = {
     "space.expansions": ["1/4", "1/2", "1"],
     "space.uniform": "1/2",
     "space.slack": 0.3,
-    "space.edit_rate": 0.1,
+    "space.mutation_rate": 0.1,
 }
 
 HEADS = [known.head for known in TASK_TYPES.values()]
@@ -179,8 +179,8 @@ def test_the_box_counts_the_head(head: cost.HeadCost) -> None:
 def test_a_stage_of_graphs_alone_has_no_lower_end() -> None:
     config = load_config("demo", TABLE)
     start = Architecture.uniform(BASE, expansion=Fraction(1, 2))
-    space = budgeted_space(config, BASE, GELU, 4, start=start, vary=frozenset({"graphs"}), edit_rate=0.4)
-    assert (space.min_params, space.edit_rate) == (1, 0.4)
+    space = budgeted_space(config, BASE, GELU, 4, start=start, vary=frozenset({"graphs"}), mutation_rate=0.4)
+    assert (space.min_params, space.mutation_rate) == (1, 0.4)
     assert budgeted_space(config, BASE, GELU, 4, start=start, vary=frozenset({SIZES})).min_params == box().min_params
 
 

@@ -87,13 +87,16 @@ def test_bisection_finds_the_last_that_passes(last: int | None) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"keep.share": "101%"}, "keep.share: must be a share above 0 and at most 1, such as 99% or 0.99, not '101%'"),
-        ({"keep.share": 0}, "keep.share: must be a share above 0 and at most 1, such as 99% or 0.99, not 0"),
-        ({"keep.share": "most"}, "must be a share above 0 and at most 1, such as 99% or 0.99, not 'most'"),
-        ({"keep.share": 0.9, "keep.cost": "energy"}, "keep.cost: Input should be 'params', 'macs' or 'latency'"),
-        ({"keep.share": 0.9, "space.max_params": "1M"}, "keep finds space.max_params, the smallest that is enough"),
-        ({"keep.share": 0.9, "space.min_params": 1000}, "keep finds the budget: leave out space.min_params"),
-        ({"keep.share": 0.9, "stage1.confirm_seeds": 0}, "set stage1.confirm_seeds to at least 1"),
+        (
+            {"keep.fraction": "101%"},
+            "keep.fraction: must be a share above 0 and at most 1, such as 99% or 0.99, not '101%'",
+        ),
+        ({"keep.fraction": 0}, "keep.fraction: must be a share above 0 and at most 1, such as 99% or 0.99, not 0"),
+        ({"keep.fraction": "most"}, "must be a share above 0 and at most 1, such as 99% or 0.99, not 'most'"),
+        ({"keep.fraction": 0.9, "keep.cost": "energy"}, "keep.cost: Input should be 'params', 'macs' or 'latency'"),
+        ({"keep.fraction": 0.9, "space.max_params": "1M"}, "keep finds space.max_params, the smallest that is enough"),
+        ({"keep.fraction": 0.9, "space.min_params": 1000}, "keep finds the budget: leave out space.min_params"),
+        ({"keep.fraction": 0.9, "stage1.confirm_seeds": 0}, "set stage1.confirm_seeds to at least 1"),
     ],
 )
 def test_goals_that_no_search_can_have(changes: dict[str, Any], words: str, tiny_study: TinyStudy) -> None:
@@ -105,7 +108,7 @@ def test_goals_that_no_search_can_have(changes: dict[str, Any], words: str, tiny
 @pytest.mark.parametrize("maximum", [1, 8604, 12_345_678, UNBOUNDED])
 def test_budgets_are_limits_that_a_configuration_can_have(maximum: int, tiny_study: TinyStudy) -> None:
     for name in ("params", "macs", "latency"):
-        config = load_config(str(tiny_study.preset), {"keep.share": 0.9, "keep.cost": name})
+        config = load_config(str(tiny_study.preset), {"keep.fraction": 0.9, "keep.cost": name})
         space = with_budget(config, BASE, GELU, 3, "classification", maximum, 0.5).space
         limit = getattr(space, f"max_{name}")
         assert (parse_latency(limit).value if name == "latency" else limit) == maximum

@@ -95,16 +95,16 @@ def test_what_a_step_of_the_one_shot_supernet_trains(tiny_study: TinyStudy, work
     space = plan(config, workspace, "3", Architecture.uniform(workspace.base()[0]), ()).space
     smallest, largest = extremes(space)
     assert architectures_of_a_step(config, space) == ((), 1)
-    sandwich = load_config(str(tiny_study.preset), {"sharing.sandwich": True})
+    sandwich = load_config(str(tiny_study.preset), {"one_shot.sandwich": True})
     assert architectures_of_a_step(sandwich, space) == ((largest, smallest), 2)
     widths = config.space.expansions[:2]
-    given = {"sharing.widths": [str(width) for width in widths]}
+    given = {"one_shot.widths": [str(width) for width in widths]}
     fixed, drawn = architectures_of_a_step(load_config(str(tiny_study.preset), given), space)
     assert (fixed, drawn) == (tuple(Architecture.uniform(space.base, expansion=width) for width in widths), 0)
     for changes, words in (
-        ({"sharing.sandwich": True}, "sharing.widths: the sandwich rule has widths of its own"),
-        ({"sharing.widths": ["1/77"]}, "sharing.widths: 1/77 is not one of space.expansions"),
-        ({"sharing.widths": ["wide"]}, "sharing.widths"),
+        ({"one_shot.sandwich": True}, "one_shot.widths: the sandwich rule has widths of its own"),
+        ({"one_shot.widths": ["1/77"]}, "one_shot.widths: 1/77 is not one of space.expansions"),
+        ({"one_shot.widths": ["wide"]}, "one_shot.widths"),
     ):
         with pytest.raises(ConfigError, match=words):
             load_config(str(tiny_study.preset), given | changes)

@@ -30,7 +30,7 @@ from nas.preparation.phases import TrainingPhase
 from nas.preparation.prepare import prepare
 from nas.preparation.teacher import prepare_data
 from nas.preparation.workspace import OneShotWorkspace, Workspace
-from nas.search.command import overrides, parser
+from nas.search.options import overrides, parser
 from nas.study.attributes import score_attribute
 from search_spaces import Architecture, Experts
 from search_spaces.spaces import SIZES
@@ -104,7 +104,7 @@ def test_stage_3_scores_what_the_slice_computes_alone(tiny_study: TinyStudy, tmp
 
 def test_widths_train_their_channels_alone(tiny_study: TinyStudy, tmp_path: Path) -> None:
     path = study(tiny_study, tmp_path, "tagging")
-    workspace = sharing(load_config(str(path), {"sharing.widths": ["1/4", "1/8"], "sharing.weight_decay": 0}))
+    workspace = sharing(load_config(str(path), {"one_shot.widths": ["1/4", "1/8"], "one_shot.weight_decay": 0}))
     warm = load_file(workspace.study.supernet / "model.safetensors")
     stored = load_file(weights_file(workspace.one_shot))
     for name, before in warm.items():
@@ -119,7 +119,7 @@ def test_slices_of_the_one_shot_supernet_are_compensated(tiny_study: TinyStudy, 
     """Their layers come closer to those of the whole supernet, and each task has its own head."""
     path = str(study(tiny_study, tmp_path, "both"))
     sliced, compensated = (
-        sharing(load_config(path, {"sharing.inheritance": inheritance, "supernet.calibration_rows": 60}))
+        sharing(load_config(path, {"one_shot.inheritance": inheritance, "supernet.calibration_rows": 60}))
         for inheritance in ("sliced", "compensated")
     )
     assert compensated.one_shot == sliced.one_shot and sliced.calibration is None
@@ -181,14 +181,14 @@ def test_the_share_that_is_held_out(tiny_study: TinyStudy, tmp_path: Path) -> No
     given = load_config(str(preset))
     sizes = {}
     for share in (None, 0.05, 0.5):
-        config = given.model_copy(update={"search_share": share})
+        config = given.model_copy(update={"search_fraction": share})
         data = prepare_data(preparation_context(config, "cpu"))
         sizes[share] = {name: len(TaskFolders(data, data).rows(name)) for name in ("train", "search", "dev")}
     assert sizes[None] == {"train": 108, "search": 12, "dev": 40}
     assert sizes[0.05] == {"train": 114, "search": 6, "dev": 40}
     assert sizes[0.5] == {"train": 60, "search": 60, "dev": 40}
-    with pytest.raises(ConfigError, match="search_share"):
-        load_config(str(preset), {"search_share": 1.5})
+    with pytest.raises(ConfigError, match="search_fraction"):
+        load_config(str(preset), {"search_fraction": 1.5})
 
 
 def test_what_is_read_again_when_something_changes(tiny_study: TinyStudy, tmp_path: Path) -> None:

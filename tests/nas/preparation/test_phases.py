@@ -52,27 +52,27 @@ epochs = 0.1
 
 [candidate_pretrain]
 epochs = 1
-share = 0.02
+fraction = 0.02
 batch_size = 8
 learning_rate = 1e-3
 
 [candidate]
 epochs = 2
-share = 0.1
+fraction = 0.1
 
-[sharing_pretrain]
+[one_shot_pretrain]
 steps = 3
 batch_size = 8
 learning_rate = 1e-3
 
-[sharing]
+[one_shot]
 epochs = 0.1
 
 [pretrain]
 steps = 0
 
 [final]
-start = "shared"
+start = "one_shot"
 """
 
 
@@ -150,7 +150,7 @@ def test_a_supernet_warmed_up_on_text(tiny_study: TinyStudy, protocol: Path, tmp
 def test_sentences_of_a_text_count_alike_in_importance(tiny_study: TinyStudy, protocol: Path, tmp_path: Path) -> None:
     """Importance uses the loss of each sentence separately, so it does not depend on how sentences are batched."""
     (tmp_path / "a.txt").write_text("Bado kule moni nipa rufi sebo dole.\nParu.\nBado.\nKule moni.\n")
-    places = {"corpus": str(tmp_path / "a.txt"), "warmup.share": 1.0, "warmup.epochs": 1}
+    places = {"corpus": str(tmp_path / "a.txt"), "warmup.fraction": 1.0, "warmup.epochs": 1}
 
     def importance(batch_size: int) -> list[torch.Tensor]:
         changes = places | {"warmup.batch_size": batch_size, "warmup.importance_batches": 4 // batch_size}
@@ -222,16 +222,16 @@ def test_a_disk_without_room(protocol: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_epochs_of_several_tasks(protocol: Path) -> None:
-    config = load_config(str(protocol), {"sharing.epochs": 1})
+    config = load_config(str(protocol), {"one_shot.epochs": 1})
     folders = {task: prepare_task(preparation_context(alone(config, task), "cpu")) for task in config.tasks}
-    plan = {task: found for task in folders if (found := training_phase(config, "sharing", folders[task]))}
+    plan = {task: found for task in folders if (found := training_phase(config, "one_shot", folders[task]))}
     counts = Counter(turns_of(config, plan))
     assert counts == {task: -(-len(one.rows) // 8) for task, one in plan.items()}
     assert len(set(counts.values())) == 2
     # Both are still trained on in the last tenth.
     turns = turns_of(config, plan)
     assert len(set(turns[-len(turns) // 10 :])) == 2
-    equal = Counter(turns_of(load_config(str(protocol), {"sharing.steps": 7}), plan))
+    equal = Counter(turns_of(load_config(str(protocol), {"one_shot.steps": 7}), plan))
     assert sorted(equal.values()) == [3, 4]
 
 
@@ -348,7 +348,7 @@ def test_another_checkpoint_as_base(tiny_study: TinyStudy, tmp_path: Path) -> No
         prepare(load_config(str(tiny_study.preset), places | {"base": str(tmp_path / "none")}), "cpu")
 
 
-@pytest.mark.parametrize("table", ["candidate_pretrain", "sharing_pretrain"])
+@pytest.mark.parametrize("table", ["candidate_pretrain", "one_shot_pretrain"])
 def test_an_objective_that_learns_nothing_from_text(tiny_study: TinyStudy, table: str) -> None:
     places = {table: {"steps": 2, "learning_rate": 1e-3}, "objective": {"name": "kd"}}
     with pytest.raises(ConfigError, match=f"{table}: kd learns from labels and predictions"):

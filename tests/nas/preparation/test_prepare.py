@@ -86,7 +86,7 @@ def test_a_teacher_stops_early(tiny_study: TinyStudy, workspace: Workspace) -> N
     """With such a small learning rate, nothing improves after the first epoch."""
     shares: list[float] = []
     changes = {"finetune.learning_rate": 1e-12, "finetune.epochs": 6, "finetune.early_stopping_patience": 2}
-    config = load_config(str(tiny_study.preset), changes | {"finetune.share": 0.1})
+    config = load_config(str(tiny_study.preset), changes | {"finetune.fraction": 0.1})
 
     def on_progress(what: str, share: float | None) -> None:
         if share and what == "teacher: fine-tuning":

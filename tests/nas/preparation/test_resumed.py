@@ -47,7 +47,7 @@ def config(tiny_study: TinyStudy, tmp_path: Path) -> StudyConfig:
     changes = (
         ("[finetune]\nsteps = 60\n", f"[finetune]\nsteps = {STEPS}\nearly_stopping_patience = 9\n"),
         ("steps = 4\n", f'steps = {STEPS}\ngraphs = "sampled"\n'),
-        ("[sharing]\nsteps = 6\n", f"[sharing]\nsteps = {STEPS}\n"),
+        ("[one_shot]\nsteps = 6\n", f"[one_shot]\nsteps = {STEPS}\n"),
         ("[stage3]\n", '[stage3]\nevaluation = "one_shot"\n'),
         ("dropout = 0.0\n", "dropout = 0.1\n"),
     )
@@ -71,7 +71,7 @@ def prepared(config: StudyConfig, interruption: Interruption) -> list[Path]:
     return [
         workspace.folders.teacher / "model.safetensors",
         workspace.supernet / "model.safetensors",
-        one_shot / "shared.safetensors",
+        one_shot / "one_shot.safetensors",
     ]
 
 

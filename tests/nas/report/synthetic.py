@@ -32,7 +32,7 @@ SLICE = Architecture.uniform(BASE, expansion=Fraction(1, 4))
 SLOPE = Architecture.of_ffns(BASE, tuple(FFN(GELU, 1, Fraction(width, 192)) for width in (96, 72, 48, 36, 24, 12)))
 LARGEST = cost.params(SLICE, 2)
 SPACE = Space(
-    BASE, {"stack": (0, 1, 2), "expansion": EXPANSIONS}, LARGEST - 12_000, LARGEST + 200, edit_rate=0.4, labels=2
+    BASE, {"stack": (0, 1, 2), "expansion": EXPANSIONS}, LARGEST - 12_000, LARGEST + 200, mutation_rate=0.4, labels=2
 )
 SPLIT = Experts(4, Fraction(2, 3), "token_gate")
 ROW_COUNT = 400

@@ -130,13 +130,13 @@ def test_the_numbers_are_the_ledgers(kind: str, reports: Reports) -> None:
     path, study, page = reports(kind)
     for stage in study.stages:
         trials = trials_of(path, f"stage-{stage.name}")
-        own = [trial for trial in trials if "twin" not in trial.user_attrs]
+        own = [trial for trial in trials if "duplicate_of" not in trial.user_attrs]
         counts = {name: sum(trial.state.name == name for trial in own) for name in ("COMPLETE", "PRUNED", "FAIL")}
         expected = f"{counts['COMPLETE']} complete, {counts['PRUNED']} pruned, {counts['FAIL']} failed"
         assert f"{len(own)} trials: {expected}" in page.text
         assert ("diverged: the loss is <nan> at step 3" in page.text) == bool(counts["FAIL"])
     trials = trials_of(path, f"stage-{study.last.name}")
-    within = [trial for trial in trials if trial.state.name == "COMPLETE" and trial.user_attrs["in_box"]]
+    within = [trial for trial in trials if trial.state.name == "COMPLETE" and trial.user_attrs["within_budget"]]
     best = study.last.best
     leader = trials[best["winner"]["trial"]] if best else max(within, key=lambda trial: trial.values[0])
     for trial in (leader, *(trial for trial in trials if trial.user_attrs["origin"] == "uniform slice")):
@@ -146,14 +146,16 @@ def test_the_numbers_are_the_ledgers(kind: str, reports: Reports) -> None:
         confirmations = trials_of(path, "confirmation")
         for row in best["finalists"]:
             function = attribute(trials[row["trial"]], FUNCTION)
-            own = [t for t in confirmations if attribute(t, FUNCTION) == function and "twin" not in t.user_attrs]
+            own = [
+                t for t in confirmations if attribute(t, FUNCTION) == function and "duplicate_of" not in t.user_attrs
+            ]
             scores = [trial.values[0] for trial in own]
             assert f"{np.mean(scores):.4f} ± 0.0200 ({len(scores)} seeds)" in page.text
     if len(study.last.goals) > 1:
         front = [t for t in within if not any(_dominates(other.values, t.values) for other in within)]
         chosen = knee(front)
         assert [p.candidate.number for p in study.last.front("params")] == [
-            t.number for t in sorted(front, key=lambda t: (t.values[1], t.number)) if "twin" not in t.user_attrs
+            t.number for t in sorted(front, key=lambda t: (t.values[1], t.number)) if "duplicate_of" not in t.user_attrs
         ]
         assert f"trial {chosen.number}" in page.text
     assert "0.8750" in page.text  # the teacher's score

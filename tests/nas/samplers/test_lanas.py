@@ -430,7 +430,7 @@ def test_linear_algebra_has_one_thread_while_a_proposal_is_made() -> None:
 
 def test_a_proposal_never_starves() -> None:
     """If all candidates of the leaf are duplicates, other members follow."""
-    tiny = Space(BASE, {"stack": (1,), "expansion": EXPANSIONS[:2]}, 1, 10**9, edit_rate=0.0)
+    tiny = Space(BASE, {"stack": (1,), "expansion": EXPANSIONS[:2]}, 1, 10**9, mutation_rate=0.0)
     members = [tiny.sample(random.Random(seed)) for seed in range(40)]
     observations = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in members]
     assert len(list(islice(LaNAS(tiny, 0).propose(observations, random.Random(0)), 50))) == 50

@@ -40,7 +40,7 @@ def macs(base: Base, layer: Layer) -> int:
 
 def space(least: int = MIDDLE - 2000, most: int = MIDDLE, stacks: tuple[int, ...] = (1, 2), **more: object) -> Space:
     genes = {"stack": stacks, "expansion": EXPANSIONS, **{name: more.pop(name) for name in GENES if name in more}}
-    return Space(BASE, genes, least, most, **{"edit_rate": 0.5, **more})  # type: ignore[arg-type]
+    return Space(BASE, genes, least, most, **{"mutation_rate": 0.5, **more})  # type: ignore[arg-type]
 
 
 SPACE = space()
@@ -298,7 +298,7 @@ def test_the_scores_are_followed(sampler: str) -> None:
 
 
 def test_random_keeps_to_the_rate_of_edits() -> None:
-    never = drawn("random", 0, 30, space(edit_rate=0.0, stacks=(1, 2)))
+    never = drawn("random", 0, 30, space(mutation_rate=0.0, stacks=(1, 2)))
     assert {genes.graph for found in never for genes in found.ffns} == {GELU}
     graphs = Counter(genes.graph == GELU for found in drawn("random", 0, 200) for genes in found.ffns)
     # Three segments that each stay with probability 1/2; a few edits are undone where they would leave the box.

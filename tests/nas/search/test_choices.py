@@ -5,7 +5,7 @@ import pytest
 from distill.choices import TASKS
 from nas.config.load import Given, presets
 from nas.samplers import SAMPLERS
-from nas.search.command import choices, main
+from nas.search import choices, main
 from nas.search.options import overrides, parser
 
 

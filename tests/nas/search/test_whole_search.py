@@ -53,7 +53,7 @@ def test_stage_2_varies_graphs_alone(refined: Path, workspace: Workspace) -> Non
     assert start == winner(refined, "1")
     trials = trials_of(refined, "stage-2")
     origins = [trial.user_attrs[ledger.ORIGIN] for trial in trials]
-    assert origins[:2] == ["winner so far", "its twin of base graphs"]
+    assert origins[:2] == ["winner so far", "winner with base graphs"]
     assert len(without_duplicates(trials)) == 4
     _, graph = workspace.base()
     assert {genes.graph for genes in ledger.architecture_of(trials[1]).ffns} == {graph}
@@ -79,7 +79,7 @@ def test_stage_3_varies_sizes_alone_and_trains_none(refined: Path, tiny_study: T
         parts = [trial.user_attrs[score_attribute(task)] for task in tiny_study.config.tasks]
         assert trial.values == pytest.approx([sum(parts) / 2])
     stored = load_config(str(refined / "config.toml"))
-    assert (stored.stage3.trials, stored.sharing.sandwich, stored.stage2.trials) == (7, True, 4)
+    assert (stored.stage3.trials, stored.one_shot.sandwich, stored.stage2.trials) == (7, True, 4)
 
 
 def test_no_winner_was_confirmed_to_be_worse_than_the_one_before(refined: Path) -> None:

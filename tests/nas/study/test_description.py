@@ -25,7 +25,7 @@ BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 HALF = Architecture.uniform(BASE, expansion=Fraction(1, 2))
 MIDDLE = cost.params(HALF, 3)
 EXPANSIONS = (Fraction(1), Fraction(1, 2), Fraction(1, 4))
-SPACE = Space(BASE, {"stack": (1, 2), "expansion": EXPANSIONS}, MIDDLE - 2000, MIDDLE, edit_rate=0.5)
+SPACE = Space(BASE, {"stack": (1, 2), "expansion": EXPANSIONS}, MIDDLE - 2000, MIDDLE, mutation_rate=0.5)
 SPLIT = Experts(4, Fraction(2, 3))
 EDITED = Architecture.of_ffns(BASE, (FFN(FFNGraph.parse("tanh(project(gelu(expand(x))))"), 2, Fraction(1, 4)),) * 3)
 SPACES = {
@@ -98,7 +98,7 @@ def test_all_trials_have_the_same_parameters(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("gated", [False, True])
 def test_values_are_those_of_the_architecture(gated: bool) -> None:
     """Sizes follow their definition, and operations the grammar's segments."""
-    space = of_genes(replace(SPACE, gated=gated, edit_rate=0.9), experts=(DENSE, SPLIT))
+    space = of_genes(replace(SPACE, gated=gated, mutation_rate=0.9), experts=(DENSE, SPLIT))
     parameters = Parameters.of(space)
     rng = random.Random(0)
     seen = set()

@@ -37,7 +37,7 @@ def test_what_a_stage_spends_is_free_until_it_begins(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "s")
     folder.create(DEMO)
     folder.begin("1", DEMO, None)
-    later = load_config("demo", {"stage2.trials": 7, "sharing.steps": 9})
+    later = load_config("demo", {"stage2.trials": 7, "one_shot.steps": 9})
     folder.check(later, ["2"], resume=False)
     folder.begin("2", later, PUBLISHED["base"])
     assert load_config(str(folder.config)) == later

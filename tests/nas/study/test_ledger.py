@@ -23,7 +23,7 @@ from tests.tiny import architectures
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 MIDDLE = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 3)
 EXPANSIONS = (Fraction(1), Fraction(1, 2), Fraction(1, 4))
-SPACE = Space(BASE, {"stack": (1, 2), "expansion": EXPANSIONS}, MIDDLE - 2000, MIDDLE, edit_rate=0.5)
+SPACE = Space(BASE, {"stack": (1, 2), "expansion": EXPANSIONS}, MIDDLE - 2000, MIDDLE, mutation_rate=0.5)
 
 
 @pytest.fixture

@@ -99,7 +99,10 @@ def test_split_distil_prune_and_load_as_a_stranger(fixtures: Path) -> None:
         (["--experts", "4", "--steps", "2", "--epochs", "2"], "--epochs says how long the training is in place of --s"),
         (["--experts", "4", "--epochs", "0"], "--epochs: must be above 0 and at most 10,000, not 0.0"),
         (["--experts", "4", "--epochs", "nan"], "--epochs: must be above 0 and at most 10,000, not nan"),
-        (["--experts", "4", "--warmup", "2"], "--warmup: must be a fraction of the steps, from 0 to 1, not 2.0"),
+        (
+            ["--experts", "4", "--warmup-ratio", "2"],
+            "--warmup-ratio: must be a fraction of the steps, from 0 to 1, not 2.0",
+        ),
         (["--experts", "4", "--weight-decay", "-1"], "--weight-decay: must be at least 0, not -1.0"),
         (["--experts", "4", "--dropout", "1"], "--dropout: must be at least 0 and below 1, not 1.0"),
         (["--experts", "4", "--learning-rate", "0"], "--learning-rate: must be above 0, not 0.0"),
@@ -269,14 +272,14 @@ def test_the_recipe(fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return train(model, batches, objective, recipe, **others)
 
     monkeypatch.setattr("distill.training.distillation.train", observed)
-    moebert = ["--warmup", "0", "--weight-decay", "0", "--dropout", "0.25"]
+    moebert = ["--warmup-ratio", "0", "--weight-decay", "0", "--dropout", "0.25"]
     # 24 rows in batches of 4 are 6 steps an epoch.
     for name, given in (("plain", ["--steps", "2"]), ("recipe", ["--epochs", "1.25", *moebert])):
         assert main(command(fixtures, "bert", f"recipe-{name}", "--experts", "4", *given)) == 0
     common = {"batch_size": 4, "learning_rate": 5e-5, "max_grad_norm": 1.0}
     assert seen == [
-        (Recipe(steps=2, warmup=0.1, weight_decay=0.01, **common), {0.1}),
-        (Recipe(steps=8, warmup=0.0, weight_decay=0.0, **common), {0.25}),
+        (Recipe(steps=2, warmup_ratio=0.1, weight_decay=0.01, **common), {0.1}),
+        (Recipe(steps=8, warmup_ratio=0.0, weight_decay=0.0, **common), {0.25}),
     ]
     configs = [json.loads((fixtures / f"recipe-{name}" / "config.json").read_text()) for name in ("plain", "recipe")]
     assert [config["hidden_dropout_prob"] for config in configs] == [0.1, 0.25]
