@@ -5,7 +5,8 @@ import pytest
 from distill.choices import TASKS
 from nas.config.load import Given, presets
 from nas.samplers import SAMPLERS
-from nas.search import choices, main
+from nas.search import choices
+from nas.search.command import main
 from nas.search.options import overrides, parser
 
 
