@@ -214,9 +214,9 @@ def test_mistakes(tiny_study: TinyStudy, searched: Path, tmp_path: Path, capsys:
     Architecture.uniform(base, stack=3).save(published)
     assert "stack" in refused([published, *elsewhere], capsys)
     broken = json.loads(given.read_text())
-    broken["layers"][1]["graph"] = "project(gleu(expand(x)))"
+    broken["layers"][1]["ffn"]["graph"] = "project(gleu(expand(x)))"
     published.write_text(json.dumps(broken))
-    message = "published.json: layers[1].graph: unknown operation 'gleu'; did you mean 'gelu'?"
+    message = "published.json: layers[1].ffn.graph: unknown operation 'gleu'; did you mean 'gelu'?"
     assert message in refused([published, *elsewhere], capsys)
     published.write_text("{")
     assert "published.json: not JSON" in refused([published, *elsewhere], capsys)
@@ -480,9 +480,7 @@ def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: py
     assert facts["models"]["student"]["params"] == cost.params(architecture, 3)
     preset.write_text(text.replace("depth = 12", "depth = 9"))
     given[4] = tmp_path / "never"
-    assert "the genes of 6 layers can only be transferred to a multiple of that, not to 9" in refused(
-        [*given, "--transfer"], capsys
-    )
+    assert "6 layers can only be transferred to a multiple of that, not to 9" in refused([*given, "--transfer"], capsys)
     assert "efficientbert is a published architecture: give the --preset" in refused(["efficientbert"], capsys)
     assert "did you mean 'efficientbert'" in refused(["eficientbert", "--preset", preset], capsys)
 

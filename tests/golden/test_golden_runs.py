@@ -71,8 +71,14 @@ def test_first_proposals(sampler: str, golden: Callable[[str, Any], Any]) -> Non
 
 
 def test_search_log(searched: Path, golden: Callable[[str, Any], Any]) -> None:
-    """The ledger of the tiny study's stage 1 with its reference model and its confirmation."""
-    trials = [trial for study in ("reference", "stage-1", "confirmation") for trial in trials_of(searched, study)]
+    """The ledger of the tiny study's stage 1 with its reference model and its confirmation. On another processor scores
+    differ in their last digits, and the architectures that are confirmed are those with the best scores there.
+    """
+    proposed, confirmed = (
+        [trial for study in studies for trial in trials_of(searched, study)]
+        for studies in (("reference", "stage-1"), ("confirmation",))
+    )
+    trials = proposed + confirmed
     log = [
         {
             "state": trial.state.name,
@@ -84,13 +90,15 @@ def test_search_log(searched: Path, golden: Callable[[str, Any], Any]) -> None:
         for trial in trials
     ]
     scores = [[*trial.intermediate_values.values(), *(trial.values or ())] for trial in trials]
-    found = {"environment": environment(), "trials": log, "scores": scores}
-    expected = golden("search", found)
-    assert found["trials"] == expected["trials"]
-    for mine, theirs in zip(scores, expected["scores"], strict=True):
-        assert mine == (
-            theirs if found["environment"] == expected["environment"] else pytest.approx(theirs, abs=SCORE_ATOL)
-        )
+    measured = {"environment": environment(), "trials": log, "scores": scores}
+    expected = golden("search", measured)
+    if measured["environment"] == expected["environment"]:
+        assert measured == expected
+    else:
+        count = len(proposed)
+        assert log[:count] == expected["trials"][:count]
+        for mine, theirs in zip(scores[:count], expected["scores"][:count], strict=True):
+            assert mine == pytest.approx(theirs, abs=SCORE_ATOL)
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def test_equal_weights_have_equal_scores(shared_study: TinyStudy, preset: dict[s
         assert json.loads((final / "config.json").read_text())["model_type"] == f"nas_{name}"
         succeeded(shared_study, "-m", "nas.export", final, "--onnx", "--skip-latency")
         scores.append(metrics(final))
-    assert len(logs[0]) >= 6 and logs[0] == logs[1]
+    assert len(logs[0]) > 3 and logs[0] == logs[1]
     assert scores[0]["teacher"] == scores[1]["teacher"]
     # Norms of gradients sum the table of positions, which has one more row, in another order.
     assert scores[0]["student"] == pytest.approx(scores[1]["student"], abs=2.5 / ROWS)

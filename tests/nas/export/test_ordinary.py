@@ -33,7 +33,7 @@ AUTO = {
 
 def student(*layers: FFN, base: Base = BASE, head: str = "classification", **experts: int) -> Any:
     labels = {"regression": 1, "question_answering": 2}.get(head, 3)
-    return shaken(build(Architecture.of_ffns(base, layers), TASK_TYPES[head], labels)).eval()
+    return shaken(build(Architecture.of_ffns(base, layers, **experts), TASK_TYPES[head], labels)).eval()
 
 
 def graph(activation: str) -> FFNGraph:
