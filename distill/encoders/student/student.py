@@ -129,6 +129,7 @@ class Student:
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         if fault := configuration_fault(config):
             raise ValueError(fault)
+        checkpointing = getattr(config, "gradient_checkpointing", False)  # a constructor removes it
         with init.no_init_weights():
             super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
             self.become_student()
@@ -139,6 +140,8 @@ class Student:
                 layer.replace_ffn(config, number)
         else:
             pooling = {"add_pooling_layer": encoder.pooler is not None} if hasattr(encoder, "pooler") else {}
+            if checkpointing:
+                config.gradient_checkpointing = True
             setattr(self, self.base_model_prefix, self.encoder_class(config, **pooling))
             self._no_split_modules = self.base_model._no_split_modules
             if encoder.is_gradient_checkpointing:  # as its configuration said
