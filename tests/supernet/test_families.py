@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from transformers import (
     BertForSequenceClassification,
     BertForTokenClassification,
 )
+from transformers.dynamic_module_utils import get_relative_imports
 
 from distill.encoders.parts import encoder_layers
+from distill.encoders.students import MODULES
 from distill.objectives import hard_labels
 from distill.objectives.outputs import Batch
 from distill.tasks.types import task_type_of
@@ -237,3 +240,11 @@ def test_checkpoints_are_read_back(tmp_path: Path) -> None:
     loaded = load_model(str(tmp_path), ["a", "b"], new_head=False).eval()
     equal([student, loaded])
     assert len(encoder_layers(loaded)) == 3 and type(loaded) is type(student)
+
+
+@pytest.mark.parametrize("module", MODULES.values())
+def test_all_modules_are_named(module: ModuleType) -> None:
+    """Older versions of transformers copy the modules that the model's own one names, and no others."""
+    file = Path(str(module.__file__))
+    others = {path.stem for path in file.parent.glob("*.py") if not path.stem.startswith(("__", "modeling_"))}
+    assert set(get_relative_imports(file)) == others

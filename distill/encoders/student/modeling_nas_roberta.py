@@ -13,8 +13,13 @@ from transformers import (
 )
 from transformers.models.roberta.modeling_roberta import RobertaLayer, RobertaSelfAttention
 
+# All modules of a student: transformers 5.1 copies only those that this one names.
 from .attention import ExpertSelfAttention
 from .configuration import StudentConfig
+from .dispatch import Tokens  # noqa: F401
+from .expert_linear import ExpertLinear  # noqa: F401
+from .ffn import FFNBlock  # noqa: F401
+from .routing import Router  # noqa: F401
 from .student import Student, StudentLayer
 
 

@@ -12,7 +12,7 @@ import transformers
 
 from tests import requirements
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="session")
