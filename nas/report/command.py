@@ -39,7 +39,8 @@ def parser() -> Parser:
         "--checkpoint",
         type=Path,
         metavar="DIR",
-        help="a checkpoint of train_final.py, whose scores and losses are shown (default: STUDY/final if it is there)",
+        help="a checkpoint of train_final.py, whose scores and losses are shown, and its attention and FFN outputs "
+        "beside the teacher's (default: STUDY/final if it is there)",
     )
     return result
 
@@ -63,6 +64,7 @@ def command(options: argparse.Namespace) -> int:
     from nas.report.figures import styled
     from nas.report.page import render
     from nas.report.study import read
+    from nas.report.trained import trained
     from nas.study.folder import Folder
 
     out = options.out or options.study / "report.html"
@@ -73,10 +75,11 @@ def command(options: argparse.Namespace) -> int:
         )
     study = read(Folder(options.study), options.storage)
     checkpoint = options.checkpoint or options.study / "final"
-    metrics = checkpoint / "metrics.json"
-    if options.checkpoint is not None and not metrics.exists():
+    # Beside the checkpoints for several tasks there is a metrics.json of another form, and no configuration.
+    is_checkpoint = all((checkpoint / name).exists() for name in ("config.toml", "metrics.json"))
+    if options.checkpoint is not None and not is_checkpoint:
         raise ReportError(f"--checkpoint: {checkpoint} is not a checkpoint of train_final.py with its metrics.json")
-    final = read_json(metrics) if metrics.exists() else None
+    final = read_json(checkpoint / "metrics.json") if is_checkpoint else None
     lead = verdict.of_study(study)
     with styled():
         parts = [
@@ -86,6 +89,7 @@ def command(options: argparse.Namespace) -> int:
             sections.architectures(study, final),
             sections.losses(final),
             sections.nonlinearity(study),
+            trained(checkpoint) if final is not None else None,
             sections.time(study),
         ]
         footer = f"Written by ffn-nas {__version__}. The figures are also files in the folder {pictures.name}."
