@@ -109,7 +109,7 @@ def test_experts_of_attention_and_head_come_back_from_toml() -> None:
             'space.head_experts: prediction layers are not in the one-shot supernet: set stage3.evaluation = "trained"',
         ),
         (
-            WHOLE | TRAINED | {"final.start": "shared"},
+            WHOLE | TRAINED | {"final.start": "one_shot"},
             "space.head_experts: prediction layers are not in the one-shot supernet: set another final.start",
         ),
         (

@@ -91,11 +91,6 @@ def check_experts(architecture: Architecture) -> None:
             parameter.numel() for name, parameter in model.classifier.named_parameters() if "router" not in name
         )
         idle += stored // architecture.head.experts * (architecture.head.experts - 1)
-    if architecture.head.experts > 1:
-        stored = sum(
-            parameter.numel() for name, parameter in model.classifier.named_parameters() if "router" not in name
-        )
-        idle += stored // architecture.head.experts * (architecture.head.experts - 1)
     every = sum(parameter.numel() for parameter in model.parameters())
     assert every == cost.params(architecture, 3), architecture
     assert every - idle == cost.params_active(architecture, 3), architecture
