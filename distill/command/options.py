@@ -93,7 +93,7 @@ def recipe_of(options: Any, rows: int) -> "Recipe":
     from distill.training.recipe import Recipe, steps_of_epochs
 
     steps = options.steps if options.epochs is None else steps_of_epochs(options.epochs, rows, options.batch_size)
-    names = ("batch_size", "learning_rate", "warmup", "weight_decay", "freeze_embeddings")
+    names = ("batch_size", "learning_rate", "warmup_ratio", "weight_decay", "freeze_embeddings")
     return Recipe(steps=steps, **{name: getattr(options, name) for name in names})
 
 

@@ -176,7 +176,7 @@ def show_space(console: Console, config: StudyConfig, space: Space, stage: str) 
             f"  sizes: {sizes} for a layer, {rounded(all_sizes)} for all{kept if config.keep is None else ''}"
         )
         for name, gene in GENES.items():
-            if space.varies(name) and not gene.of_ffn:
+            if not gene.of_ffn and space.varies(name):
                 values = " or ".join(map(str, space.genes[name]))
                 console.print(f"  {name.replace('_', ' ')}: {values}, which count among the sizes")
     if space.varies_graphs:

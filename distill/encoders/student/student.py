@@ -120,7 +120,6 @@ class Student:
     base_model: Any
     base_model_prefix: str
     encoder: Any
-    gradient_checkpointing_enable: Any
     init_weights: Any
     modules: Any
     register_forward_pre_hook: Any
@@ -144,8 +143,6 @@ class Student:
                 config.gradient_checkpointing = True
             setattr(self, self.base_model_prefix, self.encoder_class(config, **pooling))
             self._no_split_modules = self.base_model._no_split_modules
-            if encoder.is_gradient_checkpointing:  # as its configuration said
-                self.gradient_checkpointing_enable()
             inside = set(self.base_model.modules())
             _reset(module for module in self.modules() if module not in inside)
         self.init_weights()

@@ -101,7 +101,7 @@ def test_rows_that_are_no_tables(tmp_path: Path, rows: str, message: str) -> Non
 
 def test_a_file_extends_a_preset_or_the_file_beside_it(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(
-        'extends = "demo"\nmax_length = 48\n[candidate]\nepochs = 1.5\nshare = 0.5\n[objective]\nhidden = 0.5\n'
+        'extends = "demo"\nmax_length = 48\n[candidate]\nepochs = 1.5\nfraction = 0.5\n[objective]\nhidden = 0.5\n'
     )
     (tmp_path / "b.toml").write_text(
         'extends = "a.toml"\nbase = {depth = 1, width = 8, heads = 2, inner = 8}\n[stage1]\ntrials = 3\n'

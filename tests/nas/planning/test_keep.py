@@ -109,7 +109,7 @@ def test_goals_that_no_search_can_have(changes: dict[str, Any], words: str, tiny
 def test_budgets_are_limits_that_a_configuration_can_have(maximum: int, tiny_study: TinyStudy) -> None:
     for name in ("params", "macs", "latency"):
         config = load_config(str(tiny_study.preset), {"keep.fraction": 0.9, "keep.cost": name})
-        space = with_budget(config, BASE, GELU, 3, "classification", maximum, 0.5).space
+        space = with_budget(config, BASE, GELU, 3, cost.CLASSIFIER, maximum, 0.5).space
         limit = getattr(space, f"max_{name}")
         assert (parse_latency(limit).value if name == "latency" else limit) == maximum
         assert space.uniform is None and space.slack == 0.5 and space.max_params is not None

@@ -109,7 +109,7 @@ def test_a_supernet_without_warm_up_computes_what_the_teacher_computes(tiny_stud
 
 
 def test_a_warm_up_with_sampled_graphs_leaves_the_base_graph(tiny_study: TinyStudy, workspace: Workspace) -> None:
-    sampled = changed(tiny_study, warmup__graphs="sampled", space__edit_rate=1.0)
+    sampled = changed(tiny_study, warmup__graphs="sampled", space__mutation_rate=1.0)
     one, other = (load_file(made.supernet / "model.safetensors") for made in (workspace, sampled))
     assert one.keys() == other.keys()
     assert not all(torch.equal(one[name], other[name]) for name in one)
@@ -119,7 +119,7 @@ def test_a_warm_up_with_sampled_graphs_leaves_the_base_graph(tiny_study: TinyStu
 def test_only_a_warm_up_with_sampled_graphs_depends_on_added_operations(
     tiny_study: TinyStudy, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampled = {"warmup__graphs": "sampled", "space__edit_rate": 1.0}
+    sampled = {"warmup__graphs": "sampled", "space__mutation_rate": 1.0}
     before = changed(tiny_study, **sampled)
     monkeypatch.setitem(UNARY, "square", Operation("a**2", np.square))
     monkeypatch.setitem(ffn.UNARY, "square", torch.square)
