@@ -178,9 +178,8 @@ class Space:
     def draw(self, name: str, choices: Sequence[str], rng: random.Random) -> str:
         """One random choice for the parameter `name` of `suggest`.
 
-        With probability 1 - mutation_rate an operation is the base graph's, which is the first of `choices`; if there
-        is a `start`, this applies to every choice of a graph, and the start's is taken. Otherwise the choice is
-        uniform.
+        With probability 1 - mutation_rate it is the base graph's operation, the first of `choices`, or with a `start`
+        the start's, whatever is chosen of a graph. Otherwise the choice is uniform.
         """
         default = self._start_choices.get(name, choices[0] if name.endswith("/op") else None)
         if default is None:
