@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FINAL = "python train_final.py" if (ROOT / "train_final.py").exists() else "python -m nas.final"
 # The modules of the commands outside `nas`, and of those whose module has another name than the command.
 COMMANDS = {
+    "python -m nas.search": "nas/search/command.py",
     "python -m nas.report": "nas/report/command.py",
     "python -m nas.export": "nas/export/command.py",
     FINAL: "nas/final/command.py",
