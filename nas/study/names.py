@@ -11,6 +11,8 @@ from nas.study.storage import StorageError, open_storage
 # One study for each stage, one for the reference models, and one for the confirmations of all stages. Reference models
 # exceed the budget, which not every view of the dashboard respects.
 REFERENCE, CONFIRMATION = "reference", "confirmation"
+# An attribute that trials of version 0.1 have, whose attributes had other names.
+OF_EARLIER_VERSIONS = "in_box"
 STUDIES = (*(f"stage-{stage}" for stage in STAGES), REFERENCE, CONFIRMATION)
 
 
@@ -24,15 +26,13 @@ def prefix_of(folder: Folder, storage: str | None = None) -> str:
         storage: the storage URL; by default that of the database in the folder, which must exist.
 
     Raises:
-        StorageError: the storage cannot be opened, is damaged, or is of a version before 0.1.
+        StorageError: the storage cannot be opened, is damaged, or is of an earlier version.
     """
     if storage in (None, folder.storage):
         for name in optuna.get_all_study_names(open_storage(folder.storage)):
             prefix, slash, last = name.rpartition("/")
             if last in STUDIES and not slash:
-                raise StorageError(
-                    f"{folder.path} has a study of a version before 0.1: search anew with another --study"
-                )
+                raise StorageError(f"{folder.path} has a study of an earlier version: search anew with another --study")
             if last in STUDIES:
                 return prefix + slash
     return f"{folder.path.resolve().name}/"
@@ -47,11 +47,15 @@ def existing_studies(folder: Folder, storage: str | None = None) -> dict[str, op
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     prefix, opened = prefix_of(folder, storage), open_storage(storage or folder.storage)
     existing = set(optuna.get_all_study_names(opened))
-    return {
+    studies = {
         name: optuna.load_study(study_name=prefix + name, storage=opened)
         for name in STUDIES
         if prefix + name in existing
     }
+    trials = (trial for study in studies.values() for trial in study.get_trials(deepcopy=False)[:1])
+    if any(OF_EARLIER_VERSIONS in trial.user_attrs for trial in trials):
+        raise StorageError(f"{folder.path} has a study of version 0.1: search anew with another --study")
+    return studies
 
 
 @dataclass(frozen=True, eq=False)

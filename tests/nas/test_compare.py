@@ -149,7 +149,7 @@ def test_what_cannot_be_compared(
     (tmp_path / "empty").mkdir()
     assert "neither a study's folder nor a checkpoint" in refused(capsys, one, tmp_path / "empty")
     (tmp_path / "empty" / "config.json").write_text("{}")
-    assert "not a checkpoint of train_final.py" in refused(capsys, one, tmp_path / "empty")
+    assert "not a checkpoint of this project" in refused(capsys, one, tmp_path / "empty")
     another = tmp_path / "another"
     shutil.copytree(one, another)
     Folder(another).config.write_text(load_config("demo", {"tasks": ["neighbours"]}).to_toml())

@@ -123,7 +123,7 @@ def test_the_presets_cut_from_the_supernet_of_efficientbert(tiny_study: TinyStud
         ({"base": "teacher"}, "supernet.cut_from is for a base that is a table of dimensions, not 'teacher'"),
         ({"base.width": 32}, "supernet.cut_from and base: width is 32, more than the 24 channels"),
         ({"base.heads": 2}, "supernet.cut_from and base: heads is 2, and 4 where it is cut from"),
-        ({"supernet.cut_from.depth": 2, "base.depth": 1}, "supernet.cut_from and base: depth is 1, which is no mul"),
+        ({"supernet.cut_from.depth": 2, "base.depth": 1}, "supernet.cut_from and base: depth is 1, which is not a mul"),
         ({"supernet.cut_from.heads": 5}, "base.heads: 5 heads do not divide the width 24"),
         ({"supernet.cut_from.width": "a"}, "supernet.cut_from.width: Input should be a valid integer"),
     ],

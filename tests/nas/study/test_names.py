@@ -54,5 +54,5 @@ def test_searches_in_a_shared_database_are_kept_apart(folder: Folder, shared: st
 def test_a_study_before_version_0_1_is_refused(folder: Folder) -> None:
     """Its studies had no prefix."""
     make(folder.storage, "stage-1")
-    with pytest.raises(StorageError, match=r"demo has a study of a version before 0\.1: search anew"):
+    with pytest.raises(StorageError, match=r"demo has a study of an earlier version: search anew"):
         existing_studies(folder)
