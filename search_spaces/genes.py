@@ -7,15 +7,16 @@ parameters of trials iterate over the rows.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import lru_cache
 from math import log, log2, sqrt
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.graph import FFNGraph
+from search_spaces.graph import GELU, FFNGraph
 from search_spaces.layer import DENSE, FFN, Experts, Head, Layer
 from search_spaces.operations import BINARY, UNARY
 from search_spaces.routing import ROUTINGS
@@ -72,7 +73,7 @@ class Gene:
 
     def read(self, part: Part) -> Any:
         """The value of a layer or head."""
-        return reduce(getattr, self.path.split("."), part)
+        return attrgetter(self.path)(part)
 
     def replace(self, part: Any, value: Any) -> Any:
         """The layer or head with another value."""
@@ -107,15 +108,6 @@ def _width_distance(base: Base, one: Layer, other: Layer) -> float:
     return abs(log(channels[0] / channels[1]))
 
 
-def _width_domain(base: Base, choices: Mapping[str, Sequence[Any]]) -> Domains:
-    return {"inner width": range(min(choices["stack"]), base.inner + 1)}
-
-
-def _stack_domain(base: Base, choices: Mapping[str, Sequence[Any]]) -> Domains:
-    least, most = min(choices["stack"]), max(choices["stack"])
-    return {"stack": range(least, most + 1)} if most > least else {}
-
-
 def counted_operations() -> tuple[str, ...]:
     """The operations that features count, also those that were added at run time."""
     return (*UNARY, *BINARY, "gate")
@@ -144,23 +136,13 @@ def _counts(graph: FFNGraph, operations: tuple[str, ...]) -> np.ndarray:
     return counts.ravel()
 
 
-def _graph_domain(base: Base, choices: Mapping[str, Sequence[Any]]) -> Domains:
-    return dict.fromkeys(_operations_of(DENSE_GRAPH), (NO_OPERATION, *UNARY, *BINARY))
-
-
-def _graph_values(base: Base, layer: Layer) -> dict[str, int | str]:
-    ffn = layer.ffn
-    return {name: op if ffn.stack else NO_OPERATION for name, op in _operations_of(ffn.graph).items()}
-
-
-def _operations_of(graph: FFNGraph) -> dict[str, str]:
+def _operations_of(graph: FFNGraph | None) -> dict[str, int | str]:
     """The operation in each segment of a graph: before `expand`, between the linear maps, and after `project`."""
-    ends = {
-        "operation before expand": graph.nodes[graph.find("expand")].inputs[0],
-        "operation between": graph.nodes[graph.find("project")].inputs[0],
-        "operation after project": len(graph.nodes) - 1,
-    }
-    return {name: _operation_at(graph, end) for name, end in ends.items()}
+    names = ("operation before expand", "operation between", "operation after project")
+    if graph is None:
+        return dict.fromkeys(names, NO_OPERATION)
+    inputs = (graph.nodes[graph.find(linear)].inputs[0] for linear in ("expand", "project"))
+    return {name: _operation_at(graph, end) for name, end in zip(names, (*inputs, len(graph.nodes) - 1), strict=True)}
 
 
 def _operation_at(graph: FFNGraph, end: int) -> str:
@@ -197,31 +179,25 @@ def _experts_domain(base: Base, choices: Mapping[str, Sequence[Any]]) -> Domains
     return {"experts": (*kinds, OTHER_EXPERTS)} if len(kinds) > 1 else {}
 
 
-def _count_of(name: str, key: str, path: str, label: str, weight: float, of_head: bool = False) -> Gene:
-    """A gene that is a number of experts, 1 by default."""
+def _if_several(name: str, domain: range | tuple[int, ...]) -> Domains:
+    return {name: domain} if len(domain) > 1 else {}
 
-    def count(part: Any) -> int:
-        value: int = reduce(getattr, path.split("."), part)
-        return value
 
-    def domains(base: Base, choices: Mapping[str, Sequence[Any]]) -> Domains:
-        counts = tuple(sorted({*choices[name]}))
-        return {f"experts in {label}": counts} if len(counts) > 1 else {}
-
+def _number_of_experts(key: str, path: str, label: str, weight: float) -> Gene:
+    """A gene that is the number of experts in a layer's attention or in the head, 1 by default."""
+    count = attrgetter(path)
     return Gene(
         key,
         path,
         1,
         features=lambda parts, base, widths: weight * np.array([log2(count(part)) for part in parts]),
         distance=lambda base, one, other: abs(log(count(one) / count(other))),
-        domains=domains,
+        domains=lambda base, choices: _if_several(f"experts in {label}", tuple(sorted({*choices[key]}))),
         values=lambda base, part: {f"experts in {label}": count(part)},
         words=lambda base, part: f"{count(part)} experts in {label}" if count(part) > 1 else "",
-        of_head=of_head,
+        of_head=label == "head",
     )
 
-
-DENSE_GRAPH = FFN().graph
 
 # The order is that of the columns of an encoding.
 GENES: dict[str, Gene] = {
@@ -229,40 +205,40 @@ GENES: dict[str, Gene] = {
         "expansions",
         "ffn.expansion",
         FFN().expansion,
-        _width_features,
-        _width_distance,
-        _width_domain,
-        lambda base, layer: {"inner width": layer.ffn.inner(base)},
+        features=_width_features,
+        distance=_width_distance,
+        domains=lambda base, choices: {"inner width": range(min(choices["stack"]), base.inner + 1)},
+        values=lambda base, layer: {"inner width": layer.ffn.inner(base)},
     ),
     "stack": Gene(
         "stacks",
         "ffn.stack",
         1,
-        lambda layers, base, widths: BLOCK * np.array([layer.ffn.stack for layer in layers]),
-        lambda base, one, other: abs(one.ffn.stack - other.ffn.stack),
-        _stack_domain,
-        lambda base, layer: {"stack": layer.ffn.stack},
+        features=lambda layers, base, widths: BLOCK * np.array([layer.ffn.stack for layer in layers]),
+        distance=lambda base, one, other: abs(one.ffn.stack - other.ffn.stack),
+        domains=lambda base, choices: _if_several("stack", range(min(choices["stack"]), max(choices["stack"]) + 1)),
+        values=lambda base, layer: {"stack": layer.ffn.stack},
     ),
     "graph": Gene(
         "",
         "ffn.graph",
-        DENSE_GRAPH,
-        _graph_features,
-        lambda base, one, other: 0.0,
-        _graph_domain,
-        _graph_values,
+        GELU,
+        features=_graph_features,
+        distance=lambda base, one, other: 0.0,
+        domains=lambda base, choices: dict.fromkeys(_operations_of(GELU), (NO_OPERATION, *UNARY, *BINARY)),
+        values=lambda base, layer: _operations_of(layer.ffn.graph if layer.ffn.stack else None),
     ),
     "experts": Gene(
         "experts",
         "ffn.experts",
         DENSE,
-        _experts_features,
-        _experts_distance,
-        _experts_domain,
-        lambda base, layer: {"experts": str(layer.ffn.experts)},
+        features=_experts_features,
+        distance=_experts_distance,
+        domains=_experts_domain,
+        values=lambda base, layer: {"experts": str(layer.ffn.experts)},
     ),
-    "attention_experts": _count_of("attention_experts", "attention_experts", "attention.experts", "attention", EXPERTS),
-    "head_experts": _count_of("head_experts", "head_experts", "experts", "head", WHOLE, of_head=True),
+    "attention_experts": _number_of_experts("attention_experts", "attention.experts", "attention", EXPERTS),
+    "head_experts": _number_of_experts("head_experts", "experts", "head", WHOLE),
 }
 # All but the graph: what a layer's and the head's sizes consist of.
 SIZE_GENES = {name: gene for name, gene in GENES.items() if gene.key}

@@ -53,9 +53,9 @@ def nearest(space: Space, architecture: Architecture) -> Architecture:
         graph if space.varies_graphs and space.spells(graph) else start
         for graph, start in zip(space.graphs_of(architecture), space.start_graphs, strict=True)
     ]
-    if not count_within(space.costs_of_parts(graphs), space.bounds):
+    if not count_within(space.rows(graphs)[1], space.bounds):
         graphs = list(space.start_graphs)  # with which a space always has members
-    options, costs, bounds = space.options_of_parts(graphs), space.costs_of_parts(graphs), space.bounds
+    (options, costs), bounds = space.rows(graphs), space.bounds
     for row in costs:
         if len(row) == 1:
             bounds = bounds.without(row[0])
@@ -89,7 +89,7 @@ def _nearest_options(
 def _size_steps(space: Space, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
     steps = [
         (place, part)
-        for place, options in enumerate(space.options_of_parts(space.graphs_of(architecture)))
+        for place, options in enumerate(space.rows(space.graphs_of(architecture))[0])
         for part in options
         if part != architecture.parts[place]
     ]
@@ -135,8 +135,7 @@ def _repaired(
         yield changed
         return
     rest = space.bounds.without(add(*map(space.cost, parts)))
-    graphs = space.graphs_of(architecture)
-    rows = zip(space.options_of_parts(graphs), space.costs_of_parts(graphs), strict=True)
+    rows = zip(*space.rows(space.graphs_of(architecture)), strict=True)
     fitting = []
     for other, (options, costs) in enumerate(rows):
         if other == place:

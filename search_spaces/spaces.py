@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any
 
 from foundation.errors import UserError, did_you_mean, shortened
 from search_spaces.architecture import Architecture
@@ -33,8 +33,8 @@ GRAPHS, SIZES = "graphs", "sizes"
 # The number of entries at which a cache of a space is emptied.
 CACHED = 16_384
 
-Key = TypeVar("Key")
-Value = TypeVar("Value")
+# Options for a layer or the head, and their costs.
+Row = tuple[tuple[Any, ...], tuple[Cost, ...]]
 
 
 class SpaceError(UserError, ValueError):
@@ -112,7 +112,7 @@ class Space:
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
         if not self.size_count():
-            costs = self.costs_of_parts(self.start_graphs)
+            _, costs = self.rows(self.start_graphs)
             raise SpaceError(nothing_fits(self.bounds, costs, embedding_params(self.base), self.limits))
 
     def suggest(self, trial: Trial) -> Architecture:
@@ -121,17 +121,17 @@ class Space:
         Only calls `suggest_categorical`, always with the same choices for the same name, and `suggest_float` in [0, 1].
         """
         graphs = list(self.start_graphs)
-        costs = self.costs_of_parts(graphs)
+        _, costs = self.rows(graphs)
         for layer in range(self.base.depth):
             if self._chooses_graph(layer):
                 graph = self.suggest_graph(trial, self._name(layer))
-                row = self.costs(layer, graph)
+                _, row = self._row(layer, graph)
                 # Invariant: with the start's graphs in all remaining layers, some sizes fit the budget.
                 if row == costs[layer] or count_within([*costs[:layer], row, *costs[layer + 1 :]], self.bounds):
                     graphs[layer], costs[layer] = graph, row
         parts = []
         bounds = self.bounds
-        for place, options in enumerate(self.options_of_parts(graphs)):
+        for place, options in enumerate(self.rows(graphs)[0]):
             chosen = 0
             if len(options) > 1:
                 position = trial.suggest_float(f"{self._name(place)}/size", 0.0, 1.0)
@@ -155,9 +155,9 @@ class Space:
                 spelled = self.choices_of_graph(graph, self._name(layer))
                 assert spelled is not None  # it is a member
                 result |= spelled
-        costs = self.costs_of_parts(graphs)
+        all_options, costs = self.rows(graphs)
         bounds = self.bounds
-        for place, options in enumerate(self.options_of_parts(graphs)):
+        for place, options in enumerate(all_options):
             chosen = options.index(architecture.parts[place])
             if len(options) > 1:
                 result[f"{self._name(place)}/size"] = position_of(self._ways(costs, place, bounds), chosen)
@@ -219,7 +219,7 @@ class Space:
         """The number of ways to choose the sizes of all layers and the head within the budget, with the base graph (or
         the start's) in every layer.
         """
-        return count_within(self.costs_of_parts(self.start_graphs), self.bounds)
+        return count_within(self.rows(self.start_graphs)[1], self.bounds)
 
     def of_parts(self, parts: Sequence[Part]) -> Architecture:
         """The architecture of these layers and this head."""
@@ -287,7 +287,8 @@ class Space:
 
     def cost(self, part: Part) -> Cost:
         """What a layer or the head contributes to each entry of `bounds`."""
-        return _cached(self._cost_of_part, part, lambda: self._new_cost(part))
+        cost: Cost = self._cached(part, lambda: self._new_cost(part))
+        return cost
 
     def _new_cost(self, part: Part) -> Cost:
         if isinstance(part, Head):
@@ -298,19 +299,12 @@ class Space:
 
     def options(self, layer: int, graph: FFNGraph) -> tuple[Layer, ...]:
         """All that a layer can be with this graph, cheapest first."""
-        return self._options_and_costs(layer, graph)[0]
+        return self._row(layer, graph)[0]
 
-    def costs(self, layer: int, graph: FFNGraph) -> tuple[Cost, ...]:
-        """The costs of a layer's `options`."""
-        return self._options_and_costs(layer, graph)[1]
-
-    def options_of_parts(self, graphs: Sequence[FFNGraph]) -> list[tuple[Part, ...]]:
-        """All that each layer can be with its graph, and all heads."""
-        return [*(self.options(layer, graph) for layer, graph in enumerate(graphs)), self._heads[0]]
-
-    def costs_of_parts(self, graphs: Sequence[FFNGraph]) -> list[tuple[Cost, ...]]:
-        """The costs of `options_of_parts`."""
-        return [*(self.costs(layer, graph) for layer, graph in enumerate(graphs)), self._heads[1]]
+    def rows(self, graphs: Sequence[FFNGraph]) -> tuple[list[tuple[Part, ...]], list[tuple[Cost, ...]]]:
+        """All that each layer can be with its graph, and all heads, cheapest first; and the costs of these options."""
+        rows = [*(self._row(layer, graph) for layer, graph in enumerate(graphs)), self._head_row]
+        return [options for options, _ in rows], [costs for _, costs in rows]
 
     def draw_sizes(
         self, costs: Sequence[tuple[Cost, ...]], bounds: Bounds, random_position: Callable[[], float]
@@ -331,31 +325,34 @@ class Space:
         return {name: choice for choices in spelled for name, choice in (choices or {}).items()}
 
     @cached_property
-    def _cost_of_part(self) -> dict[Part, Cost]:
+    def _cache(self) -> dict[Any, Any]:
         return {}
 
-    @cached_property
-    def _options_of_graph(self) -> dict[tuple[int | None, FFNGraph], tuple[tuple[Layer, ...], tuple[Cost, ...]]]:
-        return {}
+    def _cached(self, key: object, make: Callable[[], Any]) -> Any:
+        """The cached value of a key; calls `make` if there is none."""
+        if key not in self._cache:
+            if len(self._cache) >= CACHED:
+                self._cache.clear()
+            self._cache[key] = make()
+        return self._cache[key]
 
     @cached_property
-    def _heads(self) -> tuple[tuple[Head, ...], tuple[Cost, ...]]:
+    def _head_row(self) -> Row:
         kept = (self.start.head,) if self.start is not None and not self.varies_sizes else self.head_sizes
         return self._priced(kept)
 
-    def _options_and_costs(self, layer: int, graph: FFNGraph) -> tuple[tuple[Layer, ...], tuple[Cost, ...]]:
+    def _row(self, layer: int, graph: FFNGraph) -> Row:
+        """A layer's options with this graph, and their costs."""
         # If sizes are searched, all layers have the same options.
-        fixed_layer = None if self.varies_sizes else layer
-        return _cached(self._options_of_graph, (fixed_layer, graph), lambda: self._new_options(fixed_layer, graph))
+        kept = None if self.varies_sizes or self.start is None else self.start.layers[layer]
+        layers = self.sizes if kept is None else (kept,)
+        key = graph, kept
+        row: Row = self._cached(
+            key, lambda: self._priced([replace(layer, ffn=replace(layer.ffn, graph=graph)) for layer in layers])
+        )
+        return row
 
-    def _new_options(self, fixed_layer: int | None, graph: FFNGraph) -> tuple[tuple[Layer, ...], tuple[Cost, ...]]:
-        layers = self.sizes
-        if fixed_layer is not None:
-            assert self.start is not None
-            layers = (self.start.layers[fixed_layer],)
-        return self._priced([replace(layer, ffn=replace(layer.ffn, graph=graph)) for layer in layers])
-
-    def _priced(self, options: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Cost, ...]]:
+    def _priced(self, options: Sequence[Part]) -> Row:
         """The options and their costs, in the order of their parameters."""
         priced = [(self.cost(part), part) for part in options]
         priced.sort(key=lambda row: (row[0][0], *_blocks_and_experts(row[1])))
@@ -371,7 +368,7 @@ class Space:
         if architecture.base != self.base:
             return "it is on another base"
         graphs = self.graphs_of(architecture)
-        for place, options in enumerate(self.options_of_parts(graphs)):
+        for place, options in enumerate(self.rows(graphs)[0]):
             part = architecture.parts[place]
             if part not in options:
                 sizes = ", ".join(f"{name} {gene.read(part)}" for name, gene in genes_of(part).items() if gene.key)
@@ -389,12 +386,3 @@ class Space:
 def _blocks_and_experts(part: Part) -> tuple[int, int]:
     """What orders options of equally many parameters."""
     return (0, part.experts) if isinstance(part, Head) else (part.ffn.stack, part.ffn.experts.count)
-
-
-def _cached(cache: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
-    """The cached value of a key; calls `make` if there is none."""
-    if key not in cache:
-        if len(cache) >= CACHED:
-            cache.clear()
-        cache[key] = make()
-    return cache[key]

@@ -88,6 +88,9 @@ def inherit(
             raise ValueError(
                 f"layers[{layer}].ffn.stack is {genes.stack}; the supernet has {block_counts[layer]} blocks there"
             )
+        query, output = f"{prefix}{layer}.{family.query}.weight", f"{prefix}{layer}.{family.output}.bias"
+        if layers[layer].attention.heads and output in inherited and query not in inherited:
+            raise ValueError(f"layers[{layer}].attention.heads is above 0; the supernet has none there")
         inherited |= _gates(weights, base, layers[layer], f"{prefix}{layer}.", layer, seed)
     if architecture.head.experts > 1 and "classifier.weight" in inherited:
         classifier = inherited.pop("classifier.weight")

@@ -86,7 +86,7 @@ def allocate(
         None if there is no such architecture.
     """
     layers = [_options(space, layer) for layer in range(space.base.depth)]
-    head = space.options_of_parts(space.start_graphs)[-1][0]
+    head = space.rows(space.start_graphs)[0][-1][0]
     # What is not the FFNs' is left out, so that it does not cost the solver digits.
     without_ffn = [space.cost(replace(options[0], ffn=FFN(stack=0))) for options in layers]
     bounds = space.bounds.without(add(space.cost(head), *without_ffn))

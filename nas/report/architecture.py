@@ -77,9 +77,10 @@ def _experts(experts: Experts) -> dict[str, Any]:
 
 
 def layers(architecture: Architecture) -> Table:
-    """The layers, the lowest first; without experts there is no column for them."""
+    """The layers, the lowest first; without pruned heads or experts there is no column for them."""
     columns = (
         Column("layer"),
+        Column("heads"),
         Column("blocks"),
         Column("expansion"),
         Column("inner width"),
@@ -87,17 +88,19 @@ def layers(architecture: Architecture) -> Table:
         Column("experts", is_text=True),
         Column("FFN", is_text=True, is_code=True),
     )
+    pruned = any(layer.attention.heads < architecture.base.heads for layer in architecture.layers)
     rows = [
         (
             number,
-            genes.stack,
-            genes.expansion if genes.stack else 0,
-            genes.inner(architecture.base),
-            cost.ffn_params(architecture.base, genes),
-            None if genes.experts == DENSE else genes.experts,
-            genes.formula,
+            layer.attention.heads if pruned else None,
+            layer.ffn.stack,
+            layer.ffn.expansion if layer.ffn.stack else 0,
+            layer.ffn.inner(architecture.base),
+            cost.ffn_params(architecture.base, layer.ffn),
+            None if layer.ffn.experts == DENSE else layer.ffn.experts,
+            layer.ffn.formula,
         )
-        for number, genes in enumerate(architecture.ffns, start=1)
+        for number, layer in enumerate(architecture.layers, start=1)
     ]
     return Table(columns, rows)
 

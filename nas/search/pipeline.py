@@ -340,7 +340,7 @@ class Search:
         none = limit.total(whole.with_ffns([FFN(stack=0)] * space.base.depth))
         smallest = limit.fixed + sum(
             min(limit.cost(space.base, part) for part in options)
-            for options in space.options_of_parts([space.graph] * space.base.depth)
+            for options in space.rows([space.graph] * space.base.depth)[0]
         )
         return keep.ladder(none, limit.total(whole), smallest)
 

@@ -36,19 +36,22 @@ def test_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(facts["layers"]) == architecture.base.depth
 
 
+ALL_HEADS = {"heads": 12, "attention_experts": 1}
+
+
 def test_layers() -> None:
     layer = describe(PUBLISHED["efficientbert"])["layers"][3]
     formula = "project(gelu(expand(max(x,tanh(x)))))"
-    assert layer == {"formula": formula, "stack": 2, "expansion": "1/2", "inner": 270, "experts": 1}
+    assert layer == {"formula": formula, "stack": 2, "expansion": "1/2", "inner": 270, "experts": 1} | ALL_HEADS
 
 
 def test_layers_without_an_ffn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "architecture.json"
     value = PUBLISHED["efficientbert"].to_json()
-    value["layers"][3] = {"stack": 0}
+    value["layers"][3]["ffn"] = {"stack": 0}
     file.write_text(json.dumps(value))
     layer = describe(Architecture.load(file))["layers"][3]
-    assert layer == {"formula": "no FFN", "stack": 0, "expansion": "0", "inner": 0, "experts": 1}
+    assert layer == {"formula": "no FFN", "stack": 0, "expansion": "0", "inner": 0, "experts": 1} | ALL_HEADS
     assert main([str(file)]) == 0
     row = next(line.split() for line in capsys.readouterr().out.splitlines() if "no FFN" in line)
     assert row == ["4", "0", "0", "0", "0", "no", "FFN"]
@@ -192,16 +195,16 @@ LONG = nodes(("0", "expand", ["x"]), *((f"{i + 1}", "relu", [f"{i}"]) for i in r
         ({"graph": nodes(("a", "expand", ["x"]), ("b", "project", ["a"]), ("c", "relu", ["b"]), ("d", "tanh", ["b"]))},
          "output"),
         ({"graph": "gelu(expand(x))"}, "project"),
-        ({"graph": LONG}, "layers[0].graph: "),
-        ({"graph": "project(" + 10_000 * "gelu(" + "expand(x)" + 10_001 * ")"}, "layers[0].graph: "),
-        ({"graph": "project(gleu(expand(x)))"}, "layers[0].graph: unknown operation 'gleu'; did you mean 'gelu'?"),
-        ({"expansion": "1/100"}, "layers[0].expansion: 1/100 of the inner width 32 leaves no channel"),
+        ({"graph": LONG}, "layers[0].ffn.graph: "),
+        ({"graph": "project(" + 10_000 * "gelu(" + "expand(x)" + 10_001 * ")"}, "layers[0].ffn.graph: "),
+        ({"graph": "project(gleu(expand(x)))"}, "layers[0].ffn.graph: unknown operation 'gleu'; did you mean 'gelu'?"),
+        ({"expansion": "1/100"}, "layers[0].ffn.expansion: 1/100 of the inner width 32 leaves no channel"),
         ({"expansion": float("nan")}, "NaN is not a number in JSON"),
-        ({"expansion": "5/4"}, "layers[0].expansion: must be above 0 and at most 1"),
-        ({"stack": 10**9}, "layers[0].stack: "),
-        ({"experts": {"count": 4, "routing": "hsh"}}, "layers[0].experts.routing: unknown routing 'hsh'; did you mean"),
-        ({"experts": {"count": 4}}, "layers[0].experts: 4 experts that share 0 of 32 channels have at most 0 + "),
-        ({"experts": {"count": 10**9}}, "layers[0].experts.count: must be from 1 to 64"),
+        ({"expansion": "5/4"}, "layers[0].ffn.expansion: must be above 0 and at most 1"),
+        ({"stack": 10**9}, "layers[0].ffn.stack: "),
+        ({"experts": {"count": 4, "routing": "hsh"}}, "layers[0].ffn.experts.routing: unknown routing 'hsh'"),
+        ({"experts": {"count": 4}}, "layers[0].ffn.experts: 4 experts that share 0 of 32 channels have at most 0 + "),
+        ({"experts": {"count": 10**9}}, "layers[0].ffn.experts.count: must be from 1 to 64"),
     ],
 )  # fmt: skip
 def test_hostile_files(
@@ -210,7 +213,7 @@ def test_hostile_files(
     layer = {"graph": "project(gelu(expand(x)))", "stack": 1, "expansion": "1/2"} | changes
     base = {"depth": 1, "width": 16, "heads": 4, "inner": 32}
     path = tmp_path / "hostile.json"
-    path.write_text(json.dumps({"version": 1, "base": base, "layers": [layer]}))
+    path.write_text(json.dumps({"version": 2, "base": base, "layers": [{"ffn": layer}]}))
     with pytest.raises(SystemExit) as exit_:
         main([str(path)])
     assert exit_.value.code == 2

@@ -81,7 +81,7 @@ def test_the_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "stage 1, trial 1 (random): the knee of a front of 4 trials" in printed
     assert "score 0.7800 ± 0.0100" in printed and f"{PARAMS[5]:,} parameters" in printed
     rows = [line.split() for line in printed.splitlines()]
-    params = f"{cost.ffn_params(BASE, ARCHITECTURES[5].layers[1]):,}"
+    params = f"{cost.ffn_params(BASE, ARCHITECTURES[5].ffns[1]):,}"
     assert ["2", "1", "1/4", "12", params, "project(gelu(expand(x)))"] in rows
 
 
