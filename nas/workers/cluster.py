@@ -40,7 +40,7 @@ TIMEOUT = 40
 LONGEST_FOLDER = 21
 NO_GPU = "--device cuda: the cluster has no GPU; choose cpu or auto"
 
-PROJECT = Path(__file__).resolve().parents[1]
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -184,7 +184,9 @@ def test_what_cannot_be_picked(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "has no score (failed: diverged: the loss" in refused(capsys, folder, "--stage", "1", "--trial", "0")
     assert "no score (pruned: among the lowest scores" in refused(capsys, folder, "--stage", "1", "--trial", "1")
     assert "stage-1 has no trial with a score within its budget yet" in refused(capsys, folder, "--stage", "1")
-    assert "--out: " in refused(capsys, folder_of(tmp_path / "other", {0: 0.5}, ("score",)), "--out", "/no/where.json")
+    assert "--out: " in refused(
+        capsys, folder_of(tmp_path / "other", {0: 0.5}, ("score",)), "--out", str(folder / "study.db" / "a.json")
+    )
     (folder / "study.db").rename(folder / "renamed.db")
     ledger.open_study(Folder(folder).storage, "mine")
     assert "study.db: there is no study s/stage-1, nor of another stage" in refused(capsys, folder)
