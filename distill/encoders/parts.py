@@ -27,7 +27,7 @@ def selected(
 
 def encoder_layers(model: Any) -> list[Any]:
     """The layers of a model with any head, the lowest first."""
-    return list(model.base_model.get_submodule(family_of(model).layers))
+    return list(model.base_model.get_submodule(family_of(model.config).layers))
 
 
 def part(layer: nn.Module, path: str) -> Any:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from distill.cpu.attention import SCORED, take_scores
 from distill.encoders.family import family_of
-from distill.encoders.parts import encoder_layers, model_inputs, part
-from distill.tasks.types import CLASSIFICATION, task_type_of
+from distill.encoders.parts import model_inputs, part
+from distill.tasks.types import CLASSIFICATION, task_type_of_class
 
 Batch = dict[str, Tensor]
 
@@ -75,7 +75,8 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         ValueError: relations of more than one layer are needed.
     """
     unwrapped: Any = getattr(model, "module", model)
-    family, layers = family_of(unwrapped), encoder_layers(unwrapped)
+    family = family_of(unwrapped.config)
+    layers = list(unwrapped.base_model.get_submodule(family.layers))
     depth = len(layers)
     states = layers_of(needs, HIDDEN_STATES, range(depth + 1))
     scored = layers_of(needs, ATTENTION_SCORES, range(1, depth + 1))
@@ -99,12 +100,12 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     relations = collected(maps(related, family.query, family.key, family.value))
     routings = collected([module for _, module in routers(unwrapped)] if ROUTINGS in needs else [])
     try:
-        outputs = model(**model_inputs(unwrapped, batch), output_hidden_states=bool(states))
+        outputs = model(**model_inputs(unwrapped.config, batch), output_hidden_states=bool(states))
     finally:
         for hook in hooks:
             hook.remove()
     heads = unwrapped.config.num_attention_heads
-    task_type = getattr(unwrapped, "task_type", None) or task_type_of(unwrapped)
+    task_type = getattr(unwrapped, "task_type", None) or task_type_of_class(type(unwrapped), unwrapped.config)
     assert task_type is not None
     if keeps_scores:
         kept_scores = [take_scores(part(layer, family.self_attention)) for layer in layers]

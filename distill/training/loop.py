@@ -111,7 +111,7 @@ def train(
         broadcast_weights(training.modules, accelerator)
         model.train()
         scores_needed = ATTENTION_SCORES in objective.needs
-        with _attention_for_training(model, accelerator.device, scores_needed), quick_dropout(model):
+        with _attention_for_training(model, accelerator.device, scores_needed), quick_dropout(model.modules()):
             numbered = enumerate(batches)
             next(islice(numbered, len(losses) * training.accumulate, len(losses) * training.accumulate), None)
             while len(losses) < recipe.steps and not training.stopped:

@@ -56,9 +56,13 @@ def task_type(kind: str) -> TaskType:
 
 def task_type_of(model: Any) -> TaskType | None:
     """The task type of the head of a model, which can be one of ours or one of transformers; None if it has no head."""
-    name, problem_type = type(model).__name__, model.config.problem_type
-    of_class = [known for known in TASK_TYPES.values() if name.endswith(known.suffix)]
-    of_problem = (known for known in of_class if known.problem_type == problem_type)
+    return task_type_of_class(type(model), model.config)
+
+
+def task_type_of_class(model_class: type, config: Any) -> TaskType | None:
+    """`task_type_of` models of this class with this configuration."""
+    of_class = [known for known in TASK_TYPES.values() if model_class.__name__.endswith(known.suffix)]
+    of_problem = (known for known in of_class if known.problem_type == config.problem_type)
     return next(of_problem, of_class[0] if of_class else None)
 
 

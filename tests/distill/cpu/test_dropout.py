@@ -73,7 +73,7 @@ def test_modules_drop_by_their_own_chance_and_mode_and_only_meanwhile() -> None:
     model = nn.Sequential(nn.Dropout(0.25), nn.Sequential(nn.Dropout(0.5)))
     usual = dict(vars(model[0]))
     x = torch.ones(4000)
-    with quick_dropout(model):
+    with quick_dropout(model.modules()):
         assert "forward" in vars(model[0]) and "forward" in vars(model[1][0])
         torch.manual_seed(3)
         found = model(x)
