@@ -17,7 +17,7 @@ from nas.config.schema import StudyConfig
 # Module with the parser -> how the command is called.
 COMMANDS = {
     "nas.__main__": "python -m nas",
-    "nas.search": "python -m nas.search",
+    "nas.search.options": "python -m nas.search",
     "nas.inspect": "python -m nas.inspect",
     "nas.pick": "python -m nas.pick",
     "nas.report.command": "python -m nas.report",
