@@ -402,4 +402,4 @@ def test_a_whole_search_on_a_user_s_own_rows(tiny_study: TinyStudy, tmp_path: Pa
             assert trial.values == pytest.approx([sum(parts) / 2])
     final = tiny_study.run("train_final.py", found / "architecture.json", "--skip-base")
     assert (final.returncode, final.stderr) == (0, "")
-    assert "mine: 40 dev rows" in final.stdout
+    assert "mine: 40 rows of the dev split" in final.stdout

@@ -72,7 +72,11 @@ def write(
     rng = random.Random(0)
     winner = None
     for stage in stages:
-        space = replace(SPACE, experts=(DENSE, SPLIT), max_params=LARGEST + 60_000) if experts else SPACE
+        space = (
+            replace(SPACE, genes={**SPACE.genes, "experts": (DENSE, SPLIT)}, max_params=LARGEST + 60_000)
+            if experts
+            else SPACE
+        )
         if winner is not None:
             vary = frozenset({GRAPHS}) if stage == "2" else frozenset({SIZES})
             space = replace(space, start=winner, vary=vary, min_params=1)
