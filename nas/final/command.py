@@ -2,7 +2,7 @@
 
     python train_final.py results/demo/architecture.json [--out DIR]
     python train_final.py results/demo/architecture.json --task rte --data glue --teacher MODEL --out DIR
-    python train_final.py results/demo/architecture.json --tasks sst2,rte,cola --data glue --out DIR [--workers 2]
+    python train_final.py results/demo/architecture.json --tasks sst2,rte,cola --data glue --out DIR
     python train_final.py efficientbert --preset efficientbert-tiny --transfer --out DIR
     python train_final.py --evaluate DIR --tasks sst2,rte,cola --data glue [--predict PREDICTIONS]
     accelerate launch train_final.py ...                                  (several processes)
@@ -17,14 +17,7 @@ from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
 from distill.choices import listing, tasks
-from distill.cli import (
-    Parser,
-    add_device_option,
-    add_output_options,
-    interruptible,
-    is_first_process,
-    several_processes,
-)
+from distill.cli import Parser, add_device_option, add_output_options, interruptible, is_first_process
 from distill.training.progress import loading
 from nas.config.load import Given, load_config
 from nas.config.schema import ConfigError
@@ -60,9 +53,6 @@ def parser() -> Parser:
     group.add_argument("--evaluate", type=Path, metavar="CHECKPOINT", help=score)
     predict = "with --evaluate: write GLUE's files for the test splits"
     group.add_argument("--predict", type=Path, metavar="DIR", help=predict)
-    group = result.add_argument_group("several tasks side by side, on Ray")
-    group.add_argument("--workers", type=int, metavar="N", help="tasks to train at a time (default: 1, without Ray)")
-    group.add_argument("--address", metavar="HOST:PORT", help="a running Ray cluster, whose nodes share --out")
     add("--seed", type=int, metavar="N", help="seed of batch order and dropout (default: the study's)")
     add_device_option(result)
     add("--skip-base", action="store_true", help="do not train and measure the base model for comparison")
@@ -88,13 +78,6 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
 
 def check(options: argparse.Namespace) -> None:
     """Raise ConfigError for options that do not go together."""
-    if options.workers is not None and options.workers < 1:
-        raise ConfigError(f"--workers: must be at least 1, not {options.workers}")
-    side_by_side = "--workers" if options.workers is not None else "--address" if options.address is not None else None
-    if side_by_side and (not options.tasks or options.evaluate is not None):
-        raise ConfigError(f"{side_by_side}: only several --tasks are trained side by side")
-    if side_by_side and several_processes():
-        raise ConfigError(f"{side_by_side}: cannot be combined with a multi-process launch, which trains one task")
     if options.seed is not None and not 0 <= options.seed < 2**31:
         raise ConfigError(f"--seed: must be from 0 to {2**31 - 1}, not {options.seed}")
     if options.evaluate is None:
@@ -144,14 +127,7 @@ def train(options: argparse.Namespace) -> int:
         as_json=options.json,
         **{name: getattr(options, name) for name in ("device", "transfer", "skip_base", "tensorboard", "quiet")},
     )
-    if not options.tasks:
-        return run(final)
-    cluster = None
-    if (options.workers or 1) > 1 or options.address is not None:
-        from nas.workers.cluster import Cluster
-
-        cluster = Cluster(workers=options.workers or 1, address=options.address, device=options.device)
-    return run_tasks(final, options.tasks.split(","), options.resume, cluster)
+    return run_tasks(final, options.tasks.split(","), options.resume) if options.tasks else run(final)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,11 +1,11 @@
-"""The final training on several tasks, one after the other or side by side on Ray, and the table of their scores."""
+"""The final training on several tasks, one after the other, and the table of their scores."""
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -21,12 +21,8 @@ from nas.final.folder import make_folder
 from nas.final.run import FinalRun, run
 from nas.preparation.data import check_tasks, rows_key
 
-# Ray is imported only where it is used.
-if TYPE_CHECKING:
-    from nas.workers.cluster import Cluster
 
-
-def run_tasks(final: FinalRun, tasks: Sequence[str], resume: bool, cluster: "Cluster | None" = None) -> int:
+def run_tasks(final: FinalRun, tasks: Sequence[str], resume: bool) -> int:
     """Train and measure a student for every task, in the folders `final.out`/TASK; write and print the table of their
     scores. Returns the exit status.
 
@@ -34,21 +30,14 @@ def run_tasks(final: FinalRun, tasks: Sequence[str], resume: bool, cluster: "Clu
 
     Args:
         resume: leave out tasks that are finished, and continue those that were begun.
-        cluster: where as many tasks as it has workers are trained at a time; None: in this process, one by one.
 
     Raises:
         UserError: as `nas.final.run.run`.
     """
     check_tasks_of(final, tasks)
     trained = list(dict.fromkeys(map(trained_on, tasks)))
-    runs = list(_unfinished(final, tasks, trained, resume))
-    if cluster is None:
-        for one in runs:
-            run(one)
-    else:
-        from nas.final.side_by_side import run_all
-
-        run_all(runs, cluster)
+    for one in list(_unfinished(final, tasks, trained, resume)):
+        run(one)
     if not is_first_process():
         return DONE
     metrics = scores_of_tasks(final.out, tasks)

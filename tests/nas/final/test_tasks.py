@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from distill.tasks.readers.glue import TASKS
@@ -222,66 +221,3 @@ def test_mistakes_in_evaluations(
         assert message in capsys.readouterr().err, content
     test.write_text(whole)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture(scope="module")
-def side_by_side(
-    given: list[str], architecture: str, shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    out = tmp_path_factory.mktemp("side-by-side") / "out"
-    arguments = [architecture, *given, "--tasks", ",".join(CHOSEN), "--steps", "4", "--out", out, "--workers", "2"]
-    result = shared_study.run("train_final.py", *arguments)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert all(f"{task}: trained, in {out / task}" in result.stdout for task in TRAINED)
-    assert f"wrote {out}: a checkpoint for each of {', '.join(TRAINED)}" in result.stdout
-    return out
-
-
-@pytest.mark.slow
-def test_side_by_side_is_the_same_as_in_turn(
-    side_by_side: Path, given: list[str], architecture: str, shared_study: TinyStudy, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    arguments = [architecture, *given, "--tasks", ",".join(CHOSEN), "--steps", "4", "--out", out]
-    assert shared_study.run("train_final.py", *arguments).returncode == 0
-    for task in TRAINED:
-        one, other = (load_file(folder / task / "model.safetensors") for folder in (side_by_side, out))
-        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    together, apart = metrics(side_by_side), metrics(out)
-    assert together["mean"] == apart["mean"]
-
-
-@pytest.mark.slow
-def test_a_task_that_fails_does_not_stop_the_others(
-    side_by_side: Path, given: list[str], architecture: str, shared_study: TinyStudy, tmp_path: Path
-) -> None:
-    """MNLI's folder has the state of another training."""
-    out = tmp_path / "out"
-    (out / "mnli" / "state").mkdir(parents=True)
-    (out / "mnli" / "state" / "training.json").write_text("of something else")
-    chosen = ["--tasks", "mnli,rte", "--steps", "4", "--out", out, "--workers", "2", "--resume"]
-    result = shared_study.run("train_final.py", architecture, *given, *chosen)
-    assert result.returncode == 2
-    assert "train_final.py: mnli: --resume: " in result.stderr and "Traceback" not in result.stderr
-    assert metrics(out / "rte")["task"] == "rte" and not (out / "metrics.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--workers", "2"], "--workers: only several --tasks are trained side by side"),
-        (["--tasks", "rte,stsb", "--workers", "0"], "--workers: must be at least 1, not 0"),
-        (["--address", "127.0.0.1:1"], "--address: only several --tasks are trained side by side"),
-        (["--tasks", "rte,stsb", "--address", "nowhere"], "--address 'nowhere': give HOST:PORT"),
-    ],
-)
-def test_mistakes_side_by_side(
-    more: list[str],
-    said: str,
-    given: list[str],
-    architecture: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main([architecture, *given, "--out", str(tmp_path / "out"), *more]) == 2
-    assert said in capsys.readouterr().err
