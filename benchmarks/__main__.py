@@ -1,6 +1,5 @@
 """`python -m benchmarks --list` names the benchmarks; `python -m benchmarks NAME [options]` runs one of them."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -48,7 +47,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
     parser = Parser(
         prog=f"{PROGRAM} {name}",
         description=benchmark.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     benchmark.add_options(parser)
     parser.add_argument("--json", type=Path, default=RAW / f"{name}.json", help="raw numbers; default: %(default)s")

@@ -10,7 +10,6 @@ learns from an assistant, which learns from the teacher. Scores are of the whole
 """
 
 import sys
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,7 +36,7 @@ from foundation.errors import UserError
 
 def parser() -> Parser:
     epilog = f"objectives (--objective):\n{columns(OBJECTIVES)}\n\ntasks (--task):\n{columns(TASKS)}"
-    result = Parser(prog="distill", description=__doc__, epilog=epilog, formatter_class=RawDescriptionHelpFormatter)
+    result = Parser("distill", description=__doc__, epilog=epilog)
     result.usage = f"{called_as('python -m distill')} --student MODEL --out DIR [option ...]"
     add = result.add_argument
     add("--student", required=True, metavar="MODEL", help="a checkpoint, or the teacher's first:N or uniform:N layers")

@@ -7,7 +7,6 @@ TinyBERT's augmentation (Jiao et al., 2020, section 3.3): MLM, an encoder with a
 that may stand in the place of another. rows.tsv has every training row, followed by its copies with the same label.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +25,7 @@ AugmentedRow = tuple[str, str | None, Any]
 
 
 def parser() -> Parser:
-    result = Parser(prog="distill.augment", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result = Parser("distill.augment", description=__doc__)
     result.usage = "python -m distill.augment --model MLM --out FILE [option ...]"
     add = result.add_argument
     add("--model", required=True, metavar="MLM", help="a pre-trained encoder with its masked-word head")

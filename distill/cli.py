@@ -32,10 +32,14 @@ def called_as(module: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser with `--version` and one-line error messages; `prog` is the module's name."""
+    """An argument parser with `--version` and one-line error messages, which shows its description as it is written.
+
+    Args:
+        prog: the module's name.
+    """
 
     def __init__(self, prog: str, **kwargs: Any) -> None:
-        super().__init__(called_as(prog), **kwargs)
+        super().__init__(called_as(prog), formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
         self.add_argument("--version", action="version", version=f"ffn-nas {__version__}")
 
     def error(self, message: str) -> NoReturn:

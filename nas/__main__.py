@@ -6,7 +6,6 @@ python -m nas --verify
 
 import ast
 import sys
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,7 +33,7 @@ COMMANDS = {
 
 def parser() -> Parser:
     """The command line's options."""
-    result = Parser(prog="nas", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    result = Parser("nas", description=__doc__)
     result.add_argument(
         "--out", type=Path, default=Path("results"), metavar="DIR", help="folder of the studies (default: %(default)s)"
     )

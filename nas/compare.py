@@ -33,11 +33,7 @@ COSTS = {
 
 def parser() -> Parser:
     """The command line's options."""
-    result = Parser(
-        prog="nas.compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    result = Parser("nas.compare", description=__doc__)
     result.add_argument(
         "items",
         nargs="+",

@@ -12,7 +12,6 @@ of a study or checkpoint.
 import json
 import os
 import sys
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -81,7 +80,7 @@ def show_singular_values(folder: Path, console: Console) -> None:
 
 def parser() -> Parser:
     """The command line's options."""
-    result = Parser(prog="nas.inspect", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    result = Parser("nas.inspect", description=__doc__)
     names = ", ".join(PUBLISHED)
     result.add_argument("architecture", metavar="ARCH", help=f"a JSON file, a study's folder, or one of {names}")
     result.add_argument(

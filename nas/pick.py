@@ -22,11 +22,7 @@ from nas.study.folder import STAGES, Folder
 
 def parser() -> Parser:
     """The command line's options."""
-    result = Parser(
-        prog="nas.pick",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    result = Parser("nas.pick", description=__doc__)
     result.add_argument("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
     result.add_argument("--stage", choices=STAGES, help="stage to choose from (default: the last one with a score)")
     result.add_argument("--trial", type=int, metavar="N", help="the trial of this number")

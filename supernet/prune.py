@@ -31,7 +31,7 @@ from search_spaces.numbers import share
 
 
 def parser() -> Parser:
-    result = Parser(prog="supernet.prune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result = Parser("supernet.prune", description=__doc__)
     add = result.add_argument
     add("checkpoint", help="a fine-tuned encoder: a folder, or a name on the hub")
     add(

@@ -39,7 +39,7 @@ class StudentError(UserError, ValueError):
 
 
 def parser() -> Parser:
-    result = Parser(prog="supernet.student", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result = Parser("supernet.student", description=__doc__)
     result.add_argument("architecture", help="a file, or the name of a published architecture")
     result.add_argument(
         "--like",

@@ -43,11 +43,7 @@ def several(value: str) -> int:
 
 def parser() -> Parser:
     """The command line's options."""
-    result = Parser(
-        prog="nas.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    result = Parser("nas.export", description=__doc__)
     result.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="folder that train_final.py wrote")
     result.add_argument("--onnx", action="store_true", help="write onnx/model.onnx and compare it with torch")
     result.add_argument(

@@ -13,7 +13,6 @@ training. With several tasks there is a student for each, in a subfolder of its 
 """
 
 import argparse
-from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
 from distill.choices import listing, tasks
@@ -28,7 +27,7 @@ from search_spaces.published import PUBLISHED, load
 
 def parser() -> Parser:
     """The command line's options."""
-    result = Parser(prog="train_final.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    result = Parser("train_final.py", description=__doc__)
     add = result.add_argument
     architecture = "architecture.json of a study, a file of that format, or the name of a published one"
     add("architecture", nargs="?", help=architecture)

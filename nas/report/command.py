@@ -22,11 +22,7 @@ class ReportError(UserError):
 
 def parser() -> Parser:
     """The command line's options."""
-    result = Parser(
-        prog="nas.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    result = Parser("nas.report", description=__doc__)
     result.add_argument("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
     result.add_argument("--storage", metavar="URL", help="Optuna storage URL (default: study.db in the study's folder)")
     result.add_argument(

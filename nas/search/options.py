@@ -2,7 +2,6 @@
 
 import argparse
 import re
-from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
 from distill.choices import OBJECTIVES, TASKS, columns, listing, tasks
@@ -50,7 +49,6 @@ def parser() -> Parser:
     result = Parser(
         prog="nas.search",
         description="Search the feed-forward networks of a small BERT-like encoder that learns from a large one.",
-        formatter_class=RawDescriptionHelpFormatter,
     )
     result.usage = f"{result.prog} --stage {{1,2,3,all}} [option ...]"
     command = result.prog if result.prog.startswith("ffn-") else f"python -m {result.prog}"

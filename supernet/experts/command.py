@@ -36,7 +36,7 @@ SPLITS = ("importance", "random", "inverse", "copy")
 
 
 def parser() -> Parser:
-    result = Parser(prog="supernet.experts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result = Parser("supernet.experts", description=__doc__)
     result.add_argument("checkpoint", help="a fine-tuned model: a folder, or a name on the hub")
     result.add_argument("--out", type=Path, required=True, metavar="DIR", help="empty or new folder of the checkpoint")
     result.add_argument("--resume", action="store_true", help="continue the interrupted training in --out")
