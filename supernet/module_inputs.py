@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.encoders.parts import model_inputs
+from distill.encoders.parts import evaluating, model_inputs
 from distill.objectives.outputs import Batch
 
 
@@ -25,7 +25,7 @@ def module_inputs(
     Args:
         precision: returns the context in which the model runs, such as `Accelerator.autocast`.
     """
-    found: list[list[Tensor]] = [[] for _ in modules]
+    received: list[list[Tensor]] = [[] for _ in modules]
     valid_BT = torch.empty(0)
 
     def keep(inputs: list[Tensor]) -> Callable[..., None]:
@@ -34,11 +34,9 @@ def module_inputs(
 
         return hook
 
-    hooks = [module.register_forward_pre_hook(keep(inputs)) for module, inputs in zip(modules, found, strict=True)]
-    was_training = model.training
-    model.eval()
+    hooks = [module.register_forward_pre_hook(keep(inputs)) for module, inputs in zip(modules, received, strict=True)]
     try:
-        with precision():
+        with evaluating(model), precision():
             for batch in batches:
                 inputs = {name: tensor.to(model.device) for name, tensor in model_inputs(model, batch).items()}
                 valid_BT = inputs["attention_mask"].bool()
@@ -46,5 +44,4 @@ def module_inputs(
     finally:
         for hook in hooks:
             hook.remove()
-        model.train(was_training)
-    return [torch.cat(inputs) for inputs in found]
+    return [torch.cat(inputs) for inputs in received]

@@ -1,6 +1,7 @@
 """The parts of models and of their weights, as their families say."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,6 +24,17 @@ def selected(
         for name, (unit, dimension) in family.slices(block).items()
         if unit in indices and prefix + name in weights
     }
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A context with the model in eval mode."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def encoder_layers(model: Any) -> list[Any]:

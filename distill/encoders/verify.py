@@ -1,5 +1,6 @@
 """Tests that a loaded encoder is what its family says, on one small batch."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from distill.encoders.family import CHANNELS, HEADS, FamilyError, family_of
-from distill.encoders.parts import encoder_layers, part, selected
+from distill.encoders.parts import encoder_layers, evaluating, part, selected
 
 # The largest difference between hidden states, relative to the largest of them.
 TOLERANCE = 1e-4
@@ -42,20 +43,17 @@ def verify(model: Any, name: str) -> None:
     Raises:
         FamilyError: a test fails.
     """
-    was_training = model.training
     try:
-        model.eval()
-        for test in (_slice(model, CHANNELS), _slice(model, HEADS), _replace(model)):
-            label, difference, scale = test
-            if torch.isfinite(torch.tensor(scale)) and not difference <= TOLERANCE * scale:
-                raise FamilyError(f"{label}: hidden states differ by {difference:.2g}")
+        with evaluating(model):
+            for label, actual, expected in (_slice(model, CHANNELS), _slice(model, HEADS), _replace(model)):
+                difference, scale = float((actual - expected).abs().max()), float(expected.abs().max())
+                if math.isfinite(scale) and not difference <= TOLERANCE * scale:
+                    raise FamilyError(f"{label}: hidden states differ by {difference:.2g}")
     except (FamilyError, AttributeError, LookupError, RuntimeError, TypeError) as error:
         raise FamilyError(
             f"the model {name!r} is not built as other encoders of the type {model.config.model_type!r}, so it is not "
             f"supported ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
         ) from None
-    finally:
-        model.train(was_training)
 
 
 def _run(model: Any, weights: dict[str, Tensor]) -> Tensor:
@@ -70,11 +68,7 @@ def _run(model: Any, weights: dict[str, Tensor]) -> Tensor:
     return states[mask_BT.bool()].float()
 
 
-def _difference(actual: Tensor, expected: Tensor) -> tuple[float, float]:
-    return float((actual - expected).abs().max()), float(expected.abs().max())
-
-
-def _slice(model: Any, unit: str) -> tuple[str, float, float]:
+def _slice(model: Any, unit: str) -> tuple[str, Tensor, Tensor]:
     family, config = family_of(model), model.config
     size = KEPT if unit == CHANNELS else family.size(config, "width") // family.size(config, "heads")
     weights = dict(model.base_model.named_parameters())
@@ -92,24 +86,23 @@ def _slice(model: Any, unit: str) -> tuple[str, float, float]:
                 tensor = weights[f"{prefix}{number}.{name}"]
                 zeros = torch.zeros_like(tensor)
                 zeroed[f"{prefix}{number}.{name}"] = zeros.index_copy(dimension, kept, tensor[:, kept])
-    return f"with some of its {unit}", *_difference(_run(model, sliced), _run(model, zeroed))
+    return f"with some of its {unit}", _run(model, sliced), _run(model, zeroed)
 
 
-def _replace(model: Any) -> tuple[str, float, float]:
+def _replace(model: Any) -> tuple[str, Tensor, Tensor]:
     family = family_of(model)
     assert family.activation is not None
+    paths = (family.expand, family.activation, family.project)
     expected = _run(model, {})
-    taken: list[tuple[nn.Module, str, nn.Module]] = []
-    for layer in encoder_layers(model):
-        paths = (family.expand, family.activation, family.project)
-        stacked = _Stacked(*(part(layer, path) for path in paths))
-        for path, stand_in in zip(paths, (stacked, nn.Identity(), nn.Identity()), strict=True):
-            parent, _, child = path.rpartition(".")
-            taken.append((part(layer, parent), child, part(layer, path)))
-            setattr(part(layer, parent), child, stand_in)
+    replaced: list[tuple[nn.Module, str, nn.Module]] = []
     try:
+        for layer in encoder_layers(model):
+            own = [part(layer, path) for path in paths]
+            for path, module, stand_in in zip(paths, own, (_Stacked(*own), nn.Identity(), nn.Identity()), strict=True):
+                layer.set_submodule(path, stand_in)
+                replaced.append((layer, path, module))
         actual = _run(model, {})
     finally:
-        for parent_module, child, module in taken:
-            setattr(parent_module, child, module)
-    return "with its FFN replaced", *_difference(actual, expected)
+        for layer, path, module in replaced:
+            layer.set_submodule(path, module)
+    return "with its FFN replaced", actual, expected

@@ -1,6 +1,6 @@
 """Importance scores of inner channels and attention heads, and the sorting of channels by descending importance."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,26 +11,22 @@ from distill.encoders.parts import encoder_layers, part, selected
 from distill.objectives.outputs import LOGITS, Batch, run
 from distill.tasks.types import task_type
 from search_spaces.graph import FFNGraph
+from supernet.order.gradients import INPUT, OUTPUT, Loss, gradients
 
 
-def neuron_importance(
-    model: PreTrainedModel, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], Tensor]
-) -> list[list[Tensor]]:
-    """The importance of every inner channel (a neuron in MoEBERT, equation 4), computed with one backward pass per
-    batch.
+def neuron_importance(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> list[list[Tensor]]:
+    """The importance of every inner channel (a neuron in MoEBERT, equation 4).
 
     The score of channel j is the sum over samples of |W1_j . dL/dW1_j + W2_j . dL/dW2_j|, where W1_j and W2_j are the
     weights of `expand` and `project` that belong to it and L is the loss of the sample. With `pre` the output of expand
     and `h` the input of project, both (tokens, inner), the two products are sum_t (pre_tj - b1_j) dL/dpre_tj and sum_t
     h_tj dL/dh_tj, so activations and their gradients suffice. If the graph has a gate, the channel's weights in the
-    gate add a third product of the same form as the first. The model runs in eval mode. Use training data: measuring
-    the importance on the data of a reported score would leak information.
+    gate add a third product of the same form as the first. Use training data: measuring the importance on the data of a
+    reported score would leak information.
 
     Args:
         model: a model whose layers consist of `FFNBlock`s.
         batches: batches of tensors (B, ...).
-        loss: returns the *sum* of the losses of a batch's samples; a mean would weight samples by the size of their
-            batch.
 
     Returns:
         `[layer][block]` -> (inner,) float64. Requires graphs in which the input of project is as wide as the output of
@@ -38,48 +34,35 @@ def neuron_importance(
     """
     blocks = [list(layer.ffn) for layer in encoder_layers(model)]
     scores = [[torch.zeros(block.expand.out_features, dtype=torch.float64) for block in layer] for layer in blocks]
-    # The outputs of expand and gate and the inputs of project, by (layer, block, name of the linear map).
-    values: dict[tuple[int, int, str], Tensor] = {}
-    hooks = []
-    for i, layer in enumerate(blocks):
-        for j, block in enumerate(layer):
-            for name in ("expand", "gate") if hasattr(block, "gate") else ("expand",):
-                hooks.append(getattr(block, name).register_forward_hook(_keep_output(values, (i, j, name))))
-            hooks.append(block.project.register_forward_pre_hook(_keep_input(values, (i, j, "project"))))
-    was_training = model.training
-    model.eval()
-    try:
-        for batch in batches:
-            total = loss(model, {name: tensor.to(model.device) for name, tensor in batch.items()})
-            gradients = torch.autograd.grad(total, list(values.values()), allow_unused=True)
-            sums: dict[tuple[int, int], Tensor] = {}
-            for ((i, j, name), value_BTE), grad_BTE in zip(values.items(), gradients, strict=True):
-                if grad_BTE is not None:
-                    bias_E = 0 if name == "project" else getattr(blocks[i][j], name).bias
-                    term_BE = ((value_BTE - bias_E) * grad_BTE).sum(dim=1)
-                    sums[i, j] = sums[i, j] + term_BE if (i, j) in sums else term_BE
-            for (i, j), sum_BE in sums.items():
-                scores[i][j] += sum_BE.detach().abs().double().sum(dim=0).cpu()
-    finally:
-        for hook in hooks:
-            hook.remove()
-        model.train(was_training)
+    places = {
+        (i, j, name): (getattr(block, name), INPUT if name == "project" else OUTPUT)
+        for i, layer in enumerate(blocks)
+        for j, block in enumerate(layer)
+        for name in ("expand", "gate", "project")
+        if hasattr(block, name)
+    }
+    for _, values in gradients(model, batches, loss, places):
+        sums: dict[tuple[int, int], Tensor] = {}
+        for (i, j, name), (value_BTE, grad_BTE) in values.items():
+            if grad_BTE is not None:
+                bias_E = 0 if name == "project" else getattr(blocks[i][j], name).bias
+                term_BE = ((value_BTE - bias_E) * grad_BTE).sum(dim=1)
+                sums[i, j] = sums[i, j] + term_BE if (i, j) in sums else term_BE
+        for (i, j), sum_BE in sums.items():
+            scores[i][j] += sum_BE.detach().abs().double().sum(dim=0).cpu()
     return scores
 
 
-def mask_importance(
-    model: PreTrainedModel, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
+def mask_importance(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> tuple[list[Tensor], list[Tensor]]:
     """By how much, to first order, the loss changes without each attention head and without each inner channel of an
     FFN (Michel et al., 2019).
 
     The score of a head or channel is the sum over samples of |dL/dm|, where m = 1 multiplies its output and L is the
     loss of the sample: |sum_t,c a_tc dL/da_tc| over tokens t and the channels c of a head, or over t for the one
-    channel a that is an input of project. The model runs in eval mode; use training data, as for `neuron_importance`.
+    channel a that is an input of project. Use training data, as for `neuron_importance`.
 
     Args:
         model: a model whose layers consist of one `FFNBlock` each, with all heads.
-        batches, loss: as for `neuron_importance`.
 
     Returns:
         Of every layer the scores of its heads (heads,) and of its channels (inner,), float64.
@@ -88,41 +71,16 @@ def mask_importance(
     heads = [part(layer, family.self_attention).num_attention_heads for layer in layers]
     of_heads = [torch.zeros(count, dtype=torch.float64) for count in heads]
     of_channels = [torch.zeros(layer.ffn[0].project.in_features, dtype=torch.float64) for layer in layers]
-    values: dict[tuple[int, int, str], Tensor] = {}
-    hooks = []
-    for i, layer in enumerate(layers):
-        for name, linear in ((HEADS, part(layer, family.output)), (CHANNELS, layer.ffn[0].project)):
-            hooks.append(linear.register_forward_pre_hook(_keep_input(values, (i, 0, name))))
-    was_training = model.training
-    model.eval()
-    try:
-        for batch in batches:
-            total = loss(model, {name: tensor.to(model.device) for name, tensor in batch.items()})
-            gradients = torch.autograd.grad(total, list(values.values()))
-            for ((i, _, name), value_BTC), grad_BTC in zip(values.items(), gradients, strict=True):
-                change_BC = (value_BTC * grad_BTC).sum(dim=1).detach()
-                if name == HEADS:
-                    change_BC = change_BC.unflatten(1, (heads[i], -1)).sum(dim=2)
-                (of_heads if name == HEADS else of_channels)[i] += change_BC.abs().double().sum(dim=0).cpu()
-    finally:
-        for hook in hooks:
-            hook.remove()
-        model.train(was_training)
+    places = {(i, HEADS): (part(layer, family.output), INPUT) for i, layer in enumerate(layers)}
+    places |= {(i, CHANNELS): (layer.ffn[0].project, INPUT) for i, layer in enumerate(layers)}
+    for _, values in gradients(model, batches, loss, places):
+        for (i, unit), (value_BTC, grad_BTC) in values.items():
+            assert grad_BTC is not None  # every layer's output depends on both
+            change_BC = (value_BTC * grad_BTC).sum(dim=1).detach()
+            if unit == HEADS:
+                change_BC = change_BC.unflatten(1, (heads[i], -1)).sum(dim=2)
+            (of_heads if unit == HEADS else of_channels)[i] += change_BC.abs().double().sum(dim=0).cpu()
     return of_heads, of_channels
-
-
-def _keep_output(values: dict[tuple[int, int, str], Tensor], key: tuple[int, int, str]) -> Callable[..., None]:
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        values[key] = output
-
-    return hook
-
-
-def _keep_input(values: dict[tuple[int, int, str], Tensor], key: tuple[int, int, str]) -> Callable[..., None]:
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        values[key] = inputs[0]
-
-    return hook
 
 
 def sort_channels(

@@ -3,9 +3,8 @@
 Dimensions: N tokens without padding; E channels of the input of `project`; D channels of its output.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from distill.encoders.parts import encoder_layers
 from distill.objectives.outputs import LOGITS, Batch, run
 from distill.tasks.types import task_type
 from foundation.errors import UserError
+from supernet.order.gradients import INPUT, OUTPUT, Loss, gradients
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,13 @@ class MomentsError(UserError, ValueError):
     """The activations of a model have no finite moments, or its predictions do not depend on them."""
 
 
-def block_moments(
-    model: PreTrainedModel, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], Tensor]
-) -> list[list[BlockMoments]]:
-    """The moments of every block, with one backward pass per batch. The model runs in eval mode.
+def block_moments(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> list[list[BlockMoments]]:
+    """The moments of every block.
 
     Args:
         model: a model whose layers consist of dense `FFNBlock`s.
         batches: batches of tensors (B, ...) of training data.
-        loss: returns the sum of the losses of a batch's samples, such as `sampled_loss(seed)`.
+        loss: such as `sampled_loss(seed)`.
 
     Returns:
         `[layer][block]` -> moments.
@@ -58,36 +56,23 @@ def block_moments(
         MomentsError: an activation or a gradient is not finite, all gradients of a block are 0, or there are no
             batches.
     """
-    layers = encoder_layers(model)
-    blocks = [(i, j, block) for i, layer in enumerate(layers) for j, block in enumerate(layer.ffn)]
-    sums = {(i, j): _Sums(block.project.in_features, block.project.out_features) for i, j, block in blocks}
-    inputs: dict[tuple[int, int], Tensor] = {}
-    outputs: dict[tuple[int, int], Tensor] = {}
-
-    def keep(key: tuple[int, int]) -> Any:
-        def hook(module: Any, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-            inputs[key], outputs[key] = arguments[0], output
-
-        return hook
-
-    hooks = [block.project.register_forward_hook(keep((i, j))) for i, j, block in blocks]
-    was_training = model.training
-    model.eval()
-    try:
-        for batch in batches:
-            batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
-            total = loss(model, batch)
-            gradients = torch.autograd.grad(total, list(outputs.values()), allow_unused=True)
-            valid_BT = batch["attention_mask"].bool()
-            for key, gradient in zip(outputs, gradients, strict=True):
-                sums[key].add(inputs[key].detach()[valid_BT], None if gradient is None else gradient[valid_BT])
-    finally:
-        for hook in hooks:
-            hook.remove()
-        model.train(was_training)
+    projects = [[block.project for block in layer.ffn] for layer in encoder_layers(model)]
+    places = {
+        (i, j, end): (project, end)
+        for i, layer in enumerate(projects)
+        for j, project in enumerate(layer)
+        for end in (INPUT, OUTPUT)
+    }
+    sums = [[_Sums(project.in_features, project.out_features) for project in layer] for layer in projects]
+    for batch, values in gradients(model, batches, loss, places):
+        valid_BT = batch["attention_mask"].bool()
+        for i, layer in enumerate(sums):
+            for j, of_block in enumerate(layer):
+                input_BTE, _ = values[i, j, INPUT]
+                _, grad_BTD = values[i, j, OUTPUT]
+                of_block.add(input_BTE.detach()[valid_BT], None if grad_BTD is None else grad_BTD[valid_BT])
     return [
-        [sums[i, j].moments(f"layer {i}, block {j}") for i, j, _ in blocks if i == layer]
-        for layer in range(len(layers))
+        [of_block.moments(f"layer {i}, block {j}") for j, of_block in enumerate(layer)] for i, layer in enumerate(sums)
     ]
 
 
@@ -130,7 +115,7 @@ class _Sums:
         return BlockMoments(self.tokens, mean_E, covariance_EE, metric_DD)
 
 
-def sampled_loss(seed: int) -> Callable[[nn.Module, Batch], Tensor]:
+def sampled_loss(seed: int) -> Loss:
     """A loss whose gradients are those, up to their sign, of the negative log-likelihood, summed over a batch, of
     predictions that are sampled from the model itself: labels from its distributions, or numbers from normal
     distributions with standard deviation 1 around its own.

@@ -5,17 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.encoders.parts import encoder_layers
 from distill.objectives.outputs import Batch
+from supernet.order.gradients import Loss
 from supernet.order.importance import neuron_importance
 from supernet.order.moments import block_moments
 from supernet.order.reconstruction import forward_selection
-
-# (model, batch) -> the sum of the losses of a batch's samples.
-Loss = Callable[[nn.Module, Batch], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +54,7 @@ def by_reconstruction(inputs: OrderInputs) -> Scores:
     moments = block_moments(inputs.model, inputs.batches, inputs.sampled_loss)
     return [
         [
-            _descending(forward_selection(of_block, block.project.weight.detach().cpu()).order_E)
+            _descending(forward_selection(of_block, block.project.weight.detach().cpu()))
             for of_block, block in zip(of_layer, blocks, strict=True)
         ]
         for of_layer, blocks in zip(moments, inputs.blocks, strict=True)

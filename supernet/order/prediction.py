@@ -8,16 +8,17 @@ Without any FFN, the LayerNorm before it can still replace y by an affine functi
 Dimensions are those of `supernet.order.moments`: N tokens without padding, E channels, D channels of the output.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.encoders.parts import encoder_layers
 from distill.objectives.outputs import Batch
 from supernet.module_inputs import module_inputs
+from supernet.order.gradients import Loss
 from supernet.order.moments import MomentsError, block_moments
 
 # The ridge, relative to the variance of the channels, without which the regression on dependent channels is undefined;
@@ -28,7 +29,7 @@ RIDGE = 1e-6
 def predicted_losses(
     model: PreTrainedModel,
     batches: Iterable[Batch],
-    loss: Callable[[nn.Module, Batch], Tensor],
+    loss: Loss,
     operations: Sequence[str],
     limit: int,
 ) -> dict[str, list[Tensor]]:
@@ -39,7 +40,7 @@ def predicted_losses(
     Args:
         model: a dense supernet whose graphs end with `project`, with its channels in order.
         batches: batches of tensors (B, ...) of training data.
-        loss: returns the sum of the losses of a batch's samples, such as `supernet.order.moments.sampled_loss(seed)`.
+        loss: such as `supernet.order.moments.sampled_loss(seed)`.
         operations: unary operations.
         limit: the largest number of channels, L.
 

@@ -7,8 +7,6 @@ covariance of h after regression on h_S. Every step of the selection keeps the c
 leading slice of the order is a selection itself.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -16,36 +14,15 @@ from supernet.order.moments import BlockMoments
 
 # After this many steps the covariance is updated with one matrix product.
 _PANEL = 64
-# A channel whose variance, after regression on the selected ones, is below this share of its variance has nothing new.
+# A channel has nothing new if regression on the selected ones leaves less than this fraction of its variance.
 _NEGLIGIBLE = 1e-9
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The order of a block's channels, and what each slice leaves.
-
-    Attributes:
-        order_E: the channels, the most useful first.
-        errors: (E + 1,), the remaining error after the first k channels in nats per token: errors[0] with none,
-            errors[E] is 0.
-    """
-
-    order_E: Tensor
-    errors: Tensor
-
-
-def forward_selection(moments: BlockMoments, weight_DE: Tensor, limit: int | None = None) -> Selection:
-    """Order the channels of a block.
-
-    Args:
-        weight_DE: the weight of `project`.
-        limit: after this many channels the rest are ordered by what each of them would still contribute.
-
-    Returns:
-        The order and its errors. Channels that are constant, or linear in those before them, come last.
+def forward_selection(moments: BlockMoments, weight_DE: Tensor) -> Tensor:
+    """The channels of a block (E,), the most useful first, by the weight of its `project`. Those that are constant, or
+    linear in those before them, come last.
     """
     inner = weight_DE.shape[1]
-    limit = inner if limit is None else min(limit, inner)
     values_D, vectors_DD = torch.linalg.eigh(moments.metric_DD)
     root_DD = vectors_DD * values_D.clamp(min=0).sqrt()
     output_ED = weight_DE.double().t() @ root_DD
@@ -54,14 +31,12 @@ def forward_selection(moments: BlockMoments, weight_DE: Tensor, limit: int | Non
     negligible_E = variance_E * _NEGLIGIBLE
     product_ED = covariance_EE @ output_ED  # the covariance of each channel with the output, in the metric
     gain_E = (product_ED**2).sum(dim=1)
-    error = float((product_ED * output_ED).sum()) / 2
-    errors = [error]
     order: list[int] = []
     available_E = variance_E > 0
     columns_EP = torch.zeros(inner, _PANEL, dtype=torch.float64)
     rows_PD = torch.zeros(_PANEL, output_ED.shape[1], dtype=torch.float64)
     filled = 0
-    while len(order) < limit:
+    while len(order) < inner:
         available_E &= variance_E > negligible_E
         if not bool(available_E.any()):
             break
@@ -80,17 +55,13 @@ def forward_selection(moments: BlockMoments, weight_DE: Tensor, limit: int | Non
         filled += 1
         available_E[channel] = False
         order.append(channel)
-        errors.append(max(0.0, errors[-1] - reduction / 2))
         if filled == _PANEL:
             covariance_EE -= columns_EP @ columns_EP.t()
             product_ED -= columns_EP @ rows_PD
             gain_E, variance_E = (product_ED**2).sum(dim=1), covariance_EE.diagonal().clone()
             filled = 0
-    chosen = set(order)
     score_E = gain_E.clamp(min=0) / variance_E.clamp(min=1e-300)
     score_E = torch.where(variance_E > negligible_E, score_E, -1.0)
-    rest = [
-        channel for channel in torch.argsort(score_E, descending=True, stable=True).tolist() if channel not in chosen
-    ]
-    errors += [errors[-1] * (1 - number / len(rest)) for number in range(1, len(rest) + 1)]
-    return Selection(torch.tensor(order + rest), torch.tensor(errors, dtype=torch.float64))
+    chosen = set(order)
+    rest = torch.argsort(score_E, descending=True, stable=True).tolist()
+    return torch.tensor([*order, *(channel for channel in rest if channel not in chosen)])

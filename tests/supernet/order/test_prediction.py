@@ -12,7 +12,7 @@ from supernet.order.importance import sort_channels, summed_loss
 from supernet.order.moments import MomentsError, block_moments, sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs
 from supernet.order.prediction import predicted_losses, regression_errors
-from supernet.order.reconstruction import forward_selection
+from tests.supernet.order.test_reconstruction import remaining
 from tests.tiny import BASE, batch, inputs, shaken
 
 # More tokens than channels, so that no regression is exact by chance.
@@ -88,19 +88,18 @@ def test_losses_are_errors_in_the_fisher_metric(model: nn.Module) -> None:
         assert float(found["relu"][1][width]) == pytest.approx(least_squares(relu[:, :width], target) / 2, rel=1e-3)
 
 
-def test_the_base_graph_loses_what_forward_selection_says(model: nn.Module) -> None:
-    order_inputs = OrderInputs(model, BATCHES, summed_loss, sampled_loss(0), 0)
-    moments = block_moments(model, BATCHES, sampled_loss(0))
-    weights = [layer.ffn[0].project.weight.detach() for layer in model.bert.encoder.layer]
-    selections = [forward_selection(of_layer[0], weight) for of_layer, weight in zip(moments, weights, strict=True)]
-    scores = ORDERS["reconstruction"](order_inputs)
+def test_the_base_graph_loses_what_the_second_moments_say(model: nn.Module) -> None:
+    scores = ORDERS["reconstruction"](OrderInputs(model, BATCHES, summed_loss, sampled_loss(0), 0))
     model.load_state_dict(sort_channels(model.state_dict(), scores, model.config))
-    found = predicted_losses(model, BATCHES, sampled_loss(0), ["gelu"], BASE.inner)["gelu"]
-    for layer, selection in zip(found, selections, strict=True):
-        torch.testing.assert_close(layer[1:], selection.errors[1:], rtol=2e-2, atol=1e-4 * float(selection.errors[0]))
-        assert bool((layer[1:].diff() <= 1e-12).all())
-        assert float(layer[0]) <= float(selection.errors[0]) * (1 + 1e-6), "no worse than a constant"
-        assert float(layer[-1]) == pytest.approx(0, abs=1e-4 * float(layer[0]))
+    moments = block_moments(model, BATCHES, sampled_loss(0))
+    losses = predicted_losses(model, BATCHES, sampled_loss(0), ["gelu"], BASE.inner)["gelu"]
+    for layer, (of_block, _), loss in zip(model.bert.encoder.layer, moments, losses, strict=True):
+        weight = layer.ffn[0].project.weight.detach()
+        none, *expected = (remaining(of_block, weight, list(range(kept))) for kept in range(BASE.inner))
+        torch.testing.assert_close(loss[1:-1], torch.tensor(expected).double(), rtol=2e-2, atol=1e-4 * none)
+        assert bool((loss[1:].diff() <= 1e-12).all())
+        assert float(loss[0]) <= none * (1 + 1e-6), "no worse than a constant"
+        assert float(loss[-1]) == pytest.approx(0, abs=1e-4 * float(loss[0]))
 
 
 def test_what_has_no_prediction(model: nn.Module) -> None:

@@ -41,24 +41,11 @@ def remaining(moments: BlockMoments, weight: Tensor, kept: list[int]) -> float:
 def test_every_step_takes_the_channel_that_leaves_least(panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconstruction, "_PANEL", panel)
     moments, weight = random_moments()
-    selection = forward_selection(moments, weight)
     kept: list[int] = []
-    for number, channel in enumerate(selection.order_E.tolist()):
-        assert float(selection.errors[number]) == pytest.approx(remaining(moments, weight, kept), rel=1e-8, abs=1e-12)
+    for channel in forward_selection(moments, weight).tolist():
         others = [other for other in range(12) if other not in kept]
-        best = min(others, key=lambda other: remaining(moments, weight, [*kept, other]))
-        assert channel == best
+        assert channel == min(others, key=lambda other: remaining(moments, weight, [*kept, other]))
         kept.append(channel)
-    assert float(selection.errors[-1]) == pytest.approx(0, abs=1e-9)
-
-
-def test_a_limit_orders_the_rest_by_what_they_would_add() -> None:
-    moments, weight = random_moments()
-    whole, limited = forward_selection(moments, weight), forward_selection(moments, weight, limit=4)
-    assert torch.equal(limited.order_E[:5], whole.order_E[:5])
-    assert sorted(limited.order_E.tolist()) == list(range(12))
-    assert torch.allclose(limited.errors[:5], whole.errors[:5])
-    assert bool((limited.errors.diff() <= 1e-12).all())
 
 
 def test_channels_without_news_come_last() -> None:
@@ -70,12 +57,11 @@ def test_channels_without_news_come_last() -> None:
     source[10, [1, 2]] = 1
     covariance = source @ moments.covariance_EE @ source.t()
     weight = torch.cat((weight, weight[:, :3]), dim=1)
-    selection = forward_selection(BlockMoments(100, torch.zeros(12).double(), covariance, moments.metric_DD), weight)
+    order = forward_selection(BlockMoments(100, torch.zeros(12).double(), covariance, moments.metric_DD), weight)
+    assert sorted(order.tolist()) == list(range(12))
+    last = set(order[9:].tolist())
     # Of channels 3 and 9 either comes last, and of 1, 2 and 10 any.
-    assert 11 in selection.order_E[9:].tolist()
-    assert len({3, 9} & set(selection.order_E[9:].tolist())) == 1
-    assert len({1, 2, 10} & set(selection.order_E[9:].tolist())) == 1
-    assert float(selection.errors[9]) == pytest.approx(0, abs=1e-9)
+    assert 11 in last and len({3, 9} & last) == 1 and len({1, 2, 10} & last) == 1
 
 
 def test_moments_are_those_of_tokens() -> None:
