@@ -38,7 +38,8 @@ from nas.planning.budget import limits_of
 from nas.planning.finalists import ALLOCATED, GLOBAL, UNIFORM
 from nas.planning.stages import plan
 from nas.preparation.prepare import prepare
-from supernet.build import build, full_architecture
+from search_spaces import Architecture
+from supernet.build import build
 from supernet.inherit import inherit
 from supernet.module_inputs import module_inputs
 from supernet.order.importance import summed_loss
@@ -233,7 +234,7 @@ def pruned(
 ) -> PreTrainedModel:
     """A copy of the lowest blocks of the supernet, pruned to `total` inner neurons by `kwon` or `k_prune`."""
     base, graph = evaluator.workspace.base()
-    whole = full_architecture(base, graph, 1)
+    whole = Architecture.uniform(base, graph, 1)
     weights = inherit(evaluator.weights, whole, evaluator.frequencies, evaluator.config.seed)
     model = build(whole, evaluator.task.type, template=evaluator.supernet_config, weights=weights)
     method(model, batches, total, evaluator.accelerator)

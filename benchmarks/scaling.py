@@ -41,7 +41,7 @@ from distill.training.loop import make_accelerator, train
 from distill.training.recipe import Recipe
 from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from search_spaces import PUBLISHED, Architecture, cost
-from supernet.build import build, config_of, from_scratch, load_weights
+from supernet.build import build, config_of
 from supernet.inherit import inherit
 
 CANDIDATE = PUBLISHED["efficientbert"]
@@ -146,8 +146,7 @@ class Worker:
     def evaluate(self, candidates: int) -> None:
         """Build and train so many candidates, one after the other."""
         for _ in range(candidates):
-            model = build(CANDIDATE)
-            load_weights(model, inherit(self.weights, CANDIDATE))
+            model = build(CANDIDATE, weights=inherit(self.weights, CANDIDATE))
             train_on(model, self.rows, self.teacher)
 
 
@@ -157,7 +156,7 @@ def measure(variables: Sequence[str], rounds: int, report: Report) -> Seconds:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         supernet, place = folder / "supernet", prepare(folder, CANDIDATE, TOKENS)
-        from_scratch(BASE, BLOCKS).save_pretrained(supernet)
+        build(Architecture.uniform(BASE, stack=BLOCKS)).save_pretrained(supernet)
 
         def seconds(variable: str, value: int, _: int) -> float:
             if variable in STEPPED:

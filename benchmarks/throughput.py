@@ -40,8 +40,8 @@ from distill.tasks.encoding import Encoded, load_encoded, save_encoded, training
 from distill.training.loop import make_accelerator, train
 from distill.training.recipe import Recipe
 from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
-from search_spaces import PUBLISHED
-from supernet.build import build, from_scratch, load_weights
+from search_spaces import PUBLISHED, Architecture
+from supernet.build import build
 from supernet.inherit import inherit
 
 FULL = 128
@@ -81,7 +81,7 @@ def padded(batch: Batch) -> Batch:
 def prepare(folder: Path, names: Sequence[str], batch: int, steps: int, device: str) -> dict[str, float]:
     """Write the files that the processes read; returns the seconds that the teacher's outputs took, by lengths."""
     torch.manual_seed(SEED)
-    student = from_scratch(CANDIDATE.base, published_protocol.BLOCKS, labels=LABELS)
+    student = build(Architecture.uniform(CANDIDATE.base, stack=published_protocol.BLOCKS), labels=LABELS)
     student.save_pretrained(folder / "supernet")
     config = BertConfig(num_labels=LABELS, hidden_act="gelu_pytorch_tanh", attn_implementation="eager")
     teacher = BertForSequenceClassification(config).eval()
@@ -130,8 +130,7 @@ class Trainer:
         if self.setting == "reference":
             self.run_reference(batches)
             return
-        model = build(CANDIDATE, labels=LABELS)
-        load_weights(model, inherit(self.weights, CANDIDATE))
+        model = build(CANDIDATE, labels=LABELS, weights=inherit(self.weights, CANDIDATE))
         objective = OBJECTIVES[OBJECTIVE].make({}, model.config, self.teacher_config, rows)
         teacher: Any = SavedTeacher(self.folder / name)
         if not self.cached:

@@ -22,7 +22,7 @@ from foundation.memory import physical_memory
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.graph import GELU, FFNGraph
+from search_spaces.graph import FFNGraph
 from search_spaces.layer import DENSE, Experts
 from search_spaces.operations import BINARY, UNARY
 
@@ -168,7 +168,7 @@ def build(
     """
     check_memory(architecture)
     config = config_of(architecture, labels, template)
-    student = student_class(config, task_type)
+    student = class_of(family_of(config), AutoModel if task_type is None else task_type.model)
     if weights is None:
         return student(config)
     with no_init_weights():  # random weights take several times as long as the rest
@@ -176,16 +176,6 @@ def build(
     model.tie_weights()
     model.load_state_dict(weights, strict=True)
     return model
-
-
-def student_class(config: Any, task_type: TaskType | None) -> type[PreTrainedModel]:
-    """The class of students with this configuration for tasks of this type; None: without a head."""
-    return class_of(family_of(config), AutoModel if task_type is None else task_type.model)
-
-
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy `weights` into `model`. Raises RuntimeError if names or shapes differ from the model's state dict."""
-    model.load_state_dict(dict(weights), strict=True)
 
 
 def set_dropout(model: PreTrainedModel, probability: float) -> None:
@@ -213,22 +203,6 @@ def base_of_teacher(config: Any) -> tuple[Base, FFNGraph]:
     return base, FFNGraph.parse(f"project({activation}(expand(x)))")
 
 
-def full_architecture(base: Base, graph: FFNGraph, stack: int) -> Architecture:
-    """The architecture of the supernet: `stack` blocks of full width in every layer."""
-    return Architecture.uniform(base, graph=graph, stack=stack)
-
-
-def from_scratch(
-    base: Base,
-    stack: int,
-    labels: int = 2,
-    template: PretrainedConfig | None = None,
-    task_type: TaskType | None = classification.TYPE,
-) -> PreTrainedModel:
-    """A supernet with random weights, for the base models of the papers."""
-    return build(full_architecture(base, GELU, stack), task_type, labels, template)
-
-
 def from_teacher(
     teacher: PreTrainedModel,
     stack: int,
@@ -254,7 +228,7 @@ def from_teacher(
     """
     base, graph = base_of_teacher(teacher.config)
     base = replace(base, mismatch=mismatch)
-    supernet = build(full_architecture(base, graph, stack), task_type_of(teacher), template=teacher.config)
+    supernet = build(Architecture.uniform(base, graph, stack), task_type_of(teacher), template=teacher.config)
     weights, family = supernet.state_dict(), family_of(supernet)
     for name, tensor in teacher.state_dict().items():
         weights[family_of(teacher).renamed(family, name)] = tensor.clone()
@@ -269,7 +243,7 @@ def from_teacher(
                 for name, value in (("weight", deviation), ("bias", mean)):
                     weights[f"{project}.{name}"] = torch.zeros_like(weights[f"{project}.{name}"])
                     weights[f"{norm}.{name}"] = torch.full_like(weights[f"{norm}.{name}"], value)
-    load_weights(supernet, weights)
+    supernet.load_state_dict(weights)
     return supernet
 
 

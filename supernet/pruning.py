@@ -18,7 +18,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 from search_spaces.layer import FFN, Attention, Layer
-from supernet.build import base_of_teacher, config_of, from_teacher, load_weights, student_class
+from supernet.build import base_of_teacher, build, from_teacher
 from supernet.order.importance import allocate_by_importance, mask_importance, summed_loss
 
 
@@ -116,10 +116,8 @@ def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:
         distill.training.teacher.TeacherError: the activation is not among the operations.
     """
     base, graph = base_of_teacher(dense.config)
-    config = config_of(kept.architecture(base, graph), dense.config.num_labels, dense.config)
-    family = family_of(config)
-    pruned = student_class(config, task_type_of(dense))(config)
-    weights = from_teacher(dense, stack=1).state_dict()
+    whole = from_teacher(dense, stack=1)
+    family, weights = family_of(whole), whole.state_dict()
     prefix = family.prefix(weights)
     size = base.width // base.heads
     for number, (heads, channels) in enumerate(zip(kept.heads, kept.channels, strict=True)):
@@ -130,8 +128,8 @@ def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:
             for name, (unit, _) in family.slices().items():
                 if unit == HEADS:
                     del weights[f"{prefix}{number}.{name}"]
-    load_weights(pruned, weights)
-    return pruned.eval()
+    architecture, count = kept.architecture(base, graph), dense.config.num_labels
+    return build(architecture, task_type_of(dense), count, dense.config, weights).eval()
 
 
 def pruned_to(

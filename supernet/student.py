@@ -129,7 +129,7 @@ def inheriting(
     """
     from distill.objectives.layer_maps import uniform
     from distill.training.students import some_layers
-    from supernet.build import base_of_teacher, build, from_teacher, load_weights
+    from supernet.build import base_of_teacher, build, from_teacher
     from supernet.inherit import inherit
 
     if stored == architecture:
@@ -150,8 +150,7 @@ def inheriting(
         weights = inherit(source.state_dict(), architecture, seed=seed)
     except ValueError as error:
         raise StudentError(f"{error}; or start from random weights (--fresh)") from None
-    student = build(architecture, labels=teacher.config.num_labels, template=teacher.config)
-    load_weights(student, weights)
+    student = build(architecture, labels=teacher.config.num_labels, template=teacher.config, weights=weights)
     return student
 
 

@@ -21,7 +21,7 @@ from nas.config.load import load_config
 from nas.samplers import SAMPLERS
 from search_spaces import UNARY, Architecture, Base, Experts, FFNGraph, Space, cost
 from search_spaces.routing import ROUTINGS
-from supernet.build import build, from_scratch, load_weights
+from supernet.build import build
 from supernet.experts.routers import TABLES
 from supernet.inherit import inherit
 from tests.tiny import BASE, batch, bert, inputs
@@ -51,9 +51,8 @@ def execute(section: str) -> dict[str, Any]:
 
 def student(architecture: Architecture) -> torch.nn.Module:
     """A student that has inherited from a random supernet."""
-    supernet = from_scratch(BASE, 1, 3)
-    model = build(architecture, labels=3)
-    load_weights(model, inherit(supernet.state_dict(), architecture))
+    supernet = build(Architecture.uniform(BASE), labels=3)
+    model = build(architecture, labels=3, weights=inherit(supernet.state_dict(), architecture))
     return model.eval()
 
 

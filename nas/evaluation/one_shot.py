@@ -15,7 +15,7 @@ from nas.evaluation.score import INTERMEDIATE_ROWS, ReportScore, Score, ignore_s
 from nas.preparation.one_shot import problem_types, weights_file
 from nas.preparation.workspace import OneShotWorkspace
 from search_spaces.architecture import Architecture
-from supernet.build import build, load_weights
+from supernet.build import build
 from supernet.compensation.calibration import Calibration
 from supernet.compensation.compensate import compensate
 from supernet.one_shot import OneShotSupernet
@@ -112,7 +112,7 @@ class OneShotEvaluator:
         model = build(architecture, self.task_type, template=self.supernet_config)
         with torch.no_grad():
             state = self.supernet.state()
-            load_weights(model, {name: state[name].clone() for name in model.state_dict()})
+            model.load_state_dict({name: state[name].clone() for name in model.state_dict()})
         if self.calibration is not None:
             compensate(model, self.calibration, self.accelerator)
         return model

@@ -33,7 +33,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.graph import FFNGraph
 from search_spaces.layer import DENSE, FFN
 from search_spaces.spaces import Space
-from supernet.build import build, load_weights, set_dropout
+from supernet.build import build, set_dropout
 from supernet.inherit import inherit
 from supernet.one_shot import DRAWN_IN_SANDWICH, OneShotSupernet, interleaved, train_one_shot
 
@@ -120,13 +120,11 @@ def with_labels(space: Space, config: StudyConfig, labels: int, head: cost.HeadC
 def largest_model(workspace: OneShotWorkspace) -> PreTrainedModel:
     """The largest model of the one-shot supernet, with the head that it started with."""
     stored = Architecture.load(workspace.one_shot / "architecture.json")
-    model = build(stored, workspace.tasks[0].task.type, template=AutoConfig.from_pretrained(workspace.study.supernet))
+    template = AutoConfig.from_pretrained(workspace.study.supernet)
     prefix = "model."
     weights = load_file(weights_file(workspace.one_shot))
-    load_weights(
-        model, {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
-    )
-    return model
+    own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    return build(stored, workspace.tasks[0].task.type, template=template, weights=own)
 
 
 def extremes(space: Space) -> tuple[Architecture, Architecture]:
@@ -185,7 +183,7 @@ def _make_one_shot(
     config = study.config
     stored = stored_architecture(extremes(space)[1], space)
     model = build(stored, workspace.tasks[0].task.type, template=AutoConfig.from_pretrained(study.supernet))
-    load_weights(model, inherit(load_file(study.supernet / "model.safetensors"), stored, seed=config.seed))
+    model.load_state_dict(inherit(load_file(study.supernet / "model.safetensors"), stored, seed=config.seed))
     set_dropout(model, config.dropout)
     teachers = {
         name: load_model(str(folders.teacher), folders.task.labels, folders.task.kind)

@@ -42,16 +42,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
-from supernet.build import (
-    added_operations,
-    build,
-    from_scratch,
-    from_teacher,
-    full_architecture,
-    layer_output_statistics,
-    load_weights,
-    set_dropout,
-)
+from supernet.build import added_operations, build, from_teacher, layer_output_statistics, set_dropout
 from supernet.cut import cut, cut_projections
 from supernet.order.importance import sort_channels, summed_loss
 from supernet.order.moments import sampled_loss
@@ -172,11 +163,11 @@ def _add_head(context: PreparationContext, folders: TaskFolders, encoder: Path, 
     teacher = AutoConfig.from_pretrained(folders.teacher)
     base, graph = student_base(config, teacher)
     torch.manual_seed(config.seed)
-    supernet = build(full_architecture(base, graph, max(config.space.stacks)), task.type, template=teacher)
+    supernet = build(Architecture.uniform(base, graph, max(config.space.stacks)), task.type, template=teacher)
     set_dropout(supernet, config.dropout)
     weights, prefix = load_file(encoder / "model.safetensors"), f"{supernet.base_model_prefix}."
     own = supernet.state_dict()
-    load_weights(supernet, own | {name: weights[name] for name in own if name.startswith(prefix)})
+    supernet.load_state_dict(own | {name: weights[name] for name in own if name.startswith(prefix)})
     save_pretrained(folder, supernet, context.tokenizer)
     for name in (PROJECTIONS, IMPORTANCE):
         if (encoder / name).exists():
@@ -205,7 +196,7 @@ def _make_supernet(
     inputs = order_inputs(context, folders, supernet, phase, projections)
     importance = by_importance(inputs)
     scores = importance if config.supernet.order == "importance" else ORDERS[config.supernet.order](inputs)
-    load_weights(supernet, sort_channels(supernet.state_dict(), scores, supernet.config))
+    supernet.load_state_dict(sort_channels(supernet.state_dict(), scores, supernet.config))
     save_pretrained(folder, supernet, context.tokenizer)
     if projections:
         save_file(projections, folder / PROJECTIONS)
@@ -226,9 +217,9 @@ def _cut(
     wide, graph = student_base(config.cut_from, teacher)
     torch.manual_seed(config.seed)
     template = AutoConfig.from_pretrained(source)
-    supernet = build(full_architecture(base, graph, max(config.space.stacks)), folders.task.type, template=template)
+    supernet = build(Architecture.uniform(base, graph, max(config.space.stacks)), folders.task.type, template=template)
     weights = load_file(source / "model.safetensors")
-    load_weights(supernet, cut(weights, wide, base, supernet.state_dict()))
+    supernet.load_state_dict(cut(weights, wide, base, supernet.state_dict()))
     if phase is None:
         return supernet, {}
     expected: dict[str, Tensor] = {}
@@ -241,7 +232,7 @@ def load_supernet(config: StudyConfig, folders: TaskFolders, supernet: Path) -> 
     """The warmed-up supernet in this folder."""
     base, graph = student_base(config, AutoConfig.from_pretrained(folders.teacher))
     return build(
-        full_architecture(base, graph, max(config.space.stacks)),
+        Architecture.uniform(base, graph, max(config.space.stacks)),
         folders.task.type,
         template=AutoConfig.from_pretrained(supernet),
         weights=load_file(supernet / "model.safetensors"),
@@ -254,7 +245,8 @@ def new_supernet(context: PreparationContext, folders: TaskFolders, base: Base) 
     stack = max(config.space.stacks)
     torch.manual_seed(config.seed)  # for the head, which another checkpoint may lack
     if not isinstance(config.base, str):
-        return from_scratch(base, stack, template=AutoConfig.from_pretrained(folders.teacher), task_type=task.type)
+        template = AutoConfig.from_pretrained(folders.teacher)
+        return build(Architecture.uniform(base, stack=stack), task.type, template=template)
     source = str(folders.teacher) if config.base == "teacher" else config.base
     model = load_model(source, task.labels, task.kind)
     batches = context.batches(folders.rows("train"), config.warmup.batch_size, STATISTICS_BATCHES, config.seed)

@@ -21,7 +21,7 @@ from distill.training.run import TEACHER, Training
 from distill.training.teacher import load_model
 from foundation.files import save_pretrained
 from search_spaces.architecture import Architecture
-from supernet.build import build, load_weights, set_dropout
+from supernet.build import build, set_dropout
 from supernet.experts import ExpertsError
 from supernet.experts.fuse import remove_experts, untouched_experts, unused_experts
 from supernet.experts.split import channel_scores, mixture_architecture, split_model
@@ -97,8 +97,7 @@ def prune(options: argparse.Namespace) -> int:
         weights, smaller = remove_experts(model.state_dict(), architecture, loads, unused, name == "fused")
     except ExpertsError as error:
         raise ExpertsError(f"{folder}: {error}") from None
-    pruned = build(smaller, task_type_of(model), model.config.num_labels, model.config)
-    load_weights(pruned, weights)
+    pruned = build(smaller, task_type_of(model), model.config.num_labels, model.config, weights=weights)
     models: dict[str, Any] = {MIXTURE: model, name: pruned.eval()}
     architectures = {MIXTURE: architecture, name: smaller}
     measured = measure(models, examples.eval_set, accelerator, architectures=architectures)

@@ -12,7 +12,7 @@ from distill.objectives.outputs import Batch
 from distill.tasks.types import task_type_of
 from search_spaces.architecture import Architecture, ArchitectureError
 from search_spaces.layer import DENSE, FFN, Experts
-from supernet.build import base_of_teacher, build, from_teacher, load_weights
+from supernet.build import base_of_teacher, build, from_teacher
 from supernet.inherit import inherit
 from supernet.order.importance import neuron_importance, sort_channels, summed_loss
 
@@ -95,6 +95,5 @@ def split_model(
     """
     supernet = from_teacher(dense, stack=1)
     weights = sort_channels(supernet.state_dict(), scores, supernet.config)
-    model = build(architecture, task_type_of(dense), dense.config.num_labels, dense.config)
-    load_weights(model, inherit(weights, architecture, frequencies, seed))
-    return model.eval()
+    inherited = inherit(weights, architecture, frequencies, seed)
+    return build(architecture, task_type_of(dense), dense.config.num_labels, dense.config, inherited).eval()

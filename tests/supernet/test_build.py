@@ -14,18 +14,9 @@ from distill.encoders.student.expert_linear import ExpertLinear, RoutedLinear
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, run
 from distill.tasks.types import TASK_TYPES
 from distill.training.teacher import TeacherError
-from search_spaces import FFN, GELU, PUBLISHED, Architecture, Base, Experts, FFNGraph, cost
+from search_spaces import FFN, GELU, PUBLISHED, Architecture, Experts, FFNGraph, cost
 from search_spaces.routing import ROUTINGS
-from supernet.build import (
-    ACTIVATIONS,
-    base_of_teacher,
-    build,
-    config_of,
-    from_scratch,
-    from_teacher,
-    layer_output_statistics,
-    load_weights,
-)
+from supernet.build import ACTIVATIONS, base_of_teacher, build, config_of, from_teacher, layer_output_statistics
 from tests.search_spaces import strategies
 from tests.tiny import BASE, architectures, bases, batch, bert
 
@@ -260,18 +251,3 @@ def test_every_head_trains(head: str) -> None:
     outputs = model(**{name: tensor for name, tensor in batch().items() if name != "labels"})
     sum(tensor.square().sum() for tensor in outputs.values()).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_from_scratch() -> None:
-    base = Base(depth=2, width=12, heads=2, inner=20, vocabulary=30, positions=10, embedding=5)
-    model = from_scratch(base, stack=3, labels=4)
-    assert [len(layer.ffn) for layer in model.base_model.encoder.layer] == [3, 3]
-    assert model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 4)
-
-
-def test_load_weights_is_strict() -> None:
-    model = build(next(architectures(1)))
-    weights = dict(model.state_dict())
-    del weights["classifier.bias"]
-    with pytest.raises(RuntimeError, match=r"classifier\.bias"):
-        load_weights(model, weights)

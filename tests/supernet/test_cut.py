@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from distill.tasks.types import TASK_TYPES
-from search_spaces import GELU
-from supernet.build import build, from_scratch, full_architecture, load_weights
+from search_spaces import GELU, Architecture
+from supernet.build import build
 from supernet.cut import CutError, check_cut, cut, cut_projections
 from tests.tiny import BASE, batch, inputs, shaken
 
@@ -25,10 +25,10 @@ def logits(model: torch.nn.Module) -> Tensor:
 @pytest.mark.parametrize("head", ["classification", "masked_lm", "token_classification"])
 def test_cut_to_its_own_base_it_is_the_same(embedding: int | None, head: str) -> None:
     base = replace(BASE, embedding=embedding)
-    wide = shaken(from_scratch(base, STACK, task_type=TASK_TYPES.get(head))).eval()
+    wide = shaken(build(Architecture.uniform(base, stack=STACK), TASK_TYPES.get(head))).eval()
     weights = wide.state_dict()
-    same = build(full_architecture(base, GELU, STACK), TASK_TYPES.get(head)).eval()
-    load_weights(same, cut(weights, base, base, same.state_dict()))
+    same = build(Architecture.uniform(base, GELU, STACK), TASK_TYPES.get(head)).eval()
+    same.load_state_dict(cut(weights, base, base, same.state_dict()))
     assert torch.equal(logits(same), logits(wide))
     assert all(tensor.data_ptr() != weights[name].data_ptr() for name, tensor in same.state_dict().items())
 
@@ -36,10 +36,10 @@ def test_cut_to_its_own_base_it_is_the_same(embedding: int | None, head: str) ->
 def test_what_is_kept() -> None:
     """Every tensor against its slice, written out by the meaning of its dimensions."""
     narrow = replace(WIDE, depth=6, width=16, inner=40, embedding=4)
-    weights = shaken(from_scratch(WIDE, STACK)).state_dict()
-    deep = build(full_architecture(narrow, GELU, STACK))
+    weights = shaken(build(Architecture.uniform(WIDE, stack=STACK))).state_dict()
+    deep = build(Architecture.uniform(narrow, GELU, STACK))
     found = cut(weights, WIDE, narrow, deep.state_dict())
-    load_weights(deep, found)
+    deep.load_state_dict(found)
     d, e, w = 16, 40, 4
     embeddings = "bert.embeddings."
     expected = {
@@ -82,15 +82,15 @@ def test_channels_that_carry_nothing_can_be_cut() -> None:
     """Where the wider model has nothing in its last inner channels and its last word channels, the cut one computes
     the same.
     """
-    wide = shaken(from_scratch(WIDE, STACK)).eval()
+    wide = shaken(build(Architecture.uniform(WIDE, stack=STACK))).eval()
     with torch.no_grad():
         for layer in wide.bert.encoder.layer:
             for block in layer.ffn:
                 block.project.weight[:, 30:] = 0
         wide.bert.embeddings.word_embeddings.weight[:, 5:] = 0
     narrow = replace(WIDE, inner=30, embedding=5)
-    small = build(full_architecture(narrow, GELU, STACK)).eval()
-    load_weights(small, cut(wide.state_dict(), WIDE, narrow, small.state_dict()))
+    small = build(Architecture.uniform(narrow, GELU, STACK)).eval()
+    small.load_state_dict(cut(wide.state_dict(), WIDE, narrow, small.state_dict()))
     torch.testing.assert_close(logits(small), logits(wide), atol=1e-5, rtol=1e-5)
 
 

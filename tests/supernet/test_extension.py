@@ -14,7 +14,7 @@ from distill.encoders.student.routing import ROUTERS, GateRouter, TableRouter
 from search_spaces import Architecture, Base, Experts, FFNGraph, Space, cost
 from search_spaces.operations import UNARY, Operation
 from search_spaces.routing import ROUTINGS, RoutingKind
-from supernet.build import ExportError, build, check_exportable, from_scratch, load_weights
+from supernet.build import ExportError, build, check_exportable
 from supernet.experts.routers import TABLES
 from supernet.inherit import inherit
 from supernet.one_shot import OneShotSupernet
@@ -51,9 +51,8 @@ def candidate(architecture: Architecture) -> nn.Module:
     """A candidate that has inherited from a random supernet."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        supernet = from_scratch(BASE, architecture.ffns[0].stack, LABELS)
-    model = build(architecture, labels=LABELS)
-    load_weights(model, inherit(supernet.state_dict(), architecture))
+        supernet = build(Architecture.uniform(BASE, stack=architecture.ffns[0].stack), labels=LABELS)
+    model = build(architecture, labels=LABELS, weights=inherit(supernet.state_dict(), architecture))
     return model
 
 

@@ -35,15 +35,7 @@ from nas.export.onnx import OnnxModel, export_onnx, verify
 from nas.export.ordinary import ordinary_form
 from search_spaces import FFN, Architecture, Experts
 from search_spaces.graph import FFNGraph
-from supernet.build import (
-    BuildError,
-    base_of_teacher,
-    build,
-    config_of,
-    from_scratch,
-    from_teacher,
-    set_dropout,
-)
+from supernet.build import BuildError, base_of_teacher, build, config_of, from_teacher, set_dropout
 from supernet.compensation.calibration import calibrate
 from supernet.compensation.compensate import compensate
 from supernet.inherit import inherit
@@ -227,7 +219,7 @@ def test_onnx(tmp_path: Path) -> None:
     teacher = pair()[1]
     for number, types in enumerate((1, 2)):
         base = replace(base_of_teacher(teacher.config)[0], token_types=types)
-        student = shaken(from_scratch(base, 1, template=teacher.config)).eval()
+        student = shaken(build(Architecture.uniform(base), template=teacher.config)).eval()
         export_onnx(student, tmp_path / f"{number}.onnx")
         assert verify(student, OnnxModel(tmp_path / f"{number}.onnx")) < 1e-4
 

@@ -13,7 +13,7 @@ from distill.tasks.types import TASK_TYPES
 from search_spaces import FFN, GELU, Architecture, Base, Experts, FFNGraph, Head
 from search_spaces.cost import project_width
 from search_spaces.routing import ROUTINGS
-from supernet.build import build, from_scratch, full_architecture, load_weights
+from supernet.build import build
 from supernet.experts.routers import DEVIATION, routing_table
 from supernet.inherit import inherit
 from tests.search_spaces import strategies
@@ -24,7 +24,7 @@ GEGLU = FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))")
 
 
 def supernet(**changes: object) -> torch.nn.Module:
-    return shaken(from_scratch(replace(BASE, **changes), STACK)).eval()
+    return shaken(build(Architecture.uniform(replace(BASE, **changes), stack=STACK))).eval()
 
 
 @torch.no_grad()
@@ -35,9 +35,8 @@ def logits(model: torch.nn.Module) -> Tensor:
 @pytest.mark.parametrize("embedding", [None, 7])
 def test_the_full_architecture_is_the_supernet(embedding: int | None) -> None:
     whole = supernet(embedding=embedding)
-    base = replace(BASE, embedding=embedding)
-    candidate = build(full_architecture(base, GELU, STACK)).eval()
-    load_weights(candidate, inherit(whole.state_dict(), full_architecture(base, GELU, STACK)))
+    architecture = Architecture.uniform(replace(BASE, embedding=embedding), GELU, STACK)
+    candidate = build(architecture, weights=inherit(whole.state_dict(), architecture)).eval()
     assert torch.equal(logits(candidate), logits(whole))
 
 
@@ -63,8 +62,7 @@ def test_random_architectures_take_leading_slices(mismatch: str) -> None:
         assert inherited.keys() == expected.keys()
         assert all(torch.equal(inherited[name], expected[name]) for name in expected)
 
-        candidate = build(architecture).eval()
-        load_weights(candidate, inherited)
+        candidate = build(architecture, weights=inherited).eval()
         assert torch.isfinite(logits(candidate)).all()
         for parameter in candidate.parameters():
             parameter.data.zero_()
@@ -73,10 +71,9 @@ def test_random_architectures_take_leading_slices(mismatch: str) -> None:
 
 @pytest.mark.parametrize("head", ["none", *TASK_TYPES])
 def test_every_head(head: str) -> None:
-    whole = build(full_architecture(BASE, GELU, STACK), TASK_TYPES.get(head))
+    whole = build(Architecture.uniform(BASE, GELU, STACK), TASK_TYPES.get(head))
     architecture = next(architectures(1))
-    candidate = build(architecture, TASK_TYPES.get(head))
-    load_weights(candidate, inherit(whole.state_dict(), architecture))
+    candidate = build(architecture, TASK_TYPES.get(head), weights=inherit(whole.state_dict(), architecture))
     of_head = [name for name in whole.state_dict() if ".encoder." not in name and not name.startswith("encoder.")]
     assert of_head
     for name in of_head:
@@ -87,8 +84,7 @@ def test_a_narrower_candidate_computes_with_the_leading_neurons() -> None:
     """The same as the supernet with the other neurons' outgoing weights at zero."""
     whole = supernet()
     architecture = Architecture.uniform(BASE, stack=STACK, expansion=Fraction(1, 4))
-    candidate = build(architecture).eval()
-    load_weights(candidate, inherit(whole.state_dict(), architecture))
+    candidate = build(architecture, weights=inherit(whole.state_dict(), architecture)).eval()
     for layer in whole.base_model.encoder.layer:
         for block in layer.ffn:
             block.project.weight.data[:, 12:] = 0
@@ -99,13 +95,13 @@ def test_a_layer_without_an_ffn_inherits_its_attention() -> None:
     """It is the supernet whose layer skips its blocks."""
     whole = supernet()
     layers = (FFN(GELU, STACK), FFN(stack=0), FFN(GELU, STACK))
-    candidate = build(Architecture.of_ffns(BASE, layers)).eval()
-    load_weights(candidate, inherit(whole.state_dict(), Architecture.of_ffns(BASE, layers)))
+    architecture = Architecture.of_ffns(BASE, layers)
+    candidate = build(architecture, weights=inherit(whole.state_dict(), architecture)).eval()
     empty = Architecture.uniform(BASE, stack=0, attention_experts=2)
     inherited = inherit(whole.state_dict(), empty, seed=3)
     assert not any(".ffn." in name for name in inherited)
     assert inherited["bert.encoder.layer.1.attention.router.weight"].shape == (2, BASE.width)
-    load_weights(build(empty), inherited)
+    build(empty, weights=inherited)
     whole.bert.encoder.layer[1].ffn = torch.nn.ModuleList()
     assert torch.equal(logits(candidate), logits(whole))
 
@@ -116,10 +112,8 @@ def test_a_gate_that_the_supernet_lacks_is_the_constant_one(expansion: Fraction)
     results, inherited = {}, {}
     for graph in (GELU, GEGLU):
         architecture = Architecture.uniform(BASE, graph=graph, stack=2, expansion=expansion)
-        candidate = build(architecture).eval()
         inherited[graph] = inherit(weights, architecture)
-        load_weights(candidate, inherited[graph])
-        results[graph] = logits(candidate)
+        results[graph] = logits(build(architecture, weights=inherited[graph]).eval())
     assert torch.equal(results[GEGLU], results[GELU])
 
     gates = {name: inherited[GEGLU].pop(name) for name in list(inherited[GEGLU]) if ".gate." in name}
@@ -134,25 +128,24 @@ def test_a_gate_that_the_supernet_lacks_is_the_constant_one(expansion: Fraction)
 
 def test_a_gate_that_starts_as_one_learns() -> None:
     architecture = Architecture.uniform(BASE, graph=GEGLU)
-    candidate = build(architecture)
-    load_weights(candidate, inherit(supernet().state_dict(), architecture))
+    candidate = build(architecture, weights=inherit(supernet().state_dict(), architecture))
     candidate(**batch(labels=2)).loss.backward()
     for layer in candidate.base_model.encoder.layer:
         assert layer.ffn[0].gate.weight.grad.abs().max() > 0
 
 
 def test_gates_of_the_supernet_are_sliced_where_the_candidate_has_one() -> None:
-    whole = shaken(build(full_architecture(BASE, GEGLU, STACK))).eval()
+    largest = Architecture.uniform(BASE, GEGLU, STACK)
+    whole = shaken(build(largest)).eval()
     weights = whole.state_dict()
-    full = build(full_architecture(BASE, GEGLU, STACK)).eval()
-    load_weights(full, inherit(weights, full_architecture(BASE, GEGLU, STACK)))
+    full = build(largest, weights=inherit(weights, largest)).eval()
     assert torch.equal(logits(full), logits(whole))
 
     other = FFNGraph.parse("project(add(gate(x),mul(expand(x),x)))")
     layers = (FFN(GEGLU, 2, Fraction(1, 4)), FFN(GELU, 3, Fraction(1, 2)), FFN(other, 1, Fraction(3, 4)))
     architecture = Architecture.of_ffns(BASE, layers)
     inherited = inherit(weights, architecture)
-    load_weights(build(architecture), inherited)
+    build(architecture, weights=inherited)
     for layer, genes in enumerate(layers):
         for block in range(STACK):
             prefix = f"bert.encoder.layer.{layer}.ffn.{block}."
@@ -260,14 +253,14 @@ def check_experts(weights: dict[str, Tensor], architecture: Architecture) -> Non
     assert len(set(own)) == len(own)
     assert addresses.isdisjoint(own)
 
-    load_weights(build(architecture), inherited)
+    build(architecture, weights=inherited)
 
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("mismatch", ["narrow", "wide"])
 def test_experts_of_random_graphs_take_slices(mismatch: str, gated: bool) -> None:
     base = replace(BASE, mismatch=mismatch)
-    weights = shaken(build(full_architecture(base, GEGLU if gated else GELU, 2))).state_dict()
+    weights = shaken(build(Architecture.uniform(base, GEGLU if gated else GELU, 2))).state_dict()
     before = {name: tensor.clone() for name, tensor in weights.items()}
     mixed = FFNGraph.parse("max(project(add(gate(x),mul(expand(x),x))),x)")
     cuts = [
@@ -288,7 +281,7 @@ def test_experts_of_random_graphs_take_slices(mismatch: str, gated: bool) -> Non
     assert all(torch.equal(weights[name], before[name]) for name in weights)
 
 
-DEEP = {gated: shaken(build(full_architecture(BASE, GEGLU if gated else GELU, 4))).state_dict() for gated in (0, 1)}
+DEEP = {gated: shaken(build(Architecture.uniform(BASE, GEGLU if gated else GELU, 4))).state_dict() for gated in (0, 1)}
 
 
 @settings(max_examples=40, deadline=None)
@@ -310,7 +303,7 @@ def test_routers_of_the_supernet_lead() -> None:
     gates = Experts(4, routing="token_gate")
     candidate = Architecture.uniform(BASE, GELU, 2, Fraction(1, 8), gates, attention_experts=2)
     inherited = inherit(weights | learned, candidate)
-    load_weights(build(candidate), inherited)
+    build(candidate, weights=inherited)
     for name, rows in learned.items():
         assert torch.equal(inherited[name], rows[: 2 if "attention" in name else 4])
         assert inherited[name].untyped_storage().data_ptr() != rows.untyped_storage().data_ptr()
@@ -333,10 +326,8 @@ def test_copies_compute_what_the_supernet_does(routing: str, top_k: int) -> None
     experts = Experts(4, Fraction(1), routing, top_k)
     for attention_experts in (1, 3):
         architecture = Architecture.uniform(BASE, stack=STACK, experts=experts, attention_experts=attention_experts)
-        candidate = build(architecture).eval()
-        load_weights(candidate, inherit(whole.state_dict(), architecture, FREQUENCIES))
-        indifferent = build(architecture).eval()
-        load_weights(indifferent, candidate.state_dict())
+        candidate = build(architecture, weights=inherit(whole.state_dict(), architecture, FREQUENCIES)).eval()
+        indifferent = build(architecture, weights=candidate.state_dict()).eval()
         for name, parameter in indifferent.named_parameters():
             if name.endswith("router.weight"):
                 torch.nn.init.zeros_(parameter)

@@ -27,7 +27,7 @@ from distill.training.teacher import set_head
 from distill.training.teacher_outputs import LiveTeacher
 from search_spaces import FFN, Architecture, Attention, Experts, FFNGraph, Layer, Space
 from search_spaces.spaces import SIZES
-from supernet.build import build, config_of, load_weights
+from supernet.build import build, config_of
 from supernet.experts.routers import routing_table
 from supernet.inherit import inherit
 from supernet.one_shot import DRAWN_IN_SANDWICH, OneShotSupernet, interleaved, train_one_shot
@@ -77,7 +77,7 @@ def test_a_slice_is_the_model_that_inherits(architecture: Architecture, task: st
     alone.classifier = nn.Linear(BASE.width, TASKS[task])
     weights = {name: value for name, value in shared.model.state_dict().items() if "classifier" not in name}
     head = {f"classifier.{name}": value for name, value in shared.heads[task].state_dict().items()}
-    load_weights(alone, inherit(weights, architecture) | head)
+    alone.load_state_dict(inherit(weights, architecture) | head)
     features = inputs(batch())
     shared.activate(architecture, task)
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_heads_of_every_kind(kinds: dict[str, tuple[str, int]], architecture: Ar
         set_head(own, [f"{number}" for number in range(size)], kind)
         alone = build(architecture or LARGEST, TASK_TYPES[kind], template=own).eval()
         head = {f"{place}.{name}": value for name, value in shared.heads[task].state_dict().items()}
-        load_weights(alone, inherit(weights, architecture or LARGEST) | head)
+        alone.load_state_dict(inherit(weights, architecture or LARGEST) | head)
         shared.activate(architecture, task)
         with torch.no_grad():
             actual, expected = run(shared, batch(), needs), run(alone, batch(), needs)
@@ -314,8 +314,8 @@ def test_experts_are_slices_with_gates_of_their_own() -> None:
     gates = {place.replace("/", "."): weight.detach() for place, weight in shared.gates.items()}
     weights = {name: value for name, value in shared.model.state_dict().items() if "classifier" not in name}
     head = {f"classifier.{name}": value for name, value in shared.heads["first"].state_dict().items()}
-    alone = build(architecture, labels=3, template=shared.config).eval()
-    load_weights(alone, inherit(weights | gates, architecture) | head)
+    inherited = inherit(weights | gates, architecture) | head
+    alone = build(architecture, labels=3, template=shared.config, weights=inherited).eval()
     features = inputs(batch())
     shared.activate(architecture, "first")
     actual = shared(**features).logits
@@ -361,7 +361,7 @@ def test_an_attention_with_fewer_experts_has_the_first_ones(counts: tuple[int, .
         if ".ffn." not in name:
             state[name] = value
     state |= {f"classifier.{name}": value for name, value in shared.heads["first"].state_dict().items()}
-    load_weights(alone, state)
+    alone.load_state_dict(state)
     shared.activate(architecture, "first")
     logits = shared(**inputs(batch())).logits
     torch.testing.assert_close(logits, alone(**inputs(batch())).logits)

@@ -10,9 +10,9 @@ from torch import nn
 from distill.objectives import efficientbert
 from distill.training.recipe import Recipe
 from distill.training.teacher_outputs import LiveTeacher
-from search_spaces import FFN, FFNGraph
+from search_spaces import FFN, Architecture, FFNGraph
 from search_spaces.cost import project_width
-from supernet.build import from_scratch
+from supernet.build import build
 from supernet.warmup import warm_up
 from tests.tiny import BASE, batch, bert, graphs
 
@@ -35,7 +35,7 @@ def warm(
     teacher = bert(num_hidden_layers=3)
     if supernet is None:
         torch.manual_seed(0)
-        supernet = from_scratch(BASE, stack=2, template=teacher.config)
+        supernet = build(Architecture.uniform(BASE, stack=2), template=teacher.config)
     objective = efficientbert(supernet.config, teacher.config)
     recipe = Recipe(steps=steps, learning_rate=3e-3)
     live = LiveTeacher(teacher, objective.needs, accelerator)
@@ -55,7 +55,7 @@ def test_drawn_graphs_are_trained_and_then_gone(accelerator: Accelerator) -> Non
     drawn = [[graph] * 3 for graph in graphs(200) if project_width(BASE, FFN(graph)) == BASE.inner][:6]
     rest = iter(drawn)
     recorded: list[list[Program]] = []
-    supernet = from_scratch(BASE, stack=2, labels=3)
+    supernet = build(Architecture.uniform(BASE, stack=2), labels=3)
     original = programs(supernet)
     warm(
         accelerator,
@@ -76,7 +76,7 @@ def test_drawn_graphs_are_trained_and_then_gone(accelerator: Accelerator) -> Non
 def test_a_graph_that_does_not_fit_leaves_its_layer(accelerator: Accelerator) -> None:
     narrow, fits = FFNGraph.parse("project(add(expand(x),x))"), FFNGraph.parse("project(relu(expand(x)))")
     recorded: list[list[Program]] = []
-    supernet = from_scratch(BASE, stack=2, labels=3)
+    supernet = build(Architecture.uniform(BASE, stack=2), labels=3)
     original = programs(supernet)
     warm(
         accelerator,
@@ -101,7 +101,7 @@ def test_programs_are_restored_after_an_exception(accelerator: Accelerator, wher
         draw = lambda: [relu] * 3  # noqa: E731
     elif where == "too few graphs":
         draw = lambda: [relu] * 2  # noqa: E731
-    supernet = from_scratch(BASE, stack=2, labels=3)
+    supernet = build(Architecture.uniform(BASE, stack=2), labels=3)
     original = programs(supernet)
     with pytest.raises((RuntimeError, ValueError), match=r"interrupted|shorter"):
         warm(accelerator, 3, supernet, draw_graphs=draw, after_step=fail if where == "after a step" else None)

@@ -34,7 +34,7 @@ from nas.search.options import overrides, parser
 from nas.study.attributes import score_attribute
 from search_spaces import Architecture, Experts
 from search_spaces.spaces import SIZES
-from supernet.build import build, load_weights
+from supernet.build import build
 from supernet.compensation.calibration import Calibration
 from supernet.experts.routers import routing_table
 from supernet.inherit import inherit
@@ -93,7 +93,7 @@ def test_stage_3_scores_what_the_slice_computes_alone(tiny_study: TinyStudy, tmp
         alone = build(architecture, folders.task.type, template=like)
         head = {f"{output_layer(alone)}.{part}": stored[f"heads.{name}.{part}"] for part in ("weight", "bias")}
         model = {key.removeprefix("model."): value for key, value in stored.items() if key.startswith("model.bert.")}
-        load_weights(alone, inherit(model, architecture) | head)
+        alone.load_state_dict(inherit(model, architecture) | head)
         accelerator = make_accelerator("cpu")
         given = (folders.rows("search"), folders.split("search"), folders.task)
         found = evaluate(alone, *given, accelerator=accelerator, pad_id=0)

@@ -24,7 +24,7 @@ from nas.preparation.teacher import prepare_task
 from nas.preparation.workspace import Workspace, objectives, projections
 from search_spaces import Architecture, Base
 from search_spaces.operations import UNARY, Operation
-from supernet.build import full_architecture, set_dropout
+from supernet.build import set_dropout
 from tests.accelerate_state import reset_accelerate
 from tests.nas.tiny_study import TinyStudy
 from tests.tiny import bert, inputs
@@ -99,7 +99,7 @@ def test_a_teacher_stops_early(tiny_study: TinyStudy, workspace: Workspace) -> N
 def test_a_supernet_without_warm_up_computes_what_the_teacher_computes(tiny_study: TinyStudy) -> None:
     workspace = changed(tiny_study, warmup__steps=0, space__stacks=[1])
     evaluator = TrainedEvaluator(workspace, "cpu")
-    student = evaluator.student(full_architecture(*workspace.base(), 1)).eval()
+    student = evaluator.student(Architecture.uniform(*workspace.base(), 1)).eval()
     teacher = BertForSequenceClassification.from_pretrained(workspace.folders.teacher).eval()
     for batch in training_batches(workspace.folders.rows("train"), 8, 2, 0, 0):
         assert len(batch["labels"]) == 8

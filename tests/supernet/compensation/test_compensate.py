@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from search_spaces import FFN, GELU, Architecture, Base, Experts, FFNGraph
-from supernet.build import build, full_architecture
+from supernet.build import build
 from supernet.compensation.calibration import Calibration, calibrate
 from supernet.compensation.compensate import compensate
 from supernet.compensation.ridge import CompensationError
@@ -26,7 +26,7 @@ NEW = batch(8, 10, seed=99)
 
 def supernet(graph: FFNGraph = GELU, stack: int = 1, base: Base = BASE) -> nn.Module:
     torch.manual_seed(0)
-    return shaken(build(full_architecture(base, graph, stack))).eval()
+    return shaken(build(Architecture.uniform(base, graph, stack))).eval()
 
 
 @torch.no_grad()
@@ -103,7 +103,7 @@ def test_nothing_is_lost_by_experts_of_such_channels(routing: str, top_k: int, a
 
 def test_the_whole_supernet_stays_what_it_is(accelerator: Accelerator) -> None:
     whole = supernet(stack=2)
-    model = candidate(whole, full_architecture(BASE, GELU, 2))
+    model = candidate(whole, Architecture.uniform(BASE, GELU, 2))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     compensate(model, calibrate(whole, BATCHES, accelerator), accelerator)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

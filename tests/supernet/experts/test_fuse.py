@@ -9,7 +9,7 @@ import torch
 from distill.training.evaluation import Load, expert_load
 from distill.training.loop import make_accelerator
 from search_spaces import DENSE, Architecture, Experts, FFNGraph
-from supernet.build import build, load_weights
+from supernet.build import build
 from supernet.experts import ExpertsError
 from supernet.experts.fuse import remove_experts, untouched_experts, unused_experts
 from tests.tiny import BASE, batch, inputs, shaken
@@ -30,8 +30,7 @@ def loads_of(model: torch.nn.Module) -> list[Load]:
 
 
 def rebuilt(weights: dict, architecture: Architecture) -> torch.nn.Module:
-    model = build(architecture, labels=3).eval()
-    load_weights(model, weights)
+    model = build(architecture, labels=3, weights=weights).eval()
     return model
 
 

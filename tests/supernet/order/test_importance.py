@@ -16,8 +16,8 @@ from distill.tasks.types import (
     TOKEN_CLASSIFICATION,
 )
 from distill.training.teacher import set_head
-from search_spaces import FFNGraph
-from supernet.build import build, config_of, full_architecture
+from search_spaces import Architecture, FFNGraph
+from supernet.build import build, config_of
 from supernet.order.importance import allocate_by_importance, neuron_importance, sort_channels, summed_loss
 from tests.tiny import BASE, batch, inputs, shaken
 
@@ -27,7 +27,7 @@ def loss(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
 
 
 def supernet(formula: str = "project(gelu(expand(x)))") -> nn.Module:
-    return shaken(build(full_architecture(BASE, FFNGraph.parse(formula), 2), labels=3)).double()
+    return shaken(build(Architecture.uniform(BASE, FFNGraph.parse(formula), 2), labels=3)).double()
 
 
 def flat(scores: list[list[Tensor]]) -> list[Tensor]:
@@ -194,7 +194,7 @@ def test_the_summed_loss_adds_up_samples(kind: str, labels: Tensor) -> None:
         labels[:, 0] = IGNORED
     given = given | {"labels": labels}
     size = {REGRESSION: 1, QUESTION_ANSWERING: 2}.get(kind, 3)
-    architecture = full_architecture(BASE, FFNGraph.parse("project(gelu(expand(x)))"), 1)
+    architecture = Architecture.uniform(BASE, FFNGraph.parse("project(gelu(expand(x)))"), 1)
     like = config_of(architecture, size)
     set_head(like, [f"{number}" for number in range(size)], kind)
     model = shaken(build(architecture, TASK_TYPES[kind], template=like)).eval()

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from search_spaces import GELU
-from supernet.build import build, full_architecture
+from search_spaces import GELU, Architecture
+from supernet.build import build
 from supernet.order.importance import neuron_importance, sort_channels, summed_loss
 from supernet.order.moments import block_moments, sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs
@@ -18,7 +18,7 @@ BATCHES = [batch(6, 9, seed=seed) for seed in range(3)]
 @pytest.fixture
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return shaken(build(full_architecture(BASE, GELU, 2), labels=3)).eval()
+    return shaken(build(Architecture.uniform(BASE, GELU, 2), labels=3)).eval()
 
 
 def order_inputs(model: nn.Module, seed: int = 0) -> OrderInputs:

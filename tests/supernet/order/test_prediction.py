@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from distill.encoders.student import ffn
-from search_spaces import GELU
-from supernet.build import build, full_architecture
+from search_spaces import GELU, Architecture
+from supernet.build import build
 from supernet.order.importance import sort_channels, summed_loss
 from supernet.order.moments import MomentsError, block_moments, sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs
@@ -22,7 +22,7 @@ BATCHES = [batch(12, 12, seed=seed) for seed in range(6)]
 @pytest.fixture
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return shaken(build(full_architecture(BASE, GELU, 2), labels=3)).eval()
+    return shaken(build(Architecture.uniform(BASE, GELU, 2), labels=3)).eval()
 
 
 def least_squares(channels_NE: Tensor, target_ND: Tensor) -> float:

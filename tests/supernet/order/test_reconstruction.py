@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from search_spaces import GELU
-from supernet.build import build, full_architecture
+from search_spaces import GELU, Architecture
+from supernet.build import build
 from supernet.order import reconstruction
 from supernet.order.moments import BlockMoments, MomentsError, block_moments, sampled_loss
 from supernet.order.reconstruction import forward_selection
@@ -66,7 +66,7 @@ def test_channels_without_news_come_last() -> None:
 
 def test_moments_are_those_of_tokens() -> None:
     """Covariances of the inputs of `project`, and the metric as the exact Fisher information of the predictions."""
-    model = shaken(build(full_architecture(BASE, GELU, 2), labels=3)).eval()
+    model = shaken(build(Architecture.uniform(BASE, GELU, 2), labels=3)).eval()
     batches = [batch(4, 9, seed=1), batch(3, 6, seed=2)]
     moments = block_moments(model, batches, sampled_loss(0))
     block = model.bert.encoder.layer[1].ffn[1]
@@ -95,7 +95,7 @@ def test_moments_are_those_of_tokens() -> None:
 
 
 def test_what_has_no_moments_is_refused() -> None:
-    model = shaken(build(full_architecture(BASE, GELU, 1)))
+    model = shaken(build(Architecture.uniform(BASE, GELU, 1)))
     with pytest.raises(MomentsError, match="no tokens"):
         block_moments(model, [], sampled_loss(0))
     with torch.no_grad():
@@ -106,7 +106,7 @@ def test_what_has_no_moments_is_refused() -> None:
 
 def test_predictions_that_depend_on_nothing_are_refused() -> None:
     """As of a head that starts at zero and was not trained."""
-    model = shaken(build(full_architecture(BASE, GELU, 1)))
+    model = shaken(build(Architecture.uniform(BASE, GELU, 1)))
     with torch.no_grad():
         model.classifier.weight.zero_()
     with pytest.raises(
@@ -118,7 +118,7 @@ def test_predictions_that_depend_on_nothing_are_refused() -> None:
 def test_moments_of_channels_far_from_zero() -> None:
     """A constant channel has no variance, and one whose mean is ten thousand times its deviation keeps its own."""
     torch.manual_seed(0)
-    model = shaken(build(full_architecture(BASE, GELU, 1), labels=3)).eval()
+    model = shaken(build(Architecture.uniform(BASE, GELU, 1), labels=3)).eval()
     block = model.bert.encoder.layer[0].ffn[0]
     with torch.no_grad():
         block.expand.weight[0] = 0

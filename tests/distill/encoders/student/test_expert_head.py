@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from distill.objectives.outputs import LOGITS, ROUTINGS, run
 from distill.training.evaluation import expert_load
 from search_spaces import Architecture, cost
-from supernet.build import build, from_scratch, load_weights
+from supernet.build import build
 from supernet.inherit import inherit
 from tests.tiny import BASE, batch, inputs, shaken
 
@@ -85,10 +85,9 @@ def test_costs(labels: int) -> None:
 
 
 def test_inherits_all_but_the_head() -> None:
-    supernet = shaken(from_scratch(BASE, stack=1, labels=5))
+    supernet = shaken(build(Architecture.uniform(BASE), labels=5))
     weights = inherit(supernet.state_dict(), ARCHITECTURE)
-    student = build(ARCHITECTURE, labels=5)
-    load_weights(student, weights)
+    student = build(ARCHITECTURE, labels=5, weights=weights)
     for name, tensor in supernet.state_dict().items():
         if not name.startswith("classifier."):
             assert torch.equal(weights[name], tensor), name
