@@ -44,7 +44,7 @@ PRIVATE: dict[str, list[tuple[str, set[str], str]]] = {
         ),
     ],
     "torch": [
-        ("distill/objectives/base.py", {"_apply"}, "tests/distill/objectives/test_objectives.py"),
+        ("distill/objectives/base.py", {"_apply"}, "tests/distill/objectives/test_microbert.py"),
         (
             "distill/encoders/student/expert_linear.py",
             {"_linear_pointwise"},

@@ -1,4 +1,9 @@
-"""Distillation objectives: weighted sums of loss terms, and the registry of their specifications by name."""
+"""Distillation objectives: weighted sums of loss terms, and the registry of their specifications by name.
+
+Each is created from the Hugging Face configurations of a student and a teacher. The setting `balance` is the weight of
+the load-balancing loss of the student's routers. Every objective raises ValueError for a weight that is negative or not
+finite, another setting that is out of its range, and models that it cannot be used with.
+"""
 
 from distill.objectives.base import Objective, Term, sum_of
 from distill.objectives.codir import CODIR, codir

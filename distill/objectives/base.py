@@ -15,16 +15,23 @@ from distill.objectives.outputs import Batch, Outputs
 class Term:
     """A loss term of an objective: `weight` times `loss(student, teacher, batch)`.
 
-    `needs` names the student's outputs that the loss reads, `teacher_needs` those of the teacher. `teaches` is False
-    for a pure regulariser, from which alone a student would learn nothing.
+    `needs` names the student's outputs that the loss reads, `teacher_needs` those of the teacher. If the latter are
+    empty, the teacher's outputs may be None. `teaches` is False for a pure regularizer, from which alone a student
+    would learn nothing.
+
+    Raises:
+        ValueError: the weight is negative, infinite or NaN.
     """
 
     name: str
     weight: float
     needs: frozenset[str]
-    loss: Callable[[Outputs, Outputs | None, Batch], Tensor]
+    loss: Callable[[Outputs, Any, Batch], Tensor]
     teacher_needs: frozenset[str] = frozenset()
     teaches: bool = True
+
+    def __post_init__(self) -> None:
+        check_weights(**{self.name: self.weight})
 
 
 class Objective(nn.Module):
@@ -34,7 +41,7 @@ class Objective(nn.Module):
     read.
 
     `parameters()` are those of the projections, which are trained with the student. They and the state dict do not
-    include the parameters of the `critic`, which is trained against the student by a separate optimiser. The critic
+    include the parameters of the `critic`, which is trained against the student by a separate optimizer. The critic
     moves to a device together with the objective.
     """
 
@@ -46,7 +53,7 @@ class Objective(nn.Module):
         super().__init__()
         self.terms = [term for term in terms if term.weight]
         self.projections = nn.ModuleDict(projections or {})
-        # Not registered as a submodule, so that the student's optimiser does not get its parameters.
+        # Not registered as a submodule, so that the student's optimizer does not get its parameters.
         object.__setattr__(self, "critic", critic)
         self.needs = frozenset[str]().union(*(term.needs for term in self.terms))
         self.teacher_needs = frozenset[str]().union(*(term.teacher_needs for term in self.terms))
@@ -84,11 +91,11 @@ def check_weights(**weights: float) -> None:
             raise ValueError(f"{name}={weight}: a weight must be a finite number of at least 0")
 
 
-def check_shares(**shares: float) -> None:
+def check_fractions(**fractions: float) -> None:
     """Raise ValueError for a number outside [0, 1]."""
-    for name, share in shares.items():
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name}={share}: must be between 0 and 1")
+    for name, fraction in fractions.items():
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"{name}={fraction}: must be between 0 and 1")
 
 
 def check_positive(**numbers: float) -> None:

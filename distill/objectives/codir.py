@@ -15,7 +15,8 @@ from torch import distributed as dist
 from torch.nn import functional as F
 
 from distill.objectives import layer_maps, losses, terms
-from distill.objectives.base import Objective, Term, check_positive, check_shares, check_weights
+from distill.objectives.base import Objective, Term, check_choice, check_fractions, check_positive
+from distill.objectives.kd import labels_and_predictions
 from distill.objectives.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
 from distill.objectives.spec import ObjectiveSpec
 from distill.tasks.encoding import Encoded
@@ -57,7 +58,6 @@ def codir(
     rows, they are not in the state dict. The two maps are trained with the student.
 
     Args:
-        student, teacher: Hugging Face configurations.
         rows: number of training rows.
         labels: the classes of the rows; None if rows have no class (text, or a task that labels words), in which case
             all other rows are negatives.
@@ -68,20 +68,16 @@ def codir(
         contrast_temperature: t.
         momentum: weight of the old feature when a row of a bank is updated.
         pooling: "mean" over valid tokens, or "cls".
-        balance: weight of the load-balancing loss of the student's routers.
 
     Raises:
-        ValueError: the student's depth does not divide the teacher's; a setting is out of its range; there are not as
-            many labels as rows, or all rows have the same label. The loss raises it if the batch has no `rows`, or an
-            index out of range.
+        ValueError: the student's depth does not divide the teacher's; there are not as many labels as rows, or all rows
+            have the same label. The loss raises it if the batch has no `rows`, or an index out of range.
     """
-    check_weights(contrastive=contrastive, balance=balance)
-    check_shares(beta=beta, momentum=momentum)
-    check_positive(temperature=temperature, contrast_temperature=contrast_temperature)
+    check_fractions(beta=beta, momentum=momentum)
+    check_positive(contrast_temperature=contrast_temperature)
     if not 1 <= negatives <= MAX_NEGATIVES:
         raise ValueError(f"negatives={negatives}: from 1 to {MAX_NEGATIVES:,} are possible")
-    if pooling not in ("mean", "cls"):
-        raise ValueError(f"unknown pooling {pooling!r}: choose mean or cls")
+    check_choice("pooling", pooling, ("mean", "cls"))
     pairs = layer_maps.pairs(student.num_hidden_layers, teacher.num_hidden_layers)[1:]
     states = {"student": [m for m, _ in pairs], "teacher": [n for _, n in pairs]}
     bank = Bank(rows, labels, momentum)
@@ -94,8 +90,7 @@ def codir(
     needs, teacher_needs = frozenset({HIDDEN_STATES}), of_layers(HIDDEN_STATES, states["teacher"])
     return Objective(
         [
-            terms.labels(1 - beta),
-            terms.soft_labels("soft", beta, lambda s, t: losses.soft_kl(s, t, temperature)),
+            *labels_and_predictions(beta, temperature),
             Term("contrastive", contrastive, needs, loss, teacher_needs),
             terms.balance(balance),
         ],
@@ -130,8 +125,7 @@ class Contrast:
     negatives: int
     temperature: float
 
-    def __call__(self, s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
-        assert t is not None
+    def __call__(self, s: Outputs, t: Outputs, batch: Batch) -> Tensor:
         bank = self.bank
         if "rows" not in batch:
             raise ValueError("codir needs the number of each sentence among the training rows: batch['rows'], (B,)")

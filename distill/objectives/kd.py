@@ -1,11 +1,12 @@
 """Objectives on predictions: hard labels, soft labels, and soft labels with a few states."""
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from distill.objectives import layer_maps, losses, terms
-from distill.objectives.base import Objective, Term, check_positive, check_shares, check_weights, sum_of
+from distill.objectives.base import Objective, Term, check_fractions, check_positive, check_weights, sum_of
 from distill.objectives.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
 from distill.objectives.spec import ObjectiveSpec
 
@@ -16,16 +17,9 @@ def hard_labels() -> Objective:
 
 
 def none(student: Any, teacher: Any = None, *, balance: float = 0.0) -> Objective:
-    """The loss with the labels only: cross-entropy, mean over sentences, labelled tokens or answer boundaries; for a
+    """The loss with the labels only: cross-entropy, mean over sentences, labeled tokens or answer boundaries; for a
     regression the mean square error.
-
-    Args:
-        balance: weight of the load-balancing loss of the student's routers.
-
-    Raises:
-        ValueError: the weight is negative or not finite.
     """
-    check_weights(balance=balance)
     return Objective([terms.labels(1.0), terms.balance(balance)])
 
 
@@ -38,21 +32,15 @@ def kd(student: Any, teacher: Any, *, alpha: float = 0.5, temperature: float = 2
         (1 - alpha) CE(labels) + alpha T^2 KL(teacher || student),
 
     with the KL divergence of the probabilities softmax(logits / T), (N, C), summed over C. Like CE, it is a mean over
-    the N sentences, labelled tokens (all tokens if the batch has no labels) or answer boundaries. A regression uses the
+    the N sentences, labeled tokens (all tokens if the batch has no labels) or answer boundaries. A regression uses the
     mean square errors with the label and with the teacher's prediction instead, without T. The paper gives no general
     alpha and T.
 
     Args:
-        student, teacher: Hugging Face configurations.
         alpha: weight of the teacher's predictions, from 0 to 1; with 1 no labels are needed.
         temperature: T.
-        balance: weight of the load-balancing loss of the student's routers.
-
-    Raises:
-        ValueError: alpha, the temperature or a weight is out of its range.
     """
-    check_weights(balance=balance)
-    return Objective([*_kd(alpha, temperature), terms.balance(balance)])
+    return Objective([*labels_and_predictions(alpha, temperature), terms.balance(balance)])
 
 
 KD = ObjectiveSpec(kd)
@@ -79,30 +67,30 @@ def pkd(
     teacher's width. alpha, T and beta are from the paper's grids (0.2, 0.5, 0.7; 5, 10, 20; 10, 100, 500, 1000).
 
     Args:
-        student, teacher: Hugging Face configurations.
         alpha, temperature: as in `kd`; alpha = 1 needs no labels.
         beta: weight of L_PT.
         layers: "skip" or "last", see `distill.objectives.layer_maps.patient`.
-        balance: weight of the load-balancing loss of the student's routers.
         paper_compatible: average KL over the classes too, as in the released code.
-
-    Raises:
-        ValueError: as `kd`, or the choice of layers is unknown or impossible for these depths.
     """
-    check_weights(beta=beta, balance=balance)
+    check_weights(beta=beta)
     pairs = layer_maps.patient(student.num_hidden_layers, teacher.num_hidden_layers, layers) if beta else ()
     maps = terms.transforms(student, teacher, [m for m, _ in pairs])
 
-    def patience(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
-        assert t is not None
+    def patience(s: Outputs, t: Outputs, batch: Batch) -> Tensor:
         mask_BT = batch["attention_mask"]
         sides = ((terms.transformed(s, m, maps), t.hidden_states[n]) for m, n in pairs)
-        return sum_of(losses.normalised_mse(a, b, mask_BT) for a, b in sides) / len(pairs)
+        return sum_of(losses.normalized_mse(a, b, mask_BT) for a, b in sides) / len(pairs)
 
     states = frozenset({HIDDEN_STATES})
     teacher_needs = of_layers(HIDDEN_STATES, (n for _, n in pairs))
-    objective = [*_kd(alpha, temperature, paper_compatible), Term("patience", beta, states, patience, teacher_needs)]
-    return Objective([*objective, terms.balance(balance)], maps)
+    return Objective(
+        [
+            *labels_and_predictions(alpha, temperature, paper_compatible),
+            Term("patience", beta, states, patience, teacher_needs),
+            terms.balance(balance),
+        ],
+        maps,
+    )
 
 
 PKD = ObjectiveSpec(pkd)
@@ -127,28 +115,21 @@ def distilbert(
     teacher's width.
 
     Args:
-        student, teacher: Hugging Face configurations.
         soft, labels, cosine: weights.
         temperature: T.
-        balance: weight of the load-balancing loss of the student's routers.
-        paper_compatible: KL at every token of a text, as in the released code, instead of the labelled tokens only.
-
-    Raises:
-        ValueError: the temperature or a weight is out of its range.
+        paper_compatible: KL at every token of a text, as in the released code, instead of the labeled tokens only.
     """
-    check_weights(soft=soft, labels=labels, cosine=cosine, balance=balance)
     check_positive(temperature=temperature)
     last = student.num_hidden_layers
     maps = terms.transforms(student, teacher, [last] if cosine else [])
 
-    def directions(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
-        assert t is not None
+    def directions(s: Outputs, t: Outputs, batch: Batch) -> Tensor:
         return losses.cosine_distance(terms.transformed(s, last, maps), t.hidden_states[-1], batch["attention_mask"])
 
     states = frozenset({HIDDEN_STATES})
     return Objective(
         [
-            terms.soft_labels("soft", soft, lambda s, t: losses.soft_kl(s, t, temperature), paper_compatible),
+            terms.soft_labels("soft", soft, partial(losses.soft_kl, temperature=temperature), paper_compatible),
             terms.labels(labels),
             Term("cosine", cosine, states, directions, of_layers(HIDDEN_STATES, [teacher.num_hidden_layers])),
             terms.balance(balance),
@@ -160,12 +141,12 @@ def distilbert(
 DISTILBERT = ObjectiveSpec(distilbert, without_labels={"labels": 0.0, "soft": 0.0})
 
 
-def _kd(alpha: float, temperature: float, mean_over_classes: bool = False) -> list[Term]:
-    check_shares(alpha=alpha)
+def labels_and_predictions(alpha: float, temperature: float, mean_over_classes: bool = False) -> list[Term]:
+    """The two terms of `kd`."""
+    check_fractions(alpha=alpha)
     check_positive(temperature=temperature)
-
-    def compare(student_NC: Tensor, teacher_NC: Tensor) -> Tensor:
-        divergence = losses.soft_kl(student_NC, teacher_NC, temperature)
-        return divergence / student_NC.shape[1] if mean_over_classes else divergence
-
-    return [terms.labels(1 - alpha), terms.soft_labels("soft", alpha, compare)]
+    compare = partial(losses.soft_kl, temperature=temperature)
+    return [
+        terms.labels(1 - alpha),
+        terms.soft_labels("soft", alpha, compare, mean_over_classes=mean_over_classes),
+    ]

@@ -1,13 +1,14 @@
 """Objectives on all layers: EfficientBERT's and TinyBERT's."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from distill.objectives import layer_maps, losses, terms
-from distill.objectives.base import Objective, Term, check_positive, check_weights, sum_of
+from distill.objectives.base import Objective, Term, check_choice, check_positive, check_weights, sum_of
 from distill.objectives.outputs import ATTENTION_SCORES, Batch, Outputs, of_layers
 from distill.objectives.spec import ObjectivePhase, ObjectiveSpec, Settings
 from distill.tasks.types import predicts_numbers
@@ -35,14 +36,12 @@ def efficientbert(
     L_attn is the mean square error of the attention scores (B, H, T, T) before the softmax, over heads and pairs of
     valid tokens; L_hidn and L_embd are that of hidden states and embedding output (B, T, width), over valid tokens and
     channels. L_pred is the cross-entropy with the teacher's probabilities at the temperature, mean over sentences,
-    labelled tokens or answer boundaries; for a regression it is the mean square error with the teacher's prediction.
+    labeled tokens or answer boundaries; for a regression it is the mean square error with the teacher's prediction.
     Layer m of the M student layers learns from layer m N / M of the N teacher layers. The transforms W_h and W_e are
     learned if the widths differ, otherwise they are the identity. `prediction` is gamma: 0 in the paper's pre-training,
     1 in its fine-tuning. A term of weight 0 is not computed.
 
     Args:
-        student, teacher: Hugging Face configurations.
-        balance: weight of the load-balancing loss of a student's routers, which the paper does not have.
         always_transform: W_h and W_e are learned even if the widths agree, as in the released code.
         paper_compatible: as in the released code, W_h and W_e are the same transform; the means include states of
             padding and scores of padding queries, and those of padding keys as 0 on both sides; L_pred is also averaged
@@ -51,16 +50,24 @@ def efficientbert(
             token, which stands for no answer, is not among the choices.
 
     Raises:
-        ValueError: head counts differ while attention is used, or the student's depth does not divide the
-            teacher's; a weight or the temperature is out of its range.
+        ValueError: head counts differ while attention is used, or the student's depth does not divide the teacher's.
     """
-    check_weights(prediction=prediction, balance=balance)
-    layers, maps = _layers(student, teacher, attention, hidden, embedding, always_transform, paper_compatible)
+    embeddings, *layers = layer_maps.pairs(student.num_hidden_layers, teacher.num_hidden_layers)
+    maps = terms.transforms(student, teacher, range(len(layers) + 1), paper_compatible, always_transform)
     prediction_term = _prediction(student, prediction, temperature, paper_compatible, gold=paper_compatible)
     if paper_compatible:
         # The start and end terms are added, not averaged.
         prediction_term = terms.with_answers(prediction_term, _behind_first, factor=2.0)
-    return Objective([*layers, prediction_term, terms.balance(balance)], maps)
+    return Objective(
+        [
+            _attention(attention, layers, student, teacher, paper_compatible),
+            terms.hidden("hidden", hidden, layers, maps, padding=paper_compatible),
+            terms.hidden("embedding", embedding, [embeddings], maps, padding=paper_compatible),
+            prediction_term,
+            terms.balance(balance),
+        ],
+        maps,
+    )
 
 
 EFFICIENTBERT = ObjectiveSpec(efficientbert, without_labels={"prediction": 0.0})
@@ -90,26 +97,32 @@ def tinybert(
     transforms.
 
     Args:
-        student, teacher: Hugging Face configurations.
         attention, hidden, embedding: weights of the first phase.
         prediction, temperature: weight and temperature of the second phase.
-        balance: weight of the load-balancing loss of a student's routers, which the paper does not have.
         always_transform: W_h and W_e are learned even if the widths agree.
         paper_compatible: as in the released code, W_h and W_e are the same transform, and means include padding and
             classes as described in `efficientbert`. TinyBERT's code has no question answering; L_pred is then averaged
             over all positions.
 
     Raises:
-        ValueError: as `efficientbert`, or the phase is unknown.
+        ValueError: as `efficientbert`.
     """
-    check_weights(prediction=prediction, balance=balance)
+    check_choice("phase", phase, ("intermediate", "prediction"))
+    check_weights(prediction=prediction)
     if phase == "intermediate":
-        layers, maps = _layers(student, teacher, attention, hidden, embedding, always_transform, paper_compatible)
-        return Objective([*layers, terms.balance(balance)], maps)
-    if phase == "prediction":
-        prediction_term = _prediction(student, prediction, temperature, paper_compatible, gold=True)
-        return Objective([prediction_term, terms.balance(balance)])
-    raise ValueError(f"unknown phase {phase!r}: choose intermediate or prediction")
+        return efficientbert(
+            student,
+            teacher,
+            attention=attention,
+            hidden=hidden,
+            embedding=embedding,
+            prediction=0.0,
+            balance=balance,
+            always_transform=always_transform,
+            paper_compatible=paper_compatible,
+        )
+    prediction_term = _prediction(student, prediction, temperature, paper_compatible, gold=True)
+    return Objective([prediction_term, terms.balance(balance)])
 
 
 def _tinybert_phases(settings: Settings) -> tuple[ObjectivePhase, ...]:
@@ -125,36 +138,22 @@ def _tinybert_phases(settings: Settings) -> tuple[ObjectivePhase, ...]:
 TINYBERT = ObjectiveSpec(tinybert, without_labels={"prediction": 0.0, "phase": "intermediate"}, phases=_tinybert_phases)
 
 
-def _layers(
-    student: Any,
-    teacher: Any,
-    attention: float,
-    hidden: float,
-    embedding: float,
-    always_transform: bool,
-    paper_compatible: bool,
-) -> tuple[Sequence[Term], dict[str, nn.Module]]:
-    """The terms on attention scores, hidden states and the embedding output, and their transforms."""
-    check_weights(attention=attention, hidden=hidden, embedding=embedding)
-    embeddings, *layers = layer_maps.pairs(student.num_hidden_layers, teacher.num_hidden_layers)
-    if attention and student.num_attention_heads != teacher.num_attention_heads:
+def _attention(
+    weight: float, layers: Sequence[tuple[int, int]], student: Any, teacher: Any, paper_compatible: bool
+) -> Term:
+    """L_attn, summed over the pairs of layers."""
+    if weight and student.num_attention_heads != teacher.num_attention_heads:
         raise ValueError(
             f"the attention term needs equal head counts: student {student.num_attention_heads}, "
             f"teacher {teacher.num_attention_heads}; set its weight to 0 or change the heads"
         )
 
-    def attention_loss(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
-        assert t is not None
+    def loss(s: Outputs, t: Outputs, batch: Batch) -> Tensor:
         pairs = ((s.attention_scores[m - 1], t.attention_scores[n - 1]) for m, n in layers)
         return sum_of(losses.attention_mse(a, b, batch["attention_mask"], paper_compatible) for a, b in pairs)
 
-    maps = terms.transforms(student, teacher, range(len(layers) + 1), paper_compatible, always_transform)
     teacher_needs = of_layers(ATTENTION_SCORES, (n for _, n in layers))
-    return [
-        Term("attention", attention, frozenset({ATTENTION_SCORES}), attention_loss, teacher_needs),
-        terms.hidden("hidden", hidden, layers, maps, padding=paper_compatible),
-        terms.hidden("embedding", embedding, [embeddings], maps, padding=paper_compatible),
-    ], maps
+    return Term("attention", weight, frozenset({ATTENTION_SCORES}), loss, teacher_needs)
 
 
 def _behind_first(mask_BT: Tensor) -> Tensor:
@@ -167,4 +166,5 @@ def _prediction(student: Any, weight: float, temperature: float, mean_over_class
     check_positive(temperature=temperature)
     if gold and predicts_numbers(student):
         return terms.labels(weight, "prediction")
-    return terms.soft_cross_entropy("prediction", weight, temperature, mean_over_classes)
+    compare = partial(losses.soft_cross_entropy, temperature=temperature)
+    return terms.soft_labels("prediction", weight, compare, mean_over_classes=mean_over_classes)

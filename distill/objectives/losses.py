@@ -1,7 +1,7 @@
 """Losses between a student's and a teacher's outputs, computed in float32.
 
 Padding is ignored, whatever its values (except with `paper_compatible`); for input that is only padding the losses are
-0.
+0. Losses of hidden states, of attention scores and of logits raise ValueError if student and teacher differ in shape.
 """
 
 from typing import Any
@@ -27,15 +27,8 @@ def attention_mse(
         paper_compatible: as in the released code of both papers, which adds the mask to the scores and then replaces
             all scores of -100 and below by 0: padding is excluded as a key but not as a query, and the mean is over all
             pairs.
-
-    Raises:
-        ValueError: the head counts differ.
     """
-    if student_BHTT.shape != teacher_BHTT.shape:
-        raise ValueError(
-            f"attention scores need equal head counts and lengths: student {tuple(student_BHTT.shape)}, "
-            f"teacher {tuple(teacher_BHTT.shape)}"
-        )
+    _check_shapes(student_BHTT, teacher_BHTT, "attention scores need equal head counts and lengths")
     if paper_compatible:
         padding_B11T = mask_BT[:, None, None, :] == 0
         student, teacher = (
@@ -46,21 +39,23 @@ def attention_mse(
 
 
 def hidden_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Mean square error of hidden states over valid tokens and channels (EfficientBERT, equation 2).
-
-    Raises:
-        ValueError: the widths differ.
-    """
+    """Mean square error of hidden states over valid tokens and channels (EfficientBERT, equation 2)."""
     _check_widths(student_BTD, teacher_BTD)
     return _mean_square(student_BTD, teacher_BTD, mask_BT[:, :, None].bool(), student_BTD.shape[-1])
 
 
-def _check_widths(student: Tensor, teacher: Tensor) -> None:
+def _check_shapes(student: Tensor, teacher: Tensor, what: str, advice: str = "") -> None:
     if student.shape != teacher.shape:
-        raise ValueError(
-            f"hidden states need equal widths: student {tuple(student.shape)}, "
-            f"teacher {tuple(teacher.shape)}; project the student's first"
-        )
+        raise ValueError(f"{what}: student {tuple(student.shape)}, teacher {tuple(teacher.shape)}{advice}")
+
+
+def _check_widths(student_BTD: Tensor, teacher_BTD: Tensor) -> None:
+    _check_shapes(student_BTD, teacher_BTD, "hidden states need equal widths", "; project the student's first")
+
+
+def check_logits(student_NC: Tensor, teacher_NC: Tensor) -> None:
+    """Raise ValueError if the shapes differ."""
+    _check_shapes(student_NC, teacher_NC, "soft labels need equal shapes")
 
 
 def _mean_square(student: Tensor, teacher: Tensor, valid: Tensor, copies: int) -> Tensor:
@@ -108,22 +103,14 @@ def _valid_pairs(mask_BT: Tensor) -> Tensor:
 
 
 def cosine_distance(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """1 - cosine of hidden states, mean over valid tokens (DistilBERT's L_cos).
-
-    Raises:
-        ValueError: the widths differ.
-    """
+    """1 - cosine of hidden states, mean over valid tokens (DistilBERT's L_cos)."""
     _check_widths(student_BTD, teacher_BTD)
     student_ND, teacher_ND = (states[mask_BT.bool()].float() for states in (student_BTD, teacher_BTD))
     return _mean_of_rows(1 - F.cosine_similarity(student_ND, teacher_ND, dim=-1))
 
 
-def normalised_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Mean square error of the first tokens' states, normalised to length 1, over sentences and channels (PKD's L_PT).
-
-    Raises:
-        ValueError: the widths differ.
-    """
+def normalized_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean square error of the first tokens' states of length 1, over sentences and channels (PKD's L_PT)."""
     _check_widths(student_BTD, teacher_BTD)
     valid_B = mask_BT.any(dim=1)
     student_ND, teacher_ND = (F.normalize(s[:, 0][valid_B].float(), dim=-1) for s in (student_BTD, teacher_BTD))
@@ -135,9 +122,6 @@ def pooled_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Ten
     8).
 
     The features are the first token's state, and the mean and the maximum over the valid tokens.
-
-    Raises:
-        ValueError: the widths differ.
     """
     _check_widths(student_BTD, teacher_BTD)
     valid_B3 = mask_BT.any(dim=1)[:, None].expand(-1, 3)
@@ -158,11 +142,7 @@ def mean_state(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def soft_cross_entropy(student_NC: Tensor, teacher_NC: Tensor, temperature: float = 1.0) -> Tensor:
-    """Cross-entropy with the teacher's probabilities, mean over rows (EfficientBERT, equation 3).
-
-    Raises:
-        ValueError: the numbers of rows or classes differ.
-    """
+    """Cross-entropy with the teacher's probabilities, mean over rows (EfficientBERT, equation 3)."""
     check_logits(student_NC, teacher_NC)
     targets_NC = F.softmax(_tempered(teacher_NC, temperature), dim=-1)
     total = F.cross_entropy(_tempered(student_NC, temperature), targets_NC, reduction="sum")
@@ -172,9 +152,6 @@ def soft_cross_entropy(student_NC: Tensor, teacher_NC: Tensor, temperature: floa
 def soft_kl(student_NC: Tensor, teacher_NC: Tensor, temperature: float = 1.0) -> Tensor:
     """temperature^2 KL(teacher || student) of the probabilities at that temperature, mean over rows (Hinton et al.,
     2015).
-
-    Raises:
-        ValueError: the numbers of rows or classes differ.
     """
     check_logits(student_NC, teacher_NC)
     student_log, teacher_log = (
@@ -195,11 +172,7 @@ def _tempered(logits_NC: Tensor, temperature: float) -> Tensor:
 
 
 def symmetric_kl(student_NC: Tensor, teacher_NC: Tensor) -> Tensor:
-    """(KL(student || teacher) + KL(teacher || student)) / 2, mean over rows (MoEBERT, equation 6).
-
-    Raises:
-        ValueError: the numbers of rows or classes differ.
-    """
+    """(KL(student || teacher) + KL(teacher || student)) / 2, mean over rows (MoEBERT, equation 6)."""
     check_logits(student_NC, teacher_NC)
     student_log, teacher_log = (F.log_softmax(logits.float(), dim=-1) for logits in (student_NC, teacher_NC))
     # The sum of both directions; its terms are never negative, so there is no cancellation.
@@ -208,14 +181,6 @@ def symmetric_kl(student_NC: Tensor, teacher_NC: Tensor) -> Tensor:
 
 def _mean_of_rows(values_N: Tensor) -> Tensor:
     return values_N.sum() / max(1, len(values_N))
-
-
-def check_logits(student_NC: Tensor, teacher_NC: Tensor) -> None:
-    """Raise ValueError if the shapes differ."""
-    if student_NC.shape != teacher_NC.shape:
-        raise ValueError(
-            f"soft labels need equal shapes: student {tuple(student_NC.shape)}, teacher {tuple(teacher_NC.shape)}"
-        )
 
 
 def attention_kl(student: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor], mask_BT: Tensor, heads: int) -> Tensor:
@@ -274,6 +239,6 @@ def balance(probabilities_NE: Tensor, chosen_N: Tensor) -> Tensor:
     """
     experts = probabilities_NE.shape[-1]
     count = max(len(chosen_N), 1)
-    shares_E = F.one_hot(chosen_N, experts).sum(dim=0) / count
+    fractions_E = F.one_hot(chosen_N, experts).sum(dim=0) / count
     means_E = probabilities_NE.float().sum(dim=0) / count
-    return experts * (shares_E * means_E).sum()
+    return experts * (fractions_E * means_E).sum()

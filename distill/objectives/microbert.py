@@ -7,30 +7,31 @@ What paper and code say differently, and the settings for it:
 - `layers`. Section 3.2 of the paper averages the teacher's layers 1-3, 3-6, 6-9 and 9-12 ("overlapping"), section 4.1
   every three layers ("average"), and the variant with which section 4.3 compares takes layers 3, 6, 9 and 12 ("last").
   The code averages states 0-2, 3-5, 6-8, 9-11 for student *states* 0 to 3, and uses 12 for 4.
-- `adversarial_form`. The paper's student minimises log(1 - D) (equation 11: "minimax"), whose gradient vanishes while D
+- `adversarial_form`. The paper's student minimizes log(1 - D) (equation 11: "minimax"), whose gradient vanishes while D
   wins; the usual "non_saturating" form -log D has the same fixed point. The code has no such loss: the student too
-  minimises the critic's own loss, which helps the critic, and the critic's gradients are never cleared.
+  minimizes the critic's own loss, which helps the critic, and the critic's gradients are never cleared.
 - `critic_input`. The paper's D reads the models' predicted outputs, T(x) and S(x) in equation 10, without saying before
   or after a softmax. "logits" takes them as equation 6 does, where the predicted vectors z are logits. The code's D
   reads [CLS] states ("cls_state").
 - `embedding`. Equations 1, 3 and 7 have a term on the embedding output, with a transform W_e of its own; equation 9,
-  which sums up what is minimised, and the code do not. Its features are those of equation 3, all tokens, since the
+  which sums up what is minimized, and the code do not. Its features are those of equation 3, all tokens, since the
   three of equation 8 are defined for "each layer".
 - The critic's loss is the mean of its two parts, as in the paper's text; equation 13 and the code add them. With Adam
   the factor makes hardly any difference.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from distill.objectives import layer_maps, losses, terms
-from distill.objectives.base import Objective, Term, check_choice, check_positive, check_weights, sum_of
+from distill.objectives.base import Objective, Term, check_choice, check_positive, sum_of
 from distill.objectives.critic import ADVERSARIAL_FORMS, Critic
 from distill.objectives.outputs import HIDDEN_STATES, LOGITS, Batch, Outputs, of_layers
-from distill.objectives.spec import ObjectiveSpec, Settings
+from distill.objectives.spec import ObjectiveSpec
 from distill.tasks.types import task_type
 
 # The teacher's layers whose states are averaged for each student layer.
@@ -66,14 +67,13 @@ def microbert(
     L_FAL (equation 8): for each student layer, the mean square error of three features (B, 3, width), the [CLS] state
     and the mean and the maximum over valid tokens; mean over sentences, features and channels, summed over layers.
     L_pred (equation 6): cross-entropy with the teacher's probabilities at the temperature, without a factor T^2, mean
-    over sentences, labelled tokens or answer boundaries; for a regression the mean square error with the teacher's
+    over sentences, labeled tokens or answer boundaries; for a regression the mean square error with the teacher's
     prediction. L_S = -log D(z), mean over sentences, where z is the student's last [CLS] state and D the `Critic` that
     distinguishes it from the teacher's. L_embd (equation 3): mean square error of the embedding outputs (B, T, width),
     over valid tokens and channels. A narrower student's states pass through one learned transform, its embedding output
     through another.
 
     Args:
-        student, teacher: Hugging Face configurations.
         embedding: lambda_0 of equation 1, for which the paper gives no value.
         layers: student layer m learns from the "average" of the teacher's m-th group of layers (1-3, 4-6, 7-9, 10-12),
             from the average of "overlapping" groups (1-3, 3-6, 6-9, 9-12; section 3.2), or from the "last" layer of
@@ -81,20 +81,15 @@ def microbert(
         adversarial_form: "non_saturating", L_S = -log D(z), or "minimax", L_S = log(1 - D(z)), which is negative
             (equation 11).
         critic_input: what z is: "cls_state", or the "logits" of the predictions (equation 10): (C,) for each sentence
-            or labelled token, the number of a regression, or both boundaries' logits for each token of an answer's
+            or labeled token, the number of a regression, or both boundaries' logits for each token of an answer's
             text. A critic of logits belongs to the classes of one task, and cannot read words (masked-LM).
-        balance: weight of the load-balancing loss of the student's routers.
-        critic_learning_rate: learning rate of the critic's Adam optimiser.
+        critic_learning_rate: learning rate of the critic's Adam optimizer.
         paper_compatible: as in the released code, include padding in the pooling, and average L_pred over the classes;
             L_embd then includes padding too.
 
     Raises:
-        ValueError: the student's depth does not divide the teacher's, a choice is unknown, or a number is out of its
-            range.
+        ValueError: the student's depth does not divide the teacher's.
     """
-    check_weights(
-        alignment=alignment, soft=soft, labels=labels, adversarial=adversarial, embedding=embedding, balance=balance
-    )
     check_positive(temperature=temperature, critic_learning_rate=critic_learning_rate)
     check_choice("layers", layers, LAYERS)
     check_choice("adversarial_form", adversarial_form, ADVERSARIAL_FORMS)
@@ -103,14 +98,14 @@ def microbert(
     sources = LAYERS[layers](depth, teacher.num_hidden_layers)
     mapped = [depth] if alignment or (adversarial and critic_input == "cls_state") else []
     maps = terms.transforms(student, teacher, mapped + [0] * bool(embedding))
-    features = _critic_features(critic_input, depth, teacher, maps)
-    critic = Critic(features.width, features.of_student, features.of_teacher, critic_learning_rate, adversarial_form)
+    critic, needs, teacher_needs = _critic(critic_input, depth, teacher, maps, critic_learning_rate, adversarial_form)
+    soft_loss = partial(losses.soft_cross_entropy, temperature=temperature)
     return Objective(
         [
             _alignment(alignment, sources, maps, paper_compatible),
-            terms.soft_cross_entropy("soft", soft, temperature, paper_compatible),
+            terms.soft_labels("soft", soft, soft_loss, mean_over_classes=paper_compatible),
             terms.labels(labels),
-            _adversarial(adversarial, critic, features),
+            Term("adversarial", adversarial, needs, lambda s, _, batch: critic.deception(s, batch), teacher_needs),
             terms.hidden("embedding", embedding, [(0, 0)], maps, padding=paper_compatible),
             terms.balance(balance),
         ],
@@ -122,8 +117,7 @@ def microbert(
 def _alignment(weight: float, sources: Sequence[Sequence[int]], maps: dict[str, nn.Module], padding: bool) -> Term:
     """L_FAL. `sources` are the teacher's layers that are averaged for each student layer."""
 
-    def align(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
-        assert t is not None
+    def align(s: Outputs, t: Outputs, batch: Batch) -> Tensor:
         mask_BT = torch.ones_like(batch["attention_mask"]) if padding else batch["attention_mask"]
         averages = (torch.stack([t.hidden_states[n].float() for n in group]).mean(dim=0) for group in sources)
         pairs = enumerate(averages, start=1)
@@ -133,43 +127,24 @@ def _alignment(weight: float, sources: Sequence[Sequence[int]], maps: dict[str, 
     return Term("alignment", weight, frozenset({HIDDEN_STATES}), align, averaged)
 
 
-class _Features(NamedTuple):
-    """How the critic's inputs z (N, width) are made from the outputs of student and teacher, and which of these that
-    needs.
+def _critic(
+    critic_input: str, depth: int, teacher: Any, maps: dict[str, nn.Module], learning_rate: float, form: str
+) -> tuple[Critic, frozenset[str], frozenset[str]]:
+    """The critic, and the outputs of the student and of the teacher that it reads: the last [CLS] states, in the
+    teacher's width, or the predictions' logits.
     """
-
-    width: int
-    of_student: Callable[[Outputs, Batch], Tensor]
-    of_teacher: Callable[[Outputs, Batch], Tensor]
-    needs: frozenset[str]
-    teacher_needs: frozenset[str]
-
-
-def _adversarial(weight: float, critic: Critic, features: _Features) -> Term:
-    """L_S (equation 10): the student deceives the critic."""
-
-    def deceive(s: Outputs, _t: Outputs | None, batch: Batch) -> Tensor:
-        return critic.deception(s, batch)
-
-    return Term("adversarial", weight, features.needs, deceive, features.teacher_needs)
-
-
-def _critic_features(critic_input: str, depth: int, teacher: Any, maps: dict[str, nn.Module]) -> _Features:
-    """What z is: the last [CLS] states, in the teacher's width, or the predictions' logits."""
-    if critic_input == "cls_state":
-        return _Features(
-            teacher.hidden_size,
-            lambda s, batch: _first_tokens(terms.transformed(s, depth, maps), batch),
-            lambda t, batch: _first_tokens(t.hidden_states[-1], batch),
-            frozenset({HIDDEN_STATES}),
-            of_layers(HIDDEN_STATES, [teacher.num_hidden_layers]),
-        )
-    width, needs = teacher.num_labels, frozenset({LOGITS})
-
-    def predictions(outputs: Outputs, batch: Batch) -> Tensor:
-        return _predictions(outputs, batch, width)
-
-    return _Features(width, predictions, predictions, needs, needs)
+    if critic_input == "logits":
+        features = partial(_predictions, width=teacher.num_labels)
+        critic = Critic(teacher.num_labels, features, features, learning_rate, form)
+        return critic, frozenset({LOGITS}), frozenset({LOGITS})
+    critic = Critic(
+        teacher.hidden_size,
+        lambda s, batch: _first_tokens(terms.transformed(s, depth, maps), batch),
+        lambda t, batch: _first_tokens(t.hidden_states[-1], batch),
+        learning_rate,
+        form,
+    )
+    return critic, frozenset({HIDDEN_STATES}), of_layers(HIDDEN_STATES, [teacher.num_hidden_layers])
 
 
 def _first_tokens(states_BTD: Tensor, batch: Batch) -> Tensor:
@@ -200,14 +175,10 @@ def _predictions(outputs: Outputs, batch: Batch, width: int) -> Tensor:
     return logits_ND
 
 
-def _of_one_task(settings: Settings) -> bool:
-    """A critic of logits has a parameter for every class."""
-    return settings.get("critic_input") == "logits" and bool(settings.get("adversarial", True))
-
-
 MICROBERT = ObjectiveSpec(
     microbert,
     # Without labels no head is trained whose predictions a critic could read.
     without_labels={"labels": 0.0, "soft": 0.0, "critic_input": "cls_state"},
-    of_one_task=_of_one_task,
+    # A critic of logits has a parameter for every class.
+    of_one_task=lambda settings: settings.get("critic_input") == "logits" and bool(settings.get("adversarial", True)),
 )

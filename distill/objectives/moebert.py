@@ -25,7 +25,7 @@ def moebert(
 
     L_trm is the sum over the chosen states (B, T, width), which include the embedding output, of the mean square error
     with the teacher's states over valid tokens and channels. L_pred is the symmetric KL divergence of the predictions,
-    mean over sentences, labelled tokens or answer boundaries; for a regression it is the mean square error with the
+    mean over sentences, labeled tokens or answer boundaries; for a regression it is the mean square error with the
     teacher's prediction. A student with fewer layers learns from the last layer of each group of the teacher's, a
     narrower one through learned transforms as in `efficientbert`; the paper's student has the teacher's shape.
 
@@ -34,20 +34,17 @@ def moebert(
     routing has no such loss.
 
     Args:
-        student, teacher: Hugging Face configurations.
         distill: lambda, 1 to 5 in the paper, depending on the task.
         hidden, prediction: additional weights of L_trm and L_pred, multiplied by lambda.
         layers: "all" states, "alternate" (every second one, including the last) or only the "last", as in the paper's
             figure 3b.
-        balance: weight of the load-balancing loss of the student's routers.
         paper_compatible: average the error of the states over all positions, so that the loss depends on the padding.
             For question answering, CE and L_pred are those of distributions over all positions, padding included.
 
     Raises:
-        ValueError: the student's depth does not divide the teacher's, the choice of layers is unknown, or a weight is
-            out of its range.
+        ValueError: the student's depth does not divide the teacher's.
     """
-    check_weights(distill=distill, labels=labels, hidden=hidden, prediction=prediction, balance=balance)
+    check_weights(distill=distill, hidden=hidden, prediction=prediction)
     pairs = layer_maps.pairs(student.num_hidden_layers, teacher.num_hidden_layers, layers)
     maps = terms.transforms(student, teacher, [m for m, _ in pairs])
     label_term = terms.labels(labels)

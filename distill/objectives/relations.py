@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from distill.objectives import losses, terms
-from distill.objectives.base import Objective, Term, check_weights, sum_of
+from distill.objectives.base import Objective, Term, sum_of
 from distill.objectives.outputs import HIDDEN_STATES, RELATIONS, Batch, Outputs, of_layers
 from distill.objectives.spec import ObjectiveSpec
 
@@ -35,16 +35,13 @@ def minilm(
     pre-training.
 
     Args:
-        student, teacher: Hugging Face configurations.
         attention, values: weights.
         labels: weight of the loss with labels; the paper distils without.
-        balance: weight of the load-balancing loss of the student's routers.
         teacher_layer: the teacher's layer, counted from 1; 0 is the last, as in the paper.
 
     Raises:
-        ValueError: the head counts differ, the teacher has no such layer, or a weight is out of its range.
+        ValueError: the head counts differ, or the teacher has no such layer.
     """
-    check_weights(attention=attention, values=values, labels=labels, balance=balance)
     heads = teacher.num_attention_heads
     if student.num_attention_heads != heads:
         raise ValueError(
@@ -52,14 +49,12 @@ def minilm(
             f"give the student {heads} heads, or take minilmv2, whose relation heads are independent of them"
         )
 
-    def attention_loss(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
-        assert t is not None
+    def attention_loss(s: Outputs, t: Outputs, batch: Batch) -> Tensor:
         (student_q, student_k, _), (teacher_q, teacher_k, _) = s.relations, t.relations
         mask_BT = batch["attention_mask"]
         return losses.attention_kl((student_q, student_k), (teacher_q, teacher_k), mask_BT, heads)
 
-    def value_loss(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
-        assert t is not None
+    def value_loss(s: Outputs, t: Outputs, batch: Batch) -> Tensor:
         return losses.relation_kl(s.relations[2], t.relations[2], batch["attention_mask"], heads)
 
     needs, teacher_needs = frozenset({RELATIONS}), _taught(teacher_layer, teacher)
@@ -95,22 +90,18 @@ def minilmv2(
     so the feed-forward network or experts of that layer learn nothing from this objective.
 
     Args:
-        student, teacher: Hugging Face configurations.
         relation: weight of the relations.
         labels: weight of the loss with labels; the paper distils without.
-        balance: weight of the load-balancing loss of the student's routers.
         relation_heads: R, 48 for base teachers, 64 for large ones.
         teacher_layer: the teacher's layer, counted from 1; 0 is the last, the paper's choice for base teachers. For
             large teachers the paper uses an earlier one, 21 of BERT-large's 24.
 
     Raises:
-        ValueError: R does not divide both widths, the teacher has no such layer, or a weight is out of its range.
+        ValueError: R does not divide both widths, or the teacher has no such layer.
     """
-    check_weights(relation=relation, labels=labels, balance=balance)
     _check_heads(relation_heads, student.hidden_size, teacher.hidden_size)
 
-    def relation_loss(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
-        assert t is not None
+    def relation_loss(s: Outputs, t: Outputs, batch: Batch) -> Tensor:
         return _relations(s.relations, t.relations, batch, relation_heads)
 
     relations = Term("relation", relation, frozenset({RELATIONS}), relation_loss, _taught(teacher_layer, teacher))
@@ -143,21 +134,17 @@ def minimoe(
     1e-7 to the probabilities of both models, and adds -10,000 to the scores of masked keys.
 
     Args:
-        student, teacher: Hugging Face configurations.
         labels: weight of the loss with labels; the paper distils without.
-        balance: weight of the load-balancing loss of the student's routers.
         relation_heads: R.
         teacher_layer: the teacher's layer, counted from 1; 0 is the last, as in the paper and the released code.
 
     Raises:
-        ValueError: R does not divide both widths, the teacher has no such layer, or a weight is out of its range.
+        ValueError: R does not divide both widths, or the teacher has no such layer.
     """
-    check_weights(relation=relation, labels=labels, balance=balance)
     _check_heads(relation_heads, student.hidden_size, teacher.hidden_size)
     auxiliary: dict[str, nn.Module] = {name: nn.Linear(student.hidden_size, student.hidden_size) for name in NAMES}
 
-    def relation_loss(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
-        assert t is not None
+    def relation_loss(s: Outputs, t: Outputs, batch: Batch) -> Tensor:
         student_relations = tuple(auxiliary[name](s.hidden_states[-1]) for name in NAMES)
         return _relations(student_relations, t.relations, batch, relation_heads) / len(NAMES)
 

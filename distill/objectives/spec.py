@@ -23,18 +23,13 @@ class ObjectivePhase:
 
     Attributes:
         settings: the objective's settings in this phase that differ from its defaults.
-        share: the phase's share of the training's steps; the shares of all phases add up to 1.
+        fraction: of the training's steps; the fractions of all phases add up to 1.
         learning_rate: factor on the learning rate of the training.
     """
 
     settings: Settings
-    share: float = 1.0
+    fraction: float = 1.0
     learning_rate: float = 1.0
-
-
-def single_phase(settings: Settings) -> tuple[ObjectivePhase, ...]:
-    """The only phase of an objective that uses the same settings during the whole training."""
-    return (ObjectivePhase(settings),)
 
 
 class TrainingContext(Protocol):
@@ -63,7 +58,7 @@ class ObjectiveSpec:
         without_labels: settings for text without labels, on which the student's head is not trained; None if the
             objective cannot learn from such text.
         needs_teacher: whether the objective needs a teacher; without one the factory's `teacher` is None.
-        phases: maps the settings of a training to its phases.
+        phases: maps the settings of a training to its phases; by default a single one.
         row_arguments: maps the training rows (None if models are only being checked) to further keyword arguments of
             the factory. Such an objective is bound to these rows and cannot be used for several tasks.
         of_one_task: whether an objective with these settings cannot be used for several tasks for another reason, such
@@ -75,7 +70,7 @@ class ObjectiveSpec:
     with_labels: Settings = field(default_factory=dict)
     without_labels: Settings | None = None
     needs_teacher: bool = True
-    phases: Callable[[Settings], tuple[ObjectivePhase, ...]] = single_phase
+    phases: Callable[[Settings], tuple[ObjectivePhase, ...]] = lambda settings: (ObjectivePhase(settings),)
     row_arguments: Callable[[Encoded | None], Mapping[str, Any]] | None = None
     of_one_task: Callable[[Settings], bool] = lambda _settings: False
     training_context: TrainingContext | None = None

@@ -17,14 +17,18 @@ from distill.tasks.types import task_type
 def labels(weight: float, name: str = "labels") -> Term:
     """The loss with the labels: cross-entropy, or for a regression the mean square error."""
 
-    def loss(student: Outputs, _teacher: Outputs | None, batch: Batch) -> Tensor:
+    def loss(student: Outputs, _teacher: Any, batch: Batch) -> Tensor:
         return task_type(student.kind).loss(student.logits, batch, "mean")
 
     return Term(name, weight, frozenset({LOGITS}), loss)
 
 
 def soft_labels(
-    name: str, weight: float, compare: Callable[[Tensor, Tensor], Tensor], every_token: bool = False
+    name: str,
+    weight: float,
+    compare: Callable[[Tensor, Tensor], Tensor],
+    every_token: bool = False,
+    mean_over_classes: bool = False,
 ) -> Term:
     """The loss with the teacher's predictions.
 
@@ -32,46 +36,34 @@ def soft_labels(
     (see `TaskType.distributions`), or for a regression the mean square error between the predictions.
 
     Args:
-        every_token: compare the predictions of all tokens except padding, not just those of labelled tokens.
+        every_token: compare the predictions of all tokens except padding, not just those of labeled tokens.
+        mean_over_classes: as in the released code of several papers, divide the loss by the number of classes.
     """
 
-    def loss(student: Outputs, teacher: Outputs | None, batch: Batch) -> Tensor:
-        assert teacher is not None
+    def loss(student: Outputs, teacher: Outputs, batch: Batch) -> Tensor:
         losses.check_logits(student.logits, teacher.logits)
         distributions = task_type(student.kind).distributions
         if distributions is None:
             return F.mse_loss(student.logits.float(), teacher.logits.float())
         if every_token:
             batch = {"attention_mask": batch["attention_mask"]}
-        return compare(*(distributions(side.logits, batch) for side in (student, teacher)))
+        student_NC, teacher_NC = (distributions(side.logits, batch) for side in (student, teacher))
+        value = compare(student_NC, teacher_NC)
+        return value / student_NC.shape[1] if mean_over_classes else value
 
     return Term(name, weight, frozenset({LOGITS}), loss, frozenset({LOGITS}))
 
 
-def soft_cross_entropy(name: str, weight: float, temperature: float, mean_over_classes: bool) -> Term:
-    """The cross-entropy with the teacher's probabilities at the temperature, see `soft_labels`.
-
-    Args:
-        mean_over_classes: as in the released code of several papers, divide it by the number of classes.
-    """
-
-    def compare(student_NC: Tensor, teacher_NC: Tensor) -> Tensor:
-        loss = losses.soft_cross_entropy(student_NC, teacher_NC, temperature)
-        return loss / student_NC.shape[1] if mean_over_classes else loss
-
-    return soft_labels(name, weight, compare)
-
-
 def with_answers(term: Term, positions: Callable[[Tensor], Tensor], factor: float = 1.0) -> Term:
-    """A term on predictions with other choices of where an answer starts and ends, as in released code; on other kinds
-    of tasks it is the same.
+    """A term on predictions with other choices of where an answer starts and ends, as in released code; for other task
+    types it is the same.
 
     Args:
-        positions: attention mask (B, T) -> mask (B, T) of the choices, in place of all tokens except padding.
+        positions: attention mask (B, T) -> mask (B, T) of the choices, instead of all tokens except padding.
         factor: multiplies the term on question answering.
     """
 
-    def loss(student: Outputs, teacher: Outputs | None, batch: Batch) -> Tensor:
+    def loss(student: Outputs, teacher: Any, batch: Batch) -> Tensor:
         if not task_type(student.kind).of_positions:
             return term.loss(student, teacher, batch)
         mask_BT = positions(batch["attention_mask"])
@@ -83,7 +75,7 @@ def with_answers(term: Term, positions: Callable[[Tensor], Tensor], factor: floa
 def balance(weight: float) -> Term:
     """The load-balancing loss of the student's experts, mean over the gated routers; 0 if there are none."""
 
-    def loss(student: Outputs, _teacher: Outputs | None, _batch: Batch) -> Tensor:
+    def loss(student: Outputs, _teacher: Any, _batch: Batch) -> Tensor:
         if not student.routings:
             return student.logits.new_zeros(())
         return sum_of(losses.balance(*routing) for routing in student.routings) / len(student.routings)
@@ -116,8 +108,7 @@ def hidden(
 ) -> Term:
     """The sum of the mean square errors of pairs (student state, teacher state); `padding` includes padding tokens."""
 
-    def loss(s: Outputs, t: Outputs | None, batch: Batch) -> Tensor:
-        assert t is not None
+    def loss(s: Outputs, t: Outputs, batch: Batch) -> Tensor:
         mask_BT = torch.ones_like(batch["attention_mask"]) if padding else batch["attention_mask"]
         return sum_of(losses.hidden_mse(transformed(s, m, maps), t.hidden_states[n], mask_BT) for m, n in pairs)
 

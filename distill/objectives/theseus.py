@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from distill.objectives.base import Objective, check_shares
+from distill.objectives.base import Objective, check_fractions
 from distill.objectives.kd import none
 from distill.objectives.outputs import Batch
 from distill.objectives.replacement import Replacement, check_replaceable, replacing
@@ -20,15 +20,13 @@ def theseus(student: Any, teacher: Any, *, balance: float = 0.0, start: float = 
     see `distill.objectives.replacement`.
 
     Args:
-        student, teacher: Hugging Face configurations.
-        balance: weight of the load-balancing loss of the student's routers.
         start: probability in the first step that a layer of the student replaces its group of teacher layers.
         until: fraction of the steps after which this probability, which rises linearly, reaches 1.
 
     Raises:
-        ValueError: the student's layers cannot replace the teacher's, or a number is out of its range.
+        ValueError: the student's layers cannot replace the teacher's.
     """
-    check_shares(start=start, until=until)
+    check_fractions(start=start, until=until)
     check_replaceable(student, teacher)
     return none(student, teacher, balance=balance)
 

@@ -30,9 +30,9 @@ class SavedOutputs:
 
 
 def phase_recipes(phases: Iterable[ObjectivePhase], recipe: Recipe) -> list[tuple[ObjectivePhase, Recipe]]:
-    """Each phase with its recipe. The steps of `recipe` are divided among the phases according to their shares."""
+    """Each phase with its recipe. The steps of `recipe` are divided among the phases according to their fractions."""
     phases = list(phases)
-    ends = [round(recipe.steps * share) for share in accumulate(phase.share for phase in phases)]
+    ends = [round(recipe.steps * fraction) for fraction in accumulate(phase.fraction for phase in phases)]
     ends[-1] = recipe.steps
     parts = []
     for phase, first, end in zip(phases, [0, *ends], ends, strict=False):

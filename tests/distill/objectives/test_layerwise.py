@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from distill.objectives import efficientbert, tinybert
-from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, ROUTINGS, of_layers
+from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, of_layers
 from distill.tasks.types import QUESTION_ANSWERING, REGRESSION, TASK_TYPES, task_type
 from tests.distill.objectives import references
 from tests.distill.objectives.cases import KINDS, Case, array, case, exactly, hard, mapped, reached, soft
@@ -149,38 +149,6 @@ def test_tinybert_learns_predictions_second(kind: str, paper_compatible: bool) -
     assert loss.item() == exactly(0.5 * expected)
     loss.backward()
     assert reached(given) == {"logits"}
-
-
-def test_tinybert_with_routers() -> None:
-    given = case(experts=3)
-    for phase in ("intermediate", "prediction"):
-        objective = tinybert(*given.configs, phase=phase, balance=0.1)
-        plain = tinybert(*given.configs, phase=phase)
-        assert objective.needs == plain.needs | {ROUTINGS}
-        shares = [references.balance(array(p).tolist(), chosen.tolist(), 3) for p, chosen in given.student.routings]
-        expected = plain(*given.given).item() + 0.1 * sum(shares) / 2
-        assert objective(*given.given).item() == exactly(expected)
-
-
-@pytest.mark.parametrize("make", [efficientbert, tinybert])
-def test_what_cannot_be_used(make: object) -> None:
-    with pytest.raises(ValueError, match="equal head counts: student 3, teacher 2; set its weight to 0"):
-        make(*case(heads=(3, 2)).configs)
-    with pytest.raises(
-        ValueError, match=r"6 teacher layers cannot be .* to 4 student layers: .* depth is one of 1, 2, 3, 6$"
-    ):
-        make(*case(depths=(4, 6)).configs)
-    configs = case().configs
-    for name in ("attention", "hidden", "embedding", "prediction", "balance"):
-        with pytest.raises(ValueError, match=f"^{name}=-1: a weight must be a finite number of at least 0$"):
-            make(*configs, **{name: -1})
-    with pytest.raises(ValueError, match=r"^temperature=0: must be a finite number above 0$"):
-        make(*configs, temperature=0, **({"phase": "prediction"} if make is tinybert else {}))
-
-
-def test_a_phase_that_there_is_not() -> None:
-    with pytest.raises(ValueError, match="unknown phase 'hidden': choose intermediate or prediction"):
-        tinybert(*case().configs, phase="hidden")
 
 
 def test_an_added_type_that_predicts_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from distill.objectives.losses import (
     cosine_distance,
     hidden_mse,
     mean_state,
-    normalised_mse,
+    normalized_mse,
     pooled_mse,
     relation_kl,
     soft_cross_entropy,
@@ -35,7 +35,7 @@ LOGITS = [soft_cross_entropy, soft_kl, symmetric_kl]
 STATES = {
     hidden_mse: references.hidden,
     cosine_distance: references.cosine_distance,
-    normalised_mse: references.normalised,
+    normalized_mse: references.normalised,
     pooled_mse: references.pooled,
 }
 
@@ -69,7 +69,7 @@ def test_attention(lengths: list[int], heads: int, seed: int) -> None:
 @settings(max_examples=30)
 @given(LENGTHS, st.integers(1, 6), st.sampled_from([*STATES]), SEEDS)
 @example([1], 1, cosine_distance, 0)
-@example([0, 7, 1], 3, normalised_mse, 0)
+@example([0, 7, 1], 3, normalized_mse, 0)
 def test_states(lengths: list[int], width: int, loss: Callable[..., Tensor], seed: int) -> None:
     mask = mask_of(lengths)
     student, teacher = (random(*mask.shape, width, seed=seed + side) for side in (0, 1))
@@ -248,7 +248,7 @@ def test_padding_gets_no_gradient(loss: Callable[[Tensor, Tensor, Tensor], Tenso
     teacher[1, 2] = float("inf")
     loss(student, teacher, mask).backward()
     reached = student.grad.abs().sum(dim=-1) > 0
-    if loss is normalised_mse:  # the first token's alone
+    if loss is normalized_mse:  # the first token's alone
         mask = torch.tensor([[1, 0, 0], [1, 0, 0]])
     assert torch.equal(reached, mask.bool())
 
@@ -260,7 +260,7 @@ def test_zero_and_entropy_where_both_agree() -> None:
     assert symmetric_kl(logits, logits) == soft_kl(logits, logits, 2.0) == 0
     assert cosine_distance(hidden, 3 * hidden, mask_of([3, 2])).item() == pytest.approx(0, abs=1e-6)
     assert cosine_distance(hidden, -hidden, mask_of([3, 2])).item() == pytest.approx(2)
-    assert normalised_mse(hidden, 3 * hidden, mask_of([3, 2])).item() == pytest.approx(0, abs=1e-12)
+    assert normalized_mse(hidden, 3 * hidden, mask_of([3, 2])).item() == pytest.approx(0, abs=1e-12)
     # A rotation of the channels leaves a relation of one head as it is; of several heads, each head's own.
     turned = hidden @ torch.linalg.qr(random(6, 6, seed=2)).Q
     torch.testing.assert_close(relation_kl(hidden, turned, mask_of([3, 2]), 1), torch.tensor(0.0))

@@ -153,28 +153,6 @@ def test_a_critic_of_predictions(kind: str, form: str) -> None:
     assert objective(*again.given).item() == pytest.approx(loss.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("critic_input", ["cls_state", "logits"])
-def test_the_forms_gradients(critic_input: str) -> None:
-    """Of one sentence: -log D is followed at the rate 1 - D, log(1 - D) at the rate D, in the same direction."""
-    gradients = []
-    for form in ("non_saturating", "minimax"):
-        given = case(lengths=(4,))
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            settings = {"adversarial_form": form, "critic_input": critic_input}
-            objective = microbert(*given.configs, alignment=0, soft=0, labels=0, **settings)
-        for parameter in objective.critic.parameters():
-            parameter.data *= 3
-        objective(*given.given).backward()
-        states = critic_input == "cls_state"
-        tensor = given.student.hidden_states[-1] if states else given.student.logits
-        gradients.append(array(tensor.grad))
-        read = array(tensor)[:, 0] if states else array(tensor)
-    d = 1 / (1 + math.exp(-logit(objective.critic, read)[0]))
-    assert abs(d - 0.5) > 0.05
-    np.testing.assert_allclose(gradients[1] * (1 - d), gradients[0] * d, rtol=1e-4)
-
-
 def test_a_critic_of_logits_reads_those_of_one_task() -> None:
     given = case(MASKED_LM, classes=50)
     objective = microbert(*given.configs, critic_input="logits")
@@ -226,15 +204,6 @@ def test_the_critic_learns_and_the_student_deceives_it() -> None:
     assert torch.equal(last[:, 1:], start[:, 1:])
 
 
-def test_weights_of_zero() -> None:
-    configs = case(widths=(6, 12)).configs
-    plain = microbert(*configs, alignment=0, adversarial=0, balance=0)
-    assert plain.needs == plain.teacher_needs == {LOGITS}
-    assert not list(plain.parameters())
-    alone = microbert(*configs, alignment=0, soft=0, labels=0, balance=0)
-    assert alone.needs == {HIDDEN_STATES} and alone.teacher_needs == of_layers(HIDDEN_STATES, [4])
-
-
 def test_sentences_of_padding_alone() -> None:
     given = case()
     objective = microbert(*given.configs)
@@ -243,25 +212,3 @@ def test_sentences_of_padding_alone() -> None:
     for term in objective.terms:
         if term.name in ("alignment", "adversarial"):
             assert term.loss(*given.given) == 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"layers": "all"}, "layers='all': choose one of average, overlapping, last"),
-        ({"adversarial_form": "log"}, "adversarial_form='log': choose one of non_saturating, minimax"),
-        ({"critic_input": "states"}, "critic_input='states': choose one of cls_state, logits"),
-        ({"embedding": -0.1}, "embedding=-0.1: a weight must be a finite number of at least 0"),
-        ({"critic_learning_rate": 0.0}, "critic_learning_rate=0.0: must be a finite number above 0"),
-        ({"temperature": -1.0}, "temperature=-1.0: must be a finite number above 0"),
-        ({"adversarial": -1.0}, "adversarial=-1.0: a weight must be a finite number of at least 0"),
-    ],
-)
-def test_settings_out_of_range(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        microbert(*case().configs, **settings)
-
-
-def test_depths_that_do_not_divide() -> None:
-    with pytest.raises(ValueError, match="5 teacher layers cannot be shared out evenly to 2 student layers"):
-        microbert(*case(depths=(2, 5)).configs)
