@@ -7,10 +7,10 @@ same order. Differences are between scores of one seed on the whole dev split. W
 is not measured again, so that an interrupted run goes on, and seeds can be added.
 
 --teachers takes checkpoints that were fine-tuned on the task, such as a BERT-base and a BERT-large. By default the
-teachers are the lowest layers of the preset's encoder, fine-tuned with the preset's recipe. They stand in for encoders
-of several sizes, of which an installation has only one: they are equally wide and come from one pre-training, and the
-shallower ones were cut off, not pre-trained at their depth. This shows what a teacher's depth does; it can neither
-confirm nor refute what the paper says about base and large.
+teachers are the lowest third, the lowest two thirds and all of the layers of the preset's encoder, fine-tuned with the
+preset's recipe. They stand in for encoders of several sizes, of which an installation has only one: they are equally
+wide and come from one pre-training, and the shallower ones were cut off, not pre-trained at their depth. This shows
+what a teacher's depth does; it can neither confirm nor refute what the paper says about base and large.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -51,9 +51,6 @@ Side = tuple[str, int]
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
     parser.add_argument("--teachers", nargs="+", metavar="DIR", help="fine-tuned on the task, the smallest first")
-    parser.add_argument(
-        "--depths", type=int, nargs="+", metavar="N", help="layers of the teachers; default: 1/3, 2/3 and all of them"
-    )
     parser.add_argument("--task", help="default: the preset's first one")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the task's official files (default: from the hub)")
     parser.add_argument("--layers", type=int, default=2, help="of the student; default: %(default)s")
@@ -81,17 +78,16 @@ class Trainings:
             raise BenchmarkError(
                 f"--experts {options.experts}: at least 2, to compare with the student without experts"
             )
-        if options.teachers and options.depths:
-            raise BenchmarkError("--depths: says what teachers to make; leave it out, or leave out --teachers")
         given = {"tasks": options.task and [options.task], "data": options.data and str(options.data)}
         self.options = options
         self.config = load_config(options.preset, {key: value for key, value in given.items() if value})
         check(self.config)
         layers = load_model_config(self.config.teacher).num_hidden_layers
-        for name, depth in [("--layers", options.layers), *(("--depths", depth) for depth in options.depths or ())]:
-            if not 1 <= depth <= layers:
-                raise BenchmarkError(f"{name} {depth}: {self.config.teacher} has {layers} layers; choose 1 to {layers}")
-        self.depths = dict.fromkeys(options.depths or [max(1, layers * third // 3) for third in (1, 2, 3)])
+        if not 1 <= options.layers <= layers:
+            raise BenchmarkError(
+                f"--layers {options.layers}: {self.config.teacher} has {layers} layers; choose 1 to {layers}"
+            )
+        self.depths = dict.fromkeys(max(1, layers * third // 3) for third in (1, 2, 3))
         self.context = preparation_context(self.config)
         self.folders = TaskFolders(prepare_data(self.context), Path())
         # The gates are balanced.
@@ -101,15 +97,13 @@ class Trainings:
         """The teachers by name, in eval mode.
 
         Raises:
-            BenchmarkError: two have one name, or one has another vocabulary than the student.
+            BenchmarkError: one has another vocabulary than the student.
         """
         task = self.folders.task
         if self.options.teachers:
             vocabulary = self.context.tokenizer.get_vocab()
-            folders = {Path(path).name: path for path in self.options.teachers}
-            if len(folders) < len(self.options.teachers):
-                raise BenchmarkError("--teachers: two folders have the same name, by which the table tells them apart")
-            for path in folders.values():
+            folders = {path: path for path in self.options.teachers}
+            for path in folders:
                 if load_tokenizer(path).get_vocab() != vocabulary:
                     raise BenchmarkError(f"--teachers {path}: its vocabulary is not that of {self.config.teacher}")
         else:

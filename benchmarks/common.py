@@ -154,7 +154,7 @@ class Report:
 
     def __init__(self, name: str, arguments: Sequence[str], options: Mapping[str, Any], path: Path) -> None:
         self.name, self.path = name, path
-        self.options = {option: _plain(value) for option, value in options.items()}
+        self.options = json.loads(json.dumps(dict(options), default=str))
         self.command = " ".join(["python -m benchmarks", name, *arguments])
         self.console = Console(highlight=False, markup=False, soft_wrap=True)
         # Progress goes to stderr, so that it is not in the output that one pastes or pipes.
@@ -198,7 +198,7 @@ class Report:
             },
             "results": results,
         }
-        write_text(self.path, to_json(content))
+        write_text(self.path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 class Kept:
@@ -308,13 +308,6 @@ def machine(load_before: float) -> dict[str, Any]:
     }
 
 
-def to_json(content: Any) -> str:
-    """Indented JSON, with each list of numbers on one line."""
-    text = json.dumps(content, indent=1, ensure_ascii=False)
-    # Texts have no line breaks in JSON, so what begins with one is a list.
-    return re.sub(r"\[\n[^\[\]{}\"]*\]", _on_one_line, text) + "\n"
-
-
 def read_results(path: Path, benchmark: str) -> dict[str, Any]:
     """A file of raw numbers, whole.
 
@@ -328,14 +321,3 @@ def read_results(path: Path, benchmark: str) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("benchmark") != benchmark:
         raise BenchmarkError(f"{path}: not written by `python -m benchmarks {benchmark}`")
     return content
-
-
-def _plain(value: Any) -> Any:
-    """An option's value as JSON can hold it."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(element) for element in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def _on_one_line(part: re.Match[str]) -> str:
-    return " ".join(part[0].split()).replace("[ ", "[").replace(" ]", "]")

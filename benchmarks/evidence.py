@@ -30,7 +30,6 @@ import torch
 from scipy.stats import kendalltau
 
 from benchmarks.common import BenchmarkError, Kept, Report, differing, read_results
-from benchmarks.resampling import RESAMPLES, percentiles, resampled_taus, resamples
 from benchmarks.signals import INTERMEDIATE, SEARCH, TARGET, Measure, draw, or_diverged
 from nas.config.load import load_config
 from nas.planning.budget import limits_of
@@ -40,10 +39,46 @@ from search_spaces.architecture import Architecture
 
 # A signal with one of these words in its name is better when it is lower.
 LOWER = ("loss", "errors")
+# Of the architectures, for an interval of tau.
+RESAMPLES = 2_000
 COLUMNS = ("signal", "tau", "95 %", "of the best quarter", "seconds")
 # The settings of a run, and its measurements by name: "3" of architecture 3 untrained, "3/1" of its training with seed
 # 1, "3/1/search" of its evaluation by the search. A signal is a value with the seconds that it takes.
 Results = dict[str, Any]
+
+
+def resamples(number: int) -> np.ndarray:
+    """How often each of `number` architectures is in each resample, (R, number)."""
+    return np.random.default_rng(0).multinomial(number, [1 / number] * number, size=RESAMPLES).astype(float)
+
+
+def resampled_taus(values_N: np.ndarray, others_N: np.ndarray, counts_RN: np.ndarray) -> np.ndarray:
+    """Kendall's tau-b of each resample, (R,); NaN where it is undefined. Calling scipy for each of them would take
+    minutes.
+
+    Args:
+        values_N: NaN where an architecture has no value.
+        counts_RN: how often a resample has each architecture. Two copies of one architecture are no pair.
+    """
+
+    def total(pairs_NN: np.ndarray) -> np.ndarray:
+        result: np.ndarray = ((counts_RN @ pairs_NN) * counts_RN).sum(axis=1)
+        return result
+
+    known = ~np.isnan(values_N)
+    signs = [np.sign(row[:, None] - row) for row in (np.where(known, values_N, 0), others_N)]
+    a, b = (np.where(known[:, None] & known, sign, 0.0) for sign in signs)
+    with np.errstate(invalid="ignore"):
+        taus: np.ndarray = total(a * b) / np.sqrt(total(a * a) * total(b * b))
+    return taus
+
+
+def percentiles(taus_R: np.ndarray) -> tuple[float, float]:
+    """The central 95 % of the taus that are defined; NaN if none is."""
+    if np.isnan(taus_R).all():
+        return math.nan, math.nan
+    low, high = np.nanpercentile(taus_R, [2.5, 97.5])
+    return float(low), float(high)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +101,9 @@ class Signal:
         pairs = zip(self.values_SN, self.targets_SN, strict=True)
         return float(np.mean([kendalltau(value_N, target_N).statistic for value_N, target_N in pairs]))
 
-    def interval(self, count: int = RESAMPLES) -> tuple[float, float]:
+    def interval(self) -> tuple[float, float]:
         """95 % bootstrap interval of tau over architectures, percentile."""
-        counts_RN = resamples(self.values_SN.shape[1], count)
+        counts_RN = resamples(self.values_SN.shape[1])
         pairs = zip(self.values_SN, self.targets_SN, strict=True)
         return percentiles(np.mean([resampled_taus(*pair, counts_RN) for pair in pairs], axis=0))
 

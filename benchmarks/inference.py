@@ -13,14 +13,16 @@ experts share do not matter for the speed; the experts here are copies, of which
 
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import torch
 from torch import nn
 
 from benchmarks.common import BenchmarkError, Report, ratio, summarise, take_turns
+from distill.command.options import check_minima
 from distill.encoders.student.routing import TableRouter
 from distill.objectives.outputs import routers
 from search_spaces.architecture import Architecture
@@ -67,7 +69,7 @@ def measure(models: Mapping[str, nn.Module], vocabulary: int, tokens: int, round
         return {"input_ids": ids_BT, "attention_mask": torch.ones_like(ids_BT)}
 
     @torch.inference_mode()
-    def seconds(model: nn.Module) -> float:
+    def seconds(model: nn.Module, _: int) -> float:
         # Two passes: the first brings back weights that the other models have driven out of the processor's caches, as
         # far as they fit.
         for inputs in (sentence(), sentence()):
@@ -76,10 +78,8 @@ def measure(models: Mapping[str, nn.Module], vocabulary: int, tokens: int, round
             model(**inputs)
         return time.perf_counter() - started
 
-    def side(model: nn.Module) -> Callable[[int], float]:
-        return lambda _: seconds(model)
-
-    return take_turns({name: side(model) for name, model in models.items()}, range(rounds), warmup=WARMUP)
+    sides = {name: partial(seconds, model) for name, model in models.items()}
+    return take_turns(sides, range(rounds), warmup=WARMUP)
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -93,16 +93,9 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, report: Report) -> None:
-    if options.width < 64 or options.width % 64:
-        raise BenchmarkError(f"--width: must be a multiple of 64, the width of a head, not {options.width}")
-    if options.layers < 2 or options.layers % 2:
-        raise BenchmarkError(f"--layers: must be even, as DistilBERT has half of them, not {options.layers}")
-    for name in ("experts", "tokens"):
-        values = getattr(options, name)
-        if min(values) < 1 or len(set(values)) < len(values):
-            raise BenchmarkError(f"--{name}: must be different numbers of at least 1, not {values}")
-    if options.rounds < 1:
-        raise BenchmarkError(f"--rounds: must be at least 1, not {options.rounds}")
+    check_minima(options, layers=2, width=64, rounds=1)
+    if min(options.tokens) < 1:
+        raise BenchmarkError(f"--tokens: must be at least 1, not {min(options.tokens)}")
     torch.set_num_threads(options.threads)
     torch.manual_seed(SEED)
     base = Base(

@@ -1,22 +1,21 @@
 """Memory of a worker that trains and evaluates candidates of the demo's stage 1, one after the other. Linux alone.
 
 It is read between the candidates; `orchestration` measures the driver. Resident: all pages in memory. Proportional:
-shared pages in equal parts. Private: the pages that no other process has, those of files too. Anonymous: the pages of
-no file, which processes cannot share. Peaks of resident memory are the kernel's own.
+shared pages in equal parts. Private: the pages that no other process has. The peak of resident memory is the kernel's.
 """
 
 import functools
 import gc
 import json
 import os
-import re
+import resource
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from scipy.stats import linregress
 
 from benchmarks.common import Report
@@ -36,46 +35,20 @@ MIB = 2**20
 CANDIDATES = (1, 2, 4, 8, 16, 40)
 # Candidates until the allocator and the caches of libraries have seen most shapes.
 SETTLED = 4
-COLUMNS = ("resident", "proportional", "private", "anonymous")
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of a process's memory: resident, proportional, private and anonymous."""
-
-    rss: int
-    pss: int
-    private: int
-    anonymous: int
-
-    def row(self, name: str, *peaks: int) -> list[str]:
-        """A row of a table, in MiB."""
-        return [name, *(f"{size / MIB:.0f}" for size in (self.rss, self.pss, self.private, self.anonymous, *peaks))]
-
-
-def parse(text: str) -> Memory:
-    """The memory that the text of `/proc/PID/smaps_rollup` describes."""
-    kilobytes = {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
-    private = kilobytes["Private_Clean"] + kilobytes["Private_Dirty"]
-    sizes = (kilobytes["Rss"], kilobytes["Pss"], private, kilobytes["Anonymous"])
-    return Memory(*(1024 * size for size in sizes))
+COLUMNS = ("resident", "proportional", "private")
+# Bytes by the names of `COLUMNS`.
+Memory = dict[str, int]
 
 
 def memory(pid: int) -> Memory:
     """The memory of a running process."""
-    return parse(Path(f"/proc/{pid}/smaps_rollup").read_text())
+    sizes = psutil.Process(pid).memory_full_info()
+    return dict(zip(COLUMNS, (sizes.rss, sizes.pss, sizes.uss), strict=True))
 
 
-def peak_rss() -> int:
-    """The most bytes that were resident in this process at a time since `forget_peak`."""
-    line = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert line
-    return 1024 * int(line[1])
-
-
-def forget_peak() -> None:
-    """Let the peak of this process begin at what is resident now."""
-    Path("/proc/self/clear_refs").write_text("5")
+def row_of(name: str, sizes: Memory) -> list[str]:
+    """A row of a table, in MiB."""
+    return [name, *(f"{size / MIB:.0f}" for size in sizes.values())]
 
 
 def growth_per(counts: Sequence[int], sizes: Sequence[int], what: str) -> str:
@@ -89,12 +62,12 @@ def growth_per(counts: Sequence[int], sizes: Sequence[int], what: str) -> str:
 def evaluate_and_log(config: dict[str, Any], *, log: Path, workspace: Workspace, device: str, rungs: Any) -> None:
     """Evaluate a trial as `evaluate_trial` does, after a line in `log` with this process's memory."""
     gc.collect()
-    line = {"pid": os.getpid(), "peak": peak_rss(), "between": asdict(memory(os.getpid()))}
+    line = {"pid": os.getpid(), "between": memory(os.getpid())}
     evaluator_of(workspace, device)
-    line["loaded"] = asdict(memory(os.getpid()))
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    line |= {"loaded": memory(os.getpid()), "peak": peak}
     with log.open("a") as file:
         print(json.dumps(line), file=file)
-    forget_peak()
     evaluate_trial(config, workspace=workspace, device=device, rungs=rungs)
 
 
@@ -131,18 +104,17 @@ def run(options: Namespace, report: Report) -> None:
     workspace = prepare(load_config(options.preset))
     with tempfile.TemporaryDirectory() as scratch:
         lines = measure(workspace, options.candidates, Path(scratch))
-    between = [Memory(**line["between"]) for line in lines]
-    peaks = [line["peak"] for line in lines[1:]]
-    loaded = Memory(**lines[0]["loaded"]).row("with what all candidates need")
-    rows, done = [between[0].row("before the first candidate"), loaded], 0
-    for count in (count for count in CANDIDATES if count <= len(peaks)):
-        span = f"; peaks of {done + 1} to {count}" if count > done + 1 else ""
-        rows.append(between[count].row(f"after {count}{span}", max(peaks[done:count])))
-        done = count
-    report.table(("a worker, MiB", *COLUMNS, "peak resident"), rows)
+    rows = [
+        row_of("before the first candidate", lines[0]["between"]),
+        row_of("with what all candidates need", lines[0]["loaded"]),
+    ]
+    for count in (count for count in CANDIDATES if count < len(lines)):
+        row = {**lines[count]["between"], "peak so far": lines[count]["peak"]}
+        rows.append(row_of(f"after {count}", row))
+    report.table(("a worker, MiB", *COLUMNS, "peak resident so far"), rows)
     counts = range(SETTLED, len(lines))
-    growth = growth_per(counts, [between[count].anonymous for count in counts], "candidate")
-    report.note(f"anonymous, from {SETTLED} on: {growth}")
+    growth = growth_per(counts, [lines[count]["between"]["private"] for count in counts], "candidate")
+    report.note(f"private, from {SETTLED} on: {growth}")
     driver = memory(os.getpid())
-    report.table(("the driver of that search, MiB", *COLUMNS), [driver.row("at its end")])
-    report.save({"worker": lines, "driver": asdict(driver)}, seeds=[workspace.config.seed])
+    report.table(("the driver of that search, MiB", *COLUMNS), [row_of("at its end", driver)])
+    report.save({"worker": lines, "driver": driver}, seeds=[workspace.config.seed])

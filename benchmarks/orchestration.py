@@ -16,7 +16,6 @@ import random
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
-from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from statistics import mean
@@ -29,7 +28,7 @@ from ray import tune
 from transformers import BertConfig
 
 from benchmarks.common import Report, in_new_process, summarise
-from benchmarks.memory import COLUMNS, MIB, Memory, growth_per, memory
+from benchmarks.memory import COLUMNS, growth_per, memory, row_of
 from nas.config.load import load_config
 from nas.planning.budget import kept_importance
 from nas.preparation.data import TaskFolders
@@ -118,7 +117,7 @@ def fill(folder: Path, sampler: str, trials: int) -> None:
 
 def measure(folder: Path, options: Namespace) -> dict[str, Any]:
     """Run the trials in this folder; what they cost by what it is, and how this process, the driver, was at the marks:
-    its processor seconds since the mark before, its memory, the most anonymous bytes of a worker, and the database's.
+    its processor seconds since the mark before, and its memory.
     """
     space, log = demo_space(), folder / "log"
     study = open_study(folder, space, options.sampler)
@@ -136,13 +135,7 @@ def measure(folder: Path, options: Namespace) -> dict[str, Any]:
         if count in wanted and count not in marks:
             seconds = time.process_time() - began
             gc.collect()
-            pids = {int(line.split()[0]) for line in log.read_text().splitlines()[-20:]}
-            marks[count] = {
-                "seconds": seconds,
-                "driver": asdict(memory(os.getpid())),
-                "worker": max(memory(pid).anonymous for pid in pids),
-                "database": sum(file.stat().st_size for file in folder.glob("study.db*")),
-            }
+            marks[count] = {"seconds": seconds, "driver": memory(os.getpid())}
             began = time.process_time()
 
     cluster = Cluster(workers=options.workers)
@@ -209,16 +202,9 @@ def show_driver(report: Report, marks: dict[int, dict[str, Any]], before: int) -
     """Print the driver's memory and processor time by the number of trials, and how it grows."""
     rows, done = [], before
     for count, mark in marks.items():
-        milliseconds = f"{1000 * mark['seconds'] / (count - done):.1f}"
-        sizes = (f"{mark['worker'] / MIB:.0f}", f"{mark['database'] / MIB:.1f}")
-        rows.append((*Memory(**mark["driver"]).row(f"after {count}"), milliseconds, *sizes))
+        rows.append((*row_of(f"after {count}", mark["driver"]), f"{1000 * mark['seconds'] / (count - done):.1f}"))
         done = count
-    report.table(("the driver, MiB", *COLUMNS, "processor ms per trial", "a worker, anonymous", "database"), rows)
+    report.table(("the driver, MiB", *COLUMNS, "processor ms per trial"), rows)
     late = list(marks)[len(marks) // 2 :]
-    growing = {
-        "the driver": [marks[count]["driver"]["anonymous"] for count in late],
-        "a worker": [marks[count]["worker"] for count in late],
-        "the database": [marks[count]["database"] for count in late],
-    }
-    for name, of_marks in growing.items():
-        report.note(f"{name}, second half: {growth_per(late, of_marks, 'trial')}")
+    growth = growth_per(late, [marks[count]["driver"]["private"] for count in late], "trial")
+    report.note(f"the driver's private memory, second half: {growth}")

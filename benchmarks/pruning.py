@@ -26,6 +26,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import prune_linear_layer
 
 from benchmarks.candidates import phases_of
 from benchmarks.common import Kept, Report, difference, timed
@@ -77,30 +78,22 @@ def mask_gradients(
 
     blocks = blocks_of(model)
     hooks = [block.project.register_forward_pre_hook(keep(layer)) for layer, block in enumerate(blocks)]
-    found: list[list[Tensor]] = [[] for _ in blocks]
+    gradients_of: list[list[Tensor]] = [[] for _ in blocks]
     model.eval()
     for number in range(len(batches)):
         gradients = torch.autograd.grad(loss(model, number), [inputs[layer] for layer in range(len(blocks))])
         for layer, gradient in enumerate(gradients):
             product_BTE = inputs[layer].detach() * gradient
-            found[layer].append(product_BTE.flatten(0, -2).sum(dim=0).double())
+            gradients_of[layer].append(product_BTE.flatten(0, -2).sum(dim=0).double())
     for hook in hooks:
         hook.remove()
-    return [torch.stack(of_layer) for of_layer in found]
+    return [torch.stack(of_layer) for of_layer in gradients_of]
 
 
-@torch.no_grad()
 def prune(block: Any, kept_E: Tensor) -> None:
     """Keep only these inner neurons of a block."""
-    block.expand = _linear(block.expand.weight[kept_E], block.expand.bias[kept_E])
-    block.project = _linear(block.project.weight[:, kept_E], block.project.bias)
-
-
-def _linear(weight_DE: Tensor, bias_D: Tensor) -> nn.Linear:
-    linear = nn.Linear(weight_DE.shape[1], weight_DE.shape[0])
-    linear.weight.copy_(weight_DE)
-    linear.bias.copy_(bias_D)
-    return linear
+    block.expand = prune_linear_layer(block.expand, kept_E, dim=0)
+    block.project = prune_linear_layer(block.project, kept_E, dim=1)
 
 
 def highest(scores: Sequence[Tensor], total: int) -> list[Tensor]:
@@ -136,8 +129,8 @@ def inputs_and_sums(
 ) -> tuple[Tensor, Tensor]:
     """The inputs (N, E) of `project` in a layer, and the sums (N, D) before its LayerNorm."""
     block = blocks_of(model)[layer]
-    found_NE, sum_ND = module_inputs(model, [block.project, block.LayerNorm], batches, accelerator.autocast)
-    return found_NE.double(), sum_ND.double()
+    input_NE, sum_ND = module_inputs(model, [block.project, block.LayerNorm], batches, accelerator.autocast)
+    return input_NE.double(), sum_ND.double()
 
 
 @torch.no_grad()

@@ -10,10 +10,9 @@ What is measured, by variable:
 
 All use this project's training step, EfficientBERT's objective and a teacher's outputs from disk; the teacher is as
 wide as BERT-base, has random weights, and as many layers as the student. The settings of all variables take turns in
-every round, and each round is divided by its level: the median over a variable's settings of their seconds relative to
-their medians over all rounds. A law is fitted to the medians of the rounds by least squares of relative residuals.
-Among the sums of the variable's terms without a negative coefficient, it is the shortest whose error, for a setting
-that the fit leaves out, is within the noise of the least one. `throughput` measures what a second worker brings.
+every round. A law is a constant plus a linear and a quadratic term, none of them negative, as no work takes negative
+time: the least squares of the relative residuals of the medians over the rounds. `throughput` measures what a second
+worker brings.
 """
 
 import tempfile
@@ -24,16 +23,15 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from scipy.optimize import nnls
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
 
-from benchmarks.common import Report, summarise, take_turns
-from benchmarks.laws import laws, simplest, terms_of
+from benchmarks.common import Report, take_turns, timed
 from benchmarks.throughput import sequences
 from distill.objectives import OBJECTIVES
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded, training_batches
@@ -64,15 +62,13 @@ UNITS = {"candidates": "seconds", **dict.fromkeys(STEPPED, "seconds a step")}
 Seconds = dict[str, dict[int, list[float]]]
 
 
-def without_levels(rounds_RV: np.ndarray) -> np.ndarray:
-    """The rounds without what made a whole round of settings slower or faster than the others."""
-    levels_R = np.median(rounds_RV / np.median(rounds_RV, axis=0), axis=1)
-    return rounds_RV / levels_R[:, None]
-
-
-def noise_of(rounds_RV: np.ndarray) -> float:
-    """Relative standard error of a setting's mean over the rounds, root of the mean square over the settings."""
-    return float(np.sqrt(np.mean([(summarise(list(rounds)).error / mean(rounds)) ** 2 for rounds in rounds_RV.T])))
+def law_of(values: Sequence[int], seconds: Sequence[float]) -> np.ndarray:
+    """The coefficients of 1, x and x²: nonnegative, with the least squares of relative residuals."""
+    terms_VT = np.power.outer(np.array(values, dtype=float), range(3)) / np.array(seconds)[:, None]
+    # In units of each term's own size, as coefficients differ by many powers of ten.
+    sizes_T = np.linalg.norm(terms_VT, axis=0)
+    coefficients_T: np.ndarray = nnls(terms_VT / sizes_T, np.ones(len(values)))[0] / sizes_T
+    return coefficients_T
 
 
 def setting(variable: str, value: int) -> tuple[Architecture, int]:
@@ -136,18 +132,12 @@ def step_seconds(folder: Path, variable: str, value: int) -> float:
     return median(train_on(build(student), load_encoded(place / "rows.npz"), SavedTeacher(place / "outputs")))
 
 
-class Worker:
-    """What all candidates of a process need."""
-
-    def __init__(self, supernet: Path, place: Path) -> None:
-        self.weights: dict[str, Tensor] = load_file(supernet / "model.safetensors")
-        self.rows, self.teacher = load_encoded(place / "rows.npz"), SavedTeacher(place / "outputs")
-
-    def evaluate(self, candidates: int) -> None:
-        """Build and train so many candidates, one after the other."""
-        for _ in range(candidates):
-            model = build(CANDIDATE, weights=inherit(self.weights, CANDIDATE))
-            train_on(model, self.rows, self.teacher)
+def evaluate(supernet: Path, place: Path, candidates: int) -> None:
+    """Load what all candidates of a worker need, then build and train so many of them, one after the other."""
+    weights = load_file(supernet / "model.safetensors")
+    rows, teacher = load_encoded(place / "rows.npz"), SavedTeacher(place / "outputs")
+    for _ in range(candidates):
+        train_on(build(CANDIDATE, weights=inherit(weights, CANDIDATE)), rows, teacher)
 
 
 def measure(variables: Sequence[str], rounds: int, report: Report) -> Seconds:
@@ -161,9 +151,7 @@ def measure(variables: Sequence[str], rounds: int, report: Report) -> Seconds:
         def seconds(variable: str, value: int, _: int) -> float:
             if variable in STEPPED:
                 return step_seconds(folder, variable, value)
-            started = time.perf_counter()
-            Worker(supernet, place).evaluate(value)
-            return time.perf_counter() - started
+            return timed(lambda: evaluate(supernet, place, value))[1]
 
         values = take_turns(
             {
@@ -182,26 +170,16 @@ def measure(variables: Sequence[str], rounds: int, report: Report) -> Seconds:
 
 def show(report: Report, variable: str, of_values: Mapping[int, list[float]]) -> None:
     """Print the table and the law of a variable."""
-    values, rounds_RV = np.array(list(of_values)), without_levels(np.array(list(of_values.values())).T)
-    fitted = laws(terms_of(variable), values, np.median(rounds_RV, axis=0))
-    noise = noise_of(rounds_RV)
-    law = simplest(fitted, noise)
-    rows = []
-    for value, rounds, expected in zip(of_values, rounds_RV.T, law(values), strict=True):
-        rate = f"{flops(variable, value) / median(rounds) / 1e9:.1f}" if variable in STEPPED else ""
-        spread = f"{min(rounds):.4f} to {max(rounds):.4f}"
-        rows.append((value, f"{median(rounds):.4f}", spread, f"{expected:.4f}", rate))
-    columns = (variable, UNITS[variable], f"least to most of {len(rounds_RV)} rounds", "by the law", "GFLOP/s")
-    report.table(columns, rows)
-    report.note(f"law: {law}")
-    report.note(f"worst residual {law.worst:.1%}; noise of a setting {noise:.1%}")
-    for place in (0, -1):
-        parts = law.parts(values)[:, place]
-        shares = (f"{name} {part / parts.sum():.0%}" for name, part in zip(law.terms, parts, strict=True))
-        report.note(f"of {values[place]} {variable}: {', '.join(shares)}")
-    errors = "; ".join(f"{other.name} {other.left_out:.1%}" for other in fitted)
-    report.note(f"error of a setting that is left out: {errors}")
-    report.note()
+    medians = [median(rounds) for rounds in of_values.values()]
+    coefficients = law_of(list(of_values), medians)
+    table = []
+    for (value, rounds), middle in zip(of_values.items(), medians, strict=True):
+        rate = f"{flops(variable, value) / middle / 1e9:.1f}" if variable in STEPPED else ""
+        expected = np.polynomial.Polynomial(coefficients)(value)
+        table.append((value, f"{middle:.4f}", f"{min(rounds):.4f} to {max(rounds):.4f}", f"{expected:.4f}", rate))
+    report.table((variable, UNITS[variable], "least to most of the rounds", "by the law", "GFLOP/s"), table)
+    constant, linear, quadratic = coefficients
+    report.note(f"law: {constant:.3g} + {linear:.3g}·{variable} + {quadratic:.3g}·{variable}²\n")
 
 
 def add_options(parser: ArgumentParser) -> None:

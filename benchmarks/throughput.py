@@ -20,7 +20,7 @@ import math
 import os
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -159,7 +159,7 @@ def serve(connection: Connection, *arguments: Any) -> None:
         connection.send(None)
 
 
-def measure(name: str, connections: Sequence[Connection], sequences_each: int) -> float:
+def measure(name: str, connections: Sequence[Connection], sequences_each: int, _: int) -> float:
     """Sequences a second when each of a setting's processes trains a candidate, all at once."""
 
     def train_all() -> None:
@@ -195,12 +195,12 @@ def run(options: Namespace, report: Report) -> None:
             ]
             for setting in SETTINGS
         }
-
-        def side(name: str, setting: str) -> Callable[[int], float]:
-            return lambda _: measure(name, processes[setting], options.batch * options.steps)
-
         rates = take_turns(
-            {(name, setting): side(name, setting) for name in options.lengths for setting in SETTINGS},
+            {
+                (name, setting): partial(measure, name, processes[setting], options.batch * options.steps)
+                for name in options.lengths
+                for setting in SETTINGS
+            },
             range(options.rounds),
             warmup=1,
             on_value=lambda side, number, rate: report.progress(

@@ -21,24 +21,16 @@ from benchmarks.common import (
     Row,
     compare,
     difference,
-    in_new_process,
     markdown,
     ratio,
     read_results,
     start_server,
     summarise,
     take_turns,
-    to_json,
 )
 from tests.benchmarks.tables import cells_of
 
 VALUES = st.lists(st.floats(0.1, 100), min_size=1, max_size=20)
-TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
-    lambda values: st.lists(values, max_size=4) | st.dictionaries(TEXT, values, max_size=4),
-    max_leaves=20,
-)
 
 
 def test_sides_take_turns_and_the_order_is_reversed_in_every_second_round() -> None:
@@ -79,14 +71,8 @@ def test_what_falls_on_all_sides_of_a_round_is_in_no_ratio(values: list[float], 
     assert (shifted.mean, shifted.error) == pytest.approx((factor, 0), abs=1e-9)
 
 
-def test_ratios_are_taken_round_by_round() -> None:
-    assert ratio([1.0, 8.0], [2.0, 4.0]).mean == statistics.mean([0.5, 2.0])
-    with pytest.raises(ValueError, match="shorter"):
-        ratio([1.0, 2.0], [1.0])
-
-
 def test_summaries_in_words() -> None:
-    assert ratio([1.0, 3.0], [1.0, 1.0]).with_error() == "2.00 ± 1.00"
+    assert ratio([2.0, 12.0], [2.0, 4.0]).with_error() == "2.00 ± 1.00"
     assert difference([1.0], [3.0]).with_error(1, "+") == "-2.0 ± 0.0"
     assert summarise([1.0, 2.0, 3.0, 4.0, 5.0]).with_quartiles(1) == "3.0 (2.0 to 4.0)"
 
@@ -107,21 +93,6 @@ def test_servers_answer_until_they_are_stopped_and_their_death_is_noticed() -> N
     second.send(0)
     with pytest.raises(EOFError):
         second.recv()
-
-
-def test_a_new_process_returns_its_result() -> None:
-    assert in_new_process(divmod, 17, 5) == (3, 2)
-
-
-@given(JSON)
-def test_what_is_written_is_read(content: object) -> None:
-    assert json.loads(to_json(content)) == content
-
-
-def test_lists_of_numbers_are_on_one_line_and_brackets_in_texts_stay() -> None:
-    assert '"a": [1, 2.5, null]\n' in to_json({"a": [1, 2.5, None]})
-    content = {"a": ["x [ y", "] z"], "b": [[1, 2], ["[CLS]  [SEP]"]], "[ c": [" ]", {"d": "[ "}]}
-    assert json.loads(to_json(content)) == content
 
 
 def test_a_file_says_what_it_was_made_with(tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""The benchmarks of speed and memory: their statistics, and each at its smallest size."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import scaling
+from benchmarks.__main__ import main
+from benchmarks.latency import errors
+from benchmarks.memory import growth_per
+from benchmarks.scaling import flops, law_of
+from benchmarks.throughput import LENGTHS, SETTINGS, sequences
+from tests.benchmarks.tables import cells_of
+from tests.nas.tiny_study import TinyStudy
+
+VALUES = np.array([1, 2, 4, 6, 8, 12])
+
+
+@pytest.mark.parametrize("law", [(0.3, 0.2, 0.001), (0.3, 0, 2e-7), (0, 0.2, 0)])
+def test_the_law_of_known_seconds(law: tuple[float, float, float]) -> None:
+    assert law_of(VALUES, np.polynomial.Polynomial(law)(VALUES)) == pytest.approx(law, rel=1e-6, abs=1e-9)
+
+
+def test_no_law_has_a_negative_coefficient() -> None:
+    seconds = 5 + 0.5 * VALUES - 0.02 * VALUES**2
+    assert np.polyfit(VALUES, seconds, 2, w=1 / seconds)[0] < 0 <= law_of(VALUES, seconds).min()
+
+
+def test_operations_of_a_step() -> None:
+    """Four maps of attention and two of the FFN in each of six layers."""
+    assert flops("tokens", 128) == 2 * 3 * scaling.BATCH * 128 * 6 * 6 * 540**2
+    assert flops("layers", 12) == 2 * flops("layers", 6)
+    assert flops("width", 1080) == 4 * flops("width", 540)
+
+
+def test_growth_is_a_least_squares_line() -> None:
+    counts = [1, 250, 500, 1000]
+    assert growth_per(counts, [7 + 3 * 1024 * count for count in counts], "trial") == "+3.0 ± 0.0 KiB per trial"
+    # The residuals are -1/2, 1, -1/2: their squares, 3/2 with one degree of freedom, over 2 of the counts'.
+    assert growth_per([0, 1, 2], [0, 2048, 1024], "trial") == "+0.5 ± 0.9 KiB per trial"
+    assert growth_per([1, 2], [1, 2], "trial") == "too few for a slope per trial"
+
+
+def test_errors_of_predictions() -> None:
+    assert errors([1.1, 0.8, 1.0], [1.0, 1.0, 1.0]) == pytest.approx((10.0, 20.0, -10 / 3))
+
+
+def test_lengths_have_the_quantiles_of_the_task() -> None:
+    lengths = np.diff(sequences(4000, LENGTHS["sst2"]).offsets)
+    assert np.quantile(lengths, (0.5, 0.9)) == pytest.approx(LENGTHS["sst2"], rel=0.1)
+    assert set(np.diff(sequences(10, LENGTHS["full"]).offsets)) == {128}
+
+
+Results = dict[str, Any]
+Cells = dict[str, list[str]]
+
+
+def check_latency(results: Results, cells: Cells) -> None:
+    assert set(results["predicted seconds"]) == set(results["measured seconds"]) == {"teacher", "0", "1", "2"}
+    assert all(0 < seconds < 1 for seconds in results["predicted seconds"].values())
+    assert {"latency, undisturbed", "ratio to the teacher, median pass"} < set(cells)
+
+
+def check_memory(results: Results, cells: Cells) -> None:
+    assert len(results["worker"]) == 4
+    resident, proportional, private, peak = map(int, cells["after 1"])
+    assert private <= proportional <= resident <= peak
+
+
+def check_orchestration(results: Results, cells: Cells) -> None:
+    assert len(results["trials"]) == 8
+    # All but the first trial of each worker, none of which is negative but for rounding.
+    assert len(results["orchestration"]) == 8 - results["workers"] and min(results["orchestration"]) > -0.01
+    assert {"5", "after 6", "after 13"} < set(cells), "five trials were there before"
+
+
+def check_throughput(results: Results, cells: Cells) -> None:
+    rates = results["sst2"]["sequences a second"]
+    assert list(rates) == list(SETTINGS) and all(rate > 0 for (rate,) in rates.values())
+    assert cells["reference"][1] == "1.00 ± 0.00"
+
+
+SMALLEST: dict[str, tuple[str, Callable[[Results, Cells], None]]] = {
+    "latency": ("--experts --architectures 3 --rounds 2 --threads 1", check_latency),
+    "memory": ("--candidates 3 --preset {preset}", check_memory),
+    "orchestration": ("--trials 8 --seconds 0.2 --ledger 5", check_orchestration),
+    "throughput": ("--lengths sst2 --steps 1 --batch 2 --rounds 1 --threads 1", check_throughput),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLEST)
+def test_the_smallest_run(name: str, tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options, check = SMALLEST[name]
+    path = tmp_path / "raw.json"
+    assert main([name, *options.format(preset=tiny_study.preset).split(), "--json", str(path)]) == 0
+    check(json.loads(path.read_text())["results"], cells_of(capsys.readouterr().out))
+
+
+def test_two_settings_of_scaling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {"STEPPED": {"layers": (1, 2)}, "BATCH": 2, "STEPS": 3, "TOKENS": 8}
+    for name, value in small.items():
+        monkeypatch.setattr(scaling, name, value)
+    file = tmp_path / "scaling.json"
+    assert main(["scaling", "--only", "layers", "--rounds", "2", "--json", str(file)]) == 0
+    assert "law: " in capsys.readouterr().out
+    seconds = json.loads(file.read_text())["results"]["seconds"]
+    assert {value: len(rounds) for value, rounds in seconds["layers"].items()} == {"1": 2, "2": 2}
